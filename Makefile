@@ -35,9 +35,9 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 # Only development needs Spark, its Java and a browser: the demo installs none. Java and browser come while pip runs, and all
 # cores compile.
 $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy/find-chromium.sh
-	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 140 packages of requirements.lock, and a compiled core; once, some minutes"
+	@echo "installing tiered_index with the extras 'bench', 'client', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 140 packages of requirements.lock, and a compiled core; once, some minutes"
 	@{ bash deploy/find-java.sh && bash deploy/find-chromium.sh; } & found=$$!; \
-	bash deploy/install.sh $(VENV) bench,demo,fast,kafka,server,spark,test -e --no-compile \
+	bash deploy/install.sh $(VENV) bench,client,demo,fast,kafka,server,spark,test -e --no-compile \
 		|| { wait $$found; exit 1; }; \
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
 	wait $$found
@@ -51,7 +51,7 @@ demo: $(VENV)/.stamp-demo ## run the main job on millions of messages, with two 
 
 $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
 	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock); once, 1 to 2 minutes"
-	@bash deploy/install.sh $(VENV) demo,server -e
+	@bash deploy/install.sh $(VENV) client,demo,server -e
 	@touch $@
 
 $(VENV)/.stamp-kafka: $(VENV)/.stamp-demo $(SOURCES)
@@ -128,7 +128,7 @@ $(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh
 
 test-lowest: $(LOWEST)/.stamp ## test codecs and golden files on the lowest versions of dependencies that pyproject.toml declares
 	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
-	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.client, tiered_index.cli.main"
+	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.boto, tiered_index.cli.main"
 
 test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_bench.py --durations=5 $(PYTEST_ARGS)

@@ -11,7 +11,7 @@ PACKAGE = Path(tiered_index.__file__).parent
 LAZY = {
     ("config.py", "tiered_index.conversion"): "most readers have only a URI and paths, which need no conversion",
     ("kernels.py", "tiered_index.zipped"): "only a package in a zip file needs it",
-    ("service/lookup/lookups.py", "tiered_index.service.lookup.export"): "a lookup of one key needs no Arrow",
+    ("service/read/lookups.py", "tiered_index.service.read.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of classes of PySpark",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
     ("spark/session.py", "tiered_index.spark.datasource.lookup_function"): "the same",

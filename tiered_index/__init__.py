@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from tiered_index.format.hashing import key_hash as hash_key
     from tiered_index.retention import Retention
     from tiered_index.service.async_reader import AsyncIndexReader
-    from tiered_index.service.erasure.erase import Erasure
     from tiered_index.service.index import IndexService
-    from tiered_index.service.lifecycle.copying import CopyReport
-    from tiered_index.service.lifecycle.copying import copy_index as copy
-    from tiered_index.service.lifecycle.expiry import ExpiryPlan
-    from tiered_index.service.lifecycle.expiry import expire_index as expire
-    from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
-    from tiered_index.service.merge.plan import MergeOptions
-    from tiered_index.service.merge.run import MergeReport
-    from tiered_index.service.merge.run import merge_index as merge
+    from tiered_index.service.jobs.copying import CopyReport
+    from tiered_index.service.jobs.copying import copy_index as copy
+    from tiered_index.service.jobs.erase import Erasure
+    from tiered_index.service.jobs.expiry import ExpiryPlan
+    from tiered_index.service.jobs.expiry import expire_index as expire
+    from tiered_index.service.jobs.merge_plan import MergeOptions
+    from tiered_index.service.jobs.merge_run import MergeReport
+    from tiered_index.service.jobs.merge_run import merge_index as merge
+    from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
     from tiered_index.service.reader import IndexReader
     from tiered_index.types import (
         FileReport,
@@ -98,13 +98,13 @@ _NAMES = {
     "format.hashing": ("hash_key",),
     "retention": ("Retention",),
     "service.async_reader": ("AsyncIndexReader",),
-    "service.erasure.erase": ("Erasure",),
+    "service.jobs.erase": ("Erasure",),
     "service.index": ("IndexService",),
-    "service.lifecycle.copying": ("CopyReport", "copy"),
-    "service.lifecycle.expiry": ("ExpiryPlan", "expire"),
-    "service.merge.plan": ("MergeOptions",),
-    "service.merge.run": ("MergeReport", "merge"),
-    "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),
+    "service.jobs.copying": ("CopyReport", "copy"),
+    "service.jobs.expiry": ("ExpiryPlan", "expire"),
+    "service.jobs.merge_plan": ("MergeOptions",),
+    "service.jobs.merge_run": ("MergeReport", "merge"),
+    "service.read.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
     "types": (
         "FileReport",

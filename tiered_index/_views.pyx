@@ -51,8 +51,10 @@ cdef enum:
     LEFT = -3
     BY_FILTER = -4
     BY_TOPIC = -5
-    # a `Slices` excluded the key, so the file is either out of range or without rows
+    # its filter excluded the key before its range was asked, so the file is out of range or without rows; of a file in
+    # a storage, it is out of range or `BY_FILTER`
     NOT_ASKED = -6
+    NOT_READ = -7
     # numbers of a batch for each file: rows; of a file in a storage also reads, their bytes, lookups that are in range
     # and whose topic it has, and those of them that its filter did not exclude
     COUNTS = 5
@@ -83,6 +85,8 @@ cdef enum:
     # most and fewest files in a `Slices`
     TOGETHER = 64
     FEWEST_TOGETHER = 32
+    # a set of at most 255 files needs no memory of its own
+    FEW_WORDS = 4
     # most bytes of the slices of a view
     MOST_TOGETHER = 64 << 20
 
@@ -730,11 +734,9 @@ cdef class Together:
     """The slices of a view. It never changes.
 
     - `alone`: the files that are in no slice, and `full`: those in a slice that is full, both as sets of numbers.
-    - `seconds`: the first and last second of each file of the view.
     - `present` and `numbers`, for each slice: which of its files are in the view, and their numbers there.
     """
     cdef list held
-    cdef bytes seconds
     cdef Py_ssize_t count
     cdef Py_ssize_t words
     cdef const uint64_t **slices
@@ -1092,7 +1094,7 @@ cdef class ViewRows:
     cdef double started
     cdef Found found
     cdef int32_t *noted
-    # `seconds` of a `Together`, and the seconds of the lookup
+    # `seconds` of the view, and the seconds of the lookup
     cdef bytes seconds
     cdef int64_t low, high
     # requests and bytes of each file that has any
@@ -1155,10 +1157,13 @@ cdef class ViewRows:
 
     cdef int64_t note_of(self, Py_ssize_t number) noexcept:
         cdef const int64_t *seconds
-        if self.noted[number] != NOT_ASKED:
-            return self.noted[number]
+        cdef int32_t note = self.noted[number]
+        if note != NOT_ASKED and note != NOT_READ:
+            return note
         seconds = <const int64_t *><const char *>self.seconds
-        return AWAY if seconds[2 * number] > self.high or seconds[2 * number + 1] < self.low else 0
+        if seconds[2 * number] > self.high or seconds[2 * number + 1] < self.low:
+            return AWAY
+        return 0 if note == NOT_ASKED else BY_FILTER
 
 
 @cython.final
@@ -1172,6 +1177,8 @@ cdef class View:
     cdef Place *places
     cdef Py_ssize_t count
     cdef RowForm form
+    # the first and last second of each file when the view was made
+    cdef bytes seconds
     # None: there are no slices. `fresh`: the number of files that have got a filter since
     cdef Together together
     cdef Py_ssize_t fresh
@@ -1194,6 +1201,7 @@ cdef class View:
                 fail("a file has items of another form")
             self.places[number].file, self.places[number].stored = &one.file, one.file.stored
             self.places[number].grows = one.file.kind == CHAINS
+        self.seconds = array("q", [each for _, first, last in files for each in (first, last)]).tobytes()
         if self.count >= FEWEST_TOGETHER:
             self.join()
 
@@ -1229,7 +1237,6 @@ cdef class View:
             self.together = None
             return 0
         made.held, made.count, made.words = held, len(held), (self.count >> 6) + 1
-        made.seconds = array("q", [each for _, first, last in self.files for each in (first, last)]).tobytes()
         made.slices = <const uint64_t **>malloc(sizeof(uint64_t *) * made.count)
         made.blocks = <uint64_t *>malloc(8 * made.count)
         made.present = <uint64_t *>calloc(made.count, 8)
@@ -1333,37 +1340,57 @@ cdef class View:
             raise MemoryError
         return rows
 
+    cdef void choose(self, uint64_t *may, const uint64_t *alone, const Bits *bits, int32_t *noted) noexcept nogil:
+        """Take the files out of a set whose filters exclude a key. `alone`: those in no slice (NULL: all).
+
+        A slice has passed the others, but a block of it can have the bits of two blocks of a filter. This loads blocks
+        of up to 64 filters before it reads one, so that memory answers many reads at a time. Files that may still grow
+        stay in the set, and shards, since another shard of their table may have the slot.
+        """
+        cdef Place *place
+        cdef uint64_t left, rest, block
+        cdef Py_ssize_t word
+        for word in range((self.count >> 6) + 1):
+            rest = left = may[word]
+            while rest:
+                place = &self.places[(word << 6) + first_one(rest)]
+                if place.filter == NULL and place.file != NULL and not place.stored and knows(place):
+                    self.fresh += not place.grows and (alone == NULL or (alone[word] & rest & (~rest + 1)) != 0)
+                if place.filter == NULL or place.grows or (place.stored and place.file.is_shard):
+                    left ^= rest & (~rest + 1)
+                else:
+                    block = bits.part * place.blocks >> 32
+                    prefetch(place.filter + 32 * block)
+                    if place.sums != NULL:
+                        prefetch(&place.sums[block])
+                rest &= rest - 1
+            while left:
+                place = &self.places[(word << 6) + first_one(left)]
+                if excludes(place.filter, place.sums, place.blocks, bits):
+                    may[word] ^= left & (~left + 1)
+                    if place.stored:
+                        noted[place - self.places] = NOT_READ
+                left &= left - 1
+
     cdef Py_ssize_t load(
-        self, Py_ssize_t number, const uint64_t *may, const uint64_t *alone, const Asked *asked, const Bits *bits,
-        int64_t low
+        self, Py_ssize_t number, const uint64_t *may, const Asked *asked, const Bits *bits, int64_t low
     ) noexcept nogil:
         """Load the parts of the next `AHEAD` files that a lookup reads into the processor's cache.
 
         It takes each step in all files before the next step, so that memory answers many reads at a time. It loads no
-        more groups than wanted rows, and none of files before `low`. `alone` belongs to `may`. Return the number of the
-        first file behind them.
+        more groups than wanted rows, and none of files before `low`. Return the number of the first file behind them.
         """
         cdef (Place *)[AHEAD] places
         cdef Place *place
         cdef File *file
         cdef int64_t index, first, last, item_size = self.form.item_size
-        cdef uint64_t block
         cdef uint32_t key_hash = asked.key_hash
         cdef Py_ssize_t count = 0, at, live = 0
         while number < self.count and count < AHEAD:
             place = &self.places[number]
             file = place.file
-            if place.filter == NULL and file != NULL:
-                if knows(place):
-                    if may == NULL or alone[number >> 6] >> (number & 63) & 1:
-                        self.fresh += 1
-                elif file.kind == CHAINS:
-                    prefetch(&file.heads[key_hash % <uint64_t>file.slots])
-            if place.filter != NULL:
-                block = bits.part * place.blocks >> 32
-                prefetch(place.filter + 32 * block)
-                if place.sums != NULL:
-                    prefetch(&place.sums[block])
+            if place.filter == NULL and file != NULL and file.kind == CHAINS:
+                prefetch(&file.heads[key_hash % <uint64_t>file.slots])
             places[count] = place
             count += 1
             number = following(may, number + 1, self.count)
@@ -1409,9 +1436,10 @@ cdef class View:
         cdef Asked asked
         cdef Found *found = &rows.found
         cdef Together together
-        # the set of files to search, and of those in no slice; NULL: all
-        cdef uint64_t *may = NULL
-        cdef const uint64_t *alone = NULL
+        # the set of files to search
+        cdef uint64_t[FEW_WORDS] few
+        cdef uint64_t *may = few
+        cdef Py_ssize_t words = (self.count >> 6) + 1
         if self.fresh >= FEWEST_TOGETHER:
             self.gather()
         together = self.together
@@ -1423,16 +1451,21 @@ cdef class View:
         block = filter_mix(<uint64_t>key_hash << 32 | (fingerprint if found.fingerprint_at else 0))
         set_key_bits(&bits, block)
         try:
-            if together is not None:
-                may = <uint64_t *>malloc(8 * together.words)
+            if words > FEW_WORDS:
+                may = <uint64_t *>malloc(8 * words)
                 if may == NULL:
                     raise MemoryError
+            rows.seconds, rows.low, rows.high = self.seconds, low, high
+            for number in range(self.count):
+                rows.noted[number] = NOT_ASKED
+            number = -1
+            if together is not None:
                 together.ask(block, may)
-                alone = together.alone
-                rows.seconds, rows.low, rows.high = together.seconds, low, high
-                for number in range(self.count):
-                    rows.noted[number] = NOT_ASKED
-                number = -1
+                self.choose(may, together.alone, &bits, rows.noted)
+            else:
+                memset(may, 0xFF, 8 * words)
+                may[words - 1] = (<uint64_t>1 << (self.count & 63)) - 1
+                self.choose(may, NULL, &bits, rows.noted)
             while True:
                 number = following(may, number + 1, self.count)
                 if number >= self.count:
@@ -1441,7 +1474,7 @@ cdef class View:
                     return True
                 if number >= ahead:
                     asked.key_hash = key_hash
-                    ahead = self.load(number, may, alone, &asked, &bits, cutoff if has_cutoff else low)
+                    ahead = self.load(number, may, &asked, &bits, cutoff if has_cutoff else low)
                 place = &self.places[number]
                 file, first, last = place.file, place.second_min, place.second_max
                 if place.grows:
@@ -1551,15 +1584,16 @@ cdef class View:
                 if done < 0:
                     raise MemoryError
             number = 0
-            while may != NULL and not rows.knows_topic and number < self.count:
-                # files that were not searched may have it
-                if rows.note_of(number) != AWAY:
+            while not rows.knows_topic and number < self.count:
+                # files that were not searched may have it; the caller asks those that it has to search
+                if rows.note_of(number) not in (AWAY, LEFT):
                     one = <LocalFile>(<tuple>self.files[number])[0]
                     rows.knows_topic = one is not None and (one.ids is None or rows.topic in <dict>one.ids)
                 number += 1
             return True
         finally:
-            free(may)
+            if may != few:
+                free(may)
             free(many)
             free(found.items)
             free(found.group)
@@ -1623,13 +1657,18 @@ cdef class ViewBatch:
     cdef int64_t *ranges
     cdef int64_t *topics
     cdef int32_t *ids
+    # the end of the page before, if the only lookup has one
+    cdef bint has_after
+    cdef int64_t[3] after
 
     def __init__(
         self, View view not None, list topics not None, topic_index, key_hash, masked_hash, fingerprint, low, high,
-        most, bint stored=False,
+        most, bint stored=False, tuple after=None,
     ):
         cdef Py_ssize_t number, count, topic_count = len(topics)
         cdef Place *place
+        if after is not None:
+            self.has_after, (self.after[0], self.after[1], self.after[2]) = True, after
         self.view, self.count = view, view.count
         self.topic_index, self.key_hash, self.masked_hash = topic_index, key_hash, masked_hash
         self.fingerprint, self.low, self.high, self.most = fingerprint, low, high, most
@@ -1794,6 +1833,119 @@ cdef class ViewBatch:
             free(part.found.items)
             free(part.found.group)
 
+    def chosen(self):
+        """Return the pairs (slot group, lookup), both i64, by group, that the only file, in a storage, may answer.
+
+        It must be open. Its filter excludes lookups, if it has one. Raises `MemoryError`.
+        """
+        cdef Part part
+        cdef File *file
+        cdef int64_t *pairs
+        cdef int64_t at
+        cdef Py_ssize_t pair, count, kept = 0, lookups = self.topic_index.shape[0]
+        if self.count == 1 and not self.stored_count:
+            # no lookup is in range
+            return bytearray()
+        if self.count != 1 or self.stored_count != 1 or self.stored_numbers[0] < 0:
+            fail("the view has one open file in a storage")
+        file = self.stored[0]
+        pairs = <int64_t *>malloc(16 * lookups + 16)
+        part.counts = <int64_t *>calloc(1, 8 * COUNTS)
+        try:
+            if pairs == NULL or part.counts == NULL:
+                raise MemoryError
+            with nogil:
+                count = self.choose(0, file, 0, lookups, pairs, &part)
+                for pair in range(count):
+                    at = group_of(file, pairs[2 * pair])
+                    if at >= 0 and word_at(file.groups + GROUP * at + 4):
+                        pairs[2 * kept], pairs[2 * kept + 1] = at, pairs[2 * pair + 1]
+                        kept += 1
+            return PyByteArray_FromStringAndSize(<char *>pairs, 16 * kept)
+        finally:
+            free(pairs)
+            free(part.counts)
+
+    def picked(self, list pieces not None, const int64_t[::1] counts, const int64_t[::1] starts, lookups):
+        """Return the lookup (i64) of each row, and the rows, of runs of the only file, in a storage.
+
+        `pieces` are the runs' verified bytes, `counts` their numbers of items. Run m is searched for `lookups` (i64)
+        from `starts[m]` up to `starts[m + 1]`, at most `most` + 1 rows for each. None: a run is not sound. Raises
+        `MemoryError`.
+        """
+        cdef Part part
+        cdef File *file
+        cdef const int64_t[::1] asking = lookups
+        cdef const uint8_t[::1] piece
+        cdef const uint8_t *data
+        cdef Py_ssize_t run, place, runs = len(pieces)
+        cdef int64_t size
+        cdef int done = 0
+        if self.count != 1 or self.stored_count != 1 or self.stored_numbers[0] < 0:
+            fail("the view has one open file in a storage")
+        if counts.shape[0] < runs or starts.shape[0] < runs + 1 or (runs and starts[0] < 0):
+            fail("each run has a number of items and a first lookup")
+        for run in range(runs):
+            if starts[run + 1] < starts[run] or starts[run + 1] > asking.shape[0]:
+                fail("a run is searched for lookups")
+        for place in range(asking.shape[0]):
+            if not 0 <= asking[place] < self.topic_index.shape[0]:
+                fail("there are fewer lookups")
+        file = self.stored[0]
+        part.found, part.owners, part.owners_room = self.view.form.found(), NULL, 0
+        part.left, part.left_count, part.left_room = NULL, 0, 0
+        part.counts = <int64_t *>calloc(1, 8 * COUNTS)
+        try:
+            if part.counts == NULL:
+                raise MemoryError
+            for run in range(runs):
+                piece = pieces[run]
+                size = piece.shape[0]
+                if not size:
+                    return None
+                data = &piece[0]
+                if file.kind == PACKED:
+                    if make_group(&part.found, size) < 0:
+                        raise MemoryError
+                    memcpy(part.found.group, data, size)
+                    data = part.found.group
+                with nogil:
+                    done = self.pick(file, data, size, counts[run], asking, starts[run], starts[run + 1], &part)
+                if done < 0:
+                    raise MemoryError
+                if part.left_count:
+                    return None
+            return (
+                PyByteArray_FromStringAndSize(<char *>part.owners, 8 * part.found.count),
+                PyByteArray_FromStringAndSize(<char *>part.found.rows, part.found.count * part.found.stride),
+            )
+        finally:
+            free(part.owners)
+            free(part.left)
+            free(part.counts)
+            free(part.found.rows)
+            free(part.found.items)
+            free(part.found.group)
+
+    cdef int pick(
+        self, File *file, const uint8_t *data, int64_t size, int64_t count, const int64_t[::1] lookups,
+        int64_t start, int64_t stop, Part *part
+    ) noexcept nogil:
+        """Search one run for some lookups, for `picked`."""
+        cdef int64_t place, before, room = size + 16 if file.kind == PACKED else size
+        cdef Py_ssize_t lookup
+        cdef Asked asked
+        cdef int done
+        for place in range(start, stop):
+            lookup, before = lookups[place], part.found.count
+            if not self.ask(0, lookup, &asked):
+                continue
+            asked.key_hash = <uint32_t>self.key_hash[lookup]
+            done = search_items(file, data, room, 0, size, count, &asked, &part.found)
+            if done == NO_MEMORY or self.end(0, lookup, asked.most, before, done, part) < 0:
+                return NO_MEMORY
+        return 0
+
     cdef int search(self, Py_ssize_t start, Py_ssize_t stop, Part *part) except -9 nogil:
         """Search for `find`."""
         cdef Py_ssize_t size = min(<Py_ssize_t>LOOKUPS, max(<Py_ssize_t>1, PAIRS // (self.count + 1)))
@@ -1925,7 +2077,9 @@ cdef class ViewBatch:
         asked.low, asked.high = self.low[lookup], self.high[lookup]
         asked.most = min(self.most[lookup], <int64_t>1 << 60)
         asked.shown_hash, asked.fingerprint = <uint32_t>self.key_hash[lookup], self.fingerprint[lookup]
-        asked.has_after, asked.ids, asked.id_count = False, NULL, -1
+        asked.has_after, asked.ids, asked.id_count = self.has_after, NULL, -1
+        if self.has_after:
+            asked.after[0], asked.after[1], asked.after[2] = self.after[0], self.after[1], self.after[2]
         if at >= 0:
             while end - at > 1:
                 middle = (at + end) >> 1

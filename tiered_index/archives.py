@@ -15,9 +15,9 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.kafka.erasure import RecordsToErase
 from tiered_index.kafka.names import keys_in
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
-from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
-from tiered_index.service.erasure.segments import FoundMessages
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
+from tiered_index.service.jobs.erase_segments import FoundMessages
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState

@@ -63,23 +63,26 @@ class ManualClock:
 
 @dataclass
 class StepTimes:
-    """The runs, the failures and the total seconds of one life-cycle step."""
+    """The runs, the failures and the total seconds of one life-cycle step. `is_running`: a run has not ended yet."""
 
     clock: Clock
     count: int = 0
     errors: int = 0
     seconds: float = 0.0
+    is_running: bool = False
 
     def run(self, step: Callable[[], object]) -> None:
         """Run `step` and count it. Raises the error of the step."""
         began_s = self.clock.monotonic_s()
         self.count += 1
+        self.is_running = True
         try:
             step()
         except BaseException:
             self.errors += 1
             raise
         finally:
+            self.is_running = False
             self.seconds += self.clock.monotonic_s() - began_s
 
     def to_dict(self) -> dict[str, float]:

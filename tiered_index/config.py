@@ -25,12 +25,12 @@ from msgspec import Meta, Struct
 
 from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
-from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
+from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout, Preset
 from tiered_index.format.schema import Schema
-from tiered_index.retention import TABLES_OF_TOPICS, Retention, parse_bytes, parse_duration
+from tiered_index.retention import TABLES_OF_TOPICS, Retention, human_duration, parse_bytes, parse_duration, parse_tiers
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
-from tiered_index.storage.opening import open_storage, split_uri
+from tiered_index.storage.opening import open_storage, spelled, split_uri
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
@@ -59,7 +59,7 @@ TABLES: dict[str, type[Struct]] = {"s3": S3Options, "prices": PriceTable, "reten
 
 
 class IndexSettings(TypedDict, total=False):
-    """The settings of an index by name, as calls take them. None counts as not given."""
+    """The settings of an index by name, as calls take them: one attribute for each. None counts as not given."""
 
     preset: Literal["native", "rocketmq"] | None
     hash: Literal["abs", "mask"] | None
@@ -73,11 +73,12 @@ class IndexSettings(TypedDict, total=False):
     seal_after_s: float | None
     compaction: Literal["local", "spark"] | None
     compact_timeout_s: float | None
+    merge: str | None
+    merge_max_entries: int | None
     local_keep_s: float | None
     local_keep_bytes: int | None
     max_late_s: float | None
     max_early_s: float | None
-    upload_part_bytes: int | None
     query_threads: int | None
     coalesce_gap_bytes: int | Literal["price"] | None
     block_cache_bytes: int | None
@@ -108,8 +109,11 @@ class Settings(IndexSettings, total=False):
 class _Checked(type(Struct)):  # type: ignore[misc]
     """The class of `IndexConfig`: a call reads the environment, and checks the settings."""
 
-    def __call__(cls, *, environment: bool = True, **values: Any) -> Any:
-        return _made(_checked(_merged(_in_environment(), values) if environment else values))
+    # type checkers see the `__init__` of `IndexConfig`
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *, environment: bool = True, **values: Any) -> IndexConfig:
+            return _made(_checked(_merged(_in_environment(), values) if environment else values))
 
 
 class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=True):
@@ -148,11 +152,16 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     disk_max_bytes: Count | None = None
     # Age at which the writer seals a file, then uploads it. It may be less than a second
     seal_after_s: Age = 3 * 3600.0
-    # Process that compacts sealed files: the writer (`local`), or jobs of `spark compact` (`spark`)
+    # Process that compacts sealed files: the writer (`local`), or merges (`spark`)
     compaction: Literal["local", "spark"] = "local"
     # With compaction `spark`: time that a file waits for a job before this host compacts it
     compact_timeout_s: Wait = 3600.0
-    # Time that the writer keeps the local copy of an uploaded file
+    # Windows into which the writer merges uploaded files once they are over, the shortest first, or `off`. None:
+    # `1d,30d`, or `off` with preset rocketmq
+    merge: str | None = None
+    # Most entries of a window that the writer merges. It leaves larger windows to `tiered-index merge` and Spark
+    merge_max_entries: Count = 50_000_000
+    # Time that the writer keeps the local copy of an uploaded file, unless it is merged before
     local_keep_s: Annotated[float, Meta(ge=0, le=_LONGEST_AGE_S)] = 86400.0
     # Most bytes of local copies of uploaded files. The writer deletes the oldest first
     local_keep_bytes: Size | None = None
@@ -160,12 +169,10 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     max_late_s: Age = 20 * _YEAR_S
     # Entries further in the future than this go to the quarantine
     max_early_s: Age = 86400.0
-    # The writer uploads larger files in parts of this size
-    upload_part_bytes: Annotated[int, Meta(ge=5 << 20, le=5 << 30)] = 16 << 20
     # Most ranges that lookups read from the storage in parallel
     query_threads: Annotated[int, Meta(gt=0, le=256)] = 32
-    # A lookup reads two slot groups of a file in one request if at most this many bytes are between them. The value
-    # `price` means the bytes that cost as much as one request
+    # A lookup reads two slot groups of a file in one request if at most this many bytes are between them. It reads a
+    # filter of at most this size with the directory. The value `price` means the bytes that cost as much as one request
     coalesce_gap_bytes: Size | Literal["price"] = 256 << 10
     # Memory for slot groups: pieces of some 16 KiB of the stored files, which lookups read
     block_cache_bytes: Size = 64 << 20
@@ -176,7 +183,8 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     cache_dir: Path | None = None
     # Most bytes in `cache_dir`
     cache_max_bytes: Count = 4 << 30
-    # After this many lookups that found nothing in a file, the next lookup fetches the file's filter
+    # After this many lookups that found nothing in a file, the next lookup fetches the file's filter, unless it came
+    # with the directory
     filter_after_probes: Count = 8
     # Price list for estimated costs; S3 Standard's as of 2026-11
     prices: PriceTable = PriceTable()
@@ -191,9 +199,10 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     # A reader of several indexes waits this long for a response of each. Then lookups report the index in `failed` and
     # no longer wait for it, until it answers a request in the background
     source_timeout_s: Annotated[float, Meta(ge=0.01, le=_LONGEST_WAIT_S)] = 5.0
-    # Log records from one checkpoint to the next. None: 1
+    # Log records from one checkpoint to the next. None: 1, or 32 if a checkpoint has 2 MiB or more
     checkpoint_every: Count | None = None
-    # Flush, compact and upload in background threads. False: only by your calls of `flush` and `run_lifecycle`
+    # Flush, compact, upload and merge in background threads. False: only by your calls of `flush`, `run_lifecycle` and
+    # `run_merge`
     background: bool = True
     # Raise the process's soft limit of open files, to 65,536 or the hard limit. It stays raised after `close`
     raise_file_limit: bool = True
@@ -256,6 +265,11 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
 
         # a file may have any name, also one of the arguments of a call
         return _made(_checked(_merged(values, given_values), place))
+
+    def merge_tiers(self, preset: Preset) -> list[int]:
+        """Return the lengths in seconds of the windows that a writer of an index with `preset` merges into."""
+        text = self.merge or ("off" if preset is ROCKETMQ else "1d,30d")
+        return [] if text == "off" else parse_tiers(text)
 
     def schema_of(self) -> Schema:
         """Return the schema of the index's entries."""
@@ -367,6 +381,12 @@ def _value(name: str, value: Any) -> Any:
         if not isinstance(value, str | Path):
             raise ValueError("must be text" if name == "storage" else "must be a path")
         return usable_uri(str(value)) if name == "storage" else absolute_path(Path(value))
+    if name == "merge" and isinstance(value, str):
+        text = value.strip().lower()
+        try:
+            return text if text == "off" else ",".join(map(human_duration, parse_tiers(text)))
+        except ValueError as error:
+            raise ValueError(f"must be off, or windows such as 1d,30d: {error}") from error
     if name == "item_type":
         if value is not None and not (isinstance(value, type) and issubclass(value, IndexItem)):
             raise ValueError("must be a class that derives from IndexItem")
@@ -421,9 +441,12 @@ def _seconds(age: Any) -> Any:
 
 
 def usable_uri(uri: str) -> str:
-    """Return a storage's URI. Raises `ConfigError` for one with credentials, which must not be logged or printed."""
+    """Return a storage's URI in this package's spelling.
+
+    Raises `ConfigError` for one with credentials, which must not be logged or printed.
+    """
     split_uri(uri)
-    return uri
+    return spelled(uri)
 
 
 def unknown(name: str, known: Iterable[str], *tables: str) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from tiered_index.stored import Hook, typed
 
 _TRUTHS = {
     **dict.fromkeys(("true", "1", "yes", "on", "t", "y"), True),
@@ -48,8 +49,8 @@ def members_of(kind: Any) -> list[Any]:
     return [kind]
 
 
-def converted(value: Any, kind: Any, hook: Callable[[type, Any], Any] | None = None) -> Any:
-    """Return a value with its declared type, and in its bounds. `hook` is msgspec's `dec_hook`.
+def converted(value: Any, kind: Any, hook: Hook = None) -> Any:
+    """Return a value with its declared type, and in its bounds. `hook` is that of `typed`.
 
     Raises `ValueError` with a sentence about the value.
     """
@@ -57,7 +58,7 @@ def converted(value: Any, kind: Any, hook: Callable[[type, Any], Any] | None = N
     if isinstance(value, bool) and bool not in members:
         raise ValueError(f"must not be {str(value).lower()}")
     try:
-        return msgspec.convert(of_text(value, members), kind, dec_hook=hook)
+        return typed(of_text(value, members), kind, hook)
     except msgspec.ValidationError as error:
         choices = [repr(choice) for member in members if get_origin(member) is Literal for choice in get_args(member)]
         if choices:

@@ -6,14 +6,14 @@
 | slow down      | `BackPressure`, `DiskFull` |
 | fix the call   | `InvalidArgument`, `InvalidCursor` |
 | fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
-| mend the place | `SetupUnavailable` |
+| mend the place | `SetupUnavailable`, `FolderDenied` |
 | restore it     | `ObjectArchived` |
 | repair         | `CorruptFile`, `UnsupportedVersion`, `StorageBehind`, `RootBehind` |
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
 | open it again   | `IndexClosed` |
 
 Every class has an `exit_code`, the exit status of the command line. A failure is never reported as success, as `None`
-or as a shorter answer. Other modules define subclasses, such as `MergeOvertaken`; docs/troubleshooting.md names them.
+or as a shorter answer. Other modules define subclasses, such as `JobOvertaken`; docs/troubleshooting.md names them.
 """
 
 from __future__ import annotations
@@ -131,6 +131,10 @@ class StorageMisconfigured(StorageError, ConfigError):
         error = cls(f"{message}. docs/storages.md lists the abilities that the engine needs")
         error.exit_code = 2
         return error
+
+
+class FolderDenied(StorageMisconfigured):
+    """This user may not read a folder below a prefix of several indexes. It may be no index: lookups are partial."""
 
 
 class ObjectArchived(StorageMisconfigured):

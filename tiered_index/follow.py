@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.retention import Expired
-from tiered_index.service.answers.validation import as_mapping, distinct_topics, numbers_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.reads import READ_PREFIX, UNREAD_PREFIX
 from tiered_index.service.log.records import LostObject, RangeKind, SourceRange
+from tiered_index.service.write.validation import as_mapping, distinct_topics, numbers_of
 from tiered_index.types import inclusive
 
 __all__ = ["Archiver", "Batch", "Follower", "Lag", "Loss", "PatientPut", "Source", "Torn"]
@@ -379,7 +379,8 @@ class Follower:
 
     `run` reads the source to its end or, with `follow`, until `stop` is set. `in_background` runs it in a thread.
     `losses` has the first losses, `loss_count` counts all. `note` is called with each message for the operator.
-    `status` is called about once a second.
+    `status` is called about once a second. Its attributes are these arguments and counts, which the status line, the
+    health and the metrics read.
     """
 
     def __init__(
@@ -505,11 +506,16 @@ class Follower:
 
     def finish_before_end(self) -> None:
         """Archive what may be deleted while the command is not running. An error that prevents it is noted."""
-        if self.archiving is not None and self.archiving.ends_whole:
+        if self.must_archive:
             try:
                 self.finish_archiving()
             except TieredIndexError as error:
                 self._note(f"not all is archived: {error}")
+
+    @property
+    def must_archive(self) -> bool:
+        """Whether all that is put must be archived before the command ends."""
+        return self.archiving is not None and self.archiving.ends_whole
 
     @property
     def has_lost(self) -> bool:

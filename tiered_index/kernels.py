@@ -1,4 +1,4 @@
-"""Loads the compiled core, and the fastest CRC32 that is installed.
+"""Loads the compiled core, and the fastest CRC32 and compression that are installed.
 
 The core has two modules: `tiered_index._core` has loops over entries, `tiered_index._views` has lookups in files. For
 each loop there is NumPy code that returns the same bytes. It is used if the core could not be built, for example
@@ -11,16 +11,18 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-try:  # 10 times as fast as zlib's from some hundred bytes on
+try:  # 10 and 5 times as fast as zlib's from some hundred bytes on
+    from isal.isal_zlib import compress as _compress
     from isal.isal_zlib import crc32 as _crc32
 except ImportError:
+    from zlib import compress as _compress
     from zlib import crc32 as _crc32
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["compiled", "compiled_views", "crc32"]
+__all__ = ["compiled", "compiled_views", "compressed", "crc32"]
 
 crc32: Callable[..., int] = _crc32
 _log = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ _core: ModuleType | None
 _views: ModuleType
 
 # the revision of the core that this package needs
-_REVISION = 20
+_REVISION = 21
 
 
 def _loaded(name: str) -> ModuleType:
@@ -51,6 +53,11 @@ except ImportError as error:
     # a package that is shipped should have the core, too
     level = logging.WARNING if hasattr(globals().get("__loader__"), "archive") else logging.INFO
     _log.log(level, "the compiled core is missing, and NumPy does its work more slowly: %s", error)
+
+
+def compressed(data: bytes) -> bytes:
+    """Return data in zlib's format, compressed by the fastest level: others save a tenth of the bytes. Any thread."""
+    return _compress(data, 1)
 
 
 def compiled() -> ModuleType | None:

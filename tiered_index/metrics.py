@@ -15,7 +15,7 @@ from typing import Any
 
 from tiered_index.errors import ConfigError, IndexClosed
 from tiered_index.service.index import IndexService
-from tiered_index.service.lookup.inventory import describe_handle
+from tiered_index.service.read.inventory import describe_handle
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.metering import MeteredStorage
 
@@ -76,7 +76,7 @@ class StateCollector(Collector):
         )
         yield from self._files()
         # before the states, which then have each index that is opened meanwhile
-        is_whole = not lookups._has_unopened()
+        is_whole = lookups._unopened_problem() is None
         states = lookups._log_states()
         as_of_ms = [state.as_of_ms or 0 for state in states]
         # a smaller number means that a log went back
@@ -142,18 +142,30 @@ def of_writer(index: IndexService) -> Iterator[Metric]:
             "Seconds until the lease ends if it is not renewed; 0 without a lease.",
             lease_left_s or 0.0,
         ),
+        "merges_total": ("Merges that the writer published.", health["merge"]["jobs"]),
+        "merged_timestamp_seconds": (
+            "Time of the writer's last merge, in epoch seconds. 0: none since it was opened.",
+            (health["merge"]["last_ms"] or 0) / 1000,
+        ),
+        "merge_waiting_windows": ("Windows that are over and wait for a merge.", health["merge"]["waiting_windows"]),
+        "merge_left_windows": (
+            "Windows and objects that the writer does not merge: too large, failed, or lost to another job.",
+            health["merge"]["left_windows"],
+        ),
     }
     for name, (meaning, value) in values.items():
         yield _one(name, meaning, value)
     steps = SummaryMetricFamily(
-        "tiered_index_lifecycle_seconds", "Time of the steps seal, compact, upload, retire and expire.", labels=["step"]
+        "tiered_index_lifecycle_seconds",
+        "Time of the steps seal, compact, upload, retire, expire and merge.",
+        labels=["step"],
     )
     for step, done in health["steps"].items():
         steps.add_metric([step], done["count"], done["seconds"])
     yield steps
     failures = {step: done["errors"] for step, done in health["steps"].items()}
     yield _by("step", "lifecycle_errors_total", "Failed life-cycle steps.", failures)
-    meaning = "Failed rounds of the workers flusher and lifecycle."
+    meaning = "Failed rounds of the workers flusher, lifecycle and merge."
     yield _by("worker", "worker_errors_total", meaning, health["failed_rounds"])
     positions, ages = index.durable_positions(), health["position_age_s"]
     yield _by("source", "durable_position", "Position of each source up to which its entries are on disk.", positions)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from tiered_index.documents import MILLISECONDS, Optional, integer, list_of, map_of, record
 from tiered_index.errors import ConfigError
-from tiered_index.tombstones import ALWAYS, TOMBSTONES, Tombstone, Tombstones, TopicTombstones
+from tiered_index.stored import Milliseconds, Place
+from tiered_index.tombstones import ALWAYS, Tombstone, Tombstones, TopicTombstones
 
 TABLES_OF_TOPICS = ("topics", "segments_topics")
 """The settings of a `Retention` that are tables of ages by topic."""
@@ -50,6 +50,28 @@ def parse_duration(text: str) -> int:
     if (seconds := int(number) * UNITS_S[unit]) > _LONGEST_S:
         raise ValueError(f"{text!r} is too long")
     return seconds
+
+
+def human_duration(seconds: int) -> str:
+    """Return a duration in the largest unit that divides it: ``30d``, ``90m``."""
+    unit = next(unit for unit, size in UNITS_S.items() if not seconds % size)
+    return f"{seconds // UNITS_S[unit]}{unit}"
+
+
+def parse_tiers(text: str) -> list[int]:
+    """Return the seconds of windows such as ``1d,30d``, the shortest first.
+
+    Raises `ValueError` unless each is a multiple of the one before.
+    """
+    windows = sorted({parse_duration(part.strip()) for part in text.split(",")})
+    if not windows[0]:
+        raise ValueError("0 is no length of a window: give a whole number and d, h, m or s, such as 1d")
+    for shorter, longer in pairwise(windows):
+        if longer % shorter:
+            raise ValueError(
+                f"{human_duration(longer)} is not a multiple of {human_duration(shorter)}: windows overlap"
+            )
+    return windows
 
 
 def parse_bytes(text: str) -> int:
@@ -135,15 +157,14 @@ def _before_ms(age_s: float | None, now_ms: int) -> int:
     return max(0, int(now_ms / 1000 - age_s) // step_s * step_s * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Horizon:
+class Horizon(Struct, frozen=True):
     """The time before which entries have expired, for each topic.
 
     It is the earliest time of the patterns in `topics` that the topic matches, or `before_ms` if it matches none. Times
     are epoch milliseconds, in whole seconds; 0: nothing has expired.
     """
 
-    before_ms: int = 0
+    before_ms: Milliseconds = 0
     topics: tuple[tuple[str, int], ...] = ()
 
     def of_topic(self, topic: str) -> int:
@@ -175,8 +196,7 @@ class Horizon:
         return {"before_ms": self.before_ms, "topics": dict(self.topics)}
 
 
-@dataclass(frozen=True)
-class Expired:
+class Expired(Struct, frozen=True, dict=True):
     """The hidden entries and archived segments of an index at a log position.
 
     - `horizons`: an entry has expired if any of them says so.
@@ -185,7 +205,7 @@ class Expired:
     """
 
     horizons: tuple[Horizon, ...] = ()
-    segments: Mapping[str, int] = field(default_factory=dict)
+    segments: Mapping[str, Place] = msgspec.field(default_factory=dict)
     tombstones: tuple[Tombstone, ...] = ()
 
     @cached_property
@@ -299,17 +319,19 @@ def _begin_s(before_ms: int) -> int:
 NOTHING = Expired()
 
 
-def _horizon(before_ms: int, topics: dict[str, int]) -> Horizon:
-    return Horizon(before_ms, tuple(sorted(topics.items())))
+class _Horizon(Struct):
+    before_ms: Milliseconds
+    topics: dict[str, Milliseconds]
 
 
-EXPIRED = Optional(
-    record(
-        Expired,
-        horizons=list_of(record(_horizon, before_ms=MILLISECONDS, topics=map_of(MILLISECONDS))),
-        segments=map_of(integer(0, 2**62)),
-        tombstones=Optional(TOMBSTONES, ()),
-    ),
-    NOTHING,
-)
-"""The check of this field of a log record."""
+class StoredExpired(Struct):
+    """Expired entries as stored in a record."""
+
+    horizons: tuple[_Horizon, ...]
+    segments: dict[str, Place]
+    tombstones: tuple[Tombstone, ...] = ()
+
+    def read(self) -> Expired:
+        """Return the expired entries."""
+        horizons = [Horizon(stored.before_ms, tuple(sorted(stored.topics.items()))) for stored in self.horizons]
+        return Expired(tuple(horizons), self.segments, self.tombstones)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiered_index.service.files.compacted import CompactedFile
-from tiered_index.service.reading.root_view import UnsealedView
+from tiered_index.service.read.compacted import CompactedFile
+from tiered_index.service.read.root_view import UnsealedView
 
 if TYPE_CHECKING:
     from tiered_index.service.reader import IndexReader
@@ -73,7 +73,8 @@ def position_names(reader: IndexReader[Any]) -> set[str]:
         elif isinstance(file, CompactedFile) and file.is_local:
             names.update(file.metadata().source_positions)
     for archive in reader.segment_archives.values():
-        state = archive.state()
-        names.update(state.positions)
-        names.update(f"rocketmq:{store}" if store in state.byte_stores else store for store in state.stores)
+        segments = archive.segments()
+        names.update(segments.state.positions)
+        of_bytes = frozenset(segments.byte_stores)
+        names.update(f"rocketmq:{store}" if store in of_bytes else store for store in segments.stores)
     return names

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
-from tiered_index.documents import MILLISECONDS, Malformed, Optional, integer, list_of, nullable, record, text
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import lookup_numbers, normal_hashes
+from tiered_index.stored import Int32, Milliseconds
 
 MOST_TOMBSTONES = 4096
 """Most tombstones of one index: each checkpoint has them all."""
@@ -25,8 +26,7 @@ ALWAYS = -(2**62)
 """A second before all seconds of entries."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tombstone:
+class Tombstone(Struct, frozen=True):
     """The erased entries of `topic` before `before_ms` (epoch milliseconds, in whole seconds).
 
     - `queue_id`: only those of a queue. None: of all queues.
@@ -35,10 +35,14 @@ class Tombstone:
     """
 
     topic: str
-    before_ms: int
-    queue_id: int | None = None
-    hashes: tuple[int, ...] = ()
-    fingerprint: int | None = None
+    before_ms: Annotated[Milliseconds, Meta(multiple_of=1000)]
+    queue_id: Int32 | None = None
+    hashes: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...], Meta(max_length=2)] = ()
+    fingerprint: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.hashes and self.queue_id is not None:
+            raise ValueError("A tombstone has a key and a queue")
 
     @classmethod
     def of(
@@ -181,25 +185,3 @@ class TopicTombstones:
         if found is None:
             return self.begin
         return max([self.begin, *(second for known, second in found if known in (None, fingerprint))])
-
-
-def _tombstone(**fields: Any) -> Tombstone:
-    stone = Tombstone(**fields)
-    if stone.before_ms % 1000:
-        raise Malformed("a multiple of 1000", stone.before_ms, ".before_ms")
-    if len(stone.hashes) > 2 or (stone.hashes and stone.queue_id is not None):
-        raise Malformed("a key of two hashes at most, or a queue", list(stone.hashes), ".hashes")
-    return stone
-
-
-TOMBSTONES = list_of(
-    record(
-        _tombstone,
-        topic=text(),
-        before_ms=MILLISECONDS,
-        queue_id=Optional(nullable(integer(-(2**31), 2**31 - 1)), None),
-        hashes=Optional(list_of(integer(0, 2**31 - 1)), ()),
-        fingerprint=Optional(nullable(integer(0, 2**32 - 1)), None),
-    )
-)
-"""The check of this field of a log record."""

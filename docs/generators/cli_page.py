@@ -36,29 +36,34 @@ def all_commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tup
 
 def commands() -> str:
     """Return a table of the commands, a table of the options that many of them share, and a section for each."""
-    found = list(all_commands())
-    heads = [(" ".join(words), (command.help or "").strip().partition("\n\n")[0]) for words, command in found]
+    listed = list(all_commands())
+    heads = [(" ".join(words), (command.help or "").strip().partition("\n\n")[0]) for words, command in listed]
     names = [f"| [`{name}`](#{name.replace(' ', '-')}) | {_marked(' '.join(head.split()))} |" for name, head in heads]
-    counts = Counter(_row(option) for _, command in found for option in command.params)
+    counts = Counter(_row(option) for _, command in listed for option in command.params)
     common = [row for row, count in counts.items() if count >= _COMMON]
     parts = ["| command | purpose |\n|---|---|\n" + "\n".join(names) + "\n"]
     parts += ["## Options of many commands\n", _table(common)]
-    for words, command in found:
-        text, _, examples = (command.help or "").partition(_EXAMPLES)
-        head, _, more = text.strip().partition("\n\n")
+    for words, command in listed:
+        head, examples, more = _parts_of(command.help or "")
         rows = [_row(option) for option in command.params]
         shared = ", ".join(f"`{row[0].split()[0].rstrip(',')}`" for row in rows if row in common)
         arguments = " ".join(option.metavar or option.name.upper() for option in command.params if _is_argument(option))
         parts += [f"## {' '.join(words)}\n", f"{_marked(head)}\n"]
         parts.append(f"```text\ntiered-index {' '.join(words)} [OPTIONS] {arguments}".rstrip() + "\n```\n")
-        parts += [f"{_marked(more.strip())}\n"] * bool(more.strip())
-        if examples.strip():
-            lines = "\n".join(line.strip() for line in examples.strip().splitlines() if line.strip())
-            parts.append(f"```text\n{lines}\n```\n")
+        parts += ["```text\n" + "\n".join(examples) + "\n```\n"] * bool(examples)
+        parts += [f"{_marked(more)}\n"] * bool(more)
         own = [row for row in rows if row not in common]
         parts += [_table(own)] * bool(own)
         parts += [f"Shared options: {shared}.\n"] * bool(shared)
     return "\n" + "\n".join(parts) + "\n"
+
+
+def _parts_of(text: str) -> tuple[str, list[str], str]:
+    """Return the first sentence of a command's help, its examples, which are indented, and the rest."""
+    head, *paragraphs = text.strip().split("\n\n")
+    examples = [paragraph.strip() for paragraph in paragraphs if paragraph.startswith(" ")]
+    more = [paragraph for paragraph in paragraphs if not paragraph.startswith(" ") and paragraph != _EXAMPLES]
+    return head, examples, "\n\n".join(more)
 
 
 def _marked(text: str) -> str:
@@ -84,11 +89,11 @@ def _row(option: Any) -> tuple[str, str]:
 def _value(option: Any) -> str:
     if option.metavar:
         return str(option.metavar)
-    found = option.type_descriptor.annotation
-    inner = [one for one in typing.get_args(found) if one is not types.NoneType]
-    if typing.get_origin(found) is typing.Literal:
+    annotation = option.type_descriptor.annotation
+    inner = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType]
+    if typing.get_origin(annotation) is typing.Literal:
         return "|".join(map(str, inner))
-    return _NAMES.get(inner[0] if inner else found, "TEXT")
+    return _NAMES.get(inner[0] if inner else annotation, "TEXT")
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

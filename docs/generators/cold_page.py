@@ -76,6 +76,12 @@ def opening(document: dict[str, Any]) -> str:
     return markdown(columns, rows)
 
 
+def first(document: dict[str, Any]) -> str:
+    """Return the table of new readers of unmerged files."""
+    (table,) = [table for table in document["tables"] if table["title"].startswith("a new reader")]
+    return markdown(table["columns"], table["rows"])
+
+
 def curve(document: dict[str, Any]) -> str:
     """Return the table of `query_many`."""
     columns = ["keys"]
@@ -96,6 +102,7 @@ def main(injected: dict[str, Any], real: dict[str, Any]) -> None:
     """Rewrite the page."""
     about = {name: about_machine(document["machine"]) for name, document in (("injected", injected), ("real", real))}
     parts = {
+        "first": first(injected),
         "curve": curve(injected),
         "fingerprint": fingerprint(injected),
         "injected": f"{about['injected']}.\n\n{lookups(injected)}\nA reader without caches, same "

@@ -44,15 +44,15 @@ def life_cycle() -> str:
 
 def architecture() -> str:
     """Return the layers of docs/architecture.md from top to bottom. An arrow leads to an imported layer."""
-    found = {
+    diagrams = {
         name: (below.split(), text) for name, below, text in _LAYER.findall((DOCS / "architecture.md").read_text())
     }
-    below = {name: set(others) for name, (others, _) in found.items()}
+    below = {name: set(others) for name, (others, _) in diagrams.items()}
     heights: dict[str, int] = {}
     while len(heights) < len(below):
         ready = {name for name, others in below.items() if name not in heights and others <= heights.keys()}
         heights |= {name: 1 + max((heights[other] for other in below[name]), default=-1) for name in ready}
-    rows = [[name for name in found if heights[name] == height] for height in range(max(heights.values()), -1, -1)]
+    rows = [[name for name in diagrams if heights[name] == height] for height in range(max(heights.values()), -1, -1)]
     wide, high, gap, drop = 250, 58, 30, 52
     width = max(map(len, rows)) * (wide + gap) + gap
     places, parts = {}, []
@@ -67,7 +67,7 @@ def architecture() -> str:
             parts.append(_arrow(x + wide / 2, y + high, to_x + wide / 2, to_y))
     for name, (x, y) in places.items():
         fill = _FILLS[min(heights[name], 2)]
-        parts += _box(x, y, wide, high, (f"{name}/", found[name][1].strip()), fill)
+        parts += _box(x, y, wide, high, (f"{name}/", diagrams[name][1].strip()), fill)
     return _svg(width, 14 + len(rows) * (high + drop) - drop + 14, parts)
 
 

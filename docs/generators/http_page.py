@@ -1,4 +1,4 @@
-"""The routes and objects in docs/http.md, made from the service's description `openapi.json`."""
+"""The routes and objects in docs/http.md, made from the service's description."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tiered_index.server.app import OPENAPI
+from tiered_index.server.description import described
 
 __all__ = ["objects", "routes"]
 
-_DESCRIPTION = json.loads(OPENAPI.read_bytes())
+_DESCRIPTION = described()
 # an answer or a parameter that this many routes share appears once
 _COMMON, _SHARED = 8, 4
 _PARAMETER = ("parameter", "in", "type", "default", "meaning")
@@ -47,8 +47,10 @@ def _route(
         yield f"[Shared parameters](#shared-parameters): {others}.\n"
     body = route.get("requestBody", {}).get("content", {})
     if body:
-        yield "Body: " + ", ".join(f"`{kind}`{_named(one)}" for kind, one in body.items()) + ".\n"
-        yield from (_members(one["schema"]) for one in body.values() if "properties" in one.get("schema", ()))
+        yield "Body: " + ", ".join(f"`{kind}`{_named(content)}" for kind, content in body.items()) + ".\n"
+        yield from (
+            _members(content["schema"]) for content in body.values() if "properties" in content.get("schema", ())
+        )
     answers = _answers(route["responses"])
     yield _table(("status", "answer"), [row for row in answers if row not in common])
     if others := ", ".join(status for status, text in answers if (status, text) in common):
@@ -66,13 +68,13 @@ def objects() -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
-def _resolved(one: dict[str, Any]) -> dict[str, Any]:
-    if "$ref" not in one:
-        return one
-    found: Any = _DESCRIPTION
-    for name in one["$ref"].removeprefix("#/").split("/"):
-        found = found[name]
-    return dict(found)
+def _resolved(part: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in part:
+        return part
+    target: Any = _DESCRIPTION
+    for name in part["$ref"].removeprefix("#/").split("/"):
+        target = target[name]
+    return dict(target)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -83,8 +85,8 @@ def _members(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     members = schema.get("properties", {}).items()
     rows = [
-        (f"`{name}`", _type(one) + _or_null(one), "yes" if name in required else "no", _meaning(one))
-        for name, one in members
+        (f"`{name}`", _type(member) + _or_null(member), "yes" if name in required else "no", _meaning(member))
+        for name, member in members
     ]
     return _table(("member", "type", "required", "meaning"), rows)
 
@@ -98,18 +100,20 @@ def _meaning(member: dict[str, Any]) -> str:
 
 def _parameters(route: dict[str, Any]) -> list[tuple[str, ...]]:
     rows = list[tuple[str, ...]]()
-    for one in map(_resolved, route.get("parameters", ())):
-        schema = one["schema"]
-        default = "required" if one.get("required") else _shown(schema.get("default"))
-        rows.append((f"`{one['name']}`", one["in"], _type(schema), default, one.get("description", "")))
+    for parameter in map(_resolved, route.get("parameters", ())):
+        schema = parameter["schema"]
+        default = "required" if parameter.get("required") else _shown(schema.get("default"))
+        rows.append(
+            (f"`{parameter['name']}`", parameter["in"], _type(schema), default, parameter.get("description", ""))
+        )
     return rows
 
 
 def _answers(responses: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
-    for status, one in ((status, _resolved(one)) for status, one in responses.items()):
-        kinds = ", ".join(f"`{kind}`{_named(body)}" for kind, body in one.get("content", {}).items())
-        text = one["description"]
+    for status, response in ((status, _resolved(response)) for status, response in responses.items()):
+        kinds = ", ".join(f"`{kind}`{_named(body)}" for kind, body in response.get("content", {}).items())
+        text = response["description"]
         if kinds and status < "300":
             text = kinds if text == "The answer." else f"{text.rstrip('.')}: {kinds}"
         rows.append((status, text))
@@ -138,7 +142,7 @@ def _type(schema: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
         # a bound or a time without a value is no bound
-        return " or ".join(dict.fromkeys(_type(one) for one in schema["anyOf"] if one.get("type") != "null"))
+        return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"] if choice.get("type") != "null"))
     kinds = schema.get("type", "any")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     items = f"array of {_type(schema['items'])}" if "items" in schema else "array"

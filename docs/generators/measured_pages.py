@@ -54,9 +54,9 @@ def rewrite(page: Path, parts: Mapping[str, str]) -> None:
     text = page.read_text()
     for name, part in parts.items():
         mark = re.escape(f"<!-- measured: {name} -->\n")
-        text, found = re.subn(
+        text, count = re.subn(
             f"({mark}).*?(<!-- end -->)", lambda match, part=part: f"{match[1]}{part}{match[2]}", text, flags=re.DOTALL
         )
-        if found != 1:
-            raise ValueError(f"{page} has {found} parts called {name}")
+        if count != 1:
+            raise ValueError(f"{page} has {count} parts called {name}")
     page.write_text(text)

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tiered_index import IndexReader, IndexService
 from tiered_index.follow import Follower, Lag
 from tiered_index.kafka.source import KafkaSource
-from tiered_index.server.app import Service
+from tiered_index.server.app import HttpService
 from tiered_index.server.calls import Caps
 from tiered_index.server.served import Audit, Served, messages_of, redaction_of
 
@@ -39,7 +39,7 @@ def exported() -> Iterator[dict[str, list[Metric]]]:
                 source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict, unit=unit)
                 if unit == "records":
                     source.gauges = partial(KafkaSource.gauges, source)
-                    source.failed_commits, source._failed, source._held = 0, {}, lambda **_: []
+                    source.group, source._failed, source._held = None, {}, lambda **_: []
                 gauges |= Follower(index, source).gauges()
             with IndexReader.open(uri) as reader:
                 yield {"reader": _families(reader), "writer": _families(index, gauges=lambda: gauges)}
@@ -47,7 +47,7 @@ def exported() -> Iterator[dict[str, list[Metric]]]:
 
 def _families(lookups: Any, **more: Any) -> list[Metric]:
     parts = lookups, messages_of(lookups, None), Caps(), redaction_of(lookups, None), Audit(None)
-    with Service(Served(*parts, **more)) as service:
+    with HttpService(Served(*parts, **more)) as service:
         metrics = service.metrics
         metrics.request("/v1/query", "GET", 200, 0.1)
         metrics.rocketmq_request("QUERY_MESSAGE", "SUCCESS", 0.1)
@@ -57,9 +57,9 @@ def _families(lookups: Any, **more: Any) -> list[Metric]:
 
 def tables() -> str:
     """Return three tables: the metrics of every service, those of a writer, and those of a follower."""
-    with exported() as found:
-        families = {one.name: one for one in found["writer"] if one.name.startswith(PREFIX)}
-        everywhere = {one.name for one in found["reader"]}
+    with exported() as by_role:
+        families = {family.name: family for family in by_role["writer"] if family.name.startswith(PREFIX)}
+        everywhere = {family.name for family in by_role["reader"]}
     follower = {name for name in families if name.startswith(f"{PREFIX}follow_")}
     parts = []
     for title, names in (

@@ -61,7 +61,9 @@ def _plots(columns: dict[str, Any], by_size: dict[int, dict[str, dict[str, float
     for name, title in PLOTTED.items():
         lines: dict[str, list[tuple[float, float]]] = {
             column["title"]: [
-                (entries, found[key][name]) for entries, found in sorted(by_size.items()) if name in found.get(key, {})
+                (entries, figures[key][name])
+                for entries, figures in sorted(by_size.items())
+                if name in figures.get(key, {})
             ]
             for key, column in columns.items()
         }

@@ -31,9 +31,9 @@ def rewritten(page: str) -> str:
     text = (DOCS / page).read_text()
     for name, part in PARTS[page].items():
         mark = re.escape(f"<!-- generated: {name} -->\n")
-        text, found = re.subn(f"({mark}).*?(<!-- end -->)", lambda m, s=part(): m[1] + s + m[2], text, flags=re.DOTALL)
-        if found != 1:
-            raise ValueError(f"{page} has {found} parts called {name}")
+        text, count = re.subn(f"({mark}).*?(<!-- end -->)", lambda m, s=part(): m[1] + s + m[2], text, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"{page} has {count} parts called {name}")
     return text
 
 

@@ -56,12 +56,12 @@ def _items(kind: type) -> dict[str, str]:
 def _comments(kind: type) -> dict[str, str]:
     """Return the comment above each field of a class."""
     source = inspect.getsource(kind)
-    lines, found = source.splitlines(), {}
+    lines, comments = source.splitlines(), {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             first = node.lineno - 1
             while lines[first - 1].strip().startswith("#"):
                 first -= 1
             text = " ".join(line.strip("# ") for line in lines[first : node.lineno - 1])
-            found[node.target.id] = text.rstrip(".")
-    return found
+            comments[node.target.id] = text.rstrip(".")
+    return comments

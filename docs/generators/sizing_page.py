@@ -29,74 +29,74 @@ _TIER_1_GIB, _TIER_2_GIB = 50 * 1024, 450 * 1024
 
 def inputs_of(page: str) -> dict[str, float]:
     """Return the inputs of a page by name. Raises `ValueError` for one that appears twice."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, value in _ROW.findall(page):
-        if name in found:
+        if name in totals:
             raise ValueError(f"{name} is in the page twice")
-        found[name] = float(value.replace(",", ""))
-    return found
+        totals[name] = float(value.replace(",", ""))
+    return totals
 
 
-def sizing(given: Inputs, messages: float) -> dict[str, float]:
+def sizing(inputs: Inputs, messages: float) -> dict[str, float]:
     """Return the needs of a year with this many messages, by the names on the page."""
-    entries = messages * given["keys a message"]
-    stored = entries * given["bytes an entry"]
-    windows = math.ceil(365 / given["days a window, merged"])
-    shard, part = given["MiB a shard"] * _MIB, given["MiB a part"] * _MIB
+    entries = messages * inputs["keys a message"]
+    stored = entries * inputs["bytes an entry"]
+    windows = math.ceil(365 / inputs["days a window, merged"])
+    shard, part = inputs["MiB a shard"] * _MIB, inputs["MiB a part"] * _MIB
     plain = entries * _PLAIN_BYTES
     # a build makes its shards smaller, so that each core gets two
     day_plain = round(entries / 365) * _PLAIN_BYTES
-    day_shard = max(given["least MiB a shard"] * _MIB, min(shard, day_plain // (2 * given["executors"])))
+    day_shard = max(inputs["least MiB a shard"] * _MIB, min(shard, day_plain // (2 * inputs["executors"])))
     shards_a_day, shards_a_window = math.ceil(day_plain / day_shard), math.ceil(plain / windows / shard)
     day_shards, objects = 365 * shards_a_day, windows * shards_a_window
-    build_h = entries / given["build"] / _HOUR_S
-    merge_h = entries / given["merge"] / _HOUR_S
+    build_h = entries / inputs["build"] / _HOUR_S
+    merge_h = entries / inputs["merge"] / _HOUR_S
     puts = _puts(day_shards, stored, part) + _puts(objects, stored, part)
     # One range of each day's table per piece. One directory for each task (a merged shard) and daily shard that
     # overlap. One HEAD after each upload.
-    ranges = math.ceil(entries / given["entries a piece"]) * given["days a window, merged"]
+    ranges = math.ceil(entries / inputs["entries a piece"]) * inputs["days a window, merged"]
     gets = ranges + 365 * (shards_a_day + shards_a_window - 1) + (day_shards + objects)
-    writes_usd = puts * given["PUT"] / 1000 + gets * given["GET"] / 1000
+    writes_usd = puts * inputs["PUT"] / 1000 + gets * inputs["GET"] / 1000
     gib = stored / _GIB
     storage_usd = (
-        min(gib, _TIER_1_GIB) * given["storage, first 50 TiB"]
-        + min(max(0.0, gib - _TIER_1_GIB), _TIER_2_GIB) * given["storage, next 450 TiB"]
-        + max(0.0, gib - _TIER_1_GIB - _TIER_2_GIB) * given["storage, above"]
+        min(gib, _TIER_1_GIB) * inputs["storage, first 50 TiB"]
+        + min(max(0.0, gib - _TIER_1_GIB), _TIER_2_GIB) * inputs["storage, next 450 TiB"]
+        + max(0.0, gib - _TIER_1_GIB - _TIER_2_GIB) * inputs["storage, above"]
     )
-    compute_usd = (build_h + merge_h) * given["executor hour"]
+    compute_usd = (build_h + merge_h) * inputs["executor hour"]
     # windows that are over, and days of the present one: between none and all of them
-    year_gets = 365 // given["days a window, merged"] + given["days a window, merged"] / 2
+    year_gets = 365 // inputs["days a window, merged"] + inputs["days a window, merged"] / 2
     return {
         "entries a year": entries,
         "executor hours a year, build": build_h,
         "executor hours a year, merge": merge_h,
-        "minutes a day on the executors": (build_h + merge_h) / 365 * 60 / given["executors"],
+        "minutes a day on the executors": (build_h + merge_h) / 365 * 60 / inputs["executors"],
         "GiB at the year's end": gib,
         "objects at the year's end": objects,
         "GiB of directories": entries
         * _PLAIN_BYTES
-        / (given["KiB a slot group"] * 1024)
-        * given["bytes a directory entry"]
+        / (inputs["KiB a slot group"] * 1024)
+        * inputs["bytes a directory entry"]
         / _GIB,
         "PUTs a year": puts,
         "GETs of merges a year": gets,
         "GETs a lookup of a day": 1,
         "GETs a lookup of the year": year_gets,
-        "GETs a lookup of the year, not merged": 365 * given["files a day, not merged"],
+        "GETs a lookup of the year, not merged": 365 * inputs["files a day, not merged"],
         "dollars a month: storage, at the year's end": storage_usd,
         "dollars a month: requests of builds and merges": writes_usd / 12,
         "dollars a month: executors": compute_usd / 12,
-        "dollars a month: lookups": given["lookups a day"] * 365 / 12 * year_gets * given["GET"] / 1000,
+        "dollars a month: lookups": inputs["lookups a day"] * 365 / 12 * year_gets * inputs["GET"] / 1000,
         "dollars a month": storage_usd
         + (writes_usd + compute_usd) / 12
-        + given["lookups a day"] * 365 / 12 * year_gets * given["GET"] / 1000,
+        + inputs["lookups a day"] * 365 / 12 * year_gets * inputs["GET"] / 1000,
     }
 
 
 def _puts(objects: int, stored: float, part: float) -> float:
     """Return the PUTs of objects that have `stored` bytes together: one each, or the parts, a begin and an end."""
     size = stored / objects
-    return objects * (1 if size < 2 * part else size // part + 2)
+    return objects * (1 if size <= part else math.ceil(size / part) + 2)
 
 
 _ARITHMETIC = {
@@ -107,7 +107,7 @@ _ARITHMETIC = {
     "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
     "objects at the year's end": "windows × ⌈plain bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
     "GiB of directories": "plain bytes ÷ slot group × bytes a directory entry ÷ 2^30",
-    "PUTs a year": "for each daily shard and object: 1 below two parts, else ⌊its bytes ÷ part⌋ + 2",
+    "PUTs a year": "for each daily shard and object: 1 up to a part, else ⌈its bytes ÷ part⌉ + 2",
     "GETs of merges a year": "ranges: ⌈entries ÷ piece⌉ × days a window; "
     "directories: 365 × (shards a day + shards a window − 1); HEAD: daily shards + objects",
     "GETs a lookup of a day": "windows in range",
@@ -121,9 +121,9 @@ _ARITHMETIC = {
 }
 
 
-def computed(given: Inputs) -> str:
+def computed(inputs: Inputs) -> str:
     """Return the page's table of results."""
-    results = {name: sizing(given, messages) for name, messages in SIZES.items()}
+    results = {name: sizing(inputs, messages) for name, messages in SIZES.items()}
     rows = [
         (f"**{what}**" if what == "dollars a month" else what, how, *(_shown(results[name][what]) for name in SIZES))
         for what, how in _ARITHMETIC.items()

@@ -1,8 +1,8 @@
 """Suite `cold`: cold lookups compared with RocketMQ's way of reading (`machine.cold`). It makes the tables of
 docs/cold-path.md.
 
-Two tables need no storage, and are not made with `--storage`: the requests of `query_many` by the number of keys, and
-the false matches of lookups (entries of other keys with an equal hash).
+Three tables need no storage, and are not made with `--storage`: the requests of new readers, and those of `query_many`
+by the number of keys. The third has the false matches of lookups (entries of other keys with an equal hash).
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.benchmarks.machine.cold import StoredFiles, cold_specs, make_files, measure_cold, open_reader, warm
+from tests.benchmarks.machine.cold import StoredFiles, cold_specs, make_files, measure_cold, open_reader
 from tests.benchmarks.machine.figures import Meter, Suite, Table
-from tests.benchmarks.machine.setting import ABSENT, TOPIC, Setting, key_array, keys_of, require, scratch
+from tests.benchmarks.machine.reading import require_answers
+from tests.benchmarks.machine.setting import ABSENT, TOPIC, Setting, absent_keys, key_array, keys_of, require, scratch
 from tiered_index.config import IndexConfig
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.layout import Layout
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Lookup
 
 _FEW_ITEMS = 20_000
+# files, and entries of each, that new readers look keys up in
+_UNMERGED, _ENTRIES_EACH = 240, (20_000, 80_000)
+_FEW_UNMERGED, _FEW_ENTRIES_EACH = 24, (500,)
 _CURVE_FILES = 10
 _CURVE_KEYS = (1, 10, 100, 1_000, 10_000)
 _GAPS = (IndexConfig(environment=False).coalesce_gap_bytes, 0)
@@ -39,9 +44,10 @@ def _run(setting: Setting, folder: Path, meter: Meter) -> None:
         return
     items = setting.layout.items
     keys = [count for count in _CURVE_KEYS if count <= max(100, items // 10)]
+    few = setting.quick or items < _FEW_ITEMS
+    meter.tables.append(_first_table(setting, folder, few=few))
     with scratch(folder) as place:
         meter.tables.append(_curve_table(make_files(setting, _curve_layout(setting), _CURVE_FILES, place), keys))
-    few = setting.quick or items < _FEW_ITEMS
     meter.tables.append(_fingerprint_table(min(items, 1_000_000) if few else 20_000_000))
 
 
@@ -60,6 +66,37 @@ def _curve_layout(setting: Setting) -> Layout:
     return Layout(preset, schema, min(slots, max(1, items // 4)), min(most, items))
 
 
+def _first_table(setting: Setting, folder: Path, *, few: bool) -> Table:
+    """Return the requests and MiB that new readers of unmerged files need to open, and for their first two lookups."""
+    rows: list[tuple[Any, ...]] = []
+    unmerged = _FEW_UNMERGED if few else _UNMERGED
+    for entries in _FEW_ENTRIES_EACH if few else _ENTRIES_EACH:
+        layout = Layout(setting.layout.preset, setting.layout.schema, entries // 4, entries + 1)
+        with scratch(folder) as place:
+            files = make_files(setting, layout, unmerged, place)
+            for kind, keys, found in (
+                ("none", absent_keys(np.arange(2)), 0),
+                ("one", [files.key_in_one(7, number) for number in (1, 2)], 1),
+                ("all", [files.key_in_all(number) for number in (1, 2)], files.count),
+            ):
+                metered = MeteredStorage(LocalStorage(files.objects))
+                with open_reader(metered) as reader:
+                    spent = [(metered.total.requests, metered.total.bytes_read)]
+                    for key in keys:
+                        require_answers(
+                            setting, len(reader.query(TOPIC, key, max_count=2 * files.count)), found, "answers"
+                        )
+                        spent.append((metered.total.requests, metered.total.bytes_read))
+                steps = zip(((0, 0), *spent), spent, strict=False)
+                cells = [
+                    cell for before, after in steps for cell in (after[0] - before[0], (after[1] - before[1]) / 2**20)
+                ]
+                rows.append((entries, kind, *cells))
+    columns = ("entries of a file", "key in", "open: requests", "MiB", "first lookup: requests", "MiB")
+    title = f"a new reader of {unmerged} files"
+    return Table(title, (*columns, "second lookup: requests", "MiB"), tuple(rows))
+
+
 def _curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
     """Return the requests and MiB of `query_many` for each number of keys and each setting.
 
@@ -74,7 +111,8 @@ def _curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
         for gap in _GAPS:
             columns += [f"requests ({filters}, gap {gap >> 10} KiB)", "MiB"]
             with open_reader(WrapperStorage(LocalStorage(files.objects)), cache, coalesce_gap_bytes=gap) as reader:
-                warm(reader, files)
+                # reads the directories, and no filters
+                reader.topics()
                 for count in keys:
                     answers = reader.query_many([Lookup(topic=TOPIC, key=key) for key in drawn[:count]])
                     found = int(answers.counts.sum())

@@ -17,6 +17,7 @@ from tests.benchmarks.machine.cold import check_storage
 from tests.benchmarks.machine.reading import COMMITLOG, LOOKUP, RECOVERY
 from tests.benchmarks.machine.setting import ColdAmounts
 from tests.benchmarks.machine.writing import COMPACT, PAUSE, PUT
+from tests.benchmarks.merging import merging
 from tests.benchmarks.running import Items, Out, Preset, Quick, RootDir, Rounds, Slots, check_places, layout_of, measure
 from tests.benchmarks.scale import scale
 from tests.benchmarks.setting import SparkAmounts, SparkSetting
@@ -88,6 +89,8 @@ def benchmarks(
 
       python -m tests.benchmarks scale
 
+      python -m tests.benchmarks merging --entries 1000000 --rounds 1
+
       python -m tests.benchmarks billion --entries 1000000
     """
     check_places(session, suites, {"cold": check_storage})
@@ -127,7 +130,13 @@ def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:
 
 app = alone(benchmarks)
 # these programs have their own options
-PROGRAMS = {"billion": alone(billion), "cold-peers": alone(cold_peers), "scale": alone(scale), "soak": alone(soak)}
+PROGRAMS = {
+    "billion": alone(billion),
+    "cold-peers": alone(cold_peers),
+    "merging": alone(merging),
+    "scale": alone(scale),
+    "soak": alone(soak),
+}
 
 
 def main(arguments: list[str] | None = None) -> None:

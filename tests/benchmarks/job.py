@@ -41,7 +41,7 @@ from tests.benchmarks.messages import (
 )
 from tests.benchmarks.setting import cores_of
 from tiered_index.config import IndexConfig
-from tiered_index.service.merge.run import MergeOptions
+from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import audit, build, hash_key, look_up, merge
 
 if TYPE_CHECKING:

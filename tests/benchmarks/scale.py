@@ -30,15 +30,15 @@ from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, checkpoint_name, is_summary, log_name
+from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, checkpoint_name, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Retention
-from tiered_index.service.lifecycle.expiry import plan_expiry
-from tiered_index.service.lifecycle.orphans import find_orphans
+from tiered_index.service.jobs.expiry import plan_expiry
+from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
+from tiered_index.service.jobs.orphans import find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import MergeOptions, plan_merge
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.prices import PriceTable
 
@@ -87,6 +87,8 @@ def _tables(
         first_s = begin_s + window * window_s
         for shard in range(shards):
             low, high = (base * (shard + step) // shards for step in (0, 1))
+            # a small index has fewer slots than shards here
+            high = max(high, low + 1)
             part = TableShard(f"{window_s:016x}{window:016x}", first_s, window_s, SlotMap(base), low, high, "writer")
             yield _object(next(numbers), first_s, first_s + window_s - 1, part)
 
@@ -178,7 +180,7 @@ def _opened(folder: str, _: int) -> list[Row]:
         ("a day", begin_s, _DAY_S),
         ("ten years", _BEGIN_S, _END_S - _BEGIN_S),
     ):
-        choose = partial(reader._views[0].catalog.overlapping, low, low + length_s - 1)
+        choose = partial(reader._views[0].catalog.snapshot.overlapping, low, low + length_s - 1)
         found = choose()
         # one GET per file or table, if every filter lets the key pass
         usd = prices.cost_usd({"get_range": 1_000_000}, 0) / 1_000_000
@@ -221,9 +223,7 @@ def _refreshed(folder: str, _: int) -> list[Row]:
         appended.append(_cpu_s(partial(publish, log, epoch, (stored,))))
         refreshed.append(_cpu_s(reader.refresh))
         # by their names, the newest object is the last
-        written.append(
-            max((i.name, i.size_bytes) for i in storage.list(CHECKPOINT_PREFIX) if not is_summary(i.name))[1]
-        )
+        written.append(max((i.name, i.size_bytes) for i in storage.list(CHECKPOINT_PREFIX))[1])
     reader.close()
     with IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6) as again:
         requests = again.storage.total.requests

@@ -34,8 +34,8 @@ from tests.benchmarks.year import year_table
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.merge_run import merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.run import merge
 from tiered_index.storage.local.storage import LocalStorage
 
 _ALONE = "one process"

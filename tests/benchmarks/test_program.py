@@ -126,9 +126,13 @@ def _percentiles_rise(measured):
 
 def _tables_beside_the_figures_are_of_the_cold_suite(measured):
     tables = measured[2].document["tables"]
-    assert {table["suite"] for table in tables} == {"cold"} and len(tables) == 5
+    assert {table["suite"] for table in tables} == {"cold"} and len(tables) == 6
     assert all(len(row) == len(table["columns"]) for table in tables for row in table["rows"])
-    lookups, others, fresh, curve, matches = tables
+    lookups, others, fresh, first, curve, matches = tables
+    by_kind = {row[1]: row for row in first["rows"]}
+    assert {kind: row[2] for kind, row in by_kind.items()} == {"none": 3, "one": 3, "all": 3}
+    # a filter admits one of 100 other keys
+    assert 24 <= by_kind["none"][4] <= 27 and 25 <= by_kind["one"][4] <= 28 and by_kind["all"][4] == 48
     requests = {tuple(row[:3]): row[4] for table in (lookups, others, fresh) for row in table["rows"]}
     for files in (1, 10):
         for kind in ("one", "all", "none"):

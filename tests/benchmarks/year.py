@@ -13,7 +13,6 @@ import numpy as np
 
 from tests.benchmarks.machine.figures import Table
 from tests.benchmarks.machine.setting import require
-from tests.support.cold_index import without_summary
 from tiered_index._version import __version__
 from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
@@ -22,11 +21,11 @@ from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.service.lifecycle.publication import stored_file
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import stored_file
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.memory import MemoryStorage
 
@@ -91,10 +90,9 @@ class YearOfFiles:
             block_cache_bytes=0, filter_after_probes=10**9, directory_cache_bytes=1 << 30, refresh_interval_s=1e9
         )
         found = {}
-        # a summary would bring filters
-        without_summary(self.storage)
         with IndexReader.open(config=config, storage_backend=self.storage, clock=self.clock) as reader:
-            reader.query(_TOPIC, _IN_ALL, max_count=self.hours)
+            # reads the directories, and no filters: a lookup would read small filters with them
+            reader.topics()
             for span_h in hours:
                 begin_ms, end_ms = self.range_ms(span_h)
                 held = reader.query(_TOPIC, _IN_ALL, begin_ms, end_ms, max_count=self.hours)

@@ -19,7 +19,7 @@ from typing import Any
 
 from typer import Option
 
-from tests.demo.processes import Broker, Follower, ServedDemo, placed, upload_under_way
+from tests.demo.processes import Broker, Follower, ServedDemo, placed
 from tests.demo.workload import TOPICS, Census, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
 from tests.support.environment import own_environment
 from tests.support.s3_server import CREDENTIALS, s3_server
@@ -36,9 +36,9 @@ from tiered_index.format.names import DATA_PREFIX
 from tiered_index.retention import Retention
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.index import IndexService
-from tiered_index.service.lifecycle.expiry import expire
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.expiry import expire
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.opening import open_storage
@@ -146,21 +146,20 @@ class Stages:
             taken = written is not None and written.offset >= end and follower.files_begun() >= _FILES - 1
             return taken and follower.is_idle()
 
-        with open_storage(self.config.storage, options=self.config.s3) as storage:
-            moments: list[tuple[str, Callable[[], bool], bool]] = [
-                ("while writing", lambda: follower.files_begun() >= _FIRST_KILL_FILES, False),
-                ("in the middle of an upload", lambda: upload_under_way(storage), True),
-            ]
-            for text, moment, hold_uploads in moments:
-                if follower.run_until(moment, over, hold_uploads=hold_uploads):
-                    written = store.log_end()
-                    recovered = follower.recover()
-                    position, notes = max(recovered["sources"].values(), default=0), recovered["notes"]
-                    log_end = written.offset if written is not None else 0
-                    kills.append({"moment": text, "resumed_from": position, "log_end": log_end, "notes": len(notes)})
-                    self.say(f"SIGKILL {text}; {_recovered(notes)}; continues at byte {position:,} of the commit log")
-                else:
-                    self.say(f"the process ended before it could be killed {text}")
+        moments: list[tuple[str, Callable[[], bool], bool]] = [
+            ("while writing", lambda: follower.files_begun() >= _FIRST_KILL_FILES, False),
+            ("in the middle of an upload", follower.is_uploading, True),
+        ]
+        for text, moment, hold_uploads in moments:
+            if follower.run_until(moment, over, hold_uploads=hold_uploads):
+                written = store.log_end()
+                recovered = follower.recover()
+                position, notes = max(recovered["sources"].values(), default=0), recovered["notes"]
+                log_end = written.offset if written is not None else 0
+                kills.append({"moment": text, "resumed_from": position, "log_end": log_end, "notes": len(notes)})
+                self.say(f"SIGKILL {text}; {_recovered(notes)}; continues at byte {position:,} of the commit log")
+            else:
+                self.say(f"the process ended before it could be killed {text}")
         self.broker.wait_written()
         summary = follower.finish(end)
         self.figures["kills"] = kills
@@ -183,8 +182,7 @@ class Stages:
             index.flush()
             self.figures["ingest_entries_per_s"] = round(entries / (put_s + time.monotonic() - started_s))
             self._check("unsealed file", index, lookups)
-            for operation in ("put", "begin_upload"):
-                outage.fail(operation, times=None, error=_simulated, name_prefix=DATA_PREFIX)
+            outage.fail("put", times=None, error=_simulated, name_prefix=DATA_PREFIX)
             index.seal()
             started_s = time.monotonic()
             try:
@@ -261,7 +259,6 @@ def _recovered(notes: list[str]) -> str:
 
 
 _WRONG = 1
-_PART_BYTES = 5 << 20
 _SETTINGS = "TIERED_INDEX_"
 LOOKUP_COLUMNS = ("lookups", "answers", "wrong", "p50 ms", "p99 ms", "requests", "bytes")
 
@@ -312,7 +309,7 @@ def demo(
     with (
         _folder(keep) as folder,
         place_of(session.storage, folder) as place,
-        own_environment(f"{_SETTINGS}S3__", {**place.environment, f"{_SETTINGS}UPLOAD_PART_BYTES": str(_PART_BYTES)}),
+        own_environment(f"{_SETTINGS}S3__", place.environment),
         contextlib.ExitStack() as closing,
     ):
         say(f"storage: {place.label}")
@@ -327,7 +324,7 @@ def demo(
         finally:
             if keep is None and session.storage is not None:
                 with open_storage(place.uri, options=config.s3) as storage:
-                    storage.abort_uploads()
+                    storage.purge(storage.now_ms())
                     storage.delete_many([info.name for info in storage.list()])
     wrong = bool(census.lost or census.unexpected or stages.figures["wrong_answers"])
     figures = {"status": "wrong" if wrong else "ok", "storage": place.label, **stages.figures}

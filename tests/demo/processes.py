@@ -29,11 +29,10 @@ from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Ending
-from tiered_index.errors import ConfigError, StorageUnavailable, TieredIndexError
+from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.format.layout import Layout
-from tiered_index.format.names import DATA_PREFIX, STATES
+from tiered_index.format.names import STATES
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1
-from tiered_index.storage.base import Storage
 
 _POLL_S = 0.002
 # The storage may still execute requests that a stopped process has sent: the length of the wait for them.
@@ -98,6 +97,14 @@ class Follower:
             raise ProcessFailed(f"ingest ended by itself: {last}")
         return last
 
+    @property
+    def _mark(self) -> Path:
+        return self.root.with_name("an upload waits")
+
+    def is_uploading(self) -> bool:
+        """Return whether an upload was seen with `hold_uploads`."""
+        return self._mark.exists()
+
     def is_idle(self) -> bool:
         """Return whether no file waits to be compacted or uploaded, except the newest unsealed one."""
         unsealed, compacted = map(self._files, STATES[:2])
@@ -128,6 +135,7 @@ class Follower:
         places = ["--root", str(self.root), "--storage", self.storage_uri, "--json", "--quiet"]
         if self.config_file is not None:
             places += ["--config", str(self.config_file)]
+        held = {"HOLD_UPLOADS_S": str(_HOLD_S), "HOLD_UPLOADS_MARK": str(self._mark)}
         # with a slot table an object is large enough that a kill can interrupt its upload
         with subprocess.Popen(
             [sys.executable, "-m", "tests.support.plain_files", *arguments, *places],
@@ -135,7 +143,7 @@ class Follower:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | ({"HOLD_UPLOADS_S": str(_HOLD_S)} if hold_uploads else {}),
+            env=os.environ | (held if hold_uploads else {}),
         ) as process:
             try:
                 yield process
@@ -153,14 +161,6 @@ def _output(process: subprocess.Popen[str], name: str) -> str:
     if process.returncode:
         raise ProcessFailed(f"{name} ended with exit code {process.returncode}: {errors.strip() or output.strip()}")
     return output
-
-
-def upload_under_way(storage: Storage) -> bool:
-    """Return whether a multipart upload of an index file is unfinished."""
-    try:
-        return next(iter(storage.list_uploads(DATA_PREFIX)), None) is not None
-    except StorageUnavailable:
-        return False
 
 
 # Smaller than a broker's 1 GiB, so that the demo's log has several segments.

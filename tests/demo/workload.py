@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.hashing import code_units, hash_batch
-from tiered_index.service.files.compacted import CompactedFile
-from tiered_index.service.files.search import read_items
+from tiered_index.service.read.compacted import CompactedFile
+from tiered_index.service.read.file_search import read_items
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Lookup, QueryResult
 

@@ -229,7 +229,9 @@ def test_answers_spoiled_once_in_a_while_spoil_nothing(wire: Wire, action: Actio
             answer = reader.query("t", "all")
             right(made, answer)
             requests, delivered = wire.told()
-            assert answer.explain.requests == requests == 20 + len(struck)
+            # a damaged filter that came with its directory is ignored until it is due
+            repeats = 0 if action.flip_byte == 0 and nth == 0 else len(struck)
+            assert answer.explain.requests == requests == 20 + repeats
             # a broken transfer counts as a whole
             assert delivered <= answer.explain.bytes
             if not (action.cut_at or action.reset):

@@ -26,7 +26,7 @@ SHORT |= dict.fromkeys([(errno.ENOSPC, 8), (errno.EIO, 4), (errno.EIO, 12)], pyt
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_failing_call_loses_nothing(make_world, first, error, times):
     expected = DiskFull if error == errno.ENOSPC else StorageUnavailable
-    for number in range(1 + first, 400, STEP * times):
+    for number in range(1 + first, 800, STEP * times):
         world, disk = make_world(), FaultDisk()
         disk.fail(nth=number, times=times, error=error, torn=number // STEP % 2 == 0)
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,16 +16,17 @@ import pytest
 from tests.property.published import Published, mark
 from tests.spark.in_process import GENESIS, planned, shards_of, written
 from tests.support.batches import columns_of
+from tests.support.changes import replace
 from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging
 from tiered_index.clock import ManualClock
 from tiered_index.retention import Retention
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
-from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
-from tiered_index.service.lifecycle.expiry import expire
+from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
+from tiered_index.service.jobs.expiry import expire
+from tiered_index.service.jobs.merge_run import merge
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.run import merge
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 

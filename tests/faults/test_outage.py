@@ -19,7 +19,7 @@ from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
 
 MINUTES = 60
-WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete")
+WRITING = ("put", "put_if_absent", "write", "delete")
 DOWN = {"everything": ("*",), "writing": WRITING, "reading": ("get", "get_range", "get_suffix", "head", "list")}
 
 

@@ -10,7 +10,7 @@ from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import DiskFull
-from tiered_index.service.files import unsealed
+from tiered_index.service.read import unsealed
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000

@@ -26,10 +26,10 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
-from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
+from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Bytes, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
 
@@ -159,6 +159,34 @@ class FencingScenarios:
         with IndexReader.open(uri, clock=clock) as reader:
             assert offsets(reader, "old") == list(range(70))
             assert offsets(reader, "new") == list(range(30))
+
+    def test_a_writer_that_is_taken_over_within_its_own_merge_publishes_nothing(
+        self, uri: str, storage: Storage, tmp_path: Path
+    ) -> None:
+        clock, held = ManualClock(NOW_MS), FaultStorage(open_storage(uri))
+        first = open_index(tmp_path / "first", uri, clock, storage_backend=held)
+        put_many(first, "old", 70)
+        first.seal()
+        first.run_lifecycle()
+        clock.advance(2 * 86_400)
+        config = IndexConfig(root=tmp_path / "second", storage=uri, background=False, slots=101, items=50)
+        newer: list[IndexService] = []
+        # the shards are there, and the record is about to be put
+        held.meanwhile(
+            "put_if_absent",
+            lambda: newer.append(IndexService(config, clock=clock, takes_over=True)),
+            name_prefix="log/",
+        )
+        with pytest.raises(WriterFenced, match=r"newer writer \(epoch 2\)"):
+            first.run_merge()
+        assert first.health()["fenced"]
+        assert not any(record.kind == "merge" for record in records(storage))
+        objects(storage)
+        first.close()
+        with newer[0] as second:
+            assert second.run_merge().jobs == 1
+            assert [record.epoch for record in records(storage) if record.kind == "merge"] == [2]
+            assert offsets(second, "old") == list(range(70))
 
     @pytest.mark.parametrize("moment", MOMENTS)
     def test_a_stopped_process_that_wakes_publishes_nothing_and_says_why(

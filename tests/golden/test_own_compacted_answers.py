@@ -31,7 +31,8 @@ def test_queries_through_the_trailer(case, preset):
     for query in case.queries:
         wanted = naive.java_hash(query["topic"], query["key"])
         answer = []
-        runs = trailer.directory.runs(wanted % case.meta["slots"], wanted, query["begin"] // 1000, query["end"] // 1000)
+        seconds = query["begin"] // 1000, query["end"] // 1000
+        runs = trailer.directory.runs_of(np.array([wanted % case.meta["slots"]]), *seconds)
         for run in runs:
             part = data[run.offset : run.offset + run.length]
             assert zlib.crc32(part) == run.crc32

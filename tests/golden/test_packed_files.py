@@ -99,7 +99,7 @@ def answers(data: bytes) -> dict[str, list[list[Any]]]:
     for topic in TOPICS:
         for key in ("hot", "eight-2", "eight-33", "one-2", "one-598", "absent"):
             wanted = key_hash(topic, key)
-            runs = trailer.directory.runs(metadata.slot_map.slot_of(wanted), wanted, 0, 2**40)
+            runs = trailer.directory.runs_of(np.array([metadata.slot_map.slot_of(wanted)]), 0, 2**40)
             parts = [metadata.items_of(data[r.offset : r.offset + r.length], r.count, "file") for r in runs]
             items = np.concatenate(parts)
             rows = items[(items["key_hash"] == wanted) & (items["fingerprint"] == fingerprint(topic, key))].tolist()

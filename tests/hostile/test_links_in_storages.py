@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from tiered_index.errors import ObjectExists, StorageError, StorageMisconfigured
-from tiered_index.storage.base import PartInfo, UploadHandle
+from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.local.storage import LocalStorage
 
 FOREVER_MS = 2**42
-UPLOAD_ID = "0" * 32
 
 
 @pytest.fixture
@@ -41,8 +40,12 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def write(storage: LocalStorage, name: str, data: bytes) -> None:
+    with storage.open_writer(name) as writer:
+        writer.write(data)
+
+
 def every_call(storage: LocalStorage, name: str) -> list[Callable[[], object]]:
-    handle = UploadHandle(name, UPLOAD_ID, 0)
     return [
         lambda: storage.get(name),
         lambda: storage.get_range(name, 0, 1),
@@ -50,18 +53,14 @@ def every_call(storage: LocalStorage, name: str) -> list[Callable[[], object]]:
         lambda: storage.head(name),
         lambda: storage.put_if_absent(name, b"ours"),
         lambda: storage.put(name, b"ours"),
-        lambda: storage.begin_upload(name),
-        lambda: storage.upload_part(handle, 1, b"ours"),
-        lambda: storage.complete_upload(handle, [PartInfo(1, "x", 1)]),
-        lambda: storage.abort_upload(handle),
-        lambda: list(storage.list_uploads()),
-        lambda: storage.abort_uploads(),
+        lambda: write(storage, name, b"ours"),
+        lambda: write(storage, name, bytes(PART_BYTES + 1)),
         lambda: storage.purge(FOREVER_MS),
         lambda: storage.delete(name),
     ]
 
 
-@pytest.mark.parametrize("folder", ["link%", "data%/link%", ".%work", ".%uploads"])
+@pytest.mark.parametrize("folder", ["link%", "data%/link%", ".%work"])
 def test_a_folder_that_is_a_link_is_refused(storage: LocalStorage, outside: Path, folder: str) -> None:
     name = {"link%": "link/object", "data%/link%": "data/link/below/object"}.get(folder, "data/x/object")
     before = content(outside)
@@ -82,18 +81,13 @@ def test_a_folder_that_is_a_link_is_refused(storage: LocalStorage, outside: Path
     assert [info.name for info in fresh.list()] == ["data/x/kept"]
 
 
-def test_a_link_is_not_an_upload(storage: LocalStorage, outside: Path) -> None:
-    begun = storage.begin_upload("data/x/own")
+def test_a_link_is_not_a_half_made_file(storage: LocalStorage, outside: Path) -> None:
     before = content(outside)
-    for name in (UPLOAD_ID, ".tmp-dropped"):
-        (storage.folder / ".%uploads" / name).symlink_to(outside)
-    assert list(storage.list_uploads()) == [begun]
+    (storage.folder / ".%work/.tmp-linked").symlink_to(outside)
     for act in every_call(storage, "data/x/object"):
         with contextlib.suppress(StorageError):
             act()
-    assert storage.abort_uploads() == 0
     assert content(outside) == before
-    assert not (storage.folder / ".%uploads" / ".tmp-dropped").is_symlink()
 
 
 def test_a_link_is_not_an_object(storage: LocalStorage, outside: Path) -> None:

@@ -12,26 +12,25 @@ from botocore.awsrequest import AWSResponse
 
 from tests.storage.scripted_server import Answer, ScriptedServer, part, scripted_server
 from tiered_index.errors import StorageError
-from tiered_index.storage.base import PartInfo, UploadHandle
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
-HANDLE = UploadHandle("a", "id", 0)
+UPLOAD = "a", "a", "id"
 OPERATIONS: dict[str, Callable[[S3Storage], object]] = {
     "get": lambda storage: storage.get("a"),
     "get_range": lambda storage: storage.get_range("a", 0, 4),
     "get_suffix": lambda storage: storage.get_suffix("a", 4),
     "head": lambda storage: storage.head("a"),
     "list": lambda storage: list(storage.list()),
-    "list_uploads": lambda storage: list(storage.list_uploads()),
+    "purge": lambda storage: storage.purge(0),
     "put": lambda storage: storage.put("a", b"x"),
     "put_if_absent": lambda storage: storage.put_if_absent("a", b"x"),
     "delete": lambda storage: storage.delete("a"),
     "delete_many": lambda storage: storage.delete_many(["a", "b"]),
-    "begin_upload": lambda storage: storage.begin_upload("a"),
-    "upload_part": lambda storage: storage.upload_part(HANDLE, 1, b"x"),
-    "complete_upload": lambda storage: storage.complete_upload(HANDLE, [PartInfo(1, "e", 1)]),
-    "abort_upload": lambda storage: storage.abort_upload(HANDLE),
+    "begin": lambda storage: storage._writes.begin("a", "a", "1"),
+    "part": lambda storage: storage._writes.part(*UPLOAD, 1, b"x"),
+    "complete": lambda storage: storage._writes.complete(*UPLOAD, [{"PartNumber": 1, "ETag": "e"}]),
+    "abort": lambda storage: storage._writes.abort(*UPLOAD),
 }
 
 

@@ -19,7 +19,7 @@ from tests.storage.scripted_server import error, scripted_server
 from tiered_index import IndexService
 from tiered_index.cli import session
 from tiered_index.cli.output import PrintableFormatter, printable
-from tiered_index.cli.progress import Progress
+from tiered_index.cli.progress import ProgressDisplay
 from tiered_index.format.names import lease_name
 from tiered_index.storage.opening import open_storage
 
@@ -72,18 +72,18 @@ def test_every_command_on_an_index(made: Path) -> None:
     assert "2 found" in refused_or_done("query", TEXT, TEXT, *place, "--explain")
     for file in (uploaded, unsealed):
         assert SAFE in refused_or_done("inspect", file, *place)
-        refused_or_done("dump", file, *place)
+        refused_or_done("inspect", file, "--entries", *place)
     for line in (("verify",), ("recover",), ("orphans",), ("merge",), ("query", TEXT, TEXT, "--cursor", TEXT)):
         refused_or_done(*line, *place)
-    for absent in ("inspect", "dump"):
-        assert SAFE in refused_or_done(absent, made / TEXT, *place)
+    for form in ((), ("--entries",)):
+        assert SAFE in refused_or_done("inspect", made / TEXT, *form, *place)
 
 
 def test_damage_of_a_file_with_such_a_name_is_reported(made: Path, tmp_path: Path) -> None:
     damaged = tmp_path / f"{NAME}.index"
     damaged.write_bytes(next((made / "root" / "uploaded").glob("*.index")).read_bytes()[:-9])
-    for command in ("inspect", "dump"):
-        assert SAFE in refused_or_done(command, damaged)
+    for form in ((), ("--entries",)):
+        assert SAFE in refused_or_done("inspect", damaged, *form)
     source = tmp_path / f"{NAME}.ndjson"
     source.write_text(json.dumps({"topic": TEXT, "keys": "\ud800", "offset": TEXT}) + "\n")
     place = ("--root", tmp_path / NAME / "root", "--storage", f"file://{tmp_path}/storage")
@@ -193,7 +193,7 @@ def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> N
     for terminal in (True, False):
         stream = Terminal()
         stream.isatty = lambda is_terminal=terminal: is_terminal
-        with Progress(TEXT, 10, quiet=False, stream=stream) as progress:
+        with ProgressDisplay(TEXT, 10, quiet=False, stream=stream) as progress:
             progress.update(5, TEXT)
         # the text without the bar's own colours and movements
         rest = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.getvalue())
@@ -222,6 +222,7 @@ _SAFE = {
     "benchmarks/service/measuring.py",
     "benchmarks/kafka.py",
     "benchmarks/rocketmq.py",
+    "benchmarks/segments.py",
 }
 
 

@@ -12,12 +12,12 @@ from tiered_index.follow import Follower
 from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import KafkaArchiver, records_of
 from tiered_index.kafka.client import KafkaAddress
-from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.source import KafkaSource
 
 
 def source_of(index, servers, *topics, **options) -> KafkaSource:
-    keys = Keys(options.pop("keys", ("key",)), options.pop("function", None))
+    keys = RecordKeys(options.pop("keys", ("key",)), options.pop("function", None))
     return KafkaSource(index, KafkaAddress(servers, topics), keys=keys, **{"follow": False, **options})
 
 
@@ -46,9 +46,8 @@ def archive(index, servers, *topics, segment_bytes=32 << 20, **options) -> Follo
 def archived(index):
     """The records in the archive, in its order."""
     archive = index.segment_archive
-    state = archive.refresh()
-    segments = [segment for store in state.stores for segment in state.segments_of(store)]
-    for segment in segments:
+    archive.refresh()
+    for segment in archive.segments():
         assert segment.name.endswith(".parquet")
         yield from records_of(decode_columns(archive.verified(segment, 0, segment.size_bytes)))
 

@@ -17,11 +17,16 @@ from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.client import KafkaBroker, Retention
+from tiered_index.kafka.client import KafkaBroker, TopicRetention
 from tiered_index.storage.memory import MemoryStorage
 
 
-def test_every_record_is_archived_as_it_is(index, servers, producing, topic):
+@pytest.mark.parametrize("held", [7, 500])
+def test_every_record_is_archived_as_it_is(index, servers, producing, topic, held, monkeypatch):
+    """The archiver holds so many messages of the client at a time."""
+    monkeypatch.setattr("tiered_index.kafka.client._MESSAGES", held)
+    # those of another call are few
+    monkeypatch.setattr("tiered_index.kafka.client._FEW", 10)
     produced = [
         {
             "key": None if n % 7 == 0 else f"k{n}",
@@ -42,6 +47,41 @@ def test_every_record_is_archived_as_it_is(index, servers, producing, topic):
         key = None if sent["key"] is None else sent["key"].encode()
         assert (one.topic, one.key, one.value, one.timestamp_ms) == (topic, key, sent["value"], sent["timestamp"])
         assert list(one.headers) == sent["headers"]
+    told = sorted((one.rows, one.times) for one in index.archived())
+    of_partitions = ([one["timestamp"] for one in produced[number::PARTITIONS]] for number in range(PARTITIONS))
+    assert told == sorted((len(times), (times[0], times[-1])) for times in of_partitions)
+
+
+@pytest.mark.parametrize(("most", "records"), [(256, 1), (3, 2)])
+def test_a_round_adds_one_log_record_for_its_objects(index, servers, producing, topic, monkeypatch, most, records):
+    """So many objects at most: a crash must not leave all of a long round without a name."""
+    monkeypatch.setattr("tiered_index.kafka.archive._NAMED", most)
+    producing.send(topic, [one for number in range(PARTITIONS) for one in packet(5, partition=number)])
+    with archiver_of(index, source_of(index, servers, topic)) as archiver:
+        before = index.segment_archive.refresh().number
+        assert archiver.finish() == PARTITIONS
+        assert index.segment_archive.refresh().number == before + records
+    assert offsets(index) == [(number, n) for number in range(PARTITIONS) for n in range(5)]
+
+
+def test_objects_that_no_record_names_after_a_kill_are_sent_again_and_swept(
+    servers, producing, topic, tmp_path, monkeypatch
+):
+    producing.send(topic, [one for number in range(PARTITIONS) for one in packet(5, partition=number)])
+    storage = MemoryStorage()
+    opened = {"root": tmp_path / "root", "storage_backend": storage, "slots": 97, "items": 5_000, "background": False}
+    index = IndexService.open(**opened)
+    with archiver_of(index, source_of(index, servers, topic)) as archiver, monkeypatch.context() as killed:
+        killed.setattr(KafkaArchiver, "_name_sent", lambda _: None)
+        assert archiver.finish() == 0
+    left = {info.name for info in storage.list("segments/")}
+    assert len(left) == PARTITIONS and not index.segment_archive.refresh().archive
+    index.abandon()
+    index = IndexService.open(**opened)
+    archive(index, servers, topic)
+    assert offsets(index) == [(number, n) for number in range(PARTITIONS) for n in range(5)]
+    assert {info.name for info in storage.list("segments/")} == index.segment_archive.state().archive.keys()
+    index.abandon()
 
 
 @contextlib.contextmanager
@@ -317,11 +357,11 @@ def test_a_partition_is_archived_once_much_waits(index, servers, producing, topi
 @pytest.mark.parametrize(
     ("retention", "records", "wait_s"),
     [
-        (Retention(40_000, None), 10, 10),
-        (Retention(None, 4 * 9 * 102), 10, 0),
-        (Retention(None, None), 10, 3_600),
+        (TopicRetention(40_000, None), 10, 10),
+        (TopicRetention(None, 4 * 9 * 102), 10, 0),
+        (TopicRetention(None, None), 10, 3_600),
         # records that are old already, by their own times
-        (Retention(86_400_000, None), 11, 15),
+        (TopicRetention(86_400_000, None), 11, 15),
     ],
 )
 def test_records_are_archived_well_before_their_topic_deletes_them(
@@ -484,7 +524,7 @@ def test_a_log_that_ends_before_what_was_put_is_archived_to_its_end(
     index, cluster, servers, producing, topic, monkeypatch
 ):
     for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda _: "a" * 32)
+        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
     monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 3.0)
     cluster.create(topic)
     producing.send(topic, packet(20))

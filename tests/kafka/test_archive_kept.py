@@ -118,7 +118,7 @@ def test_verify_finds_damage_anywhere_and_a_copy_repairs_it(uri, tmp_path):
         flip(Path(path), int(Path(path).stat().st_size * share))
     report = run("verify", "--deep", "--storage", uri, code=1)
     assert {one["file"] for one in report["findings"]} == set(names(uri)[:3])
-    repaired = run("verify", "--deep", "--repair", "--copy", copied, "--yes", "--storage", uri)
+    repaired = run("verify", "--deep", "--repair", "--from", copied, "--yes", "--storage", uri)
     assert (repaired["status"], len(repaired["repairs"])) == ("repaired", 3)
     assert run("verify", "--deep", "--storage", uri)["findings"] == []
     assert pq.read_table(paths(uri)).num_rows == COUNT
@@ -144,6 +144,7 @@ def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topi
         assert source.at(topic, 7 % PARTITIONS, 7 // PARTITIONS).state == "erased"
         # its range of offsets stays archived
         assert {segment.start for segment in reader.archived()} == {int(name.split("/")[2]) for name in before}
+        assert sum(segment.rows for segment in reader.archived()) == COUNT - count
 
 
 def test_a_reader_from_before_an_erasure_finds_what_was_kept(uri, topic):
@@ -210,5 +211,5 @@ def test_a_rule_of_a_topic_for_its_archive_and_what_stays_without_one(uri, topic
 
 
 def test_a_rebuild_names_records_and_what_to_do_instead(uri, tmp_path):
-    refused = run_here("rebuild", "--from", uri, "--storage", (tmp_path / "new").as_uri())
+    refused = run_here("ingest", f"archive:{uri}", "--storage", (tmp_path / "new").as_uri())
     assert (refused.code, "archived files of Kafka's records. Use `copy`" in refused.err) == (2, True), refused.err

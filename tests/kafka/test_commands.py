@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 import struct
 import threading
 import time
@@ -15,6 +17,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import programs, section
 from tests.support.hanging import until
 from tiered_index import IndexReader
+from tiered_index.follow import Follower
 from tiered_index.kafka.client import KafkaBroker, read_settings
 from tiered_index.kafka.messages import KafkaMessages
 
@@ -191,6 +194,34 @@ def test_keys_that_are_too_long_are_counted_as_that(run, servers, producing, top
     producing.send(topic, [{"key": "x" * 32_768, "partition": 0}, {"key": "k", "partition": 0}, {"partition": 0}])
     done = run("ingest", f"kafka://{servers}/{topic}", "--storage", (tmp_path / "store").as_uri(), "--json")
     assert [done.document[name] for name in ("messages", "entries", "left_out", "too_long")] == [3, 1, 1, 1]
+
+
+def test_a_signal_archives_what_is_indexed_before_the_command_ends(
+    run, servers, producing, topic, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tiered_index.kafka.source._MESSAGES", 20)
+    monkeypatch.setattr("tiered_index.kafka.source._HELD", 20)
+    monkeypatch.setattr("tiered_index.kafka.source._ROUND_S", 0)
+    producing.send(topic, [{"key": f"k{n}", "partition": 0} for n in range(200)])
+    take = Follower._take
+
+    def interrupted(follower, batch):
+        take(follower, batch)
+        if batch.messages and not follower.stop.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert follower.stop.wait(60)
+
+    monkeypatch.setattr(Follower, "_take", interrupted)
+    where = (f"kafka://{servers}/{topic}", "--storage", (tmp_path / "store").as_uri(), "--archive")
+    ended = run("ingest", *where, "--json")
+    assert (ended.code, ended.document["status"]) == (130, "stopped"), ended.err
+    assert 0 < ended.document["messages"] < 200
+    with IndexReader.open((tmp_path / "store").as_uri()) as reader:
+        assert sum(segment.end - segment.start for segment in reader.archived()) == ended.document["messages"]
+    monkeypatch.undo()
+    assert run("ingest", *where).code == 0
+    with IndexReader.open((tmp_path / "store").as_uri()) as reader:
+        assert sum(segment.end - segment.start for segment in reader.archived()) == 200
 
 
 def test_numbers_of_serializers_are_indexed_and_erased_by_each_spelling(run, servers, producing, topic, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.kafka import keys as keys_module
-from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.record import KafkaRecord
 
 ID = uuid.UUID("6f1d2c3b-4a59-4687-9788-112233445566")
@@ -26,7 +26,7 @@ def document(**fields) -> bytes:
 
 
 def test_the_key_is_its_text_or_its_hexadecimal_digits():
-    keys = Keys(("key",))
+    keys = RecordKeys(("key",))
     assert keys.take(record(b"order-\xc3\xa4")) == ["order-ä"]
     assert keys.take(record(b"\x00\xff")) == ["0x00ff"]
     assert keys.only_key
@@ -50,7 +50,7 @@ def test_the_key_is_its_text_or_its_hexadecimal_digits():
     ],
 )
 def test_keys_of_serializers_are_typed_as_one_writes_them(rule, data, text):
-    keys, of_header = Keys((rule,)), Keys((rule.replace("key", "header:id"),))
+    keys, of_header = RecordKeys((rule,)), RecordKeys((rule.replace("key", "header:id"),))
     assert keys.take(record(data)) == of_header.take(record(None, None, ("id", data))) == [text]
     some = keys.plain_keys([data, data])
     assert some is None or some.to_pylist() == [text, text]
@@ -58,13 +58,13 @@ def test_keys_of_serializers_are_typed_as_one_writes_them(rule, data, text):
 
 
 def test_a_header_may_have_a_colon_in_its_name():
-    assert Keys(("header:ce:id",)).take(record(None, None, ("ce:id", b"1"))) == ["1"]
+    assert RecordKeys(("header:ce:id",)).take(record(None, None, ("ce:id", b"1"))) == ["1"]
 
 
 @pytest.mark.parametrize("key", ["k\t1", "", "x" * 32_768])
 def test_one_key_that_is_no_short_text_leaves_all_to_the_slow_way(key):
-    assert Keys().plain_keys([b"plain", key.encode()]) is None
-    assert Keys().plain_keys([b"plain", b"text"]).to_pylist() == ["plain", "text"]
+    assert RecordKeys().plain_keys([b"plain", key.encode()]) is None
+    assert RecordKeys().plain_keys([b"plain", b"text"]).to_pylist() == ["plain", "text"]
 
 
 WRITTEN = ["12345678901234567.25", "12345678901234567.75", "10.50", "1E+3", "-0", "0", "-0.0", "4711", "1" * 40]
@@ -72,7 +72,7 @@ WRITTEN = ["12345678901234567.25", "12345678901234567.75", "10.50", "1E+3", "-0"
 
 @pytest.mark.parametrize("rule", ["json:order.id", "json:[order.id][0]", "json:order"])
 def test_numbers_of_json_are_keys_as_they_were_written(rule):
-    keys = Keys((rule,))
+    keys = RecordKeys((rule,))
     document = '{"order": %s}' if rule == "json:order" else '{"n": 1e400, "order": {"id": %s}}'
     assert [keys.take(record(None, (document % text).encode())) for text in WRITTEN] == [[text] for text in WRITTEN]
     assert keys.take(record(None, (document % '["a", 1.50, [-0, true], null]').encode())) == ["a", "1.50", "-0", "true"]
@@ -93,7 +93,7 @@ def test_numbers_of_json_are_keys_as_they_were_written(rule):
 )
 def test_json_as_producers_write_it(value):
     for rule in ("json:order.id", "json:order | id"):
-        keys = Keys((rule,))
+        keys = RecordKeys((rule,))
         assert (keys.take(record(None, value)), keys.no_json) == (["j"], 0)
 
 
@@ -101,28 +101,28 @@ def test_plain_paths_agree_with_the_expressions():
     rules = ("json:a", "json:a.b", "json:a.b.c", 'json:"x y"."no field"', "json:z")
     values = ["{}", '{"a": 1}', '{"a": {"b": 2}}', '{"a": {"b": {"c": "d"}}}', '{"x y": {"no field": [3, {"c": 1}]}}']
     values += ['{"a": null, "z": 10.50}', "[1]", '"a"', '{"a": [{"b": 1}]}', '{"a": "t", "z": false}']
-    plain, whole = Keys(rules), Keys((*rules, "json:nothing[0]"))
+    plain, whole = RecordKeys(rules), RecordKeys((*rules, "json:nothing[0]"))
     assert plain._fields is not None and whole._fields is None
     for value in values:
         assert plain.take(record(None, value.encode())) == whole.take(record(None, value.encode())), value
 
 
 def test_a_null_key_and_an_empty_one_are_counted():
-    keys = Keys(("key",))
+    keys = RecordKeys(("key",))
     assert keys.take(record(None)) == keys.take(record(b"")) == keys.take(record(b"x" * 32_768)) == []
     assert (keys.without_key, keys.too_long) == (2, 1)
     assert keys.take(record(b"x" * 32_767))
 
 
 def test_headers_by_name_each_occurrence():
-    keys = Keys(("header:trace", "key"))
+    keys = RecordKeys(("header:trace", "key"))
     found = keys.take(record(b"k", None, ("trace", b"1"), ("other", b"2"), ("trace", b"3"), ("trace", None)))
     assert found == ["k", "1", "3"]
     assert not keys.only_key
 
 
 def test_fields_of_json_arrays_give_several_keys():
-    keys = Keys(("json:order.id", "json:items[].sku"))
+    keys = RecordKeys(("json:order.id", "json:items[].sku"))
     value = document(order={"id": 4711}, items=[{"sku": "a"}, {"sku": "b"}, {"sku": "a"}, {}])
     assert keys.take(record(None, value)) == ["4711", "a", "b"]
     assert keys.take(record(None, document(order={"id": True}))) == ["true"]
@@ -132,7 +132,7 @@ def test_fields_of_json_arrays_give_several_keys():
 
 
 def test_a_value_that_is_no_json_is_counted_and_named():
-    keys = Keys(("json:id",))
+    keys = RecordKeys(("json:id",))
     for offset in range(12):
         assert keys.take(record(None, b"{no json", offset=offset)) == []
     keys.take(record(None, b"[" * 100_000, offset=12))
@@ -144,7 +144,7 @@ def test_a_value_that_is_no_json_is_counted_and_named():
 
 
 def test_a_function_gives_keys_of_any_format():
-    keys = Keys(function=lambda one: [one.value.decode()[::-1], ""])
+    keys = RecordKeys(function=lambda one: [one.value.decode()[::-1], ""])
     assert keys.take(record(None, b"abc")) == ["cba"]
     assert not keys.only_key
 
@@ -152,7 +152,7 @@ def test_a_function_gives_keys_of_any_format():
 @pytest.mark.parametrize("text", ["keys", "header:", "json:", "json:a[", "avro:id", ""])
 def test_what_is_no_key_is_refused(text):
     with pytest.raises(InvalidArgument, match="--key"):
-        Keys((text,))
+        RecordKeys((text,))
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,12 @@ def test_what_is_no_key_is_refused(text):
     ],
 )
 def test_no_value_ends_the_run_by_an_error_of_the_path(path, value):
-    keys = Keys((f"json:{path}", "key"))
+    keys = RecordKeys((f"json:{path}", "key"))
     assert keys.take(record(b"k", value)) == ["k"]
 
 
 def test_a_value_that_a_function_of_the_path_refuses_lacks_that_key():
-    keys = Keys(("json:length(items)", "json:sort(tags)", "json:id"))
+    keys = RecordKeys(("json:length(items)", "json:sort(tags)", "json:id"))
     assert keys.take(record(None, document(id=7))) == ["7"]
     assert keys.take(record(None, document(id=8, items=[1, 2], tags=["a", 1]))) == ["2", "8"]
     assert keys.take(record(None, document(tags=[1, "a"]))) == []
@@ -188,14 +188,14 @@ def test_arrays_of_more_levels_than_the_stack_of_python(monkeypatch, path, found
         deep = [deep]
     # the parser of Python 3.11 accepts fewer levels
     monkeypatch.setattr(keys_module, "json_numbers", SimpleNamespace(loads=lambda _: {"ids": ["a", *deep, "b"]}))
-    assert Keys((f"json:{path}", "key")).take(record(b"k", b"[]")) == ["k", *found]
+    assert RecordKeys((f"json:{path}", "key")).take(record(b"k", b"[]")) == ["k", *found]
 
 
 @pytest.mark.parametrize("path", ["lower(id)", "items[].lower(id)", "length(a, b)", "{a: [lower(id)]}"])
 def test_a_function_that_jmespath_does_not_have_is_refused_at_once(path):
     with pytest.raises(InvalidArgument, match="can't be read as JMESPath"):
-        Keys((f"json:{path}",))
+        RecordKeys((f"json:{path}",))
 
 
 def test_a_rule_of_an_index_with_an_unknown_function_finds_no_key():
-    assert Keys(("json:lower(id)", "key"), are_new=False).take(record(b"k", b'{"id": "A"}')) == ["k"]
+    assert RecordKeys(("json:lower(id)", "key"), are_new=False).take(record(b"k", b'{"id": "A"}')) == ["k"]

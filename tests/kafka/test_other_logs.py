@@ -10,17 +10,16 @@ import pytest
 from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import beside, until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.client import Deleted
 from tiered_index.kafka.names import Name
-from tiered_index.kafka.source import KafkaSource, OffsetOutOfRange
+from tiered_index.kafka.source import OffsetOutOfRange
 
 BEFORE = 50
 NO_ENTRIES = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
-# Kafka's numbers of a request and of an error
-OFFSET_COMMIT, GROUP_REFUSED = 8, 30
+# Kafka's numbers of two requests and of an error
+METADATA, OFFSET_COMMIT, GROUP_REFUSED = 3, 8, 30
 
 
 def records(name, count):
@@ -50,12 +49,6 @@ def told(follower):
     return [(one.kind, one.begin, one.end) for one in follower.losses if one.end]
 
 
-@pytest.fixture(params=["ids", "no_ids"])
-def controlled(request, cluster):
-    cluster.control(int(request.param == "ids"))
-    return cluster
-
-
 @pytest.fixture
 def made(cluster, topic, producing):
     cluster.create(topic)
@@ -69,10 +62,10 @@ def make_again(cluster, topic, producing, count):
 
 
 @pytest.mark.parametrize("count", [BEFORE, 4 * BEFORE])
-def test_a_topic_that_was_made_again_is_read_from_its_begin(index, controlled, servers, topic, made, producing, count):
+def test_a_topic_that_was_made_again_is_read_from_its_begin(index, cluster, servers, topic, made, producing, count):
     assert ingest(index, servers, topic).messages == BEFORE
     assert ingest(index, servers, topic).loss_count == 0
-    make_again(controlled, topic, producing, count)
+    make_again(cluster, topic, producing, count)
     again = ingest(index, servers, topic)
     assert (again.messages, told(again)) == (count, [("rewritten", 0, BEFORE)])
     assert has_all(index, topic, "new", count)
@@ -96,16 +89,16 @@ def test_a_topic_that_is_made_again_between_two_looks_is_read_from_its_begin(
     assert [one[:2] for one in told(follower)] == [("rewritten", 0)]
 
 
-def test_a_topic_that_goes_and_returns_is_read_from_its_begin(index, controlled, servers, topic, made, producing):
+def test_a_topic_that_goes_and_returns_is_read_from_its_begin(index, cluster, servers, topic, made, producing):
     notes: list[str] = []
     source = source_of(index, servers, topic, follow=True, note=notes.append)
     with Follower(index, source, note=lambda _: None) as follower:
         follower.in_background()
         until(lambda: follower.messages == BEFORE)
-        controlled.delete(topic)
+        cluster.delete(topic)
         source._looked_s = 0.0
         until(lambda: len(notes) == PARTITIONS)
-        controlled.create(topic)
+        cluster.create(topic)
         producing.send(topic, records("new", 2 * BEFORE))
         source._looked_s = 0.0
         until(lambda: has_all(index, topic, "new", 2 * BEFORE))
@@ -113,17 +106,13 @@ def test_a_topic_that_goes_and_returns_is_read_from_its_begin(index, controlled,
     assert told(follower) == [("rewritten", 0, BEFORE)]
 
 
-def test_without_ids_records_tell_a_log_by_any_key_that_was_indexed(index, cluster, servers, topic, producing):
-    cluster.control(0)
-    producing.send(topic, [{**one, "headers": [("h", f"h-{n}")]} for n, one in enumerate(records("old", BEFORE))])
-    ingest(index, servers, topic, keys=("header:h",))
-    assert told(ingest(index, servers, topic, keys=("key",))) == []
-    # none of the last records has a key: no key shows whether it is the same log, so it is read again
-    producing.send(topic, [{"value": "v", "partition": 0}] * 100)
-    assert ingest(index, servers, topic).messages == 100
-    again = ingest(index, servers, topic)
-    assert (again.messages, told(again)) == (BEFORE + 100, [("rewritten", 0, BEFORE + 100)])
-    assert "is in the index: it is read from 0" in again.losses[0].problem
+def test_a_cluster_whose_topics_have_no_ids_is_refused(index, topic):
+    with kafka_cluster() as cluster:
+        cluster.limit_version(METADATA, 8)  # Kafka 2.4 to 2.7
+        Producing(cluster.servers).send(topic, records("old", BEFORE))
+        with pytest.raises(ConfigError, match=rf"no id of topic {topic}: Kafka before 2\.8 is not supported: upgrade"):
+            ingest(index, cluster.servers, topic)
+    assert index.durable_positions() == {}
 
 
 def test_a_position_without_an_id_gets_one_once_the_cluster_has_ids(index, cluster, servers, topic, made, producing):
@@ -172,7 +161,7 @@ def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
     index, cluster, servers, topic, made, producing, monkeypatch, kept
 ):
     for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda _: "a" * 32)
+        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
     archive(index, servers, topic)
     cluster.delete(topic)
     cluster.create(topic)
@@ -187,24 +176,6 @@ def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
     assert all(places(index, topic, f"new-{n}") == {(0, kept + n)} for n in range(20))
 
 
-# without ids, a log none of whose records was put looks like any other log: it is read
-@pytest.mark.parametrize(("restart_at", "messages", "later"), [("begin", 20, 5), ("end", 0, 25)])
-def test_without_ids_a_log_that_ends_before_the_position_is_an_error_or_is_read_again(
-    index, cluster, servers, topic, made, producing, restart_at, messages, later
-):
-    cluster.control(0)
-    ingest(index, servers, topic)
-    make_again(cluster, topic, producing, 20)
-    with pytest.raises(OffsetOutOfRange) as raised:
-        ingest(index, servers, topic)
-    assert (raised.value.position, raised.value.begin, raised.value.end) == (BEFORE, 0, 20)
-    follower = ingest(index, servers, topic, restart_at=restart_at)
-    assert (follower.messages, follower.loss_count) == (messages, 1)
-    assert follower.losses[0].kind == "rewritten"
-    producing.send(topic, records("more", 5))
-    assert ingest(index, servers, topic).messages == later
-
-
 def committed(servers, topic):
     asker = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
     try:
@@ -215,7 +186,7 @@ def committed(servers, topic):
 
 
 def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(index, cluster, servers, topic, made, monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.source._COMMIT_S", 0.1)
+    monkeypatch.setattr("tiered_index.kafka.group.COMMIT_S", 0.1)
     notes: list[str] = []
     source = source_of(index, servers, topic, follow=True, commit_group=topic, note=notes.append)
     cluster.fail(OFFSET_COMMIT, GROUP_REFUSED)
@@ -225,7 +196,7 @@ def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(index, cluster
         index.flush()
         until(lambda: committed(servers, topic) == BEFORE)
         until(lambda: source.trouble is None)
-    assert source.failed_commits == 1
+    assert source.group.failed == 1
     assert follower.gauges()["follow_failed_commits_total"][1] == 1
     assert f"group {topic}: its offsets are not published" in notes[0]
     assert notes[0].endswith("authorization failed: allow the client's login to READ it")
@@ -248,7 +219,7 @@ def test_a_log_that_was_cut_and_grew_again_is_read_from_the_first_other_record(
     index, cluster, servers, topic, made, producing, monkeypatch
 ):
     """The client reports it as an offset out of range, with an offset in the range."""
-    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda _: "a" * 32)
+    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda *_: "a" * 32)
     follower = followed_beyond_a_cut(index, cluster, servers, topic, producing)
     assert told(follower) == [("rewritten", BEFORE - 20, BEFORE)]
     assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
@@ -257,7 +228,7 @@ def test_a_log_that_was_cut_and_grew_again_is_read_from_the_first_other_record(
 def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epochs_of_records(
     index, cluster, servers, topic, made, producing, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda _: "a" * 32)
+    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda *_: "a" * 32)
     assert ingest(index, servers, topic).messages == BEFORE
     cluster.delete(topic)
     cluster.create(topic)
@@ -274,27 +245,6 @@ def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epoch
     for count in (5, 0):
         follower = ingest(index, servers, topic)
         assert (follower.messages, follower.loss_count) == (count, 0)
-
-
-def test_a_loss_is_reported_once_though_the_broker_goes_away(
-    index, cluster, servers, topic, made, producing, monkeypatch
-):
-    cluster.control(0)
-    ingest(index, servers, topic)
-    make_again(cluster, topic, producing, 20)
-    answers = iter([StorageUnavailable("away"), None])
-
-    def is_archived_log(_, name, begin):
-        answer = next(answers) if name.partition == 0 else None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(KafkaSource, "_is_archived_log", is_archived_log)
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.1)
-    follower = ingest(index, servers, topic, restart_at="begin")
-    assert (told(follower), next(answers, None)) == ([("rewritten", 0, BEFORE)], None)
-    assert has_all(index, topic, "new", 20)
 
 
 def test_an_error_of_one_partition_does_not_hide_the_loss_of_another(
@@ -344,19 +294,6 @@ def test_a_partition_without_its_next_record_stops_alone_and_ends_a_run_at_its_e
         assert follower.messages == 10
 
 
-@pytest.mark.parametrize("error", [Deleted("its log begins later"), CorruptFile("place", "damaged")])
-def test_a_record_that_can_not_be_read_tells_no_log_from_another(index, servers, topic, made, monkeypatch, error):
-    source = archive(index, servers, topic).source
-    (name,) = [name for name, position in source.settled() if position]
-    assert source._is_archived_log(name, 0) is True
-
-    def record(*_):
-        raise error
-
-    monkeypatch.setattr("tiered_index.kafka.client.KafkaBroker.record", record)
-    assert source._is_archived_log(name, 0) is None
-
-
 def test_the_client_is_closed_though_offsets_can_not_be_published(index, servers, topic, made, monkeypatch):
     source = source_of(index, servers, topic, commit_group=topic)
     index.put_batch(NO_ENTRIES, str(source._partitions[topic, 0].name), 7)
@@ -389,18 +326,9 @@ def test_a_log_that_was_cut_before_it_was_archived_is_archived_from_its_begin(
     index, cluster, servers, topic, made, producing, monkeypatch
 ):
     for module in ("client", "source"):
-        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda _: "a" * 32)
+        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
     followed_beyond_a_cut(index, cluster, servers, topic, producing)
     # the next source begins at the durable positions
     index.flush()
     assert told(archive(index, servers, topic)) == []
     assert [(one.partition, one.offset) for one in archived(index)] == [(0, n) for n in range(BEFORE + 20)]
-
-
-def test_records_without_a_time_show_that_a_log_is_the_same_one(index, cluster, servers, producing, topic):
-    cluster.control(0)
-    producing.send(topic, [{"key": f"k{n}", "partition": 0, "timestamp": -1} for n in range(20)])
-    assert ingest(index, servers, topic).messages == 20
-    again = ingest(index, servers, topic)
-    assert (again.messages, told(again)) == (0, [])
-    assert places(index, topic, "k7") == {(0, 7)} and len(index.query(topic, "k7").items) == 1

@@ -35,6 +35,45 @@ def test_every_record_of_every_partition_is_found_by_its_key(index, servers, pro
     assert (lag.bytes, lag.end_offset) == (0, 400)
 
 
+KEYS = {
+    "key": {"keys": ("key",)},
+    "json": {"keys": ("json:id",)},
+    "all": {"keys": ("key", "header:h", "json:id")},
+    "function": {"function": lambda record: [record.key.decode()]},
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_records_that_the_client_returns_in_parts_are_put_by_partition(
+    index, servers, producing, topic, kind, monkeypatch
+):
+    """Messages of the client are not held until a put, and the entries of a partition are one put all the same."""
+    monkeypatch.setattr("tiered_index.kafka.source._HELD", 7)
+    sent = [
+        {"key": f"k{n}", "value": f'{{"id":"k{n}"}}', "headers": [("h", f"h{n}")], "partition": n % PARTITIONS}
+        for n in range(400)
+    ]
+    producing.send(topic, sent)
+    with contextlib.closing(source_of(index, servers, topic, **KEYS[kind])) as source:
+
+        def parts():
+            left = len(sent)
+            while left:
+                yield (messages := source._consumer.consume(min(left, 7), 0.2))
+                left -= sum(one.error() is None for one in messages)
+
+        source._take_in(parts())
+        reads = [read for read in source._pending if read.batch.messages]
+        assert sum(read.batch.messages for read in reads) == 400 and len(reads) == PARTITIONS
+        for batch in source._hand_over():
+            index.put_batch(batch.columns, batch.source, batch.position)
+    for n in range(400):
+        for key in (f"k{n}", f"h{n}") if kind == "all" else (f"k{n}",):
+            (found,) = index.query(topic, key).items
+            size = len(f"k{n}") + len(sent[n]["value"]) + len(f"hh{n}")
+            assert (found.queue_id, found.offset, found.size) == (n % PARTITIONS, n // PARTITIONS, size)
+
+
 def test_the_lag_is_told_without_waiting_for_the_client(index, servers, producing, topic, monkeypatch):
     """Calls of a client wait for each other, and the follower's thread makes one after the other."""
     producing.send(topic, ({"key": "a", "partition": n} for n in range(PARTITIONS)))
@@ -249,7 +288,7 @@ def test_records_that_come_with_a_reset_of_their_partition_are_put(index, server
         records: list[Any] = []
         while len(records) < 20:
             records += [one for one in source._consumer.consume(20, 1.0) if one.error() is None]
-        source._take_in([*records, told(topic, kafka.KafkaError._AUTO_OFFSET_RESET)])
+        source._take_in([[*records, told(topic, kafka.KafkaError._AUTO_OFFSET_RESET)]])
         assert [read.batch.position for read in source._pending if read.partition.key == (topic, 0)] == [20]
         assert (topic, 0) in source._waiting
 
@@ -259,12 +298,12 @@ def test_only_partitions_that_are_not_read_to_their_end_keep_a_run_waiting(index
     with contextlib.closing(source_of(index, servers, topic)) as source:
         end = told(topic, kafka.KafkaError._PARTITION_EOF, 1)
         source._heard_s = 0.0
-        source._take_in([end])
+        source._take_in([[end]])
         assert source._heard_s > 0
         # offsets without a record are passed
         assert [read.batch.position for read in source._pending if read.partition.key == (topic, 0)] == [1]
         source._heard_s = 0.0
-        source._take_in([end])
+        source._take_in([[end]])
         assert source._heard_s == 0
 
 
@@ -348,7 +387,8 @@ def test_puts_that_wait_are_no_silence_of_the_brokers(index, servers, producing,
     late_s = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late_s[0], sleep=time.sleep)
     monkeypatch.setattr("tiered_index.kafka.source.time", clock)
-    monkeypatch.setattr("tiered_index.kafka.source._MESSAGES", 10)
+    for most in ("_MESSAGES", "_HELD"):
+        monkeypatch.setattr(f"tiered_index.kafka.source.{most}", 10)
     taken = 0
     with contextlib.closing(source_of(index, servers, topic)) as source:
         while taken < 40:
@@ -382,7 +422,7 @@ def test_the_login_needs_no_access_to_the_clients_group(index, topic):
 def test_an_error_of_the_clients_group_is_no_error_of_a_partition(index, servers, producing, topic):
     producing.send(topic, [{"key": "k", "partition": 0}])
     with contextlib.closing(source_of(index, servers, topic)) as source:
-        source._take_in([told(None, kafka.KafkaError.GROUP_AUTHORIZATION_FAILED)])
+        source._take_in([[told(None, kafka.KafkaError.GROUP_AUTHORIZATION_FAILED)]])
         assert source._problem is None and source.trouble is None
 
 
@@ -391,9 +431,10 @@ def test_a_record_without_a_time_gets_the_time_at_which_it_is_read(index, server
     producing.send(topic, [{"key": "k", "partition": 0}])
     with contextlib.closing(source_of(index, servers, topic)) as source:
         now_ms = source.clock.now_ms()
-        source._take_in(
+        messages = [
             kafka.Message(topic=topic, partition=0, offset=n, key=b"k", value=b"v", timestamp=time)
             for n, time in enumerate([(0, 0), (1, -1), (1, 0), (1, 5)])
-        )
+        ]
+        source._take_in([messages[:1], messages[1:]])
         first, second, *others = source._pending[-1].batch.columns["timestamp_ms"].tolist()
     assert first == second >= now_ms and others == [0, 5]

@@ -66,7 +66,7 @@ CACHES = (
 )
 # usual caches, and caches for little or nothing
 seeds = st.integers(0, 99)
-works = st.sampled_from(["flush", "seal", "run_lifecycle", "seal_and_run", "close"])
+works = st.sampled_from(["flush", "seal", "run_lifecycle", "seal_and_run", "run_merge", "close"])
 
 
 def seeded(rng):
@@ -120,7 +120,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.caches = {"refresh_interval_s": 10, **caches}
         self.settings = {"root": self.folder / "root", "preset": preset, "slots": slots, "items": items}
         self.settings |= {"local_keep_s": keep_s, "checkpoint_every": checkpoint_every, **self.caches}
-        self.settings |= {"background": False, "query_threads": 2}
+        self.settings |= {"background": False, "query_threads": 2, "merge": "2s,1h"}
         self.keyed = preset == "native"
         self.model, self.durable = ReferenceModel(keyed=self.keyed), ReferenceModel(keyed=self.keyed)
         self.calls = []  # (entries, source position) of each accepted call
@@ -136,6 +136,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.disk = FaultDisk()
         where = {"storage_backend": self.storage, "clock": self.clock, "disk": self.disk}
         self.service = IndexService.open(**where, **self.settings)
+        self.service._parts.merger.min_age_s = 0
 
     def drop(self):
         with contextlib.suppress(SimulatedCrash):

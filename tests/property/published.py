@@ -2,10 +2,10 @@
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 
+from tests.support.changes import replace
 from tests.support.model import ModelEntry, ReferenceModel
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import fingerprint, key_hash, lookup_numbers

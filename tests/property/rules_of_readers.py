@@ -28,7 +28,7 @@ from tests.property.published import Published
 from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService, Lookup
-from tiered_index.service.reading.parts import source_number
+from tiered_index.service.read.parts import source_number
 from tiered_index.storage.opening import open_storage
 
 PLAIN = ("service", "beside", "stateless", "caching")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging, RegionItem
 from tiered_index import Lookup
-from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.read.lookups import Lookups
 
 KINDS = {"native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}}
 ROW = st.tuples(st.integers(0, 60 * 3600 - 1), st.sampled_from(["a", "b", "\u00e9", "\U0001f600"]))
@@ -65,7 +65,7 @@ def test_a_copy_is_equal(kind: str, steps: list[tuple[str, Any]], bounds: tuple[
             copy.publish()
             assert exported(copy.index)[1] == checksum
             assert rows(exported(copy.index)[0]) == rows(table)
-            asked = [Lookup(topic=topic, key=key, max_count=10_000) for topic, key in sorted(life.asked)]
+            asked = [Lookup(topic=topic, key=key, max_count=10_000) for topic, key in sorted(life.questions)]
             for one, other in zip(life.index.query_many(asked), copy.index.query_many(asked), strict=True):
                 assert life.answers(one) == life.answers(other)
             with life.reader() as reader:

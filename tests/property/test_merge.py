@@ -4,6 +4,7 @@ A plan is also a partition of the files that it merges. Pieces of any size have 
 """
 
 import tempfile
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging, RegionItem
 from tiered_index.format.shard import entry_checksum
-from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.merge import plan
-from tiered_index.service.merge import task as task_module
-from tiered_index.service.merge.task import InputReader
+from tiered_index.service.jobs import merge_plan as plan
+from tiered_index.service.jobs import rewrite as task_module
+from tiered_index.service.jobs.rewrite import InputReader
+from tiered_index.service.read.cold_path import ColdPath
 
 KINDS = {"native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}}
 ROW = st.tuples(st.integers(0, 60), st.integers(0, 3599), st.sampled_from("abc"))
@@ -83,14 +84,14 @@ def test_pieces_of_any_size_are_the_same_entries(most: int, step: int, slots: in
             cold = ColdPath(life.storage, keyed=True)
             low = slots // 3 // step * step
             for first, last in ((0, slots), (low, slots)):
-                reader = InputReader(cold, sources, schema, slots, first, last, step)
+                reader = InputReader(cold, sources, schema, slots, first, last, step, ExitStack())
                 pieces = list(reader.pieces(most))
                 bounds = [(piece.low, piece.high) for piece in pieces if piece.part in (None, 0)]
                 assert all(high <= next_low for (_, high), (next_low, _) in pairwise(bounds))
                 for piece in pieces:
                     base = piece.items["key_hash"].astype(np.int64) % slots
                     assert ((base >= piece.low) & (base < piece.high)).all() and piece.low % step == 0
-                whole = InputReader(cold, sources, schema, slots, first, last, step).pieces(1 << 30)
+                whole = InputReader(cold, sources, schema, slots, first, last, step, ExitStack()).pieces(1 << 30)
                 together = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in whole]
                 apart = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in pieces]
                 assert sum(n for n, _ in apart) == sum(n for n, _ in together) == sum(reader.read_counts.values())

@@ -18,8 +18,8 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidCursor
 from tiered_index.format import compacted
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers import batch as batches
-from tiered_index.service.files import search
+from tiered_index.service.read import batch as batches
+from tiered_index.service.read import file_search as search
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -240,7 +240,8 @@ def test_rows_come_in_answer_order_and_once_however_they_are_found(parts: list[A
         for name, column in zip(NAMES, values, strict=True):
             rows[name] = column
         given_parts.append(batches.Matches(owners, rows))
-    first, counts = batches.first_rows(np.full(2, most), given_parts, KEYED_SCHEMA)
+    ordered = batches.OrderedRows(2, given_parts, KEYED_SCHEMA)
+    first, counts = ordered.first(np.full(2, most)), ordered.counts
     answers = list(zip(*(first.rows[name].tolist() for name in NAMES), strict=True))
     for owner in range(2):
         newest: dict[tuple[int, int], int] = {}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sortedcontainers import SortedKeyList
 
-from tiered_index.service.catalog import skiplist
-from tiered_index.service.catalog.skiplist import TimeRangeSkipList
+from tiered_index.service.read import skiplist
+from tiered_index.service.read.skiplist import TimeRangeSkipList
 
 _BOUND = st.integers(-8, 8)
 _STEP = st.one_of(
@@ -113,7 +113,7 @@ class _Interleaving:
             sys.settrace(before)
 
     def _enter(self, frame, event, arg):
-        if not frame.f_code.co_filename.endswith("service/catalog/skiplist.py"):
+        if not frame.f_code.co_filename.endswith("service/read/skiplist.py"):
             return None
         frame.f_trace_opcodes = True
         return self._step

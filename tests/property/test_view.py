@@ -14,8 +14,8 @@ from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.format.hashing import lookup_numbers
-from tiered_index.service.answers.rows import PreparedLookup
-from tiered_index.service.files.view import LocalView
+from tiered_index.service.read.file_view import LocalView
+from tiered_index.service.read.rows import PreparedLookup
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.real_s3.sample import PART_BYTES
 from tests.support.processes import started
 
 TIMEOUT_S = 120
-SLOTS, ITEMS = 40_000, 200_001
+# files of 8.8 MB have two parts
+SLOTS, ITEMS = 300_000, 200_001
 
 
 def ingest_command(source: Path, root: Path, uri: str) -> list[str]:
@@ -24,9 +24,8 @@ def ingest_command(source: Path, root: Path, uri: str) -> list[str]:
 
 
 def settings(**more: str) -> dict[str, str]:
-    """Return the environment: small parts, no pauses, no local copies, and the client's credentials."""
-    chosen = {"UPLOAD_PART_BYTES": str(PART_BYTES), "LOCAL_KEEP_S": "0"}
-    chosen |= {"LIFECYCLE_INTERVAL_S": "0.1", "FLUSH_INTERVAL_S": "0.1", **more}
+    """Return the environment: no pauses, no local copies, and the client's credentials."""
+    chosen = {"LOCAL_KEEP_S": "0", "LIFECYCLE_INTERVAL_S": "0.1", "FLUSH_INTERVAL_S": "0.1", **more}
     return {**os.environ, **{f"TIERED_INDEX_{name}": value for name, value in chosen.items()}}
 
 

@@ -12,11 +12,9 @@ import pyarrow.parquet as pq
 from tests.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload
 from tests.support.workload import entry_batch, message_table
 from tiered_index import IndexService, QueryResult
-from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.read.lookups import Lookups
 
 MESSAGES = 400_000
-PART_BYTES = 5 << 20
-"""The smallest part that S3 allows, so that small files have several parts."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from tiered_index.storage.opening import open_storage
 from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.testing.storage_conformance import StorageConformance
 
-pytest.importorskip("obstore", reason="the extra `object` is not installed")
 pytestmark = pytest.mark.real_s3
 
 VERSION = "3.35.0"
@@ -131,11 +130,36 @@ def test_requests_are_counted_and_put_if_absent_is_honoured(uri: str) -> None:
 def test_large_uploads_and_missing_containers(uri: str) -> None:
     bodies = [bytes([n]) * (6 << 20) for n in range(3)]
     with open_storage(uri) as storage:
-        handle = storage.begin_upload("large")
-        storage.complete_upload(handle, [storage.upload_part(handle, n + 1, body) for n, body in enumerate(bodies)])
+        with storage.open_writer("large") as writer:
+            for body in bodies:
+                writer.write(body)
         assert storage.get("large") == b"".join(bodies)
     container = uri.removeprefix("az://").partition("/")[0]
     with open_storage(uri.replace(container, "no-such-container")) as storage:
         for call in (lambda: storage.get("a"), lambda: storage.put("a", b""), lambda: list(storage.list())):
-            with pytest.raises(StorageMisconfigured, match="ContainerNotFound: create the bucket"):
+            with pytest.raises(StorageMisconfigured, match=r"ContainerNotFound.*create the bucket"):
                 call()
+
+
+SETTINGS = {
+    "connection string": {
+        "AZURE_STORAGE_CONNECTION_STRING": f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint=URL"
+    },
+    "Azure's own names": {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": KEY, "AZURE_STORAGE_ENDPOINT": "URL"},
+    "emulator": {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": "HOST"},
+}
+
+
+@pytest.mark.parametrize("names", SETTINGS)
+def test_settings_by_azures_own_names(uri: str, azurite: str, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    for name, value in SETTINGS[names].items():
+        monkeypatch.setenv(name, value.replace("URL", azurite).replace("HOST", azurite.rpartition("/")[0]))
+    place = uri.partition("?")[0]
+    container, prefix = place.removeprefix("az://").split("/", 1)
+    with (
+        open_storage(place) as storage,
+        open_storage(f"abfss://{container}@{ACCOUNT}.dfs.core.windows.net/{prefix}") as another,
+    ):
+        storage.put("a", b"data")
+        assert another.get("a") == b"data"

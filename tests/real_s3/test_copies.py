@@ -11,16 +11,16 @@ import pytest
 
 import tiered_index
 from tests.real_s3.conftest import Server, clear
-from tests.real_s3.sample import PART_BYTES, Sample
+from tests.real_s3.sample import Sample
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.verify import WINDOW_BYTES
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
-from tiered_index.service.lifecycle.copying import Copier
+from tiered_index.service.jobs.copying import Copier
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.storage.opening import open_storage
 
 pytestmark = pytest.mark.real_s3
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.real_s3
 @pytest.fixture
 def filled(uri: str, tmp_path: Path, sample: Sample) -> str:
     """The sample as files of plain layout. One of them is larger than a window of a copy."""
-    settings = {"slots": 20_000, "items": 1_000_000, "upload_part_bytes": PART_BYTES}
+    settings = {"slots": 20_000, "items": 1_000_000}
     with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, background=False, **settings) as index:
         sample.put_into(index, step=100_000)
         index.seal()
@@ -51,7 +51,7 @@ def check(uri: str, sample: Sample) -> None:
     report = Report()
     with open_storage(uri) as storage:
         check_storage(storage, {}, report, lambda *_: None, deep=True, threads=4)
-        assert not list(storage.list_uploads("data/"))
+        assert storage.purge(0) == ()
     assert not report.findings and not report.notes
     with IndexReader.open(uri) as reader:
         sample.check(reader, sample.questions(30))
@@ -67,7 +67,7 @@ def test_a_copy_is_whole_and_an_interrupted_one_continues(
         tiered_index.copy(filled, source)
     with open_storage(source) as copied, open_storage(target) as into:
         faulty = FaultStorage(into)
-        faulty.fail("complete_upload" if way.endswith("s3") else "put_if_absent", when="after")
+        faulty.fail("put" if way.endswith("s3") else "put_if_absent", when="after")
         copier = Copier(copied, faulty, SystemClock())
         with pytest.raises(StorageUnavailable):
             copier.open()

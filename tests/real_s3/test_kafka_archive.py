@@ -13,8 +13,8 @@ from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index import IndexReader, IndexService, Retention, erase, expire
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.kafka.messages import KafkaMessages
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.storage.opening import open_storage
 
 pytestmark = pytest.mark.real_s3

@@ -16,17 +16,17 @@ import pytest
 from tests.real_s3.commands import finished
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
-from tests.real_s3.sample import MESSAGES, PART_BYTES, Sample
+from tests.real_s3.sample import MESSAGES, Sample
 from tests.support.later import Later
 from tests.support.log_records import open_log
 from tests.support.plain_files import plain_files
 from tests.support.processes import started
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import SystemClock
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
@@ -36,14 +36,12 @@ _MERGE = f"""
 import sys
 from tiered_index.clock import SystemClock
 from tiered_index.format.packed import PackingOptions
-from tiered_index.service.merge import task
-from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 
 # packed, the table would be smaller than a part
 PackingOptions.of = lambda items, topics, most: None
-task._PART_BYTES = {PART_BYTES}
 with open_storage(sys.argv[1]) as storage:
     log = StorageLog(storage, SystemClock())
     log.open()
@@ -54,7 +52,7 @@ with open_storage(sys.argv[1]) as storage:
 @pytest.fixture
 def filled(uri: str, storage: S3Storage, tmp_path: Path, sample: Sample) -> str:
     """The sample as a live writer's files."""
-    settings = {"slots": 20_000, "items": 100_001, "local_keep_s": 0, "upload_part_bytes": PART_BYTES}
+    settings = {"slots": 20_000, "items": 100_001, "local_keep_s": 0}
     with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, background=False, **settings) as index:
         sample.put_into(index)
         index.seal()
@@ -77,10 +75,11 @@ def check(storage: S3Storage, uri: str, sample: Sample) -> None:
 
 
 def sweep(storage: S3Storage, *, days: float) -> tuple[int, int]:
-    """Sweep as if so many days had passed; return the number of deleted objects and unfinished uploads."""
+    """Sweep as if so many days had passed; return the number of deleted objects and half-made uploads."""
+    half_made = len(storage.purge(0))
     found = find_orphans(Later(storage, days * DAY_S), open_log(storage, SystemClock()))
     delete_orphans(storage, found)
-    return len(found.objects), len(found.uploads)
+    return len(found.objects), half_made - len(storage.purge(0))
 
 
 def test_files_become_days_and_days_a_month(filled: str, storage: S3Storage, sample: Sample) -> None:
@@ -128,12 +127,12 @@ def test_a_merge_that_is_killed(
     merged = moment == "its record, unheard"
     assert (not state_of(storage).files) == merged
     check(storage, filled, sample)
-    unfinished = len(list(storage.list_uploads("data/")))
+    unfinished = len(storage.purge(0))
     assert unfinished == (moment in ("before the second part", "before completion"))
     assert sweep(storage, days=0.9) == (0, 0)
     gone = sweep(storage, days=2)
     assert gone == (files if merged else int(not unfinished), unfinished)
-    assert list(storage.list_uploads("data/")) == []
+    assert storage.purge(0) == ()
     assert finished([*command, filled], os.environ).strip() == ("0" if merged else "1")
     assert [len(shards) for shards in state_of(storage).tables.values()] == [1] and not state_of(storage).files
     check(storage, filled, sample)
@@ -170,4 +169,4 @@ def test_a_build_and_a_merge_by_spark(
     check(storage, uri, sample)
     assert sweep(storage, days=2) == (built.shards, 0)
     assert [info.name for info in storage.list("data/")] == sorted(state_of(storage).objects)
-    assert list(storage.list_uploads()) == []
+    assert storage.purge(0) == ()

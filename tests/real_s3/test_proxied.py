@@ -27,8 +27,8 @@ def test_requests_through_the_proxy_are_accepted_and_counted(server: Server, pla
             storage.put_if_absent("object", DATA)
             with pytest.raises(ObjectExists):
                 storage.put_if_absent("object", b"other")
-            handle = storage.begin_upload("parts")
-            storage.complete_upload(handle, [storage.upload_part(handle, 1, DATA)])
+            with storage.open_writer("parts") as writer:
+                writer.write(DATA)
             assert storage.get("parts") == DATA
             assert storage.get_suffix("parts", 100) == (DATA[-100:], len(DATA))
             assert [info.name for info in storage.list()] == ["object", "parts"]

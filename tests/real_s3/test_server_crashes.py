@@ -15,7 +15,7 @@ from tests.real_s3.cluster import Cluster
 from tests.real_s3.commands import TIMEOUT_S, ingest_command, settings
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
-from tests.real_s3.sample import MESSAGES, PART_BYTES, Sample
+from tests.real_s3.sample import MESSAGES, Sample
 from tests.support.plain_files import plain_files
 from tests.support.processes import started
 from tiered_index import IndexReader, IndexService
@@ -82,7 +82,7 @@ def test_uploads_continue_after_the_server_was_killed(
     server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample, held: str
 ) -> None:
     (method, path, answer), uri = HELD[held], server.uri(place, server_gate.endpoint_url)
-    settings = {"slots": 40_000, "items": 200_001, "upload_part_bytes": PART_BYTES, "background": False}
+    settings = {"slots": 300_000, "items": 200_001, "background": False}
     settings |= {"local_keep_s": 0, "lease_ttl_s": 600, "s3": IMPATIENT}
     with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         sample.put_into(index, source="log")

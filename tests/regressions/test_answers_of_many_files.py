@@ -13,8 +13,9 @@ import pytest
 from tests.support.batches import batch
 from tests.support.model import Answer, ReferenceModel
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
-from tiered_index.service.lookup import budget as budget_module
-from tiered_index.service.lookup.budget import TopK
+from tiered_index.service.read import batch as batch_module
+from tiered_index.service.read.batch import LookupBatch, MatchAccumulator, Matches
+from tiered_index.service.read.rows import PreparedLookup
 
 NOW_S = 1_700_000_000
 FEW = 512
@@ -23,7 +24,7 @@ FEW = 512
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(budget_module, "_FEW_ANSWERS", FEW)
+    monkeypatch.setattr(batch_module, "_FEW_ROWS", FEW)
 
 
 def make_rows(count, seed, *, identities, seconds):
@@ -58,6 +59,17 @@ def in_parts(rows, rng, parts):
     return pieces
 
 
+def matches(rows):
+    """Return the rows of one file, as a search for one lookup finds them."""
+    return Matches(np.zeros(len(rows), np.int64), rows)
+
+
+def accumulator(max_count):
+    """Return the accumulator of one lookup, whose answers skip files."""
+    batch = LookupBatch.of_one(PreparedLookup("t", "k", 1, 1, 1, 0, 2**40, max_count))
+    return MatchAccumulator(batch, ROCKETMQ_SCHEMA, skips=True)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("many", [0, 1, 2], ids=["few identities", "some twice", "hardly any twice"])
 def test_the_first_answers_are_those_of_sorting_everything(seed, many):
@@ -67,15 +79,15 @@ def test_the_first_answers_are_those_of_sorting_everything(seed, many):
     wanted = sort_everything(rows)
     total = len(wanted)
     for max_count in {1, 64, FEW, FEW + 1, total - 1, total, total + 1}:
-        budget = TopK(ROCKETMQ_SCHEMA, max_count)
+        gathered = accumulator(max_count)
         for part in in_parts(rows, rng, rng.choice([2, 30, 90])):
-            assert budget.add(part) == len(part)
+            gathered.add(matches(part))
             if rng.random() < 0.02:
-                budget.answers()  # an early read changes nothing
-        found, more = budget.answers()
+                gathered.answers()  # an early read changes nothing
+        found, _, (more,), _ = gathered.answers()
         assert same(found, wanted[:max_count])
         assert more == (total > max_count)
-        assert same(budget.answers()[0], wanted[:max_count])
+        assert same(gathered.answers().rows, wanted[:max_count])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -86,34 +98,34 @@ def test_a_file_that_is_spared_holds_no_answer(seed, seconds):
     wanted = sort_everything(rows)
     spared = 0
     for max_count in (1, 100, FEW, FEW + 1, 2 * FEW, len(wanted) - 1, len(wanted)):
-        budget = TopK(ROCKETMQ_SCHEMA, max_count)
+        gathered = accumulator(max_count)
         left_out = False
         for part in in_parts(rows, rng, 60):
-            if len(part) and budget.can_skip(int(part["second"].max())):
+            if len(part) and gathered.can_skip(int(part["second"].max())):
                 left_out = True
                 spared += 1
             else:
-                budget.add(part)
-        found, more = budget.answers()
+                gathered.add(matches(part))
+        found, _, (more,), _ = gathered.answers()
         assert same(found, wanted[:max_count])
         assert more == (left_out or len(wanted) > max_count)
     assert spared > 20
 
 
 def test_many_answers_are_not_sorted_for_each_file(monkeypatch):
-    sorted_rows, first_answers = [], budget_module.first_answers
+    sorted_rows, with_repeats = [], batch_module.with_repeats
 
     def counted(rows, *arguments):
         sorted_rows.append(len(rows))
-        return first_answers(rows, *arguments)
+        return with_repeats(rows, *arguments)
 
-    monkeypatch.setattr(budget_module, "first_answers", counted)
+    monkeypatch.setattr(batch_module, "with_repeats", counted)
     rows = make_rows(100 * 1000, 1, identities=10**9, seconds=10**6)
     rows["offset"] = np.arange(len(rows))
-    budget = TopK(ROCKETMQ_SCHEMA, 10**6)
+    gathered = accumulator(10**6)
     for part in np.split(rows, 100):
-        budget.add(part)
-    assert len(budget.answers()[0]) == len(rows)
+        gathered.add(matches(part))
+    assert len(gathered.answers().rows) == len(rows)
     assert sum(sorted_rows) < 5 * len(rows)  # one file after the other: 50 times
 
 

@@ -15,7 +15,7 @@ from tests.support.model import Answer
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded
-from tiered_index.service.answers.results import QueryResults
+from tiered_index.service.read.results import QueryResults
 
 FILES = 3
 

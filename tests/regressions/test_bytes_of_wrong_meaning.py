@@ -19,15 +19,17 @@ import pytest
 
 from tests.reliability.hostile_tree import small_parts
 from tests.reliability.resealed import journal_record
-from tests.support.cold_index import ColdIndex, cold_index, without_summary
+from tests.support.cold_index import ColdIndex, cold_index
 from tests.support.hanging import beside
-from tests.support.staging import merge_all
+from tests.support.log_records import checkpoint_document
+from tests.support.pending import merge_all
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import TAIL_SIZE, Directory, parse_trailer
 from tiered_index.format.verify import verify_shard
+from tiered_index.service.log import checkpoint
 from tiered_index.service.log.records import encode_document
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
@@ -125,7 +127,6 @@ def test_shards(made: ColdIndex, change: Change) -> None:
     with small_parts():
         merge_all(made.inner, CLOCK)
     # it has the unchanged directories
-    without_summary(made.inner)
     with IndexReader.open(storage_backend=made.inner) as reader:
         cut = [stored for stored in reader.log_state.objects.values() if b'"slot_map"' in made.inner.get(stored.name)]
         for stored in cut:
@@ -164,19 +165,17 @@ def test_merges_come_to_an_end(tmp_path: Path, change: Change) -> None:
 def test_a_checkpoint_of_impossible_numbers_is_passed_over(made: ColdIndex, caplog: pytest.LogCaptureFixture) -> None:
     """The records have the state that it caches."""
     name = max(info.name for info in made.inner.list("checkpoint/"))
-    document = json.loads(made.inner.get(name).rpartition(b"\n#crc32 ")[0])
-    for change in (
-        {"second_max": 10**30},
-        {"count": -1},
-        {"name": "../../x"},
-        {"file_id": "../x"},
-        {"second_min": 2**62},
-        {"filter_length": 33},
+    document = checkpoint_document(made.inner.get(name))
+    for column, wrong in (
+        ("second_max", 10**30),
+        ("count", -1),
+        ("tail", "../../x"),
+        ("file_id", "../x"),
+        ("second_min", 2**62),
+        ("filter_length", 33),
     ):
-        spoiled = json.loads(json.dumps(document))
-        del spoiled["version"]
-        spoiled["objects"][0].update(change)
-        made.inner.put(name, encode_document(spoiled))
+        columns = {**document["objects"], column: [wrong, *document["objects"][column][1:]]}
+        made.inner.put(name, checkpoint.encode({**document, "objects": columns}))
         with pytest.raises(CorruptFile, match=name):
             LogState.decode(made.inner.get(name), name)
         with made.reader() as reader:

@@ -13,7 +13,7 @@ from tests.stress.census import census
 from tests.support.disk_faults import FaultDisk
 from tests.support.hanging import until
 from tiered_index.errors import IndexClosed
-from tiered_index.service.lifecycle.lifecycle import Progress
+from tiered_index.service.life.lifecycle import Progress
 
 NOW_MS = 1_700_000_000_000
 
@@ -127,7 +127,7 @@ def test_no_round_begins_behind_a_close(open_index, monkeypatch, caplog, end):
 def test_a_close_flushes_before_it_waits_for_a_round(open_index, monkeypatch, beside):
     """A process that was killed during that wait lost the entries of its write buffer."""
     index, waits, ends = open_index(), Event(), Event()
-    monkeypatch.setattr(index._lifecycle._staging, "begin_clocks", lambda files: (waits.set(), ends.wait(60)))
+    monkeypatch.setattr(index._lifecycle._pending, "begin_clocks", lambda files: (waits.set(), ends.wait(60)))
     running = beside(index.run_lifecycle)
     assert waits.wait(60)
     index.put("t", 0, "k", 1, 1, NOW_MS, "s", 1)

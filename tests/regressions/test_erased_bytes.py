@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
-from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
-from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
-from tiered_index.service.lifecycle.staged import Ticket, open_tickets
+from tiered_index.service.jobs.erase import EraseRequest, Erasure, erase
+from tiered_index.service.log.records import PendingFile
+from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
+from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.storage.sqlite import connections
-from tiered_index.storage.sqlite.storage import SqliteStorage
+from tiered_index.storage.sqlite import SqliteStorage
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ def test_an_unfinished_upload_is_waited_for(begin, tmp_path):
     storage = LocalStorage(tmp_path / "storage")
     life = begin(storage)
     secret = fill(life)
-    handles = [storage.begin_upload(name) for name in ("data/left/a.index", "segments/s/b.log", "staging/c/d.entries")]
-    for handle in handles:
-        storage.upload_part(handle, 1, secret)
+    writers = [storage.open_writer(name) for name in ("data/left/a.index", "segments/s/b.log", "staging/c/d.entries")]
+    for writer in writers:
+        writer.write(secret.ljust(PART_BYTES + 1))
     done = wipe(life)
     assert (done.status, done.remaining) == ("pending", ())
-    assert done.pending == tuple(sorted(handle.name for handle in handles)) and done.to_do
+    assert len(done.pending) == 3 and all(".%work/" in place for place in done.pending) and done.to_do
     assert holding(tmp_path / "storage", secret)
-    for handle in handles:
-        storage.abort_upload(handle)
+    for writer in writers:
+        writer.abort()
     assert wipe(life).status == "erased"
     life.index._lifecycle.refresh()
     life.index.run_lifecycle()
@@ -87,31 +87,12 @@ def test_a_half_made_file_of_a_killed_writer_is_waited_for_and_swept(begin, tmp_
     assert wipe(life).status == "erased" and not left.exists()
 
 
-@pytest.mark.parametrize("made", ["now", "by an earlier version"])
-def test_a_database_keeps_nothing_of_it(begin, tmp_path, monkeypatch, made):
-    if made != "now":
-        monkeypatch.setattr(connections, "_OVERWRITTEN", "SELECT 1")
-        adopt = connections.adopt
-
-        def lenient(connection: sqlite3.Connection) -> None:
-            adopt(connection)
-            connection.execute("PRAGMA secure_delete=OFF")
-
-        monkeypatch.setattr(connections, "adopt", lenient)
+def test_a_database_keeps_nothing_of_it(begin, tmp_path):
     folder = tmp_path / "storage"
     folder.mkdir()
     life = begin(SqliteStorage(folder / "objects.db"))
     secret = fill(life)
     assert holding(folder, secret)
-    if made != "now":
-        life.merge(10**6)
-        life.later()
-        for name in {info.name for info in life.storage.list("data/")} - life.state.objects.keys():
-            life.storage.delete(name)
-        assert holding(folder, secret), "in pages that were freed"
-        life.storage.close()
-        monkeypatch.undo()
-        life.storage = SqliteStorage(folder / "objects.db")
     done = wipe(life)
     assert (done.status, done.pending) == ("erased", ())
     assert not holding(folder, secret)
@@ -133,39 +114,50 @@ def test_a_database_that_is_being_read_is_waited_for(begin, tmp_path):
     reader.close()
 
 
-def staged(life: Merging) -> Ticket:
-    """Stage all entries, and return the ticket."""
+def uploaded(life: Merging) -> PendingFile:
+    """Upload all entries, and return the pending file."""
     life.index.seal()
     life.index.run_lifecycle()
     life.later()
-    (ticket,), _ = open_tickets(life.storage, life.log())
-    return ticket
+    (waiting,) = life.log().state.pending.values()
+    return waiting
 
 
-def test_a_staged_object_is_read_and_waited_for(begin):
+def test_a_pending_object_is_read_and_written_again_without_erased_entries(begin):
     life = begin(compaction="spark", compact_timeout_s=10**9)
     life.put([(BASE_MS, "gone"), (BASE_MS, "stays")], "orders")
-    ticket = staged(life)
+    waiting = uploaded(life)
     assert wipe(life, "nobody's").status == "erased"
     done = wipe(life, "gone")
-    assert (done.status, done.pending, done.remaining) == ("pending", (ticket.object,), ())
-    # the contents of an unreadable object are unknown
-    life.storage.put(ticket.object, bytes(ticket.size_bytes))
-    assert wipe(life, "nobody's").pending == (ticket.object,)
-    life.storage.delete(ticket.name)
-    assert wipe(life, "nobody's").pending == (ticket.object,)
+    assert (done.status, done.removed, done.entries_removed) == ("erased", (waiting.name,), 1)
+    assert [one.count for one in life.state.objects.values()] == [1] and not life.state.pending
 
 
-def test_a_staged_object_with_entries_from_before_its_begin_is_waited_for(begin):
-    """A staged file begins at the time of the entry that was put first, and a late entry is older."""
+def test_a_damaged_pending_object_may_have_erased_entries(begin):
+    life = begin(compaction="spark", compact_timeout_s=10**9)
+    life.put([(BASE_MS, "gone"), (BASE_MS, "stays")], "orders")
+    waiting = uploaded(life)
+    life.storage.put(waiting.name, bytes(waiting.size_bytes))
+    done = wipe(life, "nobody's")
+    assert (done.status, done.remaining) == ("remains", (waiting.name,))
+
+
+def test_a_staged_object_of_an_earlier_version_is_waited_for(begin):
+    life = begin()
+    life.storage.put("staging/a/b.entries", b"nobody knows what it has")
+    assert wipe(life, "nobody's").pending == ("staging/a/b.entries",)
+
+
+def test_a_pending_object_with_entries_from_before_its_begin_is_searched(begin):
+    """A file begins at the time of the entry that was put first, and a late entry is older."""
     life = begin(compaction="spark", compact_timeout_s=10**9)
     for second in (2_000, 1_000):
         life.put([(BASE_MS + second * 1000, "k")], "orders")
         life.index.flush()
-    ticket = staged(life)
-    assert wipe(life, before_ms=BASE_MS + 1_000_000).status == "erased"
+    waiting = uploaded(life)
+    assert wipe(life, before_ms=BASE_MS + 1_000_000).entries_removed == 0
     done = wipe(life, before_ms=BASE_MS + 1_500_000)
-    assert (done.status, done.pending, done.remaining) == ("pending", (ticket.object,), ())
+    assert (done.status, done.removed, done.entries_removed) == ("erased", (waiting.name,), 1)
 
 
 @pytest.mark.parametrize("how", ["next round", "restart"])

@@ -9,14 +9,14 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here as run
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
-from tests.support.staging import merge_all
+from tests.support.pending import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle import lifecycle
-from tiered_index.service.lifecycle.lifecycle import Lifecycle
+from tiered_index.service.life import lifecycle
+from tiered_index.service.life.lifecycle import Lifecycle
+from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.storage.disk import Disk

@@ -15,7 +15,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.support.damage import flip
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
-from tests.support.staging import merge_all
+from tests.support.pending import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService, Retention, erase, expire
 from tiered_index.clock import ManualClock
@@ -31,11 +31,10 @@ from tiered_index.errors import (
 )
 from tiered_index.service import anew
 from tiered_index.service.anew import BegunAnew, begin_anew
-from tiered_index.service.checks.checks import check_index
-from tiered_index.service.checks.repair import Repairs
-from tiered_index.service.checks.report import Report
-from tiered_index.service.lifecycle.copying import Copier
-from tiered_index.service.log import kept
+from tiered_index.service.jobs.copying import Copier
+from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.verify import check_index
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
@@ -287,14 +286,9 @@ def test_recover_compares_the_log_although_the_index_starts_without_its_storage(
     assert life.found() == set(range(1, 81))
 
 
-@pytest.mark.parametrize("whole_bytes", [1, 1 << 20])
-def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(
-    life: Life, monkeypatch: pytest.MonkeyPatch, whole_bytes: int
-) -> None:
+def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(life: Life) -> None:
     """Otherwise it would bring erased entries back, also those that only the root has."""
-    monkeypatch.setattr(kept, "_WHOLE_BYTES", whole_bytes)
-    # so many files that a later state of the log is stored as changes
-    for _ in range(20):
+    for _ in range(2):
         life.write(1, upload=True)
     life.keep("storage")
     with life.open(refresh_interval_s=0) as index:
@@ -308,7 +302,7 @@ def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(
             index.run_lifecycle()
         assert life.found(index) == set()
     life.restore("storage")
-    assert len(life.found()) == 20
+    assert len(life.found()) == 2
     assert life.begin_anew().entries == 2
     life.publish_all()
     assert life.found() == life.reopened() == set()
@@ -412,8 +406,8 @@ def test_recover_keeps_unreadable_files(life: Life) -> None:
 
 def test_recover_sends_topics_that_arrow_cannot_store(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that an earlier version stored may have half a surrogate pair."""
-    monkeypatch.setattr("tiered_index.service.answers.rows.check_text", lambda name, text: text)
-    monkeypatch.setattr("tiered_index.service.answers.validation.check_text", lambda name, text: text)
+    monkeypatch.setattr("tiered_index.service.read.rows.check_text", lambda name, text: text)
+    monkeypatch.setattr("tiered_index.service.write.validation.check_text", lambda name, text: text)
     with life.open() as index:
         index.put("\ud800", 0, "k", 1, 1, NOW_MS)
         life.ingest(index, 9, upload=True)
@@ -516,6 +510,23 @@ def test_jobs_that_know_the_root_add_nothing_to_a_storage_that_is_behind_it(life
         refused = run_here(*job.split(), *more, "--root", life.root, "--json")
         assert (job, refused.code, refused.error["type"]) == (job, 4, "StorageBehind")
     assert sorted((life.folder / "storage").rglob("*")) == names
+
+
+@pytest.mark.parametrize(("restored", "error"), [("storage", "StorageBehind"), ("root", "RootBehind")])
+def test_each_job_that_knows_a_root_says_what_was_restored_and_changes_nothing(
+    life: Life, restored: str, error: str
+) -> None:
+    life.write(10, upload=True)
+    life.keep(restored)
+    life.write(20, upload=True)
+    life.restore(restored)
+    names = sorted(path for path in life.folder.rglob("*") if path.name != "lock")
+    for job in ("orphans --yes", "merge", "erase --topic t --key k --yes"):
+        refused = run_here(*job.split(), "--root", life.root, "--json")
+        assert (job, refused.code, refused.error["type"]) == (job, 4, error)
+    with pytest.raises(StorageBehind if restored == "storage" else RootBehind):
+        life.open()
+    assert sorted(path for path in life.folder.rglob("*") if path.name != "lock") == names
 
 
 @pytest.mark.parametrize("known", ["by an option", "by the environment"])

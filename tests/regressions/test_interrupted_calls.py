@@ -91,7 +91,7 @@ def test_a_close_after_an_interrupt_does_not_wait_for_a_storage(open_index, monk
     storage, answers = FaultStorage(MemoryStorage()), threading.Event()
     index = open_index(storage_backend=storage, background=True, lifecycle_interval_s=0.01)
     waits = threading.Event()
-    monkeypatch.setattr(index._lifecycle._staging, "begin_clocks", lambda files: (waits.set(), answers.wait(120)))
+    monkeypatch.setattr(index._lifecycle._pending, "begin_clocks", lambda files: (waits.set(), answers.wait(120)))
     until(waits.is_set)
     with monkeypatch.context() as patched:
         patched.setattr(index._buffer, "append_rows", raising(KeyboardInterrupt()))
@@ -103,6 +103,16 @@ def test_a_close_after_an_interrupt_does_not_wait_for_a_storage(open_index, monk
         open_index(storage_backend=storage, disk=FaultDisk()).close()
     finally:
         answers.set()
+
+
+def test_an_interrupted_close_ends_the_rounds(open_index, monkeypatch):
+    """They would run as long as the process, and each would fail."""
+    index = open_index(background=True, lifecycle_interval_s=0.01)
+    stop, raised = index._stop_threads, [KeyboardInterrupt()]
+    monkeypatch.setattr(index, "_stop_threads", lambda *until: raising(raised.pop())() if raised else stop(*until))
+    with pytest.raises(KeyboardInterrupt):
+        index.close()
+    until(lambda: not any(rounds._thread.is_alive() for rounds in (index._flushes, index._rounds)))
 
 
 @pytest.mark.parametrize("step", ["run_once", "end"])

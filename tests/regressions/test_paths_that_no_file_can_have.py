@@ -26,11 +26,13 @@ PATHS = {
     "loop": "loop",
     "below a loop": "loop/x",
 }
-FILES = {name: [name, "{path}"] for name in ("inspect", "dump", "verify")}
+FILES = {
+    "inspect": ["inspect", "{path}"],
+    "inspect --entries": ["inspect", "{path}", "--entries"],
+    "verify": ["verify", "{path}"],
+}
 SOURCES = {
     "ingest": ["ingest", "{path}", "--root", "new"],
-    "import-classic": ["import-classic", "{path}", "--root", "new"],
-    "import-classic --store": ["import-classic", ".", "--store", "{path}", "--root", "new"],
     "message --store": ["message", MESSAGE, "--store", "{path}"],
     "query --config": ["query", "t", "k", "--config", "{path}"],
 }
@@ -43,7 +45,6 @@ INDEXES = {
     "merge": ["merge"],
     "message": ["message", MESSAGE],
     "ingest": ["ingest", "in.ndjson"],
-    "import-classic": ["import-classic", "."],
 }
 
 

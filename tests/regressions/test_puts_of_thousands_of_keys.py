@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tiered_index import Lookup
-from tiered_index.service.writing.buffer import ROWS
+from tiered_index.service.write.buffer import ROWS
 
 NOW_MS = 1_700_000_000_000
 

@@ -12,11 +12,11 @@ from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectArchived
 from tiered_index.format.names import log_name
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
-from tiered_index.service.lifecycle.copying import Copier
+from tiered_index.service.jobs.copying import Copier
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.s3.client import translate
+from tiered_index.storage.s3.boto import translate
 
 BEGIN_MS = 1_700_000_000_000
 

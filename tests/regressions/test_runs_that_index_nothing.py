@@ -98,7 +98,18 @@ def test_numbers_that_are_keys_keep_their_text(ingest, tmp_path):
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_an_array_is_no_ndjson(ingest, tmp_path, end):
-    (tmp_path / "m.json").write_text(json.dumps([MESSAGE | {"offset": 1, "key": "k"}]) + end)
-    done = ingest(tmp_path / "m.json")
+@pytest.mark.parametrize("name", ["m.json", "m"])  # the second one is recognised by its first byte, as stdin is
+def test_an_array_is_no_ndjson(ingest, tmp_path, name, end):
+    (tmp_path / name).write_text(json.dumps([MESSAGE | {"offset": 1, "key": "k"}]) + end)
+    done = ingest(tmp_path / name)
     assert done.code == 2 and "not a JSON object, but an array" in done.error["message"], done.err
+
+
+@pytest.mark.parametrize("write", [ndjson, parquet])
+def test_a_first_file_with_a_bad_first_message_makes_no_index(ingest, tmp_path, write):
+    (tmp_path / "files").mkdir()
+    bad = write(tmp_path / "files" / f"m.{write.__name__}", '"k"' if write is ndjson else "k")
+    done = ingest(bad, "--column", "offset=place")
+    assert done.code == 2 and bad.name in done.error["message"], done.err
+    assert list(tmp_path.iterdir()) == [bad.parent]
+    assert ingest(bad).code == 0

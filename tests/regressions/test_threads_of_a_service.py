@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import queue
 import subprocess
 import sys
 import threading
@@ -12,7 +13,8 @@ import pytest
 
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
-from tiered_index.service.rounds import Rounds
+from tiered_index.errors import StorageUnavailable
+from tiered_index.service.life.rounds import Rounds
 
 NOW_MS = 1_700_000_000_000
 
@@ -36,6 +38,25 @@ def test_a_round_that_ends_with_any_error_is_reported_and_the_next_ones_run():
     assert met.wait(30)
     worker.stop()
     assert isinstance(worker.error, asyncio.CancelledError) and worker.failed_rounds == len(rounds)
+
+
+def test_rounds_that_fail_are_ever_further_apart():
+    pauses = []
+
+    class Woken(queue.SimpleQueue):
+        def get(self, timeout):
+            pauses.append(timeout)
+            if len(pauses) > 8:
+                worker._is_stopping = True
+            raise queue.Empty
+
+    def failing():
+        raise StorageUnavailable("away")
+
+    worker = Rounds("test", failing, 60.0, longest_pause_s=3600.0)
+    worker._wake = Woken()
+    worker._run()
+    assert pauses == [60.0 * 2**n for n in range(6)] + [3600.0] * 3
 
 
 @pytest.mark.parametrize("background", [True, False])

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.batches import batch
-from tiered_index.cli.ingest import Intake
+from tiered_index.cli.ingest import FileIntake
 from tiered_index.errors import InvalidArgument
 from tiered_index.follow import PatientPut
 from tiered_index.sources.files import open_source
@@ -23,7 +23,7 @@ GOOD = [("s", NOW_S), ("ms", NOW_S * 10**3 + 999), ("us", NOW_S * 10**6 + 999_99
 def take(service, path):
     """Ingest a file of messages."""
     source = open_source(LocalFile(path))
-    intake = Intake(service, source, "file", skip_bad=False, patient=PatientPut(service, 0))
+    intake = FileIntake(service, source, "file", skip_bad=False, patient=PatientPut(service, 0))
     try:
         for rows in source.batches(0):
             intake.take(rows)

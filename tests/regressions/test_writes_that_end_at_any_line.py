@@ -11,8 +11,8 @@ import pytest
 
 from tests.regressions.conftest import offsets
 from tests.support.disk_faults import FaultDisk
-from tiered_index.service.files import unsealed
-from tiered_index.service.writing import appenders
+from tiered_index.service.read import unsealed
+from tiered_index.service.write import appenders
 from tiered_index.storage.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.disk_faults import FaultDisk
 from tiered_index.format import compacted
-from tiered_index.storage import disk as disk_module
 from tiered_index.storage.disk import Disk
 
 NOW_MS = 1_700_000_000_000
@@ -18,11 +17,7 @@ ERRORS = [MemoryError("no memory for a piece"), ValueError("no such piece"), OSE
 @pytest.mark.parametrize("disk", [Disk(), FaultDisk()], ids=["disk", "fault disk"])
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("pieces", [0, 1, 5])
-# large ones are written by a separate thread
-@pytest.mark.parametrize("large_bytes", [1 << 20, 250], ids=["small", "large"])
-def test_a_file_whose_making_fails_is_removed(tmp_path, monkeypatch, disk, error, pieces, large_bytes):
-    monkeypatch.setattr(disk_module, "_LARGE_BYTES", large_bytes)
-
+def test_a_file_whose_making_fails_is_removed(tmp_path, disk, error, pieces):
     def making():
         for _ in range(pieces):
             yield b"x" * 100

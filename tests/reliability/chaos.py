@@ -387,13 +387,13 @@ class Campaign:
             return
         try:
             with open_storage(self.uri()) as storage:
-                objects, uploads = sweep(storage)
+                objects = sweep(storage)
         except TieredIndexError as error:
             self.note(f"no sweep: {error}")
             return
-        self.note(f"swept {objects} orphans and {uploads} unfinished uploads while nobody wrote")
+        self.note(f"swept {objects} orphans while nobody wrote")
         self.count("sweeps beside readers")
-        self.count("orphans deleted", objects + uploads)
+        self.count("orphans deleted", objects)
 
     # The end
 

@@ -32,10 +32,10 @@ from tiered_index import IndexReader, IndexService, Lookup, QueryResult
 from tiered_index.clock import SystemClock
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, TieredIndexError, WriterFenced
 from tiered_index.retention import LEAST_GRACE_S, Retention
-from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.expiry import expire
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.expiry import expire
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options

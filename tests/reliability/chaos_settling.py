@@ -22,11 +22,11 @@ from tests.support.processes import without_settings
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import LockHeld, StorageError
-from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 
@@ -54,21 +54,21 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
             entries -= merge(storage, log, SystemClock(), MergeOptions(window_s=window_s, min_age_s=0)).expired
         if _entries(log.refresh()) != entries:
             fail("wrong", f"{entries} entries to be left by the last merge, {_entries(log.state)} are")
-        count("orphans deleted", sum(sweep(storage)))
+        count("orphans deleted", sweep(storage))
         left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
-        if left != set(log.refresh().objects) or any(sweep(storage)) or list(storage.list_uploads()):
-            found = f"{sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}"
+        if left != set(log.refresh().objects) or sweep(storage) or storage.purge(0):
+            found = f"{sorted(left ^ set(log.state.objects))[:5]}, {storage.purge(0)[:5]}"
             fail("wrong", f"after the sweep: {found}")
         _check_all(declared, gone, log.state.number, entries, uri, count, fail)
     for place in (["--storage", uri], *(["--root", str(folder / f"root-{name}")] for name in WRITERS)):
         _verify(place, fail)
 
 
-def sweep(storage: Storage) -> tuple[int, int]:
-    """Delete orphans as if two days had passed. Return the numbers of objects and uploads."""
+def sweep(storage: Storage) -> int:
+    """Delete orphans as if two days had passed. Return the number of objects."""
     log = open_log(storage, SystemClock())
     found = delete_orphans(storage, find_orphans(Later(storage, _TWO_DAYS_S), log))
-    return len(found.objects), len(found.uploads)
+    return len(found.objects)
 
 
 def _erase_all(storage: Storage, log: StorageLog, gone: Gone, fail: Fail) -> None:

@@ -48,16 +48,12 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import GROUP_DTYPE, TAIL_SIZE, Directory, Trailer, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.kernels import compiled_views, crc32
-from tiered_index.service.answers.batch import LookupBatch, Matches, in_core
-from tiered_index.service.answers.rows import PreparedLookup, first_answers
-from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.files.compacted import LocalBytes
-from tiered_index.service.files.search import search_file, search_file_for_many
-from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle.publication import stored_file
-from tiered_index.service.log.summary import decode, encode
+from tiered_index.service.read.batch import LookupBatch, Matches, OrderedRows, in_core
+from tiered_index.service.read.compacted import LocalBytes
+from tiered_index.service.read.file_search import collected, search_file
+from tiered_index.service.read.rows import PreparedLookup
+from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.storage.base import OpenObject
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 
 T = 1_700_000_000
@@ -66,7 +62,7 @@ TOPICS = {0: "t", 2**30: "u", 2: "t"}
 # two of them have the same Java hash; others have a negative one
 KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
 _FAMILY = {"packed": NATIVE, "plain": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE, "filter": NATIVE}
-KINDS = (*_FAMILY, "unsealed", "summary")
+KINDS = (*_FAMILY, "unsealed")
 _SHARES = (0.3, 0.1, 0.15, 0.2, 0.05, 0.18, 0.02)
 # number of seeds that use the same file
 _OF_ONE_FILE = 50
@@ -140,7 +136,7 @@ def _try_stored(random: Random, file: InMemory, schema: Any) -> bool:
     batch = _batch(random)
     batch.allow_partial = True
     with using(None):
-        found = _outcome(lambda: search_file_for_many(file, batch))
+        found = _outcome(lambda: collected(search_file(file, batch)))
     if isinstance(found, str):
         return False
     damaged = {number for numbers, _ in found.damage for number in numbers.tolist()}
@@ -252,8 +248,14 @@ def _outcome(search: Callable[[], Any]) -> Any:
         return type(error).__name__
 
 
+def first_rows(rows: Any, schema: Any, limit: int) -> Any:
+    """Return the first `limit` distinct rows of one lookup."""
+    ordered = OrderedRows(1, [Matches(np.zeros(len(rows), np.int64), rows)], schema)
+    return ordered.first(np.array([limit])).rows
+
+
 def _single(file: Any, lookup: PreparedLookup, schema: Any) -> Any:
-    return lambda: first_answers(file(lookup), schema, lookup.max_count + 1).tobytes()
+    return lambda: first_rows(file(LookupBatch.of_one(lookup)).rows, schema, lookup.max_count + 1).tobytes()
 
 
 def _many(file: Any, batch: LookupBatch, schema: Any, metadata: Metadata | None = None) -> Any:
@@ -264,7 +266,7 @@ def _many(file: Any, batch: LookupBatch, schema: Any, metadata: Metadata | None 
         found = file(batch)
         most = batch.max_count.tolist()
         return [
-            first_answers(found.rows[found.lookups == number], schema, most[number] + 1).tobytes()
+            first_rows(found.rows[found.lookups == number], schema, most[number] + 1).tobytes()
             if within[number] and (found.lookups == number).any()
             else b""
             for number in range(len(batch))
@@ -310,14 +312,15 @@ def try_compacted(core: ModuleType, kind: str, seed: int) -> bool:
     file._trailer = replace(file._trailer, tail=file._trailer.tail._replace(filter_length=0))
     has_rows = _compare(core, "search", _single(file.search, lookup, schema))
     if random.random() < 0.2:
-        has_rows |= _compare(core, "stored search", _single(lambda one: search_file(file, one), lookup, schema))
+        stored = _single(lambda one: collected(search_file(file, one)), lookup, schema)
+        has_rows |= _compare(core, "stored search", stored)
     if random.random() < 0.1:
         has_rows |= _try_stored(random, file, schema)
     if random.random() < 0.1:
         batch, metadata = _batch(random), file.trailer().metadata
-        _compare(core, "search_many", _many(file.search_many, batch, schema, metadata))
-        stored = _many(lambda many: search_file_for_many(file, many), batch, schema, metadata)
-        _compare(core, "stored search_many", stored)
+        _compare(core, "search of a batch", _many(file.search, batch, schema, metadata))
+        stored_many = _many(lambda many: collected(search_file(file, many)), batch, schema, metadata)
+        _compare(core, "stored search of a batch", stored_many)
     return has_rows
 
 
@@ -385,9 +388,9 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
     if random.random() < 0.2:
         batch = _batch(random)
         with using(core):
-            _outcome(_many(file.search_many, batch, layout.schema))
+            _outcome(_many(file.search, batch, layout.schema))
         if not broken:
-            _compare(core, "search_many", _many(file.search_many, batch, layout.schema))
+            _compare(core, "search of a batch", _many(file.search, batch, layout.schema))
     return has_rows
 
 
@@ -416,56 +419,9 @@ def _unsealed(family: Any, number: int) -> tuple[UnsealedTable, Any]:
     return table, np.frombuffer(body.ljust(layout.unsealed_size, b"\0"), np.uint8)
 
 
-def try_summary(core: ModuleType, kind: str, seed: int) -> bool:
-    """Read directories and filters from a changed summary. Return whether there were any."""
-    random = Random(f"{kind} {seed}")
-    objects, data = _summary(seed // _OF_ONE_FILE)
-    parts = {name: (position, bytes(part)) for name, (position, part) in decode(data, "summary").items()}
-    if random.random() < 0.5:
-        name = random.choice(list(parts))
-        parts[name] = parts[name][0], resealed.flipped(random, parts[name][1])
-        changed = encode(parts)
-    else:
-        length = int.from_bytes(data[8:12], "big")
-        index = resealed.plain_json(random, data[12 : 12 + length])
-        size = len(index) if random.random() < 0.9 else random.choice([0, 1, length, 2**32 - 1])
-        body = data[:8] + size.to_bytes(4, "big") + index + data[12 + length : -4]
-        changed = body + crc32(body).to_bytes(4, "big")
-    cold = ColdPath(MemoryStorage())
-    with using(core):
-        cold.adopt(changed, "summary", {name: stored for name, (stored, _) in objects.items()})
-    found = False
-    for name, (stored, whole) in objects.items():
-        trailer = cold.known_trailer(stored)
-        found |= trailer is not None
-        true = parse_trailer(whole, name, len(whole))
-        assert trailer is None or trailer.metadata == true.metadata, f"another directory of {name}"
-        assert trailer is None or trailer.directory.encode() == true.directory.encode(), f"another directory of {name}"
-        for number in range(3):
-            hashes = lookup_numbers("t", KEYS[number])
-            if cold.filters.excludes(stored, hashes[0], hashes[2]):
-                with using(None):
-                    lookup = PreparedLookup("t", KEYS[number], *hashes, 0, 2**40, 9)
-                    assert not len(InMemory(whole).search(lookup)), f"a filter of {name} hides {KEYS[number]}"
-    return found
-
-
-@lru_cache(8)
-def _summary(number: int) -> tuple[dict[str, tuple[Any, bytes]], bytes]:
-    objects, parts = {}, {}
-    for place in range(3):
-        data, trailer = whole_file("packed", 10**6 + 3 * number + place)
-        stored = stored_file(f"data/{place}/x.index", trailer, len(data), 0)
-        position = random_part = stored.directory_position if place == 2 else stored.trailer_position
-        objects[stored.name] = stored, data
-        parts[stored.name] = position, data[random_part:]
-    return objects, encode(parts)
-
-
 TRIES: dict[str, Callable[[ModuleType, str, int], bool]] = {
     **dict.fromkeys(_FAMILY, try_compacted),
     "unsealed": try_unsealed,
-    "summary": try_summary,
 }
 
 

@@ -46,7 +46,7 @@ from tests.support.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BackPressure, IndexClosed, StorageError, TieredIndexError
-from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.read.lookups import Lookups
 from tiered_index.storage.base import Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -56,10 +56,7 @@ SHARES = {"crash": 1.0, "fault": 0.1, "burst": 0.03, "again": 0.005}
 _CAUSES = {"crash": "one crash", "fault": "fault, then crash", "burst": "burst, then crash"}
 _T = TypeVar("_T")
 _HANG_S = 120
-_STORAGE_CALLS = {
-    *("put", "put_if_absent", "delete", "delete_many"),
-    *("begin_upload", "upload_part", "complete_upload", "abort_upload"),
-}
+_STORAGE_CALLS = {"put", "put_if_absent", "write", "delete", "delete_many"}
 
 
 class _Hang(BaseException):
@@ -441,7 +438,6 @@ def _copied(storage: Any) -> MemoryStorage:
     # without leases, because the copied root would wait for the lease of the crashed one
     shelf = inner._shelf
     copy._shelf.objects = SortedDict((name, it) for name, it in shelf.objects.items() if not name.startswith("lease/"))
-    copy._shelf.uploads = {number: type(it)(it.handle, dict(it.parts)) for number, it in shelf.uploads.items()}
     return copy
 
 

@@ -8,12 +8,12 @@ from functools import partial
 from tests.reliability.world import NOW_MS, World
 from tests.support.batches import columns_of
 from tests.support.log_records import open_log
-from tests.support.staging import Job, merge_all
+from tests.support.pending import Job, merge_all
 from tiered_index.retention import Retention
-from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.expiry import record_expiry, sweep
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.expiry import record_expiry, sweep
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.storage.disk import Disk
 
 Life = Iterator[Callable[[], object]]
@@ -80,8 +80,16 @@ def merging(world: World, disk: Disk) -> Life:
     yield from world.steps(script, merge=lambda: merge_all(world.storage, world.clock))
 
 
-def staging(world: World, disk: Disk) -> Life:
-    """Sealed files are staged, and compacted and merged by jobs."""
+def merging_itself(world: World, disk: Disk) -> Life:
+    """The writer merges its uploaded files, keeps local copies of others, and deletes replaced objects a day later."""
+    world.settings |= {"refresh_interval_s": 0, "merge": "4s,16s", "local_keep_s": 50}
+    acts = {f"wait_{seconds}": partial(world.clock.advance, seconds) for seconds in (40, 90_000)}
+    script = "7 seal run_lifecycle wait_40 run_merge 7 seal run_lifecycle 3 flush wait_40 run_merge run_lifecycle"
+    yield from world.steps(f"{script} 2 flush wait_90000 run_lifecycle run_merge 1 flush", **acts)
+
+
+def pending(world: World, disk: Disk) -> Life:
+    """Sealed files are uploaded as they are, and merged by jobs."""
     world.settings |= {"compaction": "spark", "refresh_interval_s": 0, "compact_timeout_s": 600}
     jobs = {"job": lambda: Job(world.storage, world.clock).run()}
     jobs["merge"] = lambda: merge_all(world.storage, world.clock)
@@ -157,5 +165,18 @@ def erasing(world: World, disk: Disk) -> Life:
     yield from world.steps(f"{script} wait merge erase run_lifecycle 3 seal run_lifecycle", **acts)
 
 
-_LIVES = (writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping, expiring, erasing)
+_LIVES = (
+    writing,
+    quarantine,
+    lifecycle,
+    keeping,
+    reopening,
+    merging,
+    merging_itself,
+    pending,
+    archiving,
+    sweeping,
+    expiring,
+    erasing,
+)
 LIVES: dict[str, Callable[[World, Disk], Life]] = {life.__name__: life for life in _LIVES}

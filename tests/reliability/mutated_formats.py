@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from tests.reliability import resealed
 from tests.reliability.hostile_tree import NOW_MS
 from tests.reliability.resealed import Reseal
@@ -24,19 +26,20 @@ from tiered_index.format.archived import SegmentTable
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, recognise
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.layout import ROCKETMQ, Layout
+from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 from tiered_index.rocketmq.classic import infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.store import decode_entries
-from tiered_index.service.answers.rows import decode_cursor, query_digest
-from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.files.window_table import WindowTable
-from tiered_index.service.lifecycle.staged import Ticket, read_sealed
-from tiered_index.service.log.records import LogRecord
+from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
+from tiered_index.service.jobs.pending import pending_bytes
+from tiered_index.service.log.records import LogRecord, PendingFile
 from tiered_index.service.log.session import LeaseWatch
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import MergeOptions, plan_merge
+from tiered_index.service.read.cold_path import ColdPath
+from tiered_index.service.read.rows import decode_cursor, query_digest
+from tiered_index.service.read.window_table import WindowTable
 from tiered_index.service.root import Marker
 from tiered_index.storage.memory import MemoryStorage
 
@@ -69,7 +72,7 @@ def _trailer(data: bytes, path: str) -> None:
     slots = trailer.metadata.slot_map
     assert sum(run.length for run in trailer.directory.all_runs()) <= len(data)
     for key_hash in (0, 77, 2**31 - 1):
-        trailer.directory.runs(slots.slot_of(key_hash), key_hash, 0, 2**40)
+        trailer.directory.runs_of(np.array([slots.slot_of(key_hash)]), 0, 2**40)
     trailer.directory.runs_between(*slots.slots_of_base(0, slots.base), -(2**40), 2**40)
 
 
@@ -99,7 +102,7 @@ def _state(state: LogState) -> None:
             state.segment_holding(name, segment.start)
     if state.genesis is not None:
         plan = plan_merge(state, MergeOptions(window_s=3600, min_age_s=0), now_s=NOW_MS // 1000)
-        assert sum(len(job.tasks) for job in plan.jobs) < 100_000
+        assert sum(len(job.tasks) for job in plan.rewrites) < 100_000
 
 
 def _lease(data: bytes, path: str) -> None:
@@ -108,17 +111,18 @@ def _lease(data: bytes, path: str) -> None:
     LeaseWatch(storage, ManualClock(NOW_MS)).check("somebody", "")
 
 
-def _staged(data: bytes, path: str) -> None:
+def _pending(data: bytes, path: str) -> None:
     storage = MemoryStorage()
     name = object_of(path)
     storage.put(name, data)
-    entries = data.rfind(b'{"version"')
-    sizes = {"size_bytes": len(data), "entries_bytes": max(0, entries), "count": 30}
-    read_sealed(storage, Ticket(file_id=name.split("/")[1], epoch=1, object=name, created_ms=0, staged_ms=0, **sizes))
-
-
-def _ticket(data: bytes, path: str) -> None:
-    Ticket.decode(data, object_of(path))
+    entries = max(0, data.rfind(b'{"version"'))
+    lengths = {"size_bytes": len(data), "trailer_position": entries, "metadata_length": len(data) - entries}
+    zeros = dict.fromkeys(("sequence", "second_min", "second_max", "filter_length", "directory_length"), 0)
+    waiting = PendingFile(
+        name=name, file_id=name.split("/")[1], lane="main", count=30, published_ms=0, **lengths, **zeros
+    )
+    with pending_bytes(storage, waiting, KEYED_SCHEMA):
+        pass
 
 
 def _segment(data: bytes, path: str) -> None:
@@ -184,30 +188,29 @@ def codecs() -> list[Codec]:
     local = "read_root inspect dump verify write recover"
     log = "read verify merge orphans write job files"
     plain, json, sealed = resealed.words(), resealed.plain_json, resealed.sealed_json
-    store, uploads, segments = "follow/store", "*/storage/.%uploads", "follow/storage/segments%"
-    staging = "*/storage/staging%/*"
+    store, segments = "follow/store", "follow/storage/segments%"
     starts = resealed.words(*range(0, 300, 4))
     return [
-        Codec("objects", "*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
+        Codec("objects", "[!p]*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
         Codec("local files", "*/root/[cu][op]*/*.index", resealed.compacted, _trailer, local, 2, items=True),
         Codec("journal", "*/root/unsealed/*.journal", resealed.journal, _journal, f"{_WRITES} inspect", 3),
         Codec("entries", "*/root/unsealed/*.index", plain, _nothing, f"{_WRITES} dump", 0.5, items=True),
         Codec("marker", "*/root/tiered_index.json", json, Marker.decode, _WRITES),
         Codec("lock", "*/root/lock", json, _nothing, "write lock", 0.2),
         Codec("log records", "*/storage/log%/*", sealed, _log_record, log, 3),
-        Codec("checkpoints", "*/storage/checkpoint%/*", sealed, _checkpoint, log, 3),
+        Codec("checkpoints", "*/storage/checkpoint%/*", resealed.checkpoint, _checkpoint, log, 3),
         Codec("epochs", "*/storage/epoch%/*", plain, _nothing, "write verify", 0.2),
         Codec("lease", "*/storage/lease%/*/*", json, _lease, "write other_writer"),
-        Codec("tickets", f"{staging}/*.ticket", sealed, _ticket, "job write orphans", 1.5),
-        Codec("staged entries", f"{staging}/*.entries", resealed.staged, _staged, "job write", 1.5, items=True),
-        Codec("upload leftovers", f"{uploads}/*/upload.json", json, _nothing, "write orphans", 0.3),
+        Codec(
+            "pending files", "pending/storage/data%/*/*.index", resealed.pending, _pending, "job verify", 3, items=True
+        ),
         Codec("archived segments", f"{segments}/*/*/*.log", resealed.archived, _segment, "archive verify", items=True),
         Codec("cache entries", "*/root/cache/*/*", plain, _nothing, "read_root", 0.3),
         Codec("cursors", "cursors/*", resealed.cursor, _cursor, "page"),
         Codec("followers", "follow/root/followers/*.json", json, _nothing, "follow messages", 0.5),
-        Codec("commit log", f"{store}/commitlog/*", _MESSAGES, _log, "follow messages import", items=True),
+        Codec("commit log", f"{store}/commitlog/*", _MESSAGES, _log, "follow messages", items=True),
         Codec("consume queues", f"{store}/consumequeue/*/*/*", _ENTRIES, _queue, "follow messages"),
-        Codec("classic index", f"{store}/index/*", starts, _classic, "import classic", items=True),
+        Codec("classic index", f"{store}/index/*", starts, _classic, "classic", items=True),
         Codec("bare files", "bare/*", _HEADS, _bare, "inspect dump verify_file", 0.5, items=True),
         Codec("database rows", "sqlite/db", plain, _nothing, "database", 0.2, items=True),
     ]

@@ -82,7 +82,7 @@ def page(text: str, tallies: dict[str, dict[str, Any]]) -> str:
         tried = "".join(f"| {what} | {count:,} |\n" for what, count in tally["tried"].items())
         figures = f"`{tally['command']}`\n\n| tried | |\n|---|---:|\n{tried}"
         text = _replaced(text, rf"^\| \[{name}\].*", f"| {' | '.join(cells)} |")
-        section = rf"(?<=^## {name}\n)((?:.*\n)*?)^`python .*\n\n\| tried.*\n(?:\|.*\n)*"
+        section = rf"(?<=^## {name}\n)((?:(?!## ).*\n)*?)^`python .*\n\n\| tried.*\n(?:\|.*\n)*"
         text = _replaced(text, section, rf"\g<1>{figures}")
     return text
 

@@ -149,6 +149,22 @@ def sealed_json(rng: Random, data: bytes) -> bytes:
     return sealed(_json(rng, unsealed(data)))
 
 
+def checkpoint(rng: Random, data: bytes) -> bytes:
+    """Change the compressed state of a checkpoint, and compress it again."""
+    return packed(_json(rng, unpacked(data)))
+
+
+def unpacked(data: bytes) -> Any:
+    """Return the document of the state in a checkpoint."""
+    return json.loads(zlib.decompress(base64.b64decode(unsealed(data)["state"])))
+
+
+def packed(text: bytes) -> bytes:
+    """Return a checkpoint of a state's text."""
+    state = base64.b64encode(zlib.compress(text)).decode()
+    return sealed(json.dumps({"version": 7, "kind": "checkpoint", "state": state}).encode())
+
+
 def unsealed(data: bytes) -> Any:
     """Return the document before the line with its CRC32."""
     return json.loads(data.rpartition(b"\n#crc32 ")[0])
@@ -199,8 +215,8 @@ def cursor(rng: Random, data: bytes) -> bytes:
     return base64.urlsafe_b64encode(struct.pack(">I", zlib.crc32(body)) + body).rstrip(b"=")
 
 
-def staged(rng: Random, data: bytes) -> bytes:
-    """Change the document after staged entries, or the entries and their CRC32s in the document."""
+def pending(rng: Random, data: bytes) -> bytes:
+    """Change the document after a pending file's entries, or the entries and their CRC32s in the document."""
     at = data.rindex(b'{"version"')
     entries, behind = bytearray(data[:at]), unsealed(data[at:])
     if rng.random() < 0.3 and entries:

@@ -114,13 +114,18 @@ class Writers:
         if not self.open(host):
             return
         process, service = host.process, host.service
-        for name, act in (("flusher", self.flush), ("life cycle", self.run_lifecycle), ("asker", self.ask_service)):
+        workers = [("flusher", self.flush), ("life cycle", self.run_lifecycle), ("asker", self.ask_service)]
+        if "merges" in self.has:
+            workers.append(("merger", self.run_merge))
+        for name, act in workers:
             if chance.random() < 0.7:
                 self.scheduler.start(process, name, partial(self.repeat, host, act, random.Random(chance.random())))
         position = -1 if host.position is None else host.position
         acts = [self.put, self.put, self.put_batch, self.flush, self.seal, self.run_lifecycle, self.ask_service]
         if "archive" in self.has:
             acts.append(self.archive)
+        if "merges" in self.has:
+            acts.append(self.run_merge)
         for _ in range(chance.randrange(3, 12)):
             act = chance.choice(acts)
             if act in (self.put, self.put_batch):
@@ -205,6 +210,15 @@ class Writers:
 
     def run_lifecycle(self, host: Host, chance: random.Random) -> None:
         host.service.run_lifecycle()
+
+    def run_merge(self, host: Host, chance: random.Random) -> None:
+        merger = host.service._parts.merger
+        merger.min_age_s, merger._monotonic_s = 0, float
+        merger._sleep = lambda _: self.scheduler.sleep(1)
+        if chance.random() < 0.5:
+            self.seal(host, chance)
+            host.service.run_lifecycle()
+        host.service.run_merge()
 
     def look_at_position(self, host: Host) -> None:
         """Check that the durable position does not decrease, and note its entries as durable."""

@@ -17,7 +17,7 @@ from tests.reliability.scheduler import Scheduler
 from tests.reliability.simulated_truth import Truth
 from tests.support.disk_faults import FaultDisk
 from tests.support.storage_faults import FaultStorage
-from tiered_index.storage.base import Bytes, Call, ObjectInfo, UploadHandle
+from tiered_index.storage.base import Bytes, Call, ObjectInfo
 from tiered_index.storage.memory import MemoryStorage
 
 T = TypeVar("T")
@@ -91,21 +91,17 @@ class Server(MemoryStorage):
         super().put_if_absent(name, data)
         self._truth.stored(name, bytes(data))
 
-    def complete_upload(self, handle: UploadHandle, parts: Any) -> None:
-        super().complete_upload(handle, parts)
-        self._truth.stored(handle.name, self.get(handle.name))
-
     def delete(self, name: str) -> None:
         super().delete(name)
         self._truth.deleted(name)
 
     def kept_state(self) -> Callable[[], None]:
         """Return a function that restores the present objects and their truth, as from a backup."""
-        objects, uploads = SortedDict(self._shelf.objects), dict(self._shelf.uploads)
+        objects = SortedDict(self._shelf.objects)
         restore_truth = self._truth.kept_state()
 
         def restore() -> None:
-            self._shelf.objects, self._shelf.uploads = objects, uploads
+            self._shelf.objects = objects
             restore_truth()
 
         return restore

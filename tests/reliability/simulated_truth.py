@@ -16,10 +16,11 @@ from typing import NoReturn
 
 from tests.property.published import Mark, Published, mark
 from tests.support.model import Answer, ModelEntry, OrderKey, ReferenceModel
-from tiered_index.format.names import DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX
+from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
 from tiered_index.tombstones import Tombstone
 from tiered_index.types import Lookup, QueryResult
 
@@ -46,13 +47,18 @@ class Lost(Failed):
 
 
 class _Graveyard:
-    """The bytes of all objects, also of deleted ones, for `Published`."""
+    """The bytes of all objects, also of deleted ones, for `Published` and `Segments`."""
+
+    uri = "memory://graveyard"
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
 
     def get(self, name: str) -> bytes:
         return self.objects[name]
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        return self.objects[name][offset : offset + length]
 
 
 class Truth:
@@ -128,7 +134,7 @@ class Truth:
 
     def stored(self, name: str, data: bytes) -> None:
         """Note a new object."""
-        if name.startswith((DATA_PREFIX, SEGMENTS_PREFIX)):
+        if name.startswith((DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX)):
             if name in self._here:
                 self.fail(Wrong(f"{name} was written a second time"))
             self._here.add(name)
@@ -140,13 +146,18 @@ class Truth:
         """Return the bytes of an object, also of a deleted one."""
         return self._graveyard.get(name)
 
+    def segments(self, state: LogState | None = None) -> Segments:
+        """Return the archived segments in a state of the log (None: the present one), also those in catalogs."""
+        return Segments(self.state if state is None else state, self._graveyard)
+
     def deleted(self, name: str) -> None:
         """Note the deletion of an object."""
         self._here.discard(name)
         age_s = (self._now_ms() - self._removed_ms.get(name, -(2**60))) / 1000
         if age_s < self.grace_s:
             self.fail(Wrong(f"{name} was deleted {age_s:.0f} s after a record removed it"))
-        if name in self.state.objects or name in self.state.archive or name.startswith(LOG_PREFIX):
+        is_named = self.state.names(name) or self.segments().names_object(name)
+        if is_named or name.startswith(LOG_PREFIX):
             self.fail(Lost(f"{name} was deleted, which the log names"))
 
     def _appended(self, name: str, data: bytes) -> None:
@@ -159,7 +170,7 @@ class Truth:
         self._expired.append(self.state.expired)
         self.stated += self.state.expired != before.expired
         self._removed_ms |= dict.fromkeys(record.remove, self._now_ms())
-        for stored in (*record.add, *record.archive):
+        for stored in (*record.add, *record.archive, *record.catalogs):
             if stored.name not in self._here:
                 self.fail(Lost(f"{name} names {stored.name}, which isn't there"))
         added = Counter(m for stored in record.add for m in self._marks_of(stored))

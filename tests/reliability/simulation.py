@@ -41,7 +41,7 @@ from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth,
 from tests.reliability.tally import Tally, main
 from tests.support.disk_faults import ERRORS
 from tests.support.log_records import open_log
-from tests.support.staging import Job
+from tests.support.pending import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import (
     BudgetExceeded,
@@ -56,19 +56,22 @@ from tiered_index.errors import (
 )
 from tiered_index.retention import LEAST_GRACE_S, Expired, Retention
 from tiered_index.service.anew import begin_anew
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.repair import Repairs
-from tiered_index.service.checks.report import Report
-from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.copying import COPY_OF, Copier
-from tiered_index.service.lifecycle.expiry import expire
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.lifecycle.publication import JobOverdue
+from tiered_index.service.jobs.copying import COPY_OF, Copier
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.expiry import expire
+from tiered_index.service.jobs.job import JobOvertaken
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import JobOverdue
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
+from tiered_index.service.read.segments import Segments
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.probe import probe_put_if_absent
 
 ALL = 10_000
 # imports at the first use would take locks in the first run only
@@ -119,6 +122,7 @@ class World(Writers):
             "buffer_max_entries": chance.choice([12, 10_000]),
             "block_cache_bytes": chance.choice([0, 4_000, 1 << 20]),
             "filter_after_probes": chance.choice([1, 8]),
+            "merge": random.Random(f"the merges of {seed}").choice(["2s,1h", "1s,4s,1d"]),
         }
         self.kills = self.struck = 0
         self.oldest_ms = 1000 * (self.settings["refresh_interval_s"] + 30) + 1  # greatest age of an answer
@@ -337,7 +341,7 @@ class World(Writers):
     # Jobs
 
     def job(self, process: Process) -> None:
-        """Compact the staged files."""
+        """Merge the pending files."""
         client = self.client()
         with self.working_on(client):
             Job(client, self.host_clock()).run()
@@ -403,10 +407,11 @@ class World(Writers):
             return 0
         at = copied.positions[f"{COPY_OF}{genesis.index_id}"]
         source = LogState().replayed([(own.record(n), str(n)) for n in range(1, at + 1)])
-        if (copied.objects, copied.archive, copied.expired) != (source.objects, source.archive, source.expired):
-            names, others = sorted(copied.objects), sorted(source.objects)
-            self.truth.fail(Wrong(f"a copy of record {at} names {names}, not {others}"))
-        for name in (*copied.objects, *copied.archive):
+        segments, others = list(Segments(copied, self.standby)), list(self.truth.segments(source))
+        if (copied.objects, segments, copied.expired) != (source.objects, others, source.expired):
+            names, missed = ([*state.objects, *more] for state, more in ((copied, segments), (source, others)))
+            self.truth.fail(Wrong(f"a copy of record {at} names {names}, not {missed}"))
+        for name in (*copied.objects, *copied.catalogs, *(one.name for one in segments)):
             if self.standby.get(name) != self.truth.bytes_of(name):
                 self.truth.fail(Lost(f"{name} has other bytes in the copy"))
         return at
@@ -442,7 +447,7 @@ class World(Writers):
     def working_on(self, client: Client) -> Iterator[None]:
         try:
             yield
-        except (MergeOvertaken, JobOverdue):
+        except (JobOvertaken, JobOverdue):
             pass
         except TieredIndexError as error:
             self.excuse_client(error, client)
@@ -495,14 +500,15 @@ class World(Writers):
             client.listings = chance.choice(["stale", "stale", "twice", "short"])
 
     def is_publishing(self) -> bool:
-        """Return whether a thread is appending a log record.
+        """Return whether a thread is appending a log record, or probing the storage.
 
-        If an hour passes between its look at the clock and its record, the record may name a deleted orphan.
+        If an hour passes between its look at the clock and its record, the record may name a deleted orphan. If a day
+        passes between the two puts of a probe, a sweep may have deleted the object of the first one.
         """
         frames = sys._current_frames()
         for frame in frames.values():
             while frame is not None:
-                if frame.f_code is StorageLog.append.__code__:
+                if frame.f_code in (StorageLog.append.__code__, probe_put_if_absent.__code__):
                     return True
                 frame = frame.f_back
         return False
@@ -550,10 +556,11 @@ class World(Writers):
                 for number, data in self.archived.items():
                     if (number + 1) * SEGMENT_BYTES <= self.truth.state.expired.segments.get("store", 0):
                         continue
-                    found = [s for s in self.truth.state.segments_of("store") if s.start == number * SEGMENT_BYTES]
-                    if self.went_back and not found:
+                    segment = self.truth.segments().at("store", number * SEGMENT_BYTES)
+                    if segment is None and self.went_back:
                         continue  # the restored log does not name it yet: the source archives it again
-                    (segment,) = found
+                    if segment is None:
+                        self.truth.fail(Lost(f"segment {number} was archived, and no record or catalog names it"))
                     if self.server.get_range(segment.name, 0, SEGMENT_BYTES) != data:
                         self.truth.fail(Lost(f"{segment.name} is not what was archived"))
 
@@ -563,8 +570,9 @@ class World(Writers):
             host.disk.clear()
             if not self.backups:
                 host.clock.skew_ms = 0
-            # an opening that did not end may have written to the log: a restored root must be recovered
-            if not (host.opened or host.name in self.backups):
+            # an opening that did not end may have written to the log: then its root must be recovered, too
+            may_be_ahead = host.name in self.backups or ("storage" in self.backups and host.root.exists())
+            if not (host.opened or may_be_ahead):
                 continue
             self.clock.ms += 1_000_000  # all leases and waits have ended
             host.client, host.closing = self.client(), False

@@ -15,7 +15,7 @@ import pytest
 from tests.reliability.scheduler import Process, Scheduler, Stuck
 from tests.reliability.simulation import campaign
 from tests.reliability.tally import Tally
-from tiered_index.service.lifecycle.copying import Copier, CopyReport
+from tiered_index.service.jobs.copying import Copier, CopyReport
 
 TOP = Path(__file__).parents[2]
 AGAIN = 2

@@ -12,8 +12,8 @@ from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage
 

@@ -28,18 +28,19 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.erasure import segments
-from tiered_index.service.erasure.erase import EraseRequest
-from tiered_index.service.erasure.erase import erase as erase_by
-from tiered_index.service.lifecycle.copying import copy_index
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs import erase_segments as segments
+from tiered_index.service.jobs import segment_archive
+from tiered_index.service.jobs.copying import copy_index
+from tiered_index.service.jobs.erase import EraseRequest
+from tiered_index.service.jobs.erase import erase as erase_by
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
 SEGMENT = 2 * HEAD_BYTES + 513
 BEGIN_MS = 1_700_000_000_000
-WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete_many")
+WRITING = ("put", "put_if_absent", "write", "delete_many")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def read_all(storage, name=None):
     """Return the messages of all archived segments, or of one, by offset."""
     archive = archive_of(storage)
     found = {}
-    for segment in archive.state().archive.values():
+    for segment in archive.segments():
         if name is not None and segment.name != name:
             continue
         for batch in ArchivedLog(archive, segment).batches():
@@ -173,7 +174,7 @@ def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
         erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
         source = RocketmqMessages(None, one.segment_archive)
         assert source.at(neighbours[0].physical_offset).message == neighbours[0]
-        archived = max(segment.end for segment in one.log_state.archive.values())
+        archived = max(segment.end for segment in one.archived())
         fetched = RocketmqMessages(None, many.segment_archive).fetch(before.items, "orders", "all")
         states = {found.item.offset: found.state for found in fetched if found.item.offset < archived}
         expected = {m.physical_offset: "archived" if m in neighbours else "erased" for m in messages}
@@ -309,7 +310,7 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
         def _around(self, call, act):
             if self.sent and self.done is None and call.operation == "put_if_absent":
                 self.done = erase_by_key(local, "k-4")
-            self.sent |= call.name.startswith("segments/") and call.operation in ("put", "complete_upload")
+            self.sent |= call.name.startswith("segments/") and call.operation == "put"
             return act()
 
     first = Overtaken(local)
@@ -335,14 +336,14 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
 def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store, monkeypatch):
     storage, index, _ = life
 
-    complete = segments.Publication.complete
+    check = segments.Publication.check
 
     def named_late(self):
         index._segments._swept.clear()
         SegmentArchiver(index, "a-store", store / "commitlog").run_once()
-        return complete(self)
+        return check(self)
 
-    monkeypatch.setattr(segments.Publication, "complete", named_late)
+    monkeypatch.setattr(segments.Publication, "check", named_late)
     done = erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
     assert done.status == "erased" and done.messages_erased
     assert len(read_all(storage)) > 100
@@ -350,7 +351,7 @@ def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store,
 
 def test_parts_and_patches_across_their_edges(life, monkeypatch):
     storage, _, _ = life
-    monkeypatch.setattr(segments, "_PART_BYTES", HEAD_BYTES)
+    monkeypatch.setattr(segment_archive, "_READ_BYTES", HEAD_BYTES)
     before = read_all(storage)
     done = erase(storage.uri, "orders", yes=True, now=True, grace_s=0)
     after = read_all(storage)
@@ -361,7 +362,7 @@ def test_parts_and_patches_across_their_edges(life, monkeypatch):
 def test_what_a_request_finds_is_told_by_the_real_key(life):
     storage, _, messages = life
     archive = archive_of(storage)
-    segment = next(iter(archive.state().archive.values()))
+    segment = next(iter(archive.segments()))
     find = MessagesToErase(EraseRequest("orders", ("k-3",)), BEGIN_MS + 100_000)
     found = find(archive, segment)
     assert found.messages == sum(
@@ -513,7 +514,7 @@ def test_a_damaged_piece_within_properties_was_not_searched(tmp_path):
         assert SegmentArchiver(index, "a-store", folder / "commitlog").run_once() == 1
     find = MessagesToErase(EraseRequest("orders", ("k-1",)), 1 << 60)
     archive = archive_of(storage)
-    (segment,) = archive.state().archive.values()
+    (segment,) = archive.segments()
     whole = find(archive, segment)
     assert (whole.messages, whole.problem) == (3, None)
     flip_object(storage, segment.name, 20_000)
@@ -530,7 +531,7 @@ def test_the_patches_of_many_messages_take_little_memory(tmp_path):
     with open_index(tmp_path / "root", storage) as index:
         assert SegmentArchiver(index, "a-store", folder / "commitlog").run_once() == 1
     archive = archive_of(storage)
-    (segment,) = archive.state().archive.values()
+    (segment,) = archive.segments()
     find = MessagesToErase(EraseRequest("orders"), 1 << 60)
     with traced_memory() as memory:
         found = find(archive, segment)

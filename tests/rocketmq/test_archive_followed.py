@@ -19,7 +19,7 @@ from tiered_index.format import archived as format_archived
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.service.lifecycle import segment_archive
+from tiered_index.service.jobs import segment_archive
 from tiered_index.service.log.records import LogRecord
 
 JUNK = b"\xee" * 40

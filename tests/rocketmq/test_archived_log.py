@@ -16,7 +16,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format import archived as layout
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 

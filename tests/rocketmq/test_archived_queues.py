@@ -8,22 +8,24 @@ import json
 import random
 import shutil
 from contextlib import contextmanager
-from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.rocketmq import golden_frames
 from tests.rocketmq.answered import BEGIN_OF_LAST
 from tests.rocketmq.archived_store import delete_segments, index_log, log_of, open_index, verified
 from tests.rocketmq.remoting_client import BEGIN, END, HERE, PULL, STATS, ask, ends, pull, pulled, records
+from tests.support.changes import replace
 from tests.support.damage import flipped
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.queue_offsets import check_queues
+from tiered_index.format.segment import times_of
 from tiered_index.retention import Retention
-from tiered_index.rocketmq.archive.archive import SegmentArchiver, queue_offsets
+from tiered_index.rocketmq.archive.archive import SegmentArchiver, SegmentFacts, segment_facts
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED
@@ -32,8 +34,11 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.remoting import archived_queues, pulling
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import decode_frame
-from tiered_index.service.lifecycle.copying import copy_index
-from tiered_index.service.lifecycle.expiry import expire_index
+from tiered_index.service.jobs.catalogs import merge_catalogs
+from tiered_index.service.jobs.copying import copy_index
+from tiered_index.service.jobs.expiry import expire_index
+from tiered_index.service.jobs.lost import give_up_segments
+from tiered_index.service.read.segments import Segments
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
 
@@ -154,6 +159,25 @@ def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path,
     assert pulled(broker, "orders", 0, own[0].queue_offset, 120)[0] == own
 
 
+@pytest.mark.parametrize("queues", [True, False])
+def test_a_segment_states_the_number_of_its_messages_and_their_times(index, store, queues):
+    """Also after a merge has made a catalog of the segments."""
+    messages = take(index, store, queues=queues)
+    of_segments = {
+        one.start: [m.store_ms for m in messages if one.start <= m.physical_offset < one.end]
+        for one in index.archived()
+    }
+    wanted = {start: (len(times), (min(times), max(times))) for start, times in of_segments.items()}
+    assert {one.start: (one.rows, one.times) for one in index.archived()} == wanted
+    assert merge_catalogs(index._session.log) == 1
+    assert {one.start: (one.rows, one.times) for one in index.archived()} == wanted
+
+
+def test_a_time_that_no_record_can_have_is_not_stated():
+    assert times_of(np.array([1, 2**60])) is None
+    assert times_of(np.array([-5, 7])) == (-5, 7)
+
+
 def test_without_queue_offsets_nothing_is_claimed(index, store):
     index_log(index, store)
     assert archive(index, store, queues=False) == 5
@@ -169,8 +193,7 @@ def test_segments_archived_without_queue_offsets_are_archived_again_with_them(in
     index_log(index, tmp_path / "s")
     segments = list_segments(tmp_path / "s" / "commitlog")
     closed = archive(index, tmp_path / "s", queues=False)
-    state = index.segment_archive.state
-    before = {s.name for s in state().archive.values()}
+    before = {s.name for s in index.archived()}
     first = segments[0].path.rename(tmp_path / "first")
     assert archive(index, tmp_path / "s") == closed - 1 >= 2
     first.rename(segments[0].path)
@@ -179,7 +202,7 @@ def test_segments_archived_without_queue_offsets_are_archived_again_with_them(in
         assert (answer.code, answer.body) == (1, b"")
         assert "is not known: segments were archived without queue offsets" in answer.remark
     assert archive(index, tmp_path / "s") == 1
-    assert not before & {s.name for s in state().archive.values()}
+    assert not before & {s.name for s in index.archived()}
     assert archive(index, tmp_path / "s") == 0
     for (topic, queue_id), queue in in_queues(messages).items():
         assert ends(ReadOnlyBroker(index), topic, queue_id) == (0, 60)
@@ -204,7 +227,7 @@ def life(tmp_path):
 
 
 def segments_of(storage):
-    return sorted(log_of(storage).state.archive.values(), key=lambda one: one.start)
+    return list(Segments(log_of(storage).state, storage))
 
 
 @contextmanager
@@ -286,7 +309,7 @@ def test_a_lost_segment_leaves_its_offsets_unknown(life):
     storage, messages = life
     middle = segments_of(storage)[1]
     storage.delete(middle.name)
-    SegmentRepairs(storage, log_of(storage), give_up=True).run(verified(storage), yes=True)
+    give_up_segments(storage, log_of(storage), [middle.name])
     queue = in_queues(messages)["orders", 0]
     lost = [m.queue_offset for m in queue if middle.start <= m.physical_offset < middle.end]
     with reading(storage) as broker:
@@ -397,20 +420,21 @@ def test_a_damaged_segment_has_no_queue_offsets(tmp_path):
     segment = list_segments(tmp_path / "s" / "commitlog")[0]
     data = segment.path.read_bytes()
 
-    def offsets(of):
-        return queue_offsets(0, len(of), lambda at, length: of[at : at + length])
+    def facts(of):
+        return segment_facts(0, len(of), lambda at, length: of[at : at + length])
 
-    assert offsets(data)
+    assert facts(data).queues
+    assert facts(data).rows
     for at in range(4):
-        assert offsets(flipped(data, at, 64)) == b""
-    assert offsets(data[: len(data) // 2]) == b""
+        assert facts(flipped(data, at, 64)) == SegmentFacts()
+    assert facts(data[: len(data) // 2]) == SegmentFacts()
 
 
 def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
     made(tmp_path / "s", [{"queue_id": n % 3} for n in range(40)])
     take(index, tmp_path / "s")
     archived = index.segment_archive
-    (segment, *_) = archived.state().archive.values()
+    (segment, *_) = archived.segments()
     data = archived.queue_offsets(segment)
     check_queues(data, segment.start, segment.size_bytes, "x")
     for bit in range(8 * len(data)):

@@ -13,9 +13,12 @@ import pytest
 from tests.rocketmq.answered import BEGIN_OF_LAST, settled
 from tests.rocketmq.archived_store import delete_segments, lookups, scan
 from tiered_index import Fetched, IndexReader
+from tiered_index.clock import SystemClock
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.archive.messages import RocketmqMessages, messages_by_id
-from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.service.jobs.catalogs import merge_catalogs
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.read.messages import MessagesResult
 from tiered_index.storage.context import remaining_s
 from tiered_index.types import IndexItem
 
@@ -98,6 +101,19 @@ def test_every_limit_holds_for_index_and_messages_together(archived, storage, st
             if limit >= total - whole.message_requests:
                 assert len(answer.messages) == len(whole.messages)
                 assert {one.item.offset for one in had} >= {offset for offset in wanted if offset >= BEGIN_OF_LAST}
+
+
+def test_the_read_of_a_catalog_is_a_request_for_messages(archived, storage, store):
+    _, lookup = archived
+    before, _ = ask(storage, store, lookup)
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    assert merge_catalogs(log) == 1
+    after, _ = ask(storage, store, lookup)
+    check_sums(after)
+    assert after.message_requests == before.message_requests + 1
+    assert {file.place for file in after.explain.files} == {file.place for file in before.explain.files}
+    assert [file for file in after.explain.files if file.outcome == "refreshed"] == []
 
 
 def test_bytes_of_messages_count_too(archived, storage, store):

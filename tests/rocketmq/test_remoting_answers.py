@@ -405,7 +405,7 @@ def test_a_slow_lookup_is_logged_unless_its_client_has_left(index, storage, mess
         answer = ReadOnlyBroker(reader, timeout_s=1e-9).look_up(Command(code=QUERY, fields=wanted), Host("::1", 1))
         assert (answer.code, len(caplog.messages)) == (2, 1)
         gone = Usage()
-        gone.max_requests = 0
+        gone.cancel()
         with active_context().counting(gone).active():
             answer = ReadOnlyBroker(reader).look_up(Command(code=QUERY, fields=wanted), Host("::1", 1))
         assert (answer.code, len(caplog.messages)) == (2, 1)

@@ -9,7 +9,7 @@ import ssl
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -27,7 +27,17 @@ from tests.rocketmq.remoting_client import Client, by_key, run
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting import server as server_module
-from tiered_index.rocketmq.remoting.frames import BINARY, JSON, MAX_FRAME_BYTES, ONEWAY, RESPONSE, Command, encode_frame
+from tiered_index.rocketmq.remoting.frames import (
+    BINARY,
+    JSON,
+    MAX_FRAME_BYTES,
+    ONEWAY,
+    RESPONSE,
+    AccessKey,
+    Command,
+    ResponseCode,
+    encode_frame,
+)
 from tiered_index.rocketmq.remoting.server import RemotingServer
 from tiered_index.storage.context import active_context
 
@@ -309,6 +319,8 @@ async def test_two_hundred_connections_at_once():
 
         async def one(number):
             async with Client.open(server) as client:
+                # a stranger would make place for others
+                assert (await client.ask(AT_ONCE)).code == 0
                 await started.wait()
                 sent = [Command(code=LOOKED_UP, opaque=n, body=b"%d.%d" % (number, n)) for n in range(5)]
                 await client.send(*sent)
@@ -341,6 +353,33 @@ async def test_connections_are_bounded(caplog):
             async with Client.open(server) as third:
                 assert (await third.ask(AT_ONCE)).code == 0
     assert caplog.messages == ["refusing connections: all 2 allowed ones are open"]
+
+
+@run
+async def test_strangers_have_little_time_and_make_place_for_others():
+    """1,100 connections that send nothing shut nobody out."""
+    async with serving(first_s=30.0) as server:
+        async with Client.open(server) as known, AsyncExitStack() as idle:
+            assert (await known.ask(AT_ONCE)).code == 0
+            for number in range(1100):
+                await idle.enter_async_context(Client.open(server))
+                if number % 500 == 400:
+                    async with Client.open(server) as further:
+                        assert (await further.ask(AT_ONCE)).code == 0
+            await until(lambda: len(server.strangers) <= 64)
+            assert (await known.ask(AT_ONCE)).code == 0
+    async with serving(first_s=0.05) as server, Client.open(server) as silent:
+        assert await silent.ended()
+
+
+@run
+async def test_only_a_key_makes_a_stranger_known():
+    async with serving() as server:
+        server._keys = {"one": AccessKey("secret", None)}
+        server.broker.refuse = lambda request, _: request.answered(ResponseCode.NO_PERMISSION)
+        async with Client.open(server) as client:
+            assert (await client.ask(AT_ONCE)).code == ResponseCode.NO_PERMISSION
+            assert len(server.strangers) == 1
 
 
 @run
@@ -425,7 +464,7 @@ async def test_a_client_that_leaves_stops_its_reads():
             await held(server)
         await until(lambda: server.connections == 0)
         (usage,) = server.broker.usage
-        assert usage.max_requests == 0
+        assert usage.requests_left == 0
 
 
 @run
@@ -497,7 +536,7 @@ async def test_encrypted_connections(tls, tmp_path):
 
 @run
 async def test_a_handshake_that_does_not_begin_ends_its_connection(tls, monkeypatch):
-    monkeypatch.setattr(server_module, "_HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(server_module, "FIRST_S", 0.1)
     async with serving(tls=tls) as server, Client.open(server) as client:
         # sooner than asyncio's timeout of a minute
         assert await asyncio.wait_for(client.ended(), 30.0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +11,15 @@ import httpx
 import pytest
 
 from tiered_index import IndexService
-from tiered_index.server.app import OPENAPI, Service
+from tiered_index.server.app import HttpService
 from tiered_index.server.calls import Caps
+from tiered_index.server.description import described
 from tiered_index.server.listening import HttpListener, own_names, serve_all
 from tiered_index.server.served import Audit, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens
 
 PATIENCE_S = 60.0
-DESCRIPTION = json.loads(OPENAPI.read_bytes())
+DESCRIPTION = described()
 # The entries of the description's examples: topic, queue_id, key, offset, size, timestamp_ms.
 ENTRIES = (
     ("orders", 0, "order-4711", 1024, 512, 1_762_000_000_000),
@@ -60,7 +60,7 @@ def serving(
             records,
             stopping=stopping,
         )
-        service = stack.enter_context(Service(served, hosts=own_names(host), **bounds))
+        service = stack.enter_context(HttpService(served, hosts=own_names(host), **bounds))
         listener = HttpListener(service.app, host, 0, drain_s=5)
         thread = threading.Thread(
             target=lambda: asyncio.run(serve_all([listener], ready.set, stopping, stop.is_set)), daemon=True

@@ -10,12 +10,10 @@ from tests.rocketmq.test_archived_queues import archive, made
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexReader, erase
-from tiered_index.format.queue_offsets import ENTRY
 from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.remoting.browsing import Browser
 from tiered_index.rocketmq.remoting.pulling import StoreQueues
 from tiered_index.server.calls import Caps
-from tiered_index.server.memory import Reservation
 from tiered_index.server.tokens import add_token
 
 T = 1_700_000_000_000
@@ -248,23 +246,6 @@ def test_a_topic_of_very_many_queues_wants_one_to_be_chosen(tmp_path):
         got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
         assert (got.status_code, "choose one by queue_id" in got.text) == (400, True)
         assert places(browse(client, at_ms=T, queue_id=64)) == [(64, 0)]
-
-
-def test_queue_offsets_of_archived_segments_count_as_memory_of_the_answer(tmp_path, monkeypatch):
-    held, grow = [], Reservation.grow
-    monkeypatch.setattr(Reservation, "grow", lambda self, size: held.append(size) or grow(self, size))
-    made(tmp_path / "store", ({"store_ms": T + n} for n in range(300)), segment_bytes=1 << 16)
-    with index_in(tmp_path) as index:
-        index.put("orders", 0, "k", 0, 1, T)
-        index.run_lifecycle()
-        assert archive(index, tmp_path / "store") == 1
-        with serving(index) as client:
-            browse(client, at_ms=T, max_count=1)
-            directory, entries, message = held
-            browse(client, at_ms=T, max_count=1)
-    assert directory > 0 and message > 0 and entries == 2 * 300 * ENTRY.itemsize
-    # the cache has the directory
-    assert held[3:] == [entries, message]
 
 
 def test_a_lookup_that_takes_too_long_is_ended(held):

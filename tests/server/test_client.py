@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import io
 import json
 import socket
@@ -9,6 +10,7 @@ import threading
 from dataclasses import dataclass
 from math import nan
 
+import httpx
 import pyarrow as pa
 import pytest
 
@@ -19,12 +21,13 @@ from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.client import AsyncIndexClient, IndexClient
 from tiered_index.client import client as client_module
-from tiered_index.client.answers import NotThere, error_of, item_of, result_of, topics_of
+from tiered_index.client.answers import COLUMNS, NotThere, error_of, item_type_of, items_of, result_of, topics_of
 from tiered_index.errors import (
     BackPressure,
     BudgetExceeded,
     ConfigError,
     CorruptFile,
+    FolderDenied,
     InvalidArgument,
     InvalidCursor,
     ObjectArchived,
@@ -33,9 +36,8 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.server.tokens import add_token
-from tiered_index.service.answers.rows import unseen
 from tiered_index.service.log.reads import read_name, unread_name
-from tiered_index.types import items_table
+from tiered_index.service.read.rows import unseen
 
 
 def same(got: QueryResult, own: QueryResult):
@@ -102,14 +104,6 @@ def test_own_columns_keep_their_types(tmp_path):
         assert json.loads(served.headers["tiered-index-columns"])["columns"][-1] == ["town", "text9", False]
 
 
-def test_an_older_services_columns_have_the_types_of_their_values(index):
-    (document, *_) = index.query("orders", "order-4711").to_dict()["items"]
-    item = item_of({**document, "price": 1.5, "code": "ab"})
-    assert (item.price, item.code) == (1.5, "ab")
-    kinds = items_table([item], type(item)).schema.types[-2:]
-    assert kinds == [pa.float64(), pa.string()]
-
-
 def test_texts_may_be_members_of_an_enumeration(asking, index):
     class Member(str):
         def __str__(self):
@@ -120,18 +114,20 @@ def test_texts_may_be_members_of_an_enumeration(asking, index):
 
 def test_pages_tell_entries_apart_by_columns_that_only_their_index_has(index):
     (document, *_) = index.query("orders", "order-4711").to_dict()["items"]
-    regions = [item_of({**document, "region": region}) for region in (1, 2, 1)]
+    kind = item_type_of('{"name": "Order", "columns": [["fingerprint", ">u4", true], ["region", ">u2", true]]}')
+    regions = items_of([{**document, "region": region} for region in (1, 2, 1)], kind)
     assert [item.region for item in unseen(regions, set())] == [1, 2]
 
 
 @pytest.mark.parametrize("ever", [(0, 2**63 - 1), (-(2**63), 2**63)])
 def test_ranges_without_bounds_are_taken_everywhere(asking, client, index, ever):
-    assert same(asking.query("orders", "order-4711", *ever), index.query("orders", "order-4711"))
+    within = {"begin_ms": ever[0], "end_ms": ever[1]}
+    assert same(asking.query("orders", "order-4711", **within), index.query("orders", "order-4711"))
     batch = [Lookup(topic="orders", key="order-4711", begin_ms=ever[0], end_ms=ever[1])]
     assert same(asking.query_many(batch)[0], index.query_many([("orders", "order-4711")])[0])
-    assert len(asking.messages("orders", "order-4711", *ever)) == 2
-    assert len(list(asking.stream("orders", "order-4711", *ever))) == 2
-    assert asking.topics(*ever).topics == index.topics().topics == index.topics(*ever).topics
+    assert len(asking.messages("orders", "order-4711", **within)) == 2
+    assert len(list(asking.stream("orders", "order-4711", **within))) == 2
+    assert asking.topics(**within).topics == index.topics().topics == index.topics(*ever).topics
     asked = {"topic": "orders", "key": "order-4711", "begin_ms": str(ever[0]), "end_ms": str(ever[1])}
     for path in ("/v1/query", "/v1/messages"):
         assert client.get(path, params=asked).json()["status"] == "complete"
@@ -177,8 +173,8 @@ def test_an_answer_is_complete_only_up_to_where_the_source_was_read(tmp_path):
 def test_errors_are_the_librarys(asking, index, tmp_path):
     with pytest.raises(InvalidCursor):
         asking.query("orders", "order-4711", cursor="x")
-    with pytest.raises(InvalidArgument, match="no file has the id"):
-        asking._json("GET", "/v1/files/x", {})
+    with pytest.raises(InvalidArgument, match="no verification has the id"):
+        asking.verification("x")
     path = tmp_path / "tokens.json"
     token = add_token(path, "a", "read", ["pay"])
     with serving(index, tokens=path) as client:
@@ -197,6 +193,7 @@ def test_errors_are_the_librarys(asking, index, tmp_path):
         ("PartialAnswer", 502, PartialAnswer),
         ("CorruptFile", 502, CorruptFile),
         ("StorageBehind", 502, StorageBehind),
+        ("FolderDenied", 502, FolderDenied),
         ("ObjectArchived", 502, ObjectArchived),
         ("BackPressure", 503, BackPressure),
         ("Refused", 429, StorageUnavailable),
@@ -214,13 +211,16 @@ def test_a_client_ignores_the_members_of_a_later_service(client):
     lost = {"file": "a", "begin_ms": 0, "end_ms": 1, "entries": 2, "source": None}
     freshness = {"source": "a", "as_of_ms": None, "positions": {}}
     for path, of, rows in (("query?topic=orders&key=order-4711", result_of, "items"), ("topics", topics_of, "topics")):
-        document = client.get(f"/v1/{path}").json() | {"lost": [dict(lost)], "freshness": [dict(freshness)]}
-        now = of(document)
+        got = client.get(f"/v1/{path}")
+        document = got.json() | {"lost": [dict(lost)], "freshness": [dict(freshness)]}
+        columns = {COLUMNS: got.headers.get(COLUMNS, "")}
+        now = of(httpx.Response(200, json=document, headers=columns))
         parts = [*document["lost"], *document["freshness"], document["explain"]]
         # further members of an entry are columns
         for part in (*parts, *(document[rows] if rows == "topics" else ())):
             part["later"] = 1
-        assert of(document | {"later": 1}) == now and len(now.lost) == len(now.freshness) == 1
+        later = httpx.Response(200, json=document | {"later": 1}, headers=columns)
+        assert of(later) == now and len(now.lost) == len(now.freshness) == 1
 
 
 @contextlib.contextmanager
@@ -248,64 +248,83 @@ def answering(*answers):
             thread.join(PATIENCE_S)
 
 
-HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+def head(*columns):
+    """The head of an answer whose entries have these columns of integers."""
+    declared = {"name": "Entry", "columns": [[name, ">i8", False] for name in columns]}
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\nTiered-Index-Columns: %s\r\n" % json.dumps(declared).encode()
+
+
+HEAD = head()
 ITEM = b'{"topic":"a","topic_id":1,"queue_id":0,"offset":1,"size":1,"timestamp_ms":0,"key_hash":1}'
 BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+NOTHING = dict.fromkeys(("cursor", "expired_before_ms")) | {"unknown_topics": [], "explain": {}}
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        # cut inside its length, at a chunk, and between two lines: without a last line, the answer is not whole
-        (HEAD + b"Content-Length: 9999\r\n\r\n" + ITEM + b"\n", StorageUnavailable),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\n\r\n" % (len(ITEM) + 1, ITEM), StorageUnavailable),
-        (HEAD + b"\r\n" + ITEM + b"\n", StorageUnavailable),
-        (HEAD + b'\r\n%s\n{"error": {"error": "BudgetExceeded", "detail": "spent"}}\n' % ITEM, BudgetExceeded),
-        (HEAD + b'\r\n%s\n{"status": "partial", "failed": []}\n' % ITEM, PartialAnswer),
-    ],
-)
-def test_a_stream_without_its_end_is_no_answer(answer, error):
-    with answering(answer) as (url, _), IndexClient(url, tries=1) as asking:
+def page(*offsets, status="truncated", **members):
+    """The answer with a page of entries at these offsets."""
+    items = [json.loads(ITEM) | {"offset": offset} for offset in offsets]
+    document = {"items": items, "status": status, "timestamp_resolution_ms": 1000, **NOTHING, **members}
+    body = json.dumps(document).encode()
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def test_a_stream_continues_an_answer_that_broke_off_from_its_last_cursor():
+    whole = page(1, 2, cursor="page-2"), page(2, 3, cursor="page-3"), page(4, status="complete")
+    cut = whole[1][:-40]
+
+    async def offsets(url):
+        async with AsyncIndexClient(url) as asking:
+            return [item.offset async for item in asking.stream("a", "k")]
+
+    for is_async in (False, True):
+        with answering(whole[0], cut, BUSY, whole[1], whole[2]) as (url, requests), IndexClient(url) as asking:
+            found = asyncio.run(offsets(url)) if is_async else [item.offset for item in asking.stream("a", "k")]
+        assert found == [1, 2, 3, 4]
+        asked = [next((n for n in (2, 3) if b"cursor=page-%d" % n in request), 1) for request in requests]
+        assert asked == [1, 2, 2, 2, 3]
+    with answering(whole[0], cut, cut) as (url, requests), IndexClient(url, tries=2) as asking:
+        with pytest.raises(StorageUnavailable, match="did not answer"):
+            list(asking.stream("a", "k"))
+    assert len(requests) == 3
+
+
+def test_a_stream_of_a_partial_answer_ends_with_its_error():
+    failed = [
+        {"file": name, "place": "storage", "outcome": "failed", "begin_ms": 0, "end_ms": 1} for name in ("x", "y")
+    ]
+    answers = page(1, cursor="page-2", failed=failed[:1]), page(2, status="partial", failed=failed)
+    with answering(*answers) as (url, _), IndexClient(url) as asking:
         found = []
-        with pytest.raises(error):
-            for item in asking.stream("a", "k"):
+        with pytest.raises(PartialAnswer, match="2 files") as caught:
+            for item in asking.stream("a", "k", allow_partial=True):
                 found.append(item.offset)
-        assert found in ([], [1])
+    assert found == [1, 2] and [report.file for report in caught.value.failed] == ["x", "y"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "said"),
-    [
-        (b'\n{"error": {"error": "Refused", "status": 408, "detail": "too slow"}}\n', StorageUnavailable, "too slow"),
-        (b'\n{"error": {"error": "BudgetExceeded", "detail": "spent"}}\n', BudgetExceeded, "spent"),
-        (b'{"top', StorageUnavailable, "broke off"),
-        (b'\n{"error": "of an entry"}', StorageUnavailable, "broke off"),
-    ],
-)
-def test_a_document_that_broke_off_is_reported(answer, error, said):
+def test_both_clients_have_the_same_calls():
+    """Also for programs that ask for their signatures."""
+    for name, method in vars(AsyncIndexClient).items():
+        if not name.startswith("_"):
+            assert inspect.signature(getattr(IndexClient, name)) == inspect.signature(method)
+            assert getattr(IndexClient, name).__doc__ == method.__doc__
+
+
+@pytest.mark.parametrize("answer", [b'{"top', b'\n{"error": "of an entry"}'])
+def test_a_document_that_broke_off_is_reported(answer):
     with answering(HEAD + b'\r\n{"items": [' + answer) as (url, _), IndexClient(url, tries=1) as asking:
-        with pytest.raises(error, match=said):
+        with pytest.raises(StorageUnavailable, match="broke off"):
             asking.query("a", "k")
-
-
-@pytest.mark.parametrize("name", ["status", "error"])
-def test_a_stream_has_entries_with_a_column_of_any_name(name):
-    # of an index made before new indexes refused such names
-    entry = json.dumps(json.loads(ITEM) | {name: 7}).encode()
-    with answering(HEAD + b'\r\n%s\n{"status": "complete"}\n' % entry) as (url, _), IndexClient(url) as asking:
-        assert [getattr(item, name) for item in asking.stream("a", "k")] == [7]
 
 
 def test_a_busy_service_is_asked_again_and_a_lost_one_is_reported():
     whole = json.dumps({"status": "alive"}).encode()
     answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(whole) + whole
     with answering(BUSY, BUSY, answer) as (url, requests), IndexClient(url) as asking:
-        assert asking._json("GET", "/livez", {}) == {"status": "alive"}
+        assert asking.files() == {"status": "alive"}
         assert len(requests) == 3
     with IndexClient(url, tries=1) as asking, pytest.raises(StorageUnavailable) as lost:
         asking.topics()
-    text = f"{url} did not answer (Connection refused): check the URL, and that the service runs"
-    assert str(lost.value) == text
+    assert str(lost.value).startswith(f"{url} did not answer (") and "Connection refused" in str(lost.value)
     # an answer that another program wrote
     with answering(HEAD + b"\r\n<html>") as (url, _), IndexClient(url, tries=1) as asking:
         with pytest.raises(StorageUnavailable, match="is this a tiered_index service"):
@@ -363,7 +382,8 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
         instead_of_query(monkeypatch, breaking)
         wanted = {"topic": "orders", "key": "order-4711", "max_count": 1, "all": True}
         lines = client.get("/v1/query", params=wanted, headers={"accept": "application/x-ndjson"}).text.splitlines()
-        assert len(lines) == 2
+        # an entry, the cursor of its page, and the error
+        assert len(lines) == 3 and json.loads(lines[-1])["cursor"] == json.loads(lines[1])["cursor"]
         assert json.loads(lines[-1])["error"]["error"] == "StorageUnavailable" and "status" not in json.loads(lines[-1])
         asked.clear()
         data = client.get("/v1/query", params=wanted, headers={"accept": "application/vnd.apache.arrow.stream"}).content

@@ -13,7 +13,7 @@ from tiered_index.errors import BudgetExceeded
 from tiered_index.rocketmq.archive.messages import Containing
 from tiered_index.server.calls import Caps
 from tiered_index.server.tokens import add_token
-from tiered_index.service.lookup.messages import Fetched
+from tiered_index.service.read.messages import Fetched
 from tiered_index.storage.context import deadline_at
 
 T = 1_700_000_000_000

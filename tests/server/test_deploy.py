@@ -31,13 +31,14 @@ from tiered_index.cli.main import LateCommand, app
 from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.server.tokens import Tokens, add_token
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.lifecycle.publication import MAX_AGE_S
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.log.publication import MAX_AGE_S
+from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.storage.s3 import reads as s3
+from tiered_index.storage.s3 import boto as s3
 from tiered_index.storage.s3.options import S3Options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -65,11 +66,10 @@ def of_kind(*kinds: str) -> list[Any]:
 
 
 def pod(one: Any) -> Any:
-    spec = one["spec"]
-    return (spec["jobTemplate"]["spec"] if one["kind"] == "CronJob" else spec)["template"]
+    return one["spec"]["template"]
 
 
-WORKLOADS = of_kind("StatefulSet", "Deployment", "CronJob")
+WORKLOADS = of_kind("StatefulSet", "Deployment")
 OURS = [(one, c) for one in WORKLOADS for c in pod(one)["spec"]["containers"] if c["image"].startswith("tiered-index")]
 
 
@@ -275,21 +275,14 @@ def test_selectors_find_their_pods() -> None:
         assert one["spec"]["selector"] in budgets
 
 
-def test_jobs_go_through_every_brokers_index() -> None:
+def test_readers_read_every_brokers_index_and_no_job_is_needed() -> None:
     (brokers,) = of_kind("StatefulSet")
     (sidecar,) = [container for one, container in OURS if one is brokers]
     (storage,) = [argument for argument in sidecar["args"] if argument.startswith("--storage=")]
-    for one in of_kind("CronJob"):
-        job = one["spec"]["jobTemplate"]["spec"]
-        assert job["completions"] == brokers["spec"]["replicas"] and job["completionMode"] == "Indexed"
-        # a limit of the whole job would let one broken index stop the others
-        assert job["backoffLimitPerIndex"] and "backoffLimit" not in job
-        assert one["spec"]["concurrencyPolicy"] == "Forbid"
-        (container,) = job["template"]["spec"]["containers"]
-        pod_name = f"{brokers['metadata']['name']}-$(INDEX)"
-        assert storage.replace("$(POD_NAME)", pod_name) in container["args"]
     (reader,) = [container for one, container in OURS if one["kind"] == "Deployment"]
     assert storage.removesuffix("/$(POD_NAME)") in reader["args"]
+    # the sidecars merge by themselves, and delete replaced objects and orphans
+    assert not any("preset" in argument or "merge" in argument for argument in sidecar["args"])
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
@@ -305,7 +298,7 @@ def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:
     by_name = {(one["kind"], one["metadata"]["name"]): one for one in rendered}
     (settings,) = [one for one in rendered if one["kind"] == "ConfigMap"]
     for one in rendered:
-        if one["kind"] not in ("StatefulSet", "Deployment", "CronJob"):
+        if one["kind"] not in ("StatefulSet", "Deployment"):
             continue
         for container in pod(one)["spec"]["containers"]:
             if "args" not in container:
@@ -322,7 +315,7 @@ def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:
     schemes = {container[f"{kind}Probe"]["httpGet"].get("scheme") for kind in ("startup", "liveness", "readiness")}
     assert (schemes, endpoint.get("scheme")) == (({"HTTPS"}, "https") if is_tls else ({None}, None))
     endpoint_url = settings["data"].get("AWS_ENDPOINT_URL_S3")
-    for name in ("tiered-index-reader", "tiered-index-jobs"):
+    for name in ("tiered-index-reader",):
         egress = by_name["NetworkPolicy", name]["spec"]["egress"]
         ports = {port["port"]: rule.get("to") for rule in egress for port in rule["ports"]}
         # credentials of EKS Pod Identity come only from this address
@@ -505,12 +498,12 @@ def enforcing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Enforcing]:
     with mock_aws():
         boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
         world = Enforcing()
-        monkeypatch.setattr(s3, "build_client", world.client)
+        monkeypatch.setattr(s3, "client_of", world.client)
         yield world
 
 
 def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enforcing, tmp_path: Path) -> None:
-    uri, options = f"s3://{BUCKET}/{PREFIX}", S3Options(lean_gets=False)
+    uri, options = f"s3://{BUCKET}/{PREFIX}", S3Options()
     now_s = SystemClock().now_ms() // 1000
     begin_ms = (now_s // DAY_S - 3) * DAY_S * 1000
 
@@ -523,12 +516,16 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
             index.seal()
             index.run_lifecycle()
     writing = open_storage(uri, options=options)
-    # large files are sent in parts; the writer drops its own unfinished uploads, and jobs drop the rest
-    large = writing.begin_upload("data/large/1.index")
-    writing.complete_upload(large, [writing.upload_part(large, 1, b"part")])
-    for folder in ("data", "segments", "staging"):
-        writing.begin_upload(f"{folder}/left/1.index")
-    assert writing.abort_uploads("data/") == 1
+    # large files are sent in parts; jobs drop half-made uploads
+    with writing.open_writer("data/large/1.index") as stream:
+        stream.write(bytes(PART_BYTES + 1))
+    left = [writing.open_writer(f"{folder}/left/1.index") for folder in ("data", "segments")]
+    for stream in left:
+        stream.write(bytes(PART_BYTES + 1))
+    failed = writing.open_writer("data/failed/1.index")
+    failed.write(bytes(PART_BYTES + 1))
+    failed.abort()
+    assert len(writing.purge(0)) == len(left)
     for name in ("log/00000000000000000001", "epoch/00000000000000000001"):
         with pytest.raises(StorageMisconfigured):
             writing.delete(name)
@@ -542,7 +539,7 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
     assert (report.sources, report.tables) == (3, 1)
     gone = delete_orphans(merging, find_orphans(Later(merging, 3 * DAY_S), log))
     # three sources, and an upload that was never published
-    assert len(gone.objects) == 4 and len(gone.uploads) == 2
+    assert len(gone.objects) == 4 and merging.purge(0) == ()
     for name in ("epoch/00000000000000000099", "lease/x", "segments/x", "other"):
         with pytest.raises(StorageMisconfigured):
             merging.put_if_absent(name, b"")

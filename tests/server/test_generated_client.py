@@ -10,7 +10,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from tests.server.conftest import PATIENCE_S, serving
-from tiered_index.server.app import OPENAPI
+from tiered_index.server.description import description
 from tiered_index.server.tokens import add_token
 
 PACKAGE = "generated_tiered_index"
@@ -29,7 +29,17 @@ def generated(tmp_path, monkeypatch):
     """The module of OpenAPI Generator's client for Python."""
     parts = "apis,models,supportingFiles,apiDocs=false,modelDocs=false,apiTests=false,modelTests=false"
     generator = Path(sys.executable).with_name("openapi-generator-cli")
-    named = ("-i", OPENAPI, "-o", tmp_path / "client", "--package-name", PACKAGE, "--global-property", parts)
+    (tmp_path / "openapi.json").write_bytes(description())
+    named = (
+        "-i",
+        tmp_path / "openapi.json",
+        "-o",
+        tmp_path / "client",
+        "--package-name",
+        PACKAGE,
+        "--global-property",
+        parts,
+    )
     # half the time of the default
     fast = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     line, how = [generator, "generate", "-g", "python", *map(str, named)], {"timeout": 10 * PATIENCE_S, "check": False}

@@ -24,8 +24,9 @@ from tests.spark.in_process import planned, shards_of, written
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
+from tiered_index.service.jobs.job import JobOvertaken
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.opening import open_storage
 
@@ -87,7 +88,7 @@ def _merge(uri: str) -> None:
             # in a longer table, a day would look like one that no build has published yet
             end_s = BEGIN_MS // 1000 + 90 * DAY_S if window_s > DAY_S else 1 << 62
             options = MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20, end_s=end_s)
-            with contextlib.suppress(MergeOvertaken):
+            with contextlib.suppress(JobOvertaken):
                 merge(storage, log, clock, options)
 
 

@@ -10,7 +10,7 @@ the job before its first step and after each step. Each time, the storage FOLDER
 FOLDER/origins/JOB.
 
 Spark starts only once: the jobs are threads of one driver, which dies when all of them wait. `FOLDER/steps.json` lists
-the steps. In the last jobs a task also waits: it has sent the first part of an upload, and sends no more.
+the steps. In the last jobs a task also waits: it has written the first bytes of an object, and writes no more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,22 +32,17 @@ from tests.spark.held_writers import ON_LOOPBACK
 from tests.spark.killed_program import WRITES
 from tiered_index import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
-from tiered_index.service.lifecycle import staged
-from tiered_index.service.lifecycle.publication import Upload
-from tiered_index.service.merge import task as task_module
-from tiered_index.service.merge.run import MergeOptions
+from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import build, merge, open_session
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.merge import compact
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 __all__ = ["JOBS", "TASKS"]
 
-JOBS = ("build", "replace", "merge", "compact")
+JOBS = ("build", "replace", "merge", "pending")
 TASKS = ("build", "merge")
 """Jobs that also wait while a task uploads: one for each core of the cluster."""
 _AT_ONCE = 3
-_PART_BYTES = 600
 _LONGEST_S = 300.0
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _T = TypeVar("_T")
@@ -95,7 +89,7 @@ class Standing(WrapperStorage):
 
 
 class HeldTask(WrapperStorage):
-    """A task's storage: the first task that uploads a part then waits, and sends no more."""
+    """A task's storage: the first task that writes bytes of an object then waits, and sends no more."""
 
     def __init__(self, inner: Storage, mark: Path) -> None:
         super().__init__(inner)
@@ -103,7 +97,7 @@ class HeldTask(WrapperStorage):
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         result = act()
-        if call.operation == "upload_part":
+        if call.operation == "write":
             with contextlib.suppress(FileExistsError):
                 self._mark.touch(exist_ok=False)
                 threading.Event().wait(_LONGEST_S)
@@ -114,14 +108,14 @@ class GoneStorage(WrapperStorage):
     """A task's storage that fails in the middle of a job and does not recover."""
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        if call.operation in ("upload_part", "abort_upload"):
+        if call.operation == "write":
             raise StorageUnavailable("it takes nothing more")
         return act()
 
 
 @dataclass(frozen=True)
 class Address:
-    """Opens the storage `name`. In the driver, its calls may wait. Tasks upload in small parts."""
+    """Opens the storage `name`. In the driver, its calls may wait."""
 
     address: StorageAddress
     name: str
@@ -135,8 +129,6 @@ class Address:
         inner = replace(self.address, request_stats=self.request_stats).open()
         if os.getpid() == self.driver:
             return Standing(inner, _STANDS[self.name])
-        task_module._PART_BYTES = _PART_BYTES
-        staged.Upload = partial(Upload, part_bytes=_PART_BYTES)  # type: ignore[assignment, misc]
         if self.gone:
             return GoneStorage(inner)
         return HeldTask(inner, self.mark) if self.name.endswith("-tasks") else inner
@@ -161,15 +153,13 @@ class Driver:
         return Address(StorageAddress(uri, options), name, self.folder / f"{name}.held", self._gone, os.getpid())
 
     def run(self, name: str) -> Any:
-        """Run the job on its storage; return the number of entries, jobs or files that it published, or its error."""
+        """Run the job on its storage; return the number of entries or jobs that it published, or its error."""
         stand = _STANDS.setdefault(name, Stand())
         kind, storage = name.partition("-")[0], f"file://{self.left}/{name}"
         try:
-            if kind == "merge":
+            if kind in ("merge", "pending"):
                 options = MergeOptions(min_age_s=0, shard_bytes=1 << 20)
                 return merge(self.spark, storage=storage, window="1d", options=options).jobs
-            if kind == "compact":
-                return compact(self.spark, storage=storage).files
             mode, config = "replace" if kind == "replace" else "error", IndexConfig(slots=64, items=100_000)
             return build(self.spark, self._source, storage=storage, shards=2, mode=mode, config=config).entries
         except (InvalidArgument, StorageUnavailable) as error:

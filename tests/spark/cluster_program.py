@@ -33,7 +33,7 @@ from tests.spark.held_writers import parent_of, speculating_session
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexReader, hash_key
 from tiered_index.errors import NotAnIndex, StorageUnavailable, TieredIndexError
-from tiered_index.service.merge.run import MergeOptions
+from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import audit, build, erase, look_up, merge, register
 from tiered_index.spark import hash_key as hash_column
 from tiered_index.spark.addresses import StorageAddress
@@ -59,7 +59,7 @@ class Troubling(WrapperStorage):
         return True
 
     def _around(self, call: Call, act: Any) -> Any:
-        if call.operation not in ("put", "upload_part"):
+        if call.operation != "put":
             return act()
         if self._trouble in ("fail", "executor") and (self._first("a") or self._first("b")):
             act()

@@ -57,11 +57,6 @@ def storage(tmp_path):
 
 
 @pytest.fixture
-def uploads_in_parts(monkeypatch):
-    monkeypatch.setattr("tiered_index.service.merge.task._PART_BYTES", 500)
-
-
-@pytest.fixture
 def config():
     from tiered_index import IndexConfig
 

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.storage.base import Call, Storage, WrapperStorage
-from tiered_index.storage.s3.client import translate
+from tiered_index.storage.s3.boto import translate
 
 
 class Denying(WrapperStorage):

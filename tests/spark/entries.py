@@ -16,7 +16,7 @@ from tests.support.later import Later
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService, hash_key
 from tiered_index.clock import SystemClock
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 
@@ -125,8 +125,8 @@ def sweep(storage: str) -> int:
         for _ in range(_MOST_SWEEPS):
             found = find_orphans(Later(opened, 2 * DAY_MS / 1000), log)
             delete_orphans(opened, found)
-            swept += len(found.objects) + len(found.uploads)
-            left, unfinished = {info.name for info in opened.list("data/")}, list(opened.list_uploads())
+            swept += len(found.objects)
+            left, unfinished = {info.name for info in opened.list("data/")}, opened.purge(0)
             named = {stored.name for stored in log.state.objects.values()}
             if left <= named and not unfinished:
                 break

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tests.spark.entries import BEGIN_MS, DAY_MS
+from tests.support.changes import replace
 from tests.support.later import Later
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import FinishedObject
 from tiered_index.service.log.records import IndexDescriptor, Origin
-from tiered_index.service.merge.task import FinishedShard
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, BuildPlan, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.shards import PartitionResult, pack_batches, write_partition
@@ -80,7 +81,7 @@ def written(
     return results
 
 
-def shards_of(results: Sequence[PartitionResult]) -> list[FinishedShard]:
+def shards_of(results: Sequence[PartitionResult]) -> list[FinishedObject]:
     """Return all shards."""
     return [shard for result in results for shard in result.shards]
 
@@ -118,5 +119,4 @@ def left_over(storage: Storage, clock: Clock) -> int:
     found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
     delete_orphans(storage, found)
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
-    assert not list(storage.list_uploads())
-    return len(found.objects) + len(found.uploads)
+    return len(found.objects)

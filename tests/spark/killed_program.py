@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, StorageError
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import task as task_module
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
@@ -32,8 +31,7 @@ from tiered_index.storage.opening import open_storage
 __all__ = ["REFUSED", "WRITES"]
 
 REFUSED = 3
-_UPLOADING = ("begin_upload", "upload_part", "complete_upload", "abort_upload")
-WRITES = ("put", "put_if_absent", *_UPLOADING, "delete", "delete_many")
+WRITES = ("put", "put_if_absent", "write", "delete", "delete_many")
 _T = TypeVar("_T")
 
 
@@ -129,7 +127,6 @@ def _race(task: dict[str, Any], answer: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    task_module._PART_BYTES = 600
     answer = Path(sys.argv[1])
     for line in sys.stdin:
         task = json.loads(line)

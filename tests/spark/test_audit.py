@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import told
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
+from tests.support.changes import replace
 from tests.support.damage import flip_object
 from tests.support.merging import RegionItem
 from tests.unit.format.test_verify_shard import rebuilt
@@ -30,11 +30,11 @@ from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
-from tiered_index.spark.audit import differences, digest_table, matching
+from tiered_index.spark.audit import differences
 from tiered_index.spark.audit import entries as read_entries
 from tiered_index.spark.audit.audit import AuditResult, audit, report_table
+from tiered_index.spark.audit.differences import Target
 from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
-from tiered_index.spark.lookup.plan import Target
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 
@@ -164,7 +164,7 @@ def test_a_damaged_log_is_a_finding(spark, copy):
     assert what == "objects" and "not compared with its source" in str(error) and result.differences is None
 
 
-def test_each_difference_of_index_and_source_is_reported_once(spark, sound, table, tmp_path, monkeypatch):
+def test_each_difference_of_index_and_source_is_reported_once(spark, sound, table, tmp_path):
     """The index lacks ten entries and the source ten others; ten differ in time and ten in size."""
     lacking = table.slice(10).to_pylist()
     for row in lacking[:10]:
@@ -187,8 +187,6 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
     for d in by_kind["wrong"]:
         later, larger = d.expected["second"] - d.found["second"], d.expected["size"] - d.found["size"]
         assert (later, larger) in ((5, 0), (0, 1)) and d.topic is not None
-    # too many to keep their digests
-    monkeypatch.setattr(digest_table, "_MOST_DIGESTS", 0)
     few = audited(spark, sound / "index", source, most_listed=3)
     assert few.differences.counts == found.counts and len(few.differences.listed) == 9
     rows = report_table(result).to_pylist()
@@ -197,7 +195,7 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
 
 
 @pytest.mark.parametrize("lacking", ["day", "file"])
-def test_only_parts_that_differ_are_read_again(spark, copy, table, tmp_path, monkeypatch, lacking):
+def test_only_objects_of_periods_that_differ_are_read_again(spark, copy, table, tmp_path, monkeypatch, lacking):
     """Everything else is deleted after the first comparison."""
     days = np.array(table["timestamp_ms"]) // DAY_MS
     source = tmp_path / "source"
@@ -214,41 +212,36 @@ def test_only_parts_that_differ_are_read_again(spark, copy, table, tmp_path, mon
     objects = states(f"file://{copy}").objects.values()
     earlier = [stored for stored in objects if stored.second_max < days[-1] * DAY_MS // 1000]
     assert 0 < len(earlier) < len(objects)
-    match = differences.match
+    sums = differences._sums
 
     def then_delete(*arguments: Any) -> Any:
-        found = match(*arguments)
-        for path in source.iterdir():
-            if path != last:
-                path.unlink()
+        found = sums(*arguments)
         with open_storage(f"file://{copy}") as storage:
             storage.delete_many([stored.name for stored in earlier])
         return found
 
-    monkeypatch.setattr(read_entries, "_GROUP_ENTRIES", 1)
-    monkeypatch.setattr(differences, "match", then_delete)
+    monkeypatch.setattr(differences, "_sums", then_delete)
     result = audited(spark, copy, str(source))
     counts = {"extra": len(rows)} if lacking == "day" else {"wrong": 1}
     assert (result.differences.counts, result.report.unchecked) == ({"missing": 0, "extra": 0, "wrong": 0} | counts, [])
 
 
-@pytest.mark.parametrize("lacking, most", [("index", 1 << 22), ("index", 0), ("source", 0)])
-def test_a_source_that_changes_between_the_passes_is_an_error(spark, copy, table, tmp_path, monkeypatch, lacking, most):
+@pytest.mark.parametrize("lacking", ["index", "source"])
+def test_a_source_that_changes_between_the_passes_is_an_error(spark, copy, table, tmp_path, monkeypatch, lacking):
     """The first pass found a difference that the second one can't name."""
     lines = [json.dumps(row) + "\n" for row in table.to_pylist()]
     added = json.dumps(table.slice(7, 1).to_pylist()[0] | {"offset": 10**9}) + "\n"
     first, second = ([*lines, added], lines) if lacking == "index" else (lines[1:], lines)
     source = tmp_path / "source.ndjson"
     source.write_text("".join(first))
-    match = differences.match
+    sums = differences._sums
 
     def then_change(*arguments: Any) -> Any:
-        found = match(*arguments)
+        found = sums(*arguments)
         source.write_text("".join(second))
         return found
 
-    monkeypatch.setattr(digest_table, "_MOST_DIGESTS", most)
-    monkeypatch.setattr(differences, "match", then_change)
+    monkeypatch.setattr(differences, "_sums", then_change)
     with pytest.raises(InvalidArgument, match="the source changed while it was compared"):
         audited(spark, copy, str(source))
 
@@ -273,27 +266,9 @@ def test_entries_that_an_append_doubled_are_reported(spark, sound, copy):
     build(spark, source, storage=f"file://{copy}", mode="append", config=LATE)
     done = run_here("spark", "audit", "--storage", f"file://{copy}", "--source", source, "--quiet")
     assert done.code == 0 and re.search(f" entries +{2 * COUNT:,}\n", done.out)
-    counts = f"counts +missing 0, extra 0, wrong 0\n.*source entries +{COUNT:,}\n +index entries +{COUNT:,}\n"
+    counts = f"counts +missing 0, extra 0, wrong 0\n.*source entries +{COUNT:,}\n +index entries +{2 * COUNT:,}\n"
     assert re.search(counts, done.out, re.S)
     assert f"the index has {COUNT:,} entries more than once" in done.out
-
-
-def test_ranges_are_counted_from_the_larger_side(spark, copy, sound, monkeypatch):
-    """The memory of a task that compares a range is bounded, however much the index lacks."""
-    monkeypatch.setattr(matching, "_LEAST_RANGES", 1)
-    monkeypatch.setattr(matching, "_RANGE", COUNT // 8)
-    source, shapes = str(sound / "source.parquet"), []
-    match = differences.match
-
-    def seen(*arguments: Any) -> Any:
-        found = match(*arguments)
-        shapes.append(found[1].shape.range_bits)
-        return found
-
-    monkeypatch.setattr(differences, "match", seen)
-    assert audited(spark, copy, source).differences.source_entries == COUNT
-    assert audited(spark, copy, source, begin_ms=BEGIN_MS + 9 * DAY_MS).differences.source_entries == 0
-    assert shapes == [3, 3]
 
 
 def test_further_columns_are_compared(spark, tmp_path):

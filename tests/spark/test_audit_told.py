@@ -19,7 +19,7 @@ from tests.integration.cli.command_lines import Outcome, run_here
 from tests.spark.commands import told as told_here
 from tiered_index.cli.spark import reading
 from tiered_index.errors import DiskFull, InvalidArgument, StorageUnavailable
-from tiered_index.service.checks.report import Report
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.spark.audit.audit import AuditResult, audit, check_report_name, report_table, write_report
 from tiered_index.spark.audit.differences import Difference, Differences
 

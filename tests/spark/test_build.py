@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep, total, write_parquet
-from tiered_index import IndexReader
+from tests.support.merging import RegionItem
+from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.answers.validation import assigned_topic_id
+from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.spark import build
 from tiered_index.storage.opening import open_storage
 
@@ -40,6 +41,27 @@ def test_folders_of_ndjson_plain_and_gzipped(spark, storage, config, tmp_path):
     check(storage, first, second)
     with IndexReader.open(storage) as reader:
         assert [i.topic_id for i in reader.query("with an id", "b").items] == [77]
+
+
+def test_columns_of_ndjson_are_mapped_as_ingest_maps_them(spark, storage, tmp_path):
+    """Also constants, times of text, and the further columns of an index."""
+    lines = [
+        {"order": f"o-{n % 3}", "at": f"2026-11-{n + 1:02}T10:00:00Z", "pos": n, "len": 9, "region": n, "tag": f"t{n}"}
+        for n in range(9)
+    ]
+    (tmp_path / "m.ndjson").write_text("".join(json.dumps(line | {"price": 1.5}) + "\n" for line in lines))
+    columns = {"key": "order", "timestamp_ms": "at", "offset": "pos", "size": "len"}
+    columns |= {"topic": F.lit("orders"), "queue_id": F.lit(2)}
+    config = IndexConfig(slots=64, items=1_000, item_type=RegionItem)
+    result = build(spark, tmp_path / "m.ndjson", storage=storage, columns=columns, config=config)
+    assert (result.entries, result.without_key) == (9, 0)
+    with IndexReader.open(storage, item_type=RegionItem) as reader:
+        found = [(item.offset, item.queue_id, item.region, item.price) for item in reader.query("orders", "o-1")]
+        assert found == [(7, 2, 7, 1.5), (4, 2, 4, 1.5), (1, 2, 1, 1.5)]
+    with pytest.raises(InvalidArgument, match=r"m\.ndjson, line 1: 'place' \(offset\) is missing"):
+        build(spark, tmp_path / "m.ndjson", storage=storage, columns=columns | {"offset": "place"}, mode="append")
+    with pytest.raises(InvalidArgument, match="'kye' is not a field"):
+        build(spark, tmp_path / "m.ndjson", storage=storage, columns={"kye": "order"}, mode="append")
 
 
 def test_a_dataframe_with_names_of_its_own_lists_of_keys_and_timestamps(spark, storage, config):

@@ -14,7 +14,7 @@ import pytest
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, stored_rows
 from tiered_index import IndexReader, IndexService, hash_key
 from tiered_index.errors import InvalidArgument, SchemaMismatch, StorageUnavailable
-from tiered_index.service.merge.run import MergeOptions
+from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import merge, register
 from tiered_index.spark.datasource import lookup_function
 from tiered_index.spark.failures import typed_errors

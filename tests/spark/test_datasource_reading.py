@@ -29,8 +29,8 @@ from tiered_index.errors import (
     StorageMisconfigured,
     StorageUnavailable,
 )
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.spark.datasource import reading
 from tiered_index.spark.datasource.entries import EntrySource
 from tiered_index.storage.opening import open_storage
@@ -103,6 +103,7 @@ def test_options_select_entries(written, case):
 def test_small_batches_windows_and_tasks_select_the_same(written, monkeypatch, case):
     monkeypatch.setattr(reading, "_LOOKUP_OBJECTS", 2)
     monkeypatch.setattr(reading, "_WINDOW_BYTES", 1)
+    monkeypatch.setattr("tiered_index.service.read.file_search._WINDOW_BYTES", 1)
     monkeypatch.setattr(reading, "_BATCH_ROWS", 7)
     uri, rows = written
     options, keep = CASES.get(case, ({}, lambda r: True))

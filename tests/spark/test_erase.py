@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import fields
 from functools import partial
 
@@ -15,6 +16,7 @@ import pytest
 from tests.rocketmq.archived_store import open_index, put
 from tests.spark.commands import told
 from tests.spark.entries import BEGIN_MS, DAY_MS
+from tests.support.damage import flip_object
 from tests.support.log_records import open_log
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, erase
@@ -24,8 +26,10 @@ from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.retention import Retention
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.service.lifecycle.expiry import record_expiry
-from tiered_index.service.merge.run import MergeOptions, merge_index
+from tiered_index.service.jobs.catalogs import merge_catalogs
+from tiered_index.service.jobs.expiry import record_expiry
+from tiered_index.service.jobs.merge_run import MergeOptions, merge_index
+from tiered_index.service.read.segments import Segments
 from tiered_index.spark import audit, look_up, merge, register
 from tiered_index.spark import erase as erase_on
 from tiered_index.storage.local.storage import LocalStorage
@@ -121,6 +125,18 @@ def test_the_command_answers_as_without_spark(spark, origin, tmp_path):
     assert done["requests"] == done["metrics"]["requests"] and done["cost_usd"] > 0
     with IndexReader.open(uri) as reader:
         assert not len(reader.query("orders", "k-3")) and len(reader.query("orders", "k-4"))
+
+
+def test_an_audit_checks_archived_segments_of_catalogs(spark, origin, tmp_path, monkeypatch):
+    """Some at a time: of a million segments, no list is made."""
+    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "_SEGMENTS_AT_ONCE", 1)
+    shutil.copytree(origin, tmp_path / "copy")
+    storage = LocalStorage(tmp_path / "copy")
+    log = open_log(storage, SystemClock())
+    assert merge_catalogs(log) == 1 and not log.state.archive
+    name = [segment.name for segment in Segments(log.state, storage)][-1]
+    flip_object(storage, name, 100)
+    assert {found.file for found in audit(spark, storage=storage.uri).report.findings} == {name}
 
 
 HOUR_MS = 3_600_000

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, write_parquet
-from tests.spark.looked_up import looked_up, plan_of
+from tests.spark.looked_up import answers_in, looked_up
 from tests.spark.test_audit import audited, damage_an_item, harm
 from tests.spark.test_datasource_reading import scan
 from tiered_index import IndexConfig, IndexReader, Lookup, hash_key
 from tiered_index.spark import build, merge
-from tiered_index.spark.lookup.plan import Target
+from tiered_index.spark.audit.differences import Target
 from tiered_index.storage.opening import open_storage
 
 SETTINGS = {"preset": "rocketmq", "slots": 64, "items": 100_000, "max_late_s": 10**10}
@@ -50,10 +50,9 @@ def check(uri, table, folder, spark):
     lookups = [Lookup(topic=topic, key=key, max_count=10_000) for topic, key in pairs]
     with IndexReader.open(uri) as reader, open_storage(uri) as storage:
         answers = reader.query_many(lookups)
-        found = looked_up(storage, plan_of(states(uri), lookups, max_count=10_000), lookups)
-        for lookup, pair, answer in zip(lookups, pairs, answers, strict=True):
+        found = looked_up(answers_in(storage, reader.genesis.layout.schema, max_count=10_000), lookups)
+        for pair, answer, (status, entries, _) in zip(pairs, answers, found, strict=True):
             assert sorted((item.offset for item in answer), reverse=True) == by_key[pair]
-            status, entries, _ = found.of(lookup)
             assert (status, [e["offset"] for e in entries]) == ("complete", [item.offset for item in answer])
             assert {e["key_hash"] for e in entries} == {item.key_hash for item in answer} == {hash_key(*pair)}
     topic, key = sorted(negative)[0]

@@ -17,7 +17,7 @@ from tests.spark.pages import programs, section
 from tiered_index import IndexReader, IndexService
 from tiered_index.kafka.archive import encode_records
 from tiered_index.kafka.columns import RecordColumns
-from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.messages import KafkaMessages
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.spark import build, register
@@ -51,7 +51,7 @@ def recipe():
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """The answers of an index with each record under the follower's keys."""
-    keys, root = Keys(KEYS), tmp_path_factory.mktemp("followed")
+    keys, root = RecordKeys(KEYS), tmp_path_factory.mktemp("followed")
     with IndexService.open(root=root, storage=(root / "storage").as_uri(), slots=97, items=1000) as index:
         for one in RECORDS:
             if found := keys.of(one):

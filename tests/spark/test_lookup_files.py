@@ -9,7 +9,6 @@ import csv
 import gzip
 import io
 import json
-import pickle
 from contextlib import nullcontext
 from datetime import time
 from functools import partial
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.in_process import Address
-from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument
+from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, TieredIndexError
 from tiered_index.sources.keys import ndjson_rows
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.sources import frame_of
@@ -30,7 +29,7 @@ from tiered_index.spark.lookup import keys as key_files
 from tiered_index.spark.lookup.keys import check_out, header_of, read_files, read_keys, write_answers
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3.options import S3Options
-from tiered_index.storage.sqlite.storage import SqliteStorage
+from tiered_index.storage.sqlite import SqliteStorage
 
 S3 = S3Options()
 ADDRESS_OF = partial(StorageAddress, options=S3)
@@ -90,11 +89,9 @@ def test_long_files_are_read_and_answers_written_in_parts(tmp_path, monkeypatch)
     batches = list(key_files._read_json(splits, schema, "key"))
     assert [row for batch in batches for row in batch.to_pylist()] == wanted
     storage = MemoryStorage()
-    (told,) = key_files._write_parts(iter(batches), Address(storage), "part-")
-    names = []
-    for upload, part in pickle.loads(told.column(0)[0].as_py()):
-        storage.complete_upload(upload, [part])
-        names.append(upload.name)
+    storage.put("_running-job", b"")
+    (told,) = key_files._write_parts(iter(batches), Address(storage), "job")
+    names = told.column(0).to_pylist()
     tables = [pq.read_table(io.BytesIO(storage.get(name))) for name in names]
     assert len(set(names)) == len(batches) == 4 and pa.concat_tables(tables).to_pylist() == wanted
 
@@ -277,24 +274,26 @@ class Written:
         self._batches = batches
 
     def mapInArrow(self, write, _):  # noqa: N802 - Spark's name
-        first, *_ = [[row.column(0)[0].as_py() for row in write(iter(self._batches))] for _ in range(2)]
+        first, *_ = [
+            [name for rows in write(iter(self._batches)) for name in rows.column(0).to_pylist()] for _ in range(2)
+        ]
         return SimpleNamespace(collect=lambda: [(names,) for names in first])
 
 
 def test_answers_in_a_storage_are_named_last_and_once(monkeypatch, tmp_path):
     rows, uri = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db"
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(SqliteStorage, "abort_upload", raising(KeyboardInterrupt))
+        killed.setattr(SqliteStorage, "delete", raising(KeyboardInterrupt))
         write_answers(Written(rows), uri, S3)
     with StorageAddress(uri).open() as storage:
-        assert [info.name.partition("-")[0] for info in storage.list()] == ["part"]
+        assert [info.name.partition("-")[0] for info in storage.list()] == ["_running", "part", "part"]
+        storage.delete_many([info.name for info in storage.list()])
         write_answers(Written(rows), uri, S3)
         (valid,) = storage.get("_SUCCESS").decode().split()
         with pytest.raises(InvalidArgument, match="answers of another command"):
             write_answers(Written(rows), uri, S3)
         assert storage.get("_SUCCESS").decode().split() == [valid] and storage.head(valid).size_bytes
-        # only that of the killed command
-        assert len([*storage.list_uploads()]) == 1
+        assert [info.name for info in storage.list()] == ["_SUCCESS", valid]
 
 
 def test_a_command_that_fails_leaves_no_answers_beside_those_of_another(tmp_path):
@@ -328,7 +327,8 @@ def test_a_task_that_ends_after_its_job_leaves_no_answers(tmp_path, job_fails):
 
     with pytest.raises(KeyboardInterrupt) if job_fails else nullcontext():
         write_answers(Late(rows), uri, S3)
-    late[0]()
+    with pytest.raises(TieredIndexError, match="has ended"):
+        late[0]()
     if job_fails:
         check_out(uri, S3)
         write_answers(Written(rows), uri, S3)

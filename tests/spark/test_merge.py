@@ -1,11 +1,9 @@
 """Merges by Spark: files of live writers and tables of builds become longer windows, and no answer changes.
 
-Compaction by Spark: one record adds the staged files of a writer to the log, and the writer adopts them.
+It also compacts pending files of a writer, which then lets go of its local copies.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +11,9 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import told
 from tests.spark.entries import check, messages, put_files, states, sweep, total, write_parquet
 from tests.support.damage import flip_object
-from tiered_index import IndexReader, IndexService
-from tiered_index.service.merge.run import MergeOptions
+from tiered_index import IndexService
+from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import build, merge
-from tiered_index.spark.build.merge import compact
 from tiered_index.storage.opening import open_storage
 
 HOUR_MS = 3_600_000
@@ -92,75 +89,42 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
 
 @pytest.fixture
 def writer(storage, tmp_path):
-    """A writer with three staged files, and their messages."""
+    """A writer with three pending files, and their messages."""
     table = messages(1_200, days=2)
     settings = {"slots": 64, "items": 450, "background": False, "compaction": "spark", "refresh_interval_s": 0}
     with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
         index.put_batch(table, source="log", source_position=7)
         index.seal()
-        assert index.run_lifecycle().staged == 3
+        assert index.run_lifecycle().pending == 3
         yield index, table
 
 
-def test_staged_files_come_by_one_record_and_the_writer_adopts_them(spark, storage, writer):
+def test_pending_files_are_merged_whatever_their_age_and_the_writer_adopts_them(spark, storage, writer):
     index, table = writer
-    before, answers = states(storage).number, [item.offset for item in index.query("orders", "key-0", max_count=10_000)]
-    seen = []
-    planned = compact(spark, storage=storage, dry_run=True)
-    report = compact(spark, storage=storage, progress=lambda *said: seen.append(said))
-    assert (report.files, report.entries, report.left, report.damaged) == (3, 1_200, (), ())
-    assert states(storage).number == report.log_number == before + 1
-    assert seen[-1][0] == "compact" and seen[-1][1] >= seen[-1][2] > 0
-    assert {stage.name for stage in report.metrics.stages} == {"plan and publish", "compact"}
-    assert total(storage) == 1_200
-    assert report.written_bytes == sum(stored.size_bytes for stored in states(storage).objects.values())
-    # the plan gave the right cost
-    assert dict(planned.requests) == dict(report.requests) == report.metrics.requests
-    assert planned.cost_usd == pytest.approx(report.cost_usd) and planned.cost_usd > 0
-    assert planned.read_bytes == report.read_bytes
-    # the plan does not know which keys repeat
-    assert 0.5 < planned.written_bytes / report.written_bytes < 1.5
+    answers = [item.offset for item in index.query("orders", "key-0", max_count=10_000)]
+    assert total(storage) == 0 and len(states(storage).pending) == 3
+    planned = told(f"merge --storage {storage} --min-age 3650d --dry-run").document
+    report = merge(spark, storage=storage, options=MergeOptions(min_age_s=3650 * 86_400))
+    assert (report.sources, report.entries, report.left) == (3, 1_200, ())
+    assert [job["entries"] for job in planned["tiers"][0]["jobs"]] == [1_200] and report.tables == 2
+    assert total(storage) == 1_200 and not states(storage).pending
     check(storage, table)
     assert index.run_lifecycle().adopted == 3
     assert [item.offset for item in index.query("orders", "key-0", max_count=10_000)] == answers
     assert {handle.place for handle in index.files()} == {"storage"}
     assert states(storage).positions == {"log": 7}
-    assert compact(spark, storage=storage).files == 0
-    assert states(storage).number == before + 2
 
 
-def test_the_command_reports_remaining_and_damaged_files(spark, storage, writer):
+def test_a_damaged_pending_file_is_named_and_its_writer_compacts_it(spark, storage, writer):
     index, table = writer
-    command = f"compact --storage {storage}"
-    planned = told(f"{command} --dry-run").document
-    assert (planned["status"], planned["files"], planned["entries"], planned["dry_run"]) == ("planned", 3, 1_200, True)
-    assert planned["cost_usd"] > 0 and "metrics" not in planned
-    first, second = (handle.file_id for handle in index.files()[:2])
+    waiting = next(iter(states(storage).pending))
     with open_storage(storage) as opened:
-        entries = [info.name for info in opened.list("staging/") if info.name.endswith(".entries")]
-        names = {name.split("/")[1]: name for name in entries}
-        whole = opened.get(names[first])
-        flip_object(opened, names[first], 100)
-    # an object that no task can read
-    (unreadable,) = Path(storage.removeprefix("file://")).rglob(f"{Path(names[second]).name}*")
-    unreadable.unlink()
-    unreadable.mkdir()
-    done = told(command, code=4).document
-    assert (done["status"], done["files"]) == ("compacted", 1)
-    assert [[file_id for file_id, _ in done[what]] for what in ("damaged", "failed", "left")] == [[first], [second], []]
-    assert done["metrics"]["stages"][0]["requests"]["driver"]["put_if_absent"] >= 1
-    with open_storage(storage) as opened:
-        opened.put(names[first], whole)
-    done = told(command, code=3).document
-    assert (done["files"], done["failed"][0][0], done["damaged"]) == (1, second, [])
-    unreadable.rmdir()
-    index.run_lifecycle()
-    with IndexReader.open(storage) as reader:
-        assert len(reader.files()) == 2
-    # the writer's epoch is over, and its root opens again as one that compacts by itself
+        flip_object(opened, waiting, 100)
+    assert waiting in told(f"merge --storage {storage}", code=4).error["message"]
+    # its root opens again as one that compacts by itself
     root = index.config.root
     index.close()
-    with IndexService.open(root=root, storage=storage, background=False) as again:
-        assert again.run_lifecycle().uploaded == 1
-    assert told(command).document["status"] == "nothing to do"
+    with IndexService.open(root=root, storage=storage, background=False, compaction="local") as again:
+        assert again.run_lifecycle().uploaded == 3
+    assert told(f"merge --storage {storage}").document["status"] == "merged"
     check(storage, table)

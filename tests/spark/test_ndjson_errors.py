@@ -17,6 +17,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
 from tiered_index.server.entries import parsed
 from tiered_index.sources.files import NdjsonSource
+from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import LocalFile
 from tiered_index.spark.build import sources
 from tiered_index.storage.memory import MemoryStorage
@@ -57,7 +58,7 @@ class Stored:
 
 def rows(*splits, address_of=None):
     batch = pa.record_batch({"split": [json.dumps(split) for split in splits]})
-    return pa.Table.from_batches(sources._read_ndjson([batch], address_of))
+    return pa.Table.from_batches(sources._read_ndjson([batch], address_of, Fields()))
 
 
 def lines(*changes):

@@ -18,7 +18,7 @@ from tests.spark.entries import messages
 from tests.support.damage import flip
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.layout import PRESETS
-from tiered_index.service.answers.validation import TopicTable, batch_columns
+from tiered_index.service.write.validation import TopicTable, batch_columns
 from tiered_index.sources import parquet as bounds
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build import folders, parquet

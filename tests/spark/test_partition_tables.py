@@ -23,12 +23,10 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
-from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.hashing import assigned_topic_id, code_units, hash_batch
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers.validation import assigned_topic_id
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import Checkpoints, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StreamBatch
-from tiered_index.service.log.summary import Summary
 from tiered_index.spark.build import build as build_module
 from tiered_index.spark.build import plan as plan_module
 from tiered_index.spark.build import shards as shards_module
@@ -41,7 +39,6 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
-pytestmark = pytest.mark.usefixtures("uploads_in_parts")
 TABLE = messages(2_000, days=3)
 FIRST, SECOND = MicroBatch("spark:q", 0, BatchContent(2_000, 1)), MicroBatch("spark:q", 1, BatchContent(10, 2))
 
@@ -108,7 +105,7 @@ def test_values_that_no_entry_has_are_refused_and_named(case: str) -> None:
     storage = MemoryStorage()
     with pytest.raises(InvalidArgument, match=text):
         written(TABLE.set_column(TABLE.schema.get_field_index(name), name, values), storage)
-    assert not list(storage.list("data/")) and not list(storage.list_uploads())
+    assert not list(storage.list("data/"))
 
 
 def test_a_batch_is_in_the_log_once_and_its_repeat_is_deleted(clock: ManualClock) -> None:
@@ -162,7 +159,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("operation", ["complete_upload", "head", "put_if_absent"])
+@pytest.mark.parametrize("operation", ["head", "put_if_absent"])
 def test_a_driver_killed_while_it_commits_a_batch(clock: ManualClock, operation: str, when: Any) -> None:
     inner = MemoryStorage()
     opened(inner, clock)
@@ -206,10 +203,10 @@ def test_abort_deletes_only_tables_that_are_certainly_not_published(clock: Manua
 def test_a_task_that_fails_deletes_its_uploads(clock: ManualClock) -> None:
     storage = FaultStorage(MemoryStorage())
     opened(storage, clock)
-    storage.fail("upload_part", nth=5)
+    storage.fail("write", nth=5)
     with pytest.raises(StorageUnavailable):
         written(TABLE, storage)
-    assert not list(storage.list("data/")) and not list(storage.list_uploads())
+    assert not list(storage.list("data/"))
     with pytest.raises(InvalidArgument, match="more than 2 windows"):
         writing.write_tables(TABLE.to_batches(), job(storage, max_windows=2))
     assert writing.write_tables([], job(storage)).shards == ()
@@ -224,7 +221,7 @@ def test_tables_that_are_not_what_was_read_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(writing, "write_blocks", lambda blocks, *more: replace(real(blocks, *more), **lie))
     with pytest.raises(CorruptFile, match=f"wrote {what} than it read"):
         written(TABLE, storage)
-    assert bool(list(storage.list_uploads())) == ("shards" in lie)
+    assert bool(list(storage.list("data/"))) == ("shards" in lie)
 
 
 def test_a_checkpoint_whose_index_is_gone_or_another_one_is_refused() -> None:
@@ -452,7 +449,7 @@ def test_tables_that_a_record_names_are_not_deleted_whatever_fails_behind_it(mon
     def fails(*_: Any) -> None:
         raise InvalidArgument("after the record")
 
-    monkeypatch.setattr(Summary, "renew", fails)
+    monkeypatch.setattr(Checkpoints, "write", fails)
     with pytest.raises(InvalidArgument, match="after the record"):
         a_writer(EntryWriter, storage).commit([Written(tuple(written(TABLE, storage)), None, BatchContent())])
     # `left_over` asserts that the objects are those that the log names

@@ -15,16 +15,15 @@ import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep, total, write_parquet
 from tests.spark.in_process import count, left_over, opened, planned, shards_of, written
-from tests.support.cold_index import without_summary
 from tests.support.log_records import open_log
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
 from tiered_index.format.names import log_name
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Publication
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.spark import SourceRange, build
 from tiered_index.spark.build import build as build_module
 from tiered_index.spark.build.build import _check, check_windows, publish_tables
@@ -32,7 +31,6 @@ from tiered_index.storage.memory import MemoryStorage
 
 TABLE = messages(900, days=2)
 OTHER = messages(700, days=1, seed=2)
-pytestmark = pytest.mark.usefixtures("uploads_in_parts")
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):
     storage.fail("put_if_absent", when="after")
     with pytest.raises(StorageUnavailable):
         publish_tables(shards, "error", storage, log)
-    state, removed = publish_tables([_completed(shard) for shard in shards], "error", storage, log)
+    state, removed = publish_tables(shards, "error", storage, log)
     assert (len(state.objects), removed) == (len(shards), 0)
     assert count(storage, clock) == 900
 
@@ -103,35 +101,31 @@ def test_objects_published_between_finding_and_deleting_stay(clock):
     storage = MemoryStorage(clock=clock)
     log = opened(storage, clock)
     shards = built(storage, now_ms=clock.now_ms())
-    Publication(log, [shard.sent for shard in shards]).complete()
+    Publication(log, [shard.sent for shard in shards]).check()
     never = built(storage, OTHER, now_ms=clock.now_ms())
-    Publication(log, [shard.sent for shard in never]).complete()
+    Publication(log, [shard.sent for shard in never]).check()
     clock.advance(3_700)
     sweeper = StorageLog(storage, clock)
     sweeper.open()
     found = find_orphans(storage, sweeper, older_than_s=3600)
     assert len(found.objects) == len(shards) + len(never)
-    publish_tables([_completed(shard) for shard in shards], "error", storage, log)
+    publish_tables(shards, "error", storage, log)
     deleted = delete_orphans(storage, found)
     assert {info.name for info in deleted.objects} == {shard.stored.name for shard in never}
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
 
 
 def test_the_log_is_read_again_before_each_batch_of_deletes(clock, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.lifecycle.orphans._AT_ONCE", 1)
+    monkeypatch.setattr("tiered_index.service.jobs.orphans._AT_ONCE", 1)
     storage = FaultStorage(MemoryStorage(clock=clock))
     log = opened(storage, clock)
     shards = built(storage, now_ms=clock.now_ms())
-    Publication(log, [shard.sent for shard in shards]).complete()
+    Publication(log, [shard.sent for shard in shards]).check()
     clock.advance(86_401)
     found = find_orphans(storage, log)
     before = storage.calls("list")
     assert delete_orphans(storage, found).objects == found.objects
     assert storage.calls("list") - before == len(found.objects) == len(shards) > 1
-
-
-def _completed(shard):
-    return replace(shard, sent=replace(shard.sent, upload=None))
 
 
 def test_two_builds_of_one_window_at_once(clock):
@@ -145,7 +139,7 @@ def test_two_builds_of_one_window_at_once(clock):
     with pytest.raises(InvalidArgument, match="has a table already"):
         publish_tables(both[1], "error", storage, StorageLog(storage, clock))
     assert count(storage, clock) == 900
-    _, removed = publish_tables([_completed(s) for s in both[1]], "replace", storage, log)
+    _, removed = publish_tables(both[1], "replace", storage, log)
     assert removed == len(both[0])
     assert count(storage, clock) == 900
 
@@ -161,7 +155,7 @@ def test_results_that_are_not_what_was_counted_are_not_published():
         _check(plan, [replace(results[0], read_checksum=results[0].read_checksum ^ 1), *results[1:]])
 
 
-@pytest.mark.parametrize("operation", ["begin_upload", "upload_part"])
+@pytest.mark.parametrize("operation", ["write", "put"])
 def test_a_task_whose_storage_fails_deletes_its_uploads(clock, operation):
     storage = FaultStorage(MemoryStorage())
     log = opened(storage, clock)
@@ -169,7 +163,7 @@ def test_a_task_whose_storage_fails_deletes_its_uploads(clock, operation):
     with pytest.raises(StorageUnavailable):
         built(storage)
     storage.clear()
-    assert not list(storage.list("data/")) and not list(storage.list_uploads())
+    assert not list(storage.list("data/"))
     publish_tables(built(storage), "error", storage, log)
     assert count(storage, clock) == 900
 
@@ -266,12 +260,10 @@ def test_positions_of_numpy_are_integers_of_the_record():
 
 
 def test_a_shorter_object_of_another_table_fails_no_build(clock):
-    """After its record, an append reads the directories that the summary lacks. Here one of them is cut off."""
     storage = MemoryStorage()
     log = opened(storage, clock)
     other = built(storage, OTHER)
     publish_tables(other, "append", storage, log)
-    without_summary(storage)
     name = other[0].stored.name
     storage.put(name, storage.get(name)[:-10])
     publish_tables(built(storage), "append", storage, StorageLog(storage, clock))

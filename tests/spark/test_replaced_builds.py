@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,14 +12,15 @@ from pyspark.sql.types import StructType
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, check_stored, joined, messages
 from tests.spark.in_process import planned, shards_of, written
+from tests.support.changes import replace
 from tests.support.log_records import open_log
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.erasure.erase import EraseRequest, erase
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.spark import build
 from tiered_index.spark.build.build import entries_by_topic, publish_tables
 from tiered_index.spark.build.positions import BatchContent, MicroBatch

@@ -70,9 +70,9 @@ def test_jobs_have_descriptions_and_leave_no_shuffle_files(spark, storage, confi
     assert all(any(f"tiered_index {stage}: " in one for one in described) for stage in stages)
     found = audit(spark, few, storage=storage, config=config).differences
     assert found is not None and found.counts["extra"] == 3
-    # files of the differing entries; Spark deletes them when Java collects garbage
+    # files of the entries in ranges that differ, not of all; Spark deletes them when Java collects garbage
     left = {name: size for name, size in _shuffle_files(spark).items() if name not in before}
-    assert sum(left.values()) < 3_000
+    assert sum(left.values()) < 10_000
 
 
 def _jobs_described(spark: Any) -> list[str]:
@@ -178,7 +178,7 @@ def test_an_error_after_an_interrupt_is_reported_as_the_interrupt(failure: type[
         raise RuntimeError("alone")
 
 
-@pytest.mark.parametrize("job", ["merge", "compact", "erase --topic t --yes", "audit"])
+@pytest.mark.parametrize("job", ["merge", "erase --topic t --yes", "audit"])
 def test_a_missing_index_is_an_error_before_spark_starts(job: str, tmp_path: Path, monkeypatch: Any) -> None:
     for module in ("reading", "writing"):
         monkeypatch.setattr(importlib.import_module(f"tiered_index.cli.spark.{module}"), "spark_of", None)
@@ -203,7 +203,6 @@ class _Vendors(_Session):
 JOBS = {
     "build": lambda spark, uri, source: pipeline.build(spark, source, storage=uri),
     "merge": lambda spark, uri, source: pipeline.merge(spark, storage=uri),
-    "compact": lambda spark, uri, source: pipeline.compact(spark, storage=uri),
     "erase": lambda spark, uri, source: pipeline.erase(spark, storage=uri, topic="orders"),
     "audit": lambda spark, uri, source: pipeline.audit(spark, storage=uri),
     "look_up": lambda spark, uri, source: pipeline.look_up(spark, source, storage=uri),

@@ -2,14 +2,13 @@
 
 import threading
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.storage.scripted_server import ScriptedServer, scripted_server
-from tiered_index.storage.sqlite import bodies
-from tiered_index.storage.sqlite.storage import SqliteStorage
+from tiered_index.storage import sqlite
+from tiered_index.storage.sqlite import SqliteStorage
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +27,8 @@ def scripted(answering: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Scri
     return answering
 
 
-# the libraries through which an S3 storage can read: plain boto3, and obstore if it is installed
-WAYS = ["boto3", "obstore"] if find_spec("obstore") else ["boto3"]
+# the option `client`, by the library through which an S3 storage reads
+WAYS = {"obstore": None, "boto3": "boto3"}
 
 
 @pytest.fixture
@@ -55,9 +54,6 @@ def storage(path: Path) -> Iterator[SqliteStorage]:
 
 @pytest.fixture
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let rows hold 1,000 bytes and transactions two rows, so that small objects have many of both; return a row's
-    size.
-    """
-    monkeypatch.setattr(bodies, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(bodies, "_ROWS_A_TRANSACTION", 2)
+    """Let rows hold 1,000 bytes, so that small objects have many of them; return that size."""
+    monkeypatch.setattr(sqlite, "CHUNK_BYTES", 1000)
     return 1000

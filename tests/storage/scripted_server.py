@@ -1,6 +1,7 @@
 """An HTTP server with scripted answers, for answers to an S3 client that good servers never give."""
 
 import contextlib
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class ScriptedServer:
 
 
 @contextlib.contextmanager
-def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
+def scripted_server(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
     class Answering(Handler):
         def setup(self) -> None:
             scripted.connections += 1
@@ -112,6 +113,6 @@ def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
             if chunked or answer.announced not in {None, len(answer.body)}:
                 self.close_connection = True
 
-    with served(Answering, host) as url:
+    with served(Answering, host, tls) as url:
         scripted = ScriptedServer(url)
         yield scripted

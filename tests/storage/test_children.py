@@ -17,7 +17,7 @@ from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import child_storages, open_storage
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
-from tiered_index.storage.sqlite.storage import SqliteStorage
+from tiered_index.storage.sqlite import SqliteStorage
 
 NEIGHBOURS = (
     "a", "a-b", "a.b", "a0", "a0b", "a-", "a.", "aa", "A", "b", "0", "-", "_", "...", ".hidden", "a+b", "a=b", "a@b",

@@ -9,7 +9,7 @@ import pytest
 
 from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.base import UploadHandle
+from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.local.storage import LocalStorage
 
 
@@ -26,18 +26,21 @@ def test_files_that_are_not_objects_are_neither_listed_nor_touched(tmp_path: Pat
     assert all(path.read_bytes() == b"foreign" for path in foreign)
 
 
-def test_uploads_go_on_after_the_folder_of_half_made_files_went(tmp_path: Path) -> None:
+def test_a_writer_whose_half_made_file_went_fails_and_the_next_one_goes_on(tmp_path: Path) -> None:
     with LocalStorage(tmp_path) as storage:
-        handle = storage.begin_upload("a")
-        parts = [storage.upload_part(handle, 1, b"one, ")]
-        shutil.rmtree(tmp_path / ".%work")
-        parts.append(storage.upload_part(handle, 2, b"two"))
-        shutil.rmtree(tmp_path / ".%work")
-        storage.abort_upload(storage.begin_upload("b"))
-        storage.complete_upload(handle, parts)
-        assert storage.get("a") == b"one, two"
-        with pytest.raises(ObjectNotFound, match="aborted or completed"):
-            storage.upload_part(handle, 3, b"late")
+        for lost in (True, False):
+            writer = storage.open_writer("a")
+            writer.write(bytes(PART_BYTES + 1))
+            assert len(storage.purge(0)) == 1
+            if lost:
+                shutil.rmtree(tmp_path / ".%work")
+                with pytest.raises(StorageUnavailable):
+                    writer.close()
+                assert list(storage.list()) == []
+            else:
+                writer.close()
+        assert storage.head("a").size_bytes == PART_BYTES + 1
+        assert storage.purge(0) == ()
 
 
 def test_only_old_half_made_work_is_swept(tmp_path: Path) -> None:
@@ -49,15 +52,8 @@ def test_only_old_half_made_work_is_swept(tmp_path: Path) -> None:
         path = tmp_path / ".%work" / f".tmp-{name}"
         path.write_bytes(b"half")
         os.utime(path, ns=((now_ms - age_s * 1000) * 1_000_000,) * 2)
-    old = storage.begin_upload("big/old")
-    clock.advance(3600)
-    young = storage.begin_upload("big/young")
-    assert storage.abort_uploads("big/", older_than_ms=old.started_ms) == 0
-    assert (tmp_path / ".%work" / ".tmp-old").exists()
-    assert len(storage.purge(old.started_ms)) == 1
+    assert storage.purge(now_ms) == (".%work/.tmp-young",)
     assert [path.name for path in (tmp_path / ".%work").iterdir()] == [".tmp-young"]
-    assert storage.abort_uploads(older_than_ms=old.started_ms + 1) == 1
-    assert list(storage.list_uploads()) == [young]
     assert [info.name for info in storage.list()] == ["a"]
 
 
@@ -76,7 +72,6 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
 def test_reading_makes_nothing(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "absent")
     assert list(storage.list()) == []
-    assert list(storage.list_uploads()) == []
     storage.delete("a")
     with pytest.raises(ObjectNotFound):
         storage.head("a")
@@ -90,19 +85,6 @@ def test_a_file_in_the_folders_place_is_a_set_up_error(tmp_path: Path) -> None:
     for call in (*calls, lambda: storage.head("a")):
         with pytest.raises(StorageMisconfigured):
             call()
-
-
-def test_a_handle_never_leads_out_of_the_folder(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "upload.json").write_text('{"name": "object", "started_ms": 1}')
-    storage = LocalStorage(tmp_path / "root")
-    storage.begin_upload("object")
-    handle = UploadHandle("object", "../../outside", 1)
-    with pytest.raises(ObjectNotFound):
-        storage.upload_part(handle, 1, b"x")
-    storage.abort_upload(handle)
-    assert [path.name for path in outside.iterdir()] == ["upload.json"]
 
 
 def test_a_folder_is_deleted_with_its_last_object_and_made_again(tmp_path: Path) -> None:

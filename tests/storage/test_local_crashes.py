@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tiered_index.errors import DiskFull, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage import base
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
@@ -78,25 +79,28 @@ def delete(storage: Storage) -> None:
     storage.delete("data/object")
 
 
-def upload(storage: Storage) -> None:
-    handle = storage.begin_upload("data/object")
-    parts = [
-        storage.upload_part(handle, number, NEW[start : start + 20_000]) for number, start in ((2, 20_000), (1, 0))
-    ]
-    storage.complete_upload(handle, parts)
+def stream(storage: Storage) -> None:
+    with storage.open_writer("data/object") as writer:
+        for start in range(0, len(NEW), 20_000):
+            writer.write(NEW[start : start + 20_000])
 
 
 def abort(storage: Storage) -> None:
-    handle = storage.begin_upload("data/object")
-    storage.upload_part(handle, 1, NEW)
-    storage.abort_upload(handle)
+    writer = storage.open_writer("data/object")
+    writer.write(NEW)
+    writer.abort()
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "PART_BYTES", 15_000)
 
 
 OPERATIONS: dict[str, tuple[Callable[[Storage], None], str, bytes | None, bytes | None]] = {
     "put": (put, "data/object", OLD, NEW),
     "put_if_absent": (put_if_absent, "fresh/object", None, NEW),
     "delete": (delete, "data/object", OLD, None),
-    "upload": (upload, "data/object", OLD, NEW),
+    "stream": (stream, "data/object", OLD, NEW),
     "abort": (abort, "data/object", OLD, OLD),
 }
 
@@ -140,10 +144,8 @@ def test_a_crash_at_any_call_leaves_old_or_new(tmp_path, operation, name, old, n
             assert nth > 2, "the faults never struck"
             break
         # Everything that a crash leaves is found by age, and its removal harms nothing.
-        after.abort_uploads()
         after.purge(FAR_FUTURE_MS)
         assert value(after, name) == found
-        assert list(after.list_uploads()) == []
         hidden = [path for path in folder.rglob("*") if path.is_file() and any(".%" in part for part in path.parts)]
         assert hidden == []
     else:
@@ -162,7 +164,7 @@ def test_a_crash_at_any_call_leaves_old_or_new(tmp_path, operation, name, old, n
     ],
     ids=lambda value: errno.errorcode.get(value, "") if isinstance(value, int) else value.__name__,
 )
-@pytest.mark.parametrize("operation", [put, put_if_absent, upload], ids=lambda operation: operation.__name__)
+@pytest.mark.parametrize("operation", [put, put_if_absent, stream], ids=lambda operation: operation.__name__)
 def test_a_failing_call_is_a_typed_error_and_leaves_no_rubbish(tmp_path, operation, number, kind):
     failures = 0
     for only in ("create", "pwrite", "sync", "sync_folder", "rename", "link"):
@@ -196,7 +198,7 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path, monkeypatch):
     assert list(LocalStorage(tmp_path).list()) == []
 
 
-@pytest.mark.parametrize("operation", [put, put_if_absent, upload], ids=lambda operation: operation.__name__)
+@pytest.mark.parametrize("operation", [put, put_if_absent, stream], ids=lambda operation: operation.__name__)
 def test_data_is_synced_before_it_is_named_and_every_new_name_after(tmp_path, operation):
     disk = FaultyDisk(0)
     root = tmp_path / "new" / "root"

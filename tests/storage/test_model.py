@@ -10,19 +10,19 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import PartInfo, Storage, UploadHandle
+from tiered_index.storage.base import Storage, Writer
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.sqlite.storage import SqliteStorage
+from tiered_index.storage.sqlite import SqliteStorage
 
-SEGMENTS = st.sampled_from(["a", "b", "a-", "a.", "a0", ".tmp-a", "x" * 199, "x" * 200, "x" * 201])
+SEGMENTS = st.sampled_from(["a", "b", "a-", "a.", "a0", ".tmp-a", "x" * 199, "x" * 200])
 NAMES = st.lists(SEGMENTS, min_size=1, max_size=2).map("/".join)
 PREFIXES = st.one_of(st.just(""), NAMES, NAMES.map(lambda name: name + "/"), NAMES.map(lambda name: name[:1]))
 DATA = st.binary(max_size=30)
 
 
 class StorageModel(RuleBasedStateMachine):
-    uploads = Bundle("uploads")
+    writers = Bundle("writers")
 
     def open(self) -> Storage:
         raise NotImplementedError
@@ -31,7 +31,7 @@ class StorageModel(RuleBasedStateMachine):
     def start(self) -> None:
         self.storage = self.open()
         self.objects: dict[str, bytes] = {}
-        self.parts: dict[str, dict[int, tuple[PartInfo, bytes]]] = {}
+        self.streamed: dict[int, bytes] = {}
 
     @rule(name=NAMES, data=DATA)
     def put(self, name: str, data: bytes) -> None:
@@ -84,40 +84,30 @@ class StorageModel(RuleBasedStateMachine):
         expected = sorted(name for name in self.objects if name.startswith(prefix) and name > start_after)
         assert [info.name for info in self.storage.list(prefix, start_after=start_after)] == expected
 
-    @rule(target=uploads, name=NAMES)
-    def begin_upload(self, name: str) -> UploadHandle:
-        handle = self.storage.begin_upload(name)
-        self.parts[handle.upload_id] = {}
-        return handle
+    @rule(target=writers, name=NAMES)
+    def open_writer(self, name: str) -> Writer:
+        return self.storage.open_writer(name)
 
-    @rule(handle=uploads, number=st.integers(1, 3), data=DATA.filter(len))
-    def upload_part(self, handle: UploadHandle, number: int, data: bytes) -> None:
-        self.parts[handle.upload_id][number] = (self.storage.upload_part(handle, number, data), data)
+    @rule(writer=writers, data=DATA)
+    def write(self, writer: Writer, data: bytes) -> None:
+        writer.write(data)
+        self.streamed[id(writer)] = self.streamed.get(id(writer), b"") + data
 
-    @rule(handle=consumes(uploads))
-    def complete_upload(self, handle: UploadHandle) -> None:
-        parts = self.parts[handle.upload_id]
-        try:
-            self.storage.complete_upload(handle, [info for info, _ in parts.values()])
-        except InvalidArgument:
-            assert not parts
-            self.storage.abort_upload(handle)
-        else:
-            assert parts
-            self.objects[handle.name] = b"".join(parts[number][1] for number in sorted(parts))
-        del self.parts[handle.upload_id]
+    @rule(writer=consumes(writers))
+    def close_writer(self, writer: Writer) -> None:
+        writer.close()
+        self.objects[writer.name] = self.streamed.pop(id(writer), b"")
 
-    @rule(handle=consumes(uploads))
-    def abort_upload(self, handle: UploadHandle) -> None:
-        self.storage.abort_upload(handle)
-        del self.parts[handle.upload_id]
+    @rule(writer=consumes(writers))
+    def abort_writer(self, writer: Writer) -> None:
+        writer.abort()
+        self.streamed.pop(id(writer), None)
 
     @invariant()
     def agrees(self) -> None:
         found = {info.name: info.size_bytes for info in self.storage.list()}
         assert found == {name: len(data) for name, data in self.objects.items()}
         assert list(found) == sorted(found)
-        assert {handle.upload_id for handle in self.storage.list_uploads()} == set(self.parts)
         for name, data in self.objects.items():
             assert self.storage.get(name) == data
 

@@ -15,7 +15,14 @@ from tests.storage.conftest import WAYS
 from tests.storage.scripted_server import error
 from tests.support.counting_proxy import Action, CountingProxy, Request, counting_proxy, times
 from tests.support.s3_server import S3Server
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import (
+    InvalidArgument,
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+    StorageMisconfigured,
+    StorageUnavailable,
+)
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
@@ -32,14 +39,14 @@ def proxy(server: S3Server) -> Iterator[CountingProxy]:
         yield running
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
 def s3(request: pytest.FixtureRequest, s3_environment: S3Server, proxy: CountingProxy) -> Iterator[S3Storage]:
     options = S3Options(
         endpoint_url=proxy.endpoint_url,
         max_attempts=ATTEMPTS,
         transfer_attempts=ATTEMPTS,
         read_timeout_s=20,
-        lean_gets=request.param == "obstore",
+        client=request.param,
     )
     storage = S3Storage(s3_environment.new_bucket(), "pre/fix", options, sleep=lambda seconds: None)
     proxy.fault = None
@@ -129,7 +136,7 @@ def test_a_wrong_range_is_asked_for_again_and_never_believed(s3, proxy):
 
 def test_a_range_in_another_unit_is_refused_at_once(s3, proxy):
     proxy.fault = lambda request: Action(headers={"Content-Range": "octets 100-1099/4096"})
-    with pytest.raises(StorageUnavailable, match="Content-Range 'octets"):
+    with pytest.raises(StorageError, match=r"\boctets 100-1099"):
         s3.get_range("object", 100, 1000)
     assert len(proxy.reset()) == 1
     assert s3.get_range("object", 100, 1000) == DATA[100:1100]
@@ -141,6 +148,8 @@ def test_wrong_bytes_of_the_right_length_pass_in_a_range_but_not_in_a_whole_obje
     spoiled = s3.get_range("object", 100, 1000)
     assert [n for n in range(1000) if spoiled[n] != DATA[100 + n]] == [10]
     proxy.reset()
+    if s3.options.client is None:
+        return  # obstore compares no checksum of the service: the engine's own do, above the storage
     proxy.fault = times(1, Action(flip_byte=10))
     assert s3.get("object") == DATA  # the object's own CRC32, stored by the put, showed it
     assert len(proxy.reset()) == 2
@@ -228,7 +237,7 @@ def test_parallel_reads_keep_their_connections_in_a_pool_of_their_size(s3, proxy
             assert s3_sized.get_range("object", reader + n, 64) == DATA[reader + n : reader + n + 64]
 
     uri = f"s3://{s3.bucket}/pre/fix?endpoint_url={proxy.endpoint_url}"
-    options = S3Options(lean_gets=s3.options.lean_gets)
+    options = S3Options(client=s3.options.client)
     with open_storage(uri, options=options, parallel_reads=readers) as s3_sized, ThreadPoolExecutor(readers) as pool:
         before = proxy.connections
         list(pool.map(read, range(readers)))

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.storage.conftest import WAYS
-from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
-from tests.storage.test_s3_answers import DATA, HANDLE, listing
-from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.base import BULK_DELETES, RANGES, START_AFTER, PartInfo
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
+from tests.storage.test_s3_answers import DATA, listing
+from tiered_index.errors import ConfigError, InvalidArgument, StorageError, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.base import BULK_DELETES, RANGES, START_AFTER
+from tiered_index.storage.probe import probe
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
+UPLOAD = "object", "object", "upload"
 CHUNKED = b"400\r\n" + DATA + b"\r\n0\r\n\r\n"
 MODIFIED = "Mon, 02 Nov 2026 10:00:00 GMT"
 LISTED = (
@@ -48,15 +50,11 @@ def s3(scripted: ScriptedServer) -> Iterator[S3Storage]:
         yield storage
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["with its length", "chunked"])
-def test_a_whole_object_in_place_of_a_range_is_read_up_to_the_ranges_end(
-    scripted: ScriptedServer, way: str, is_chunked: bool
+def test_boto3_reads_a_whole_object_in_place_of_a_range_up_to_the_ranges_end(
+    scripted: ScriptedServer, is_chunked: bool
 ) -> None:
-    with opened(scripted, lean_gets=way == "obstore") as storage:
-        if way == "obstore":
-            scripted.answers(part(DATA, 0, 1))
-            storage.get_range("object", 0, 1)
+    with opened(scripted, client="boto3") as storage:
         scripted.answers(Answer(200, CHUNKED, {"Transfer-Encoding": "chunked"}) if is_chunked else Answer(200, DATA))
         assert storage.get_range("object", 10, 20) == DATA[10:30]
         assert storage.get_range("object", 0, 1024) == DATA
@@ -66,7 +64,50 @@ def test_a_whole_object_in_place_of_a_range_is_read_up_to_the_ranges_end(
         assert storage.shortfalls().keys() <= {RANGES}
 
 
-def test_a_chunked_range_is_read(s3: S3Storage, scripted: ScriptedServer) -> None:
+CHUNKED_RANGE = Answer(206, CHUNKED, {"Transfer-Encoding": "chunked", "Content-Range": "bytes 0-1023/2000"})
+
+
+@pytest.mark.parametrize("answer", [Answer(200, DATA), CHUNKED_RANGE], ids=["200", "chunked"])
+def test_answers_that_obstore_refuses_name_the_client_that_accepts_them(
+    s3: S3Storage, scripted: ScriptedServer, answer: Answer
+) -> None:
+    scripted.answers(answer)
+    for read in (lambda: s3.get_range("object", 0, 1024), lambda: s3.get_suffix("object", 1000)):
+        with pytest.raises(StorageError, match=r"add client=boto3 to the storage's URI"):
+            read()
+
+
+def test_the_probe_names_the_client_for_a_server_without_ranges(scripted: ScriptedServer) -> None:
+    """The server answers as S3 does, without ranges."""
+    objects: dict[str, bytes] = {}
+
+    def script(request: Request) -> Answer:
+        key = request.path.partition("?")[0].removeprefix("/bucket")
+        if request.method == "PUT":
+            if key in objects and "if-none-match" in request.lowered:
+                return error(412, "PreconditionFailed")
+            objects[key] = request.body
+            return Answer(200, headers={"ETag": '"tag"'})
+        if request.method == "DELETE":
+            objects.pop(key, None)
+            return Answer(204)
+        if key in objects:
+            return Answer(200, objects[key], {"Last-Modified": MODIFIED, "Date": MODIFIED})
+        return error(404, "NoSuchKey")
+
+    scripted.script = script
+    found = {}
+    for client in (None, "boto3"):
+        with opened(scripted, client=client) as storage, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+            found[client] = {one.what: one for one in probe(storage, uploads=False)}[RANGES]
+    assert found[None].state == "missing"
+    assert "add client=boto3 to the storage's URI" in found[None].result
+    assert found["boto3"].state == "worked round"
+
+
+def test_boto3_reads_a_chunked_range(scripted: ScriptedServer) -> None:
+    s3 = opened(scripted, client="boto3")
     headers = {"Transfer-Encoding": "chunked", "Content-Range": "bytes 0-1023/2000"}
     scripted.answers(Answer(206, CHUNKED, headers))
     assert s3.get_range("object", 0, 1024) == DATA
@@ -77,7 +118,7 @@ def test_a_chunked_range_is_read(s3: S3Storage, scripted: ScriptedServer) -> Non
 
 def test_a_range_without_its_place_names_the_missing_header(s3: S3Storage, scripted: ScriptedServer) -> None:
     scripted.answers(Answer(206, DATA[10:30]))
-    with pytest.raises(StorageMisconfigured, match="header Content-Range") as caught:
+    with pytest.raises(StorageMisconfigured, match="Content-Range header") as caught:
         s3.get_range("object", 10, 20)
     assert caught.value.exit_code == 2
 
@@ -131,19 +172,7 @@ def test_a_field_that_is_needed_is_named(s3: S3Storage, scripted: ScriptedServer
         list(s3.list())
     scripted.answers(Answer(200))
     with pytest.raises(StorageMisconfigured, match="ETag"):
-        s3.upload_part(HANDLE, 1, b"x")
-
-
-def test_a_completion_without_content_is_looked_up(s3: S3Storage, scripted: ScriptedServer) -> None:
-    parts = [PartInfo(1, '"tag"', 7)]
-    heads = [Answer(200, b"1234567", {"Last-Modified": MODIFIED})]
-    scripted.script = lambda request: Answer(200) if request.method == "POST" else heads[-1]
-    s3.complete_upload(HANDLE, parts)
-    assert [request.method for request in scripted.requests] == ["POST", "HEAD"]
-    for head in (Answer(404), Answer(200, b"123", {"Last-Modified": MODIFIED})):
-        heads.append(head)
-        with pytest.raises(StorageUnavailable, match="not there"):
-            s3.complete_upload(HANDLE, parts)
+        s3._writes.part(*UPLOAD, 1, b"x")
 
 
 def test_checksums_are_sent_only_if_required_where_the_environment_says_so(
@@ -153,7 +182,7 @@ def test_checksums_are_sent_only_if_required_where_the_environment_says_so(
     monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
     with opened(scripted) as storage:
         storage.put_if_absent("object", DATA)
-        storage.upload_part(HANDLE, 1, DATA)
+        storage._writes.part(*UPLOAD, 1, DATA)
     for request in scripted.requests:
         headers = request.lowered
         assert headers["content-md5"] == base64.b64encode(hashlib.md5(DATA).digest()).decode()
@@ -166,10 +195,10 @@ def test_checksums_are_sent_only_if_required_where_the_environment_says_so(
     assert scripted.requests[0].lowered["x-amz-sdk-checksum-algorithm"] == "CRC32"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_requester_pays_for_every_request_if_the_uri_says_so(scripted: ScriptedServer, way: str) -> None:
+@pytest.mark.parametrize("client", WAYS.values(), ids=WAYS.keys())
+def test_the_requester_pays_for_every_request_if_the_uri_says_so(scripted: ScriptedServer, client: str | None) -> None:
     scripted.answers(part(DATA, 0, 1))
-    with opened(scripted, request_payer="requester", lean_gets=way == "obstore") as storage:
+    with opened(scripted, request_payer="requester", client=client) as storage:
         for _ in range(2):
             storage.get_range("object", 0, 1)
         scripted.answers(Answer(200))

@@ -36,7 +36,7 @@ def test_a_missing_bucket_is_named_by_every_call(options: S3Options) -> None:
             lambda: storage.put_if_absent("a", b"x"),
             lambda: list(storage.list()),
             lambda: storage.delete_many(["a"]),
-            lambda: storage.begin_upload("a"),
+            lambda: storage._writes.begin("a", "p/a", "1"),
             lambda: probe_put_if_absent(storage, "probe"),
         ):
             with pytest.raises(StorageMisconfigured, match="no-such-bucket-anywhere"):
@@ -125,6 +125,6 @@ def test_a_prefix_shows_only_its_own(storage: S3Storage) -> None:
 
 def test_botocore_before_logins_is_enough() -> None:
     without = "import boto3.session, botocore.exceptions as e; vars(e).pop('LoginError', None)"
-    script = f"{without}; import tiered_index.storage.s3.client"
+    script = f"{without}; import tiered_index.storage.s3.boto"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

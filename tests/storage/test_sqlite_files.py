@@ -1,8 +1,8 @@
 """Wrong files, full disks, missing permissions: refused with the file's name, and left unchanged."""
 
+import errno
 import os
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,51 +10,67 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.sqlite_probes import FAR_FUTURE_MS, count, raw
-from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageMisconfigured, UnsupportedVersion
-from tiered_index.storage.base import UploadHandle
-from tiered_index.storage.sqlite import bodies, connections
-from tiered_index.storage.sqlite.connections import APPLICATION_ID
-from tiered_index.storage.sqlite.storage import SqliteStorage
+from tests.storage.sqlite_probes import count, raw
+from tiered_index.errors import CorruptFile, DiskFull, StorageMisconfigured, StorageUnavailable, UnsupportedVersion
+from tiered_index.storage import sqlite
+from tiered_index.storage.sqlite import APPLICATION_ID, SqliteStorage
+
+
+def write_by_parts(storage: SqliteStorage, name: str, data: bytes) -> None:
+    with storage.open_writer(name) as writer:
+        for start in range(0, len(data), 1 << 20):
+            writer.write(data[start : start + (1 << 20)])
 
 
 def test_a_full_disk_refuses_whole_and_the_next_put_works(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = connections.adopt
-
-    def adopt(connection: sqlite3.Connection) -> None:
-        plain(connection)
-        connection.execute("PRAGMA max_page_count=500")  # 8 MiB: SQLite then answers as it does to ENOSPC
-
-    monkeypatch.setattr(connections, "adopt", adopt)
-    monkeypatch.setattr(bodies, "_ROWS_A_TRANSACTION", 4)  # the second transaction fails
+    # 8 MiB: SQLite then answers as it does to ENOSPC
+    monkeypatch.setattr(sqlite, "_PRAGMAS", (*sqlite._PRAGMAS, "max_page_count=500"))
     with SqliteStorage(path) as storage:
         storage.put("object", b"old")
         for write in (
             lambda: storage.put("object", bytes(10 << 20)),
             lambda: storage.put_if_absent("other", bytes(10 << 20)),
-            lambda: storage.upload_part(storage.begin_upload("object"), 1, bytes(10 << 20)),
+            lambda: write_by_parts(storage, "object", bytes(10 << 20)),
         ):
             with pytest.raises(DiskFull, match=r"objects\.db"):
                 write()
             assert storage.get("object") == b"old"
             assert [info.name for info in storage.list()] == ["object"]
-            assert count(path, "drafts") == 0
+            assert count(path, "chunks") == 1
             storage.put("object", b"old")
 
 
+def test_a_fault_of_the_temporary_file_leaves_the_old_object(storage: SqliteStorage, path: Path) -> None:
+    def fail(most_bytes: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    storage.put("object", b"old")
+    for read, told in (
+        (fail, "Input/output error"),
+        (lambda most_bytes: bytes(most_bytes - 1), "gave 262143 of 262144 bytes"),
+    ):
+        writer = storage.open_writer("object")
+        writer.write(bytes(9 << 20))
+        writer._content.read = read
+        with pytest.raises(StorageUnavailable, match=told):
+            writer.close()
+        assert storage.get("object") == b"old"
+        assert count(path, "chunks") == 1
+
+
 def test_no_database_of_ours_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
-    text, foreign, later = tmp_path / "text.db", tmp_path / "foreign.db", tmp_path / "later.db"
+    text, foreign, other = tmp_path / "text.db", tmp_path / "foreign.db", tmp_path / "other.db"
     text.write_bytes(b"certainly not a database\n" * 1000)
     with raw(foreign) as connection:
         connection.execute("CREATE TABLE precious (x)")
-    with SqliteStorage(later) as storage:
+    with SqliteStorage(other) as storage:
         storage.put("object", b"x")
-    with raw(later) as connection:
-        connection.execute("PRAGMA user_version=2")
+    with raw(other) as connection:
+        connection.execute("PRAGMA user_version=1")
     for path, kind, says in (
         (text, StorageMisconfigured, "not a database"),
         (foreign, StorageMisconfigured, "another program"),
-        (later, UnsupportedVersion, "another version"),
+        (other, UnsupportedVersion, "another version"),
     ):
         before = path.read_bytes()
         with SqliteStorage(path) as storage:
@@ -63,17 +79,15 @@ def test_no_database_of_ours_is_refused_and_left_as_it_was(tmp_path: Path) -> No
                 lambda: list(storage.list()),
                 lambda: storage.put("a", b""),
                 lambda: storage.put_if_absent("a", b""),
-                lambda: storage.begin_upload("a"),
                 lambda: storage.delete("a"),
-                lambda: storage.abort_uploads(),
                 lambda: storage.purge(1),
             ):
                 with pytest.raises(kind, match=says) as caught:
                     call()
                 assert str(path) in str(caught.value)
         assert path.read_bytes() == before
-    assert caught.value.expected == 1
-    assert caught.value.found == 2
+    assert caught.value.expected == 2
+    assert caught.value.found == 1
 
 
 def test_the_file_identifies_itself(storage: SqliteStorage, path: Path) -> None:
@@ -81,7 +95,7 @@ def test_the_file_identifies_itself(storage: SqliteStorage, path: Path) -> None:
     storage.close()
     header = path.read_bytes()[:100]
     assert header[68:72] == APPLICATION_ID.to_bytes(4, "big") == b"TIDX"
-    assert header[60:64] == (1).to_bytes(4, "big")
+    assert header[60:64] == (2).to_bytes(4, "big")
     assert int.from_bytes(header[16:18], "big") == 16_384
 
 
@@ -111,17 +125,9 @@ def test_damage_is_named(storage: SqliteStorage, path: Path) -> None:
 def test_a_missing_table_is_damage(storage: SqliteStorage, path: Path) -> None:
     storage.put("object", b"x")
     with raw(path) as connection:
-        connection.execute("DROP TABLE pieces")
-    with pytest.raises(CorruptFile, match="pieces"):
+        connection.execute("DROP TABLE chunks")
+    with pytest.raises(CorruptFile, match="chunks"):
         storage.get("object")
-
-
-def test_a_late_completion_makes_no_database(path: Path, tmp_path: Path) -> None:
-    handle = UploadHandle("object", "gone", 0)
-    for late in (path, tmp_path / "no folder" / "objects.db"):
-        with SqliteStorage(late) as storage, pytest.raises(ObjectNotFound, match="unfinished uploads"):
-            storage.complete_upload(handle, [])
-        assert not late.exists()
 
 
 def test_a_path_that_can_not_be_is_misconfigured(tmp_path: Path) -> None:
@@ -130,12 +136,15 @@ def test_a_path_that_can_not_be_is_misconfigured(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "objects.db", tmp_path / "file" / "objects.db", tmp_path / "folder"):
         with SqliteStorage(path) as storage, pytest.raises(StorageMisconfigured, match=path.name):
             storage.put("object", b"x")
+        # a long stream is in a temporary file in that folder meanwhile
+        if path.name == "objects.db":
+            with SqliteStorage(path) as storage, pytest.raises(StorageMisconfigured):
+                write_by_parts(storage, "object", bytes(9 << 20))
     for path in (tmp_path / "missing" / "objects.db", tmp_path / "file" / "objects.db"):
         with SqliteStorage(path) as storage:
             assert list(storage.list()) == []
             storage.delete("object")
-            assert storage.abort_uploads() == 0
-            assert storage.purge(FAR_FUTURE_MS) == ()
+            assert storage.purge(1 << 60) == ()
 
 
 @contextmanager

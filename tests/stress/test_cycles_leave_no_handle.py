@@ -139,7 +139,8 @@ def commands(place: Place) -> None:
         place.put(service, 2)
     given = ["--root", str(place.root), "--storage", place.uri, "--json"]
     lines = [["query", "t", "k1"], ["files"], ["verify", "--deep"], ["orphans"], ["recover"]]
-    lines += [[name, place.file()] for name in ("inspect", "dump", "verify")] + [["dump", "nowhere"]]
+    lines += [["inspect", place.file()], ["verify", place.file()]]
+    lines += [["inspect", "--entries", file] for file in (place.file(), "nowhere")]
     for line in lines:
         with pytest.raises(SystemExit):
             run([*line, *given])
@@ -270,7 +271,11 @@ class FailingCall:
 
     def __enter__(self) -> FailingCall:
         for owner, name in self.CALLS:
-            error = self._error if owner is not threading.Thread else partial(RuntimeError, "can't start new thread")
+            error = self._error
+            if owner is threading.Thread:
+                error = partial(RuntimeError, "can't start new thread")
+            elif owner is sqlite3 and isinstance(error(), OSError):
+                error = partial(sqlite3.OperationalError, "unable to open database file")
             self._patched.setattr(owner, name, self._failing(getattr(owner, name), error))
         return self
 

@@ -12,7 +12,7 @@ import pytest
 from tests.stress.crew import Crew
 from tests.support.core import compiled_core
 from tests.support.storage_faults import FaultStorage
-from tiered_index.service.files.view import LocalView
+from tiered_index.service.read.file_view import LocalView
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.stress.census import census
 from tiered_index import IndexReader
-from tiered_index.service.reading.root_view import RootView
+from tiered_index.service.read.root_view import RootView
 from tiered_index.storage.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000

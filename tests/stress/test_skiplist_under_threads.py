@@ -13,8 +13,8 @@ import pytest
 
 from tests.property.test_skiplist import check_reach
 from tests.stress.crew import Crew
-from tiered_index.service.catalog.catalog import Catalog
-from tiered_index.service.catalog.skiplist import TimeRangeSkipList
+from tiered_index.service.read.catalog import Catalog
+from tiered_index.service.read.skiplist import TimeRangeSkipList
 
 SPAN = 80
 
@@ -122,12 +122,12 @@ def test_a_catalog_yields_each_file_once_in_every_moment_and_disposes_after_its_
     def look(number):
         rng = random.Random(number)
         while not crew.stop.is_set():
-            with catalog.reading():
+            with catalog.reading() as snapshot:
                 low = rng.randrange(0, SPAN)
-                found = catalog.overlapping(low, low + rng.choice((0, 5, SPAN)))
+                found = snapshot.overlapping(low, low + rng.choice((0, 5, SPAN)))
                 ids = [handle.file_id for handle in found]
                 assert len(ids) == len(set(ids))
-                whole = {handle.file_id for handle in catalog.overlapping(-1000, 1000)}
+                whole = {handle.file_id for handle in snapshot.overlapping(-1000, 1000)}
                 assert whole == {f"f{begin}" for begin in begins}, "a file is missing"
                 assert not disposed & set(found), "disposed of while a reader uses it"
 

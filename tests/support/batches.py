@@ -16,8 +16,8 @@ def batch(count: int, **columns: Any) -> dict[str, Any]:
         "size": 1,
         "timestamp_ms": 1_700_000_000_000,
     }
-    given = plain | columns
-    return {name: [value] * count if isinstance(value, str | int) else value for name, value in given.items()}
+    all_columns = plain | columns
+    return {name: [value] * count if isinstance(value, str | int) else value for name, value in all_columns.items()}
 
 
 def columns_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:

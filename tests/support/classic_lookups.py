@@ -27,15 +27,15 @@ def query(
 
     Raises `CorruptFile` if Java would loop endlessly.
     """
-    found: list[int] = []
+    offsets: list[int] = []
     limit = min(max_count, MAX_COUNT)
     for file in reversed(index.files):
         if is_time_matched(file, begin_ms, end_ms):
-            select_offsets(file, found, f"{topic}#{key}", limit, begin_ms, end_ms)
-        if file.header.begin_ms < begin_ms or len(found) >= limit:
+            select_offsets(file, offsets, f"{topic}#{key}", limit, begin_ms, end_ms)
+        if file.header.begin_ms < begin_ms or len(offsets) >= limit:
             break
     newest = index.files[-1].header if index.files else None
-    return ClassicAnswer(found, newest.end_ms if newest else 0, newest.end_offset if newest else 0)
+    return ClassicAnswer(offsets, newest.end_ms if newest else 0, newest.end_offset if newest else 0)
 
 
 def find(index: ClassicIndex, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
@@ -50,7 +50,7 @@ def is_time_matched(file: ClassicIndexFile, begin_ms: int, end_ms: int) -> bool:
 
 
 def select_offsets(
-    file: ClassicIndexFile, found: list[int], key: str, max_count: int, begin_ms: int, end_ms: int
+    file: ClassicIndexFile, offsets: list[int], key: str, max_count: int, begin_ms: int, end_ms: int
 ) -> None:
     """Add to `found` the offsets that Java finds (`selectPhyOffset`), newest first, until it has `max_count`.
 
@@ -63,14 +63,14 @@ def select_offsets(
     if not 0 < index <= count or count <= 1:
         return
     for _ in range(count):
-        if len(found) >= max_count or index >= file.geometry.items:
+        if len(offsets) >= max_count or index >= file.geometry.items:
             return
         read, offset, seconds, previous = _entry.unpack_from(file.data, file.geometry.entries_at + ENTRY_BYTES * index)
         if seconds < 0:
             return
         time_ms = file.header.begin_ms + seconds * 1000
         if read == hashed and begin_ms <= time_ms <= end_ms:
-            found.append(offset)
+            offsets.append(offset)
         if not 0 < previous <= count or previous == index or time_ms < begin_ms:
             return
         index = previous
@@ -88,7 +88,7 @@ def find_in(file: ClassicIndexFile, key: str, begin_ms: int = 0, end_ms: int = 2
     hashed = absolute_hash(key)
     slot = hashed % file.geometry.slots
     (index,) = _slot.unpack_from(file.data, HEADER_BYTES + SLOT_BYTES * slot)
-    found = []
+    offsets = []
     # A broker sets the slot before it counts the entry. So while it writes, a head that is one more than the count is
     # no damage.
     before = min(file.header.index_count + 1, file.geometry.items)
@@ -103,6 +103,6 @@ def find_in(file: ClassicIndexFile, key: str, begin_ms: int = 0, end_ms: int = 2
             raise CorruptFile(file.file, "an entry in another slot's chain", offset=at, expected=slot, found=read)
         time_ms = file.header.begin_ms + (max(seconds, 0) * 1000 if index > 1 else 0)
         if read == hashed and begin_ms <= time_ms <= end_ms:
-            found.append(offset)
+            offsets.append(offset)
         before, index = index, previous
-    return found
+    return offsets

@@ -24,7 +24,6 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
 from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -187,13 +186,7 @@ def publish(made: ColdIndex, writer: IndexService) -> None:
     writer.run_lifecycle()
     writer.run_lifecycle()
     assert all(handle.place == "storage" for handle in writer.files())
-    without_summary(made.inner)
     made.stored = sorted(writer.log_state.objects.values(), key=lambda stored: stored.second_min)
-
-
-def without_summary(storage: Storage) -> None:
-    """Delete the summary, so that readers read the directory of each file."""
-    storage.delete_many([info.name for info in list(storage.list(CHECKPOINT_PREFIX)) if is_summary(info.name)])
 
 
 @contextlib.contextmanager

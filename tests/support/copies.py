@@ -7,13 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, Merging
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
-from tiered_index.service.lifecycle.copying import Copier
+from tiered_index.service.jobs.copying import Copier
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
-WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete_many")
+WRITING = ("put", "put_if_absent", "write", "delete_many")
 SEGMENT = bytes(range(256)) * 40
 
 

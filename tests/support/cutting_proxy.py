@@ -77,9 +77,9 @@ class CuttingProxy:
 
 
 def _end(sockets: set[socket.socket]) -> None:
-    for one in sockets:
+    for end in sockets:
         with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            end.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

@@ -197,17 +197,17 @@ class FaultDisk(Faults[_Script], Disk):
                     other._numbers[(target / path.relative_to(folder)).lstat().st_ino] = number
             return other
 
-    def lose_unsynced(self, rng: random.Random | None = None, kept: Kept = "sectors") -> None:
+    def lose_unsynced(self, rng: random.Random | None = None, unit: Kept = "sectors") -> None:
         """Bring the files into a state after a power cut. All of it is durable. Call it when no file is open.
 
         Without `rng` all unsynced changes are lost: bytes since a file's last sync, names since their folder's.
-        With `rng`, `kept` decides which.
+        With `rng`, `unit` decides which.
         """
         with self._lock:
             names = dict(self._durable)
             changes = [change for change in self._pending if isinstance(change, _NameChange)]
             seen = {path for change in changes for path in (change.removed, change.added) if path}
-            for change in _left(self._pending, rng, kept) if rng is not None else ():
+            for change in _left(self._pending, rng, unit) if rng is not None else ():
                 if isinstance(change, _Write):
                     change.apply(self._synced[change.number])
                 else:
@@ -374,17 +374,17 @@ class FaultDisk(Faults[_Script], Disk):
                     piece.apply(self._synced[number])
 
 
-def _left(pending: list[_Write | _NameChange], rng: random.Random, kept: Kept) -> list[_Write | _NameChange]:
+def _left(pending: list[_Write | _NameChange], rng: random.Random, unit: Kept) -> list[_Write | _NameChange]:
     """Return the changes of `pending` that a power cut leaves, in order."""
-    if kept == "names":
+    if unit == "names":
         return [change for change in pending if isinstance(change, _NameChange)]
-    if kept == "bytes":
+    if unit == "bytes":
         return [change for change in pending if isinstance(change, _Write)]
-    if kept == "changes":
+    if unit == "changes":
         return [change for change in pending if rng.random() < 0.5]
     pieces = [piece for change in pending for piece in (change.sectors() if isinstance(change, _Write) else [change])]
-    if kept == "sectors":
+    if unit == "sectors":
         return [piece for piece in pieces if rng.random() < 0.5]
-    if kept == "prefix" and pieces:
+    if unit == "prefix" and pieces:
         return pieces[: rng.randrange(len(pieces) + 1)]
     return []

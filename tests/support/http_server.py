@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,14 +45,21 @@ class _Server(ThreadingHTTPServer):
         pass
 
 
+class _ServerOfIpv6(_Server):
+    address_family = socket.AF_INET6
+
+
 @contextlib.contextmanager
-def served(handler: type[Handler], host: str = "127.0.0.1") -> Iterator[str]:
+def served(handler: type[Handler], host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve on a port that the system chose until the block ends; yield the URL."""
-    with _Server((host, 0), handler) as server:
+    with (_ServerOfIpv6 if ":" in host else _Server)((host, 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://{host}:{server.server_address[1]}"
+            shown = f"[{host}]" if ":" in host else host
+            yield f"{'http' if tls is None else 'https'}://{shown}:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

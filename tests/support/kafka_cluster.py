@@ -79,6 +79,10 @@ class Cluster(Child):
         """Make metadata name another port of this host for a broker."""
         self._obey("broker_set_host_port", broker, "127.0.0.1", port)
 
+    def limit_version(self, request: int, version: int) -> None:
+        """Answer a kind of request only up to a version, as older brokers do; Kafka's number names the kind."""
+        self._obey("set_apiversion", request, 0, version)
+
     def _obey(self, *words: object) -> None:
         self.tell(" ".join(map(str, words)))
         assert self.line() == "0", words

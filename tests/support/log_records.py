@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tiered_index.clock import Clock, ManualClock
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.service.log import records
-from tiered_index.service.log import state as state_module
+from tiered_index.service.log import checkpoint, records
+from tiered_index.service.log.columns import columns_of
 from tiered_index.service.log.log import StorageLog, publishing
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, encode_document
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
@@ -54,11 +58,44 @@ def publish(
     return log.append("publish", epoch, make)
 
 
+def checkpoint_document(data: bytes) -> dict[str, Any]:
+    """Return the document of the state in a checkpoint, as SPEC.md section 9 describes it."""
+    outer = json.loads(data.rpartition(b"\n#crc32 ")[0])
+    assert list(outer) == ["version", "kind", "state"] and outer["version"] == 7
+    document: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(outer["state"])))
+    return document
+
+
+def earlier_checkpoint(state: LogState, base: LogState | None = None, *, rows: bool = True) -> bytes:
+    """Return a checkpoint as versions before 7 wrote it.
+
+    It has documents or rows, and only the changes since the checkpoint of `base` if that is given.
+    """
+    known = dict(base.objects) | dict(base.archive) if base is not None else {}
+    objects = [stored for stored in state.objects.values() if known.get(stored.name) is not stored]
+    document = checkpoint_document(state.encode()) | columns_of(objects)
+    if segments := [segment.to_json() for segment in state.archive.values() if known.get(segment.name) is not segment]:
+        document["archive"] = segments
+    else:
+        document.pop("archive", None)
+    if rows:
+        document["objects"] = list(zip(*document["objects"].values(), strict=True))
+    else:
+        del document["tables"]
+        document["objects"] = [stored.to_json() for stored in objects]
+    if base is not None:
+        present = {**state.objects, **state.archive}
+        removed = [name for name, before in known.items() if present.get(name) is not before]
+        document["since"] = {"number": base.number, "digest": base.digest, "removed": removed}
+    kind = "checkpoint" if base is None else "changes"
+    return encode_document({"version": 6 if rows else 4, "kind": kind, **document})
+
+
 @contextmanager
 def read_by_earlier_version(newest: int) -> Iterator[None]:
     """Read records and checkpoints as a version that knew only versions up to `newest`."""
-    decode = records.decode_document
+    verified = records.verified_text
     with pytest.MonkeyPatch.context() as older:
-        for place in (records, state_module):
-            older.setattr(place, "decode_document", lambda data, file, _=0: decode(data, file, newest))
+        for place in (records, checkpoint):
+            older.setattr(place, "verified_text", lambda data, file, _: verified(data, file, newest))
         yield

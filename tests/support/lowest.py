@@ -20,9 +20,9 @@ def constraints() -> list[str]:
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     lines = []
     for requirement in [*project["dependencies"], *project["optional-dependencies"]["fast"]]:
-        found = re.match(r"([\w.-]+)(?:\[.*\])?\s*>=\s*([0-9.]+)", requirement)
-        assert found is not None, f"{requirement} declares no lowest version"
-        lines.append(f"{found[1]}=={found[2]}")
+        match = re.match(r"([\w.-]+)(?:\[.*\])?\s*>=\s*([0-9.]+)", requirement)
+        assert match is not None, f"{requirement} declares no lowest version"
+        lines.append(f"{match[1]}=={match[2]}")
     locked = re.findall(r"^([\w.-]+)(==\S+)", (TOP / "requirements.lock").read_text(), re.M)
     return lines + [name + version for name, version in locked if name in _OF_TESTS]
 

@@ -19,11 +19,11 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.clock import ManualClock
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.merge_run import MergeOptions, MergeReport, merge, plan
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.lookups import Lookups
-from tiered_index.service.merge.run import MergeOptions, MergeReport, merge, plan
+from tiered_index.service.read.lookups import Lookups
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -60,7 +60,7 @@ class Merging:
     clock: ManualClock = field(default_factory=lambda: ManualClock(BASE_MS))
     model: ReferenceModel = field(init=False)
     messages: int = 0
-    asked: set[tuple[str, str]] = field(default_factory=set)
+    questions: set[tuple[str, str]] = field(default_factory=set)
     _services: list[IndexService] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class Merging:
                 extra |= {"tag": b"%04d" % (self.messages % 1000)}
             message = (topic, place[0], key, place[1], self.messages % 50, timestamp_ms)
             self.model.put(*message, **extra)
-            self.asked.add((topic, key))
+            self.questions.add((topic, key))
             (into or self.index).put(*message, **extra, **more)
 
     def fill(self, days: int = 1, files: int = 3) -> None:
@@ -126,9 +126,9 @@ class Merging:
     def sweep(self, **spared: Any) -> int:
         """Delete unnamed objects, three days later; return their number."""
         self.later(3)
-        found = find_orphans(self.storage, self.log(), **spared)
-        delete_orphans(self.storage, found)
-        return len(found.objects)
+        orphans = find_orphans(self.storage, self.log(), **spared)
+        delete_orphans(self.storage, orphans)
+        return len(orphans.objects)
 
     def publish(self, index: IndexService | None = None) -> None:
         """Seal, compact, upload and retire everything."""
@@ -149,7 +149,7 @@ class Merging:
         storage = type(self.storage)(clock=clock)  # type: ignore[call-arg]
         # with their times; the bytes are shared
         storage._shelf.objects.update(self.storage._shelf.objects)  # type: ignore[attr-defined]
-        new = replace(self, folder=folder, storage=storage, clock=clock, asked=set(self.asked), _services=[])
+        new = replace(self, folder=folder, storage=storage, clock=clock, questions=set(self.questions), _services=[])
         new.model = copy(self.model)
         for name in ("entries", "expiries", "erasures"):
             setattr(new.model, name, list(getattr(self.model, name)))
@@ -206,27 +206,27 @@ class Merging:
     def check(self, reader: Lookups | None = None, questions: Iterable[tuple[str, str]] | None = None) -> None:
         """Look up every key in every range, by pages and in one batch, and compare with the model."""
         own = self.reader() if reader is None else None
-        asked: Lookups = reader if reader is not None else own  # type: ignore[assignment]
-        questions = sorted(self.asked) if questions is None else list(questions)
+        read: Lookups = reader if reader is not None else own  # type: ignore[assignment]
+        questions = sorted(self.questions) if questions is None else list(questions)
         lookups, expected = [], []
         for topic, key in [*questions, ("t", "nobody"), ("nowhere", "k")]:
             for begin_ms, end_ms in self.ranges():
                 answer = self.model.query(topic, key, begin_ms, end_ms, max_count=None)
-                found = asked.query(topic, key, begin_ms, end_ms, max_count=10**6)
-                assert (self.answers(found), found.status) == (answer, "complete"), (topic, key, begin_ms, end_ms)
+                result = read.query(topic, key, begin_ms, end_ms, max_count=10**6)
+                assert (self.answers(result), result.status) == (answer, "complete"), (topic, key, begin_ms, end_ms)
                 lookups.append(Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=10**6))
                 expected.append(answer)
-            self.check_pages(asked, topic, key)
-        assert [self.answers(result) for result in asked.query_many(lookups)] == expected
+            self.check_pages(read, topic, key)
+        assert [self.answers(result) for result in read.query_many(lookups)] == expected
         if own is not None:
             own.close()
 
-    def check_pages(self, asked: Lookups, topic: str, key: str) -> None:
+    def check_pages(self, read: Lookups, topic: str, key: str) -> None:
         """Page through a key in about four pages, and compare each."""
         size = max(3, len(self.model.query(topic, key, max_count=None)) // 4)
         cursor, after = None, None
         for _ in range(10**6):
-            page = asked.query(topic, key, max_count=size, cursor=cursor)
+            page = read.query(topic, key, max_count=size, cursor=cursor)
             expected = self.model.query(topic, key, max_count=size, after=after)
             assert self.answers(page) == expected
             cursor = page.cursor
@@ -236,9 +236,9 @@ class Merging:
 
     def windows(self) -> list[tuple[int, int]]:
         """Return (hours from `BASE_MS`, hours long) of the existing tables, by their begin."""
-        found = {
+        places = {
             (shards[0].shard.begin_s, shards[0].shard.window_s, t)
             for t, shards in self.state.tables.items()
             if shards[0].shard
         }
-        return sorted(((begin - BASE_MS // 1000) // HOUR_S, length // HOUR_S) for begin, length, _ in found)
+        return sorted(((begin - BASE_MS // 1000) // HOUR_S, length // HOUR_S) for begin, length, _ in places)

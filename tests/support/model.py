@@ -142,7 +142,7 @@ class ReferenceModel:
         return [self._answer(entry, topic, key) for entry in ordered[:max_count]]
 
     def problem_with(
-        self, result: QueryResult, asked: Lookup, may: Iterable[ModelEntry] = (), after: OrderKey | None = None
+        self, result: QueryResult, lookup: Lookup, may: Iterable[ModelEntry] = (), after: OrderKey | None = None
     ) -> Problem | None:
         """Return the fault of the page after `after`, or None.
 
@@ -150,32 +150,34 @@ class ReferenceModel:
         """
         truncated = result.status == "truncated"
         if not truncated and result.status != "complete":
-            return "wrong", f"{asked} is {result.status}"
-        if (result.cursor is not None) != truncated or (truncated and len(result) < asked.max_count):
-            return "wrong", f"{asked} is {result.status} with {len(result)} entries and cursor {result.cursor}"
-        return self.difference([Answer.of(item, self.extra) for item in result], asked, may, after, truncated=truncated)
+            return "wrong", f"{lookup} is {result.status}"
+        if (result.cursor is not None) != truncated or (truncated and len(result) < lookup.max_count):
+            return "wrong", f"{lookup} is {result.status} with {len(result)} entries and cursor {result.cursor}"
+        return self.difference(
+            [Answer.of(item, self.extra) for item in result], lookup, may, after, truncated=truncated
+        )
 
     def difference(
         self,
-        found: list[Answer],
-        asked: Lookup,
+        answers: list[Answer],
+        lookup: Lookup,
         may: Iterable[ModelEntry] = (),
         after: OrderKey | None = None,
         *,
         truncated: bool,
     ) -> Problem | None:
         """Do as `problem_with`, for the entries of a page only."""
-        places = {(answer.queue_id, answer.offset, answer.size, answer.timestamp_ms) for answer in found}
+        places = {(answer.queue_id, answer.offset, answer.size, answer.timestamp_ms) for answer in answers}
         shown = copy(self)
         shown.entries = self.entries + [e for e in may if (e.queue_id, e.offset, e.size, e.second * 1000) in places]
-        expected = shown.query(asked.topic, asked.key, asked.begin_ms, asked.end_ms, None, after)
-        page = expected[: len(found)] if truncated else expected
-        if found == page and len(found) <= asked.max_count:
+        expected = shown.query(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms, None, after)
+        page = expected[: len(answers)] if truncated else expected
+        if answers == page and len(answers) <= lookup.max_count:
             return None
-        missing, strange = [a for a in page if a not in found], [a for a in found if a not in expected]
+        missing, strange = [a for a in page if a not in answers], [a for a in answers if a not in expected]
         what = f"{len(missing)} missing, {missing[:3]}, {len(strange)} strange, {strange[:3]}"
         kind = "lost" if missing and not strange else "wrong"
-        return kind, f"{what}: {asked} after {after}: {len(found)} found, truncated {truncated}"
+        return kind, f"{what}: {lookup} after {after}: {len(answers)} found, truncated {truncated}"
 
     def order_key(self, entry: ModelEntry) -> OrderKey:
         """Return an entry's place in answer order."""
@@ -208,10 +210,10 @@ class ReferenceModel:
 
 
 @lru_cache(maxsize=1 << 16)
-def _taken_for_one(topic: str, one: str, other: str, keyed: bool) -> bool:
-    if key_hash(topic, one) != key_hash(topic, other):
+def _taken_for_one(topic: str, first: str, other: str, keyed: bool) -> bool:
+    if key_hash(topic, first) != key_hash(topic, other):
         return False
-    return not keyed or fingerprint(topic, one) == fingerprint(topic, other)
+    return not keyed or fingerprint(topic, first) == fingerprint(topic, other)
 
 
 def _rank(key: OrderKey) -> tuple[Any, ...]:

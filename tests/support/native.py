@@ -35,8 +35,8 @@ _TESTS = (
 
 def _library(name: str) -> str:
     """Return the path of a library of the compiler."""
-    found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
-    return found.stdout.strip()
+    done = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def main() -> int:

@@ -8,19 +8,19 @@ from typing import Any
 from tiered_index import IndexItem, IndexReader, Lookup, QueryResult
 
 
-def pages_of(ask: Callable[..., QueryResult], *asked: Any, **how: Any) -> Iterator[QueryResult]:
+def pages_of(ask: Callable[..., QueryResult], *arguments: Any, **how: Any) -> Iterator[QueryResult]:
     """Yield the pages of `ask`, a `query`, to the last one."""
     cursor = None
     while True:
-        page = ask(*asked, cursor=cursor, **how)
+        page = ask(*arguments, cursor=cursor, **how)
         yield page
         if (cursor := page.cursor) is None:
             return
 
 
-def items_by_pages(ask: Callable[..., QueryResult], *asked: Any, **how: Any) -> list[IndexItem]:
+def items_by_pages(ask: Callable[..., QueryResult], *arguments: Any, **how: Any) -> list[IndexItem]:
     """Return the entries of all pages, repeats included."""
-    return [item for page in pages_of(ask, *asked, **how) for item in page]
+    return [item for page in pages_of(ask, *arguments, **how) for item in page]
 
 
 def asking(index: IndexReader, topic: str, key: str, *, many: bool) -> Callable[..., QueryResult]:

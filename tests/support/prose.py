@@ -82,20 +82,22 @@ def sentences(text: str) -> Iterator[str]:
 
 def faults(text: str) -> list[str]:
     """Return each sentence that is too long or has words to avoid, with the reason."""
-    found = []
+    faults_found = []
     for sentence in sentences(text):
         if (words := len(sentence.split())) > MOST_WORDS:
-            found.append(f"{words} words: {sentence}")
+            faults_found.append(f"{words} words: {sentence}")
         for pattern, better in _AVOID.items():
             if match := re.search(pattern, sentence):
-                found.append(f"{match[0]!r} (better: {better}): {sentence}")
-    return found
+                faults_found.append(f"{match[0]!r} (better: {better}): {sentence}")
+    return faults_found
 
 
 def linted(text: str) -> list[str]:
     """Return what proselint finds in the sentences of a text."""
-    results = [one.check_result for one in LintFile("text", "\n".join(sentences(text))).lint()]
-    return [f"{one.check_path}: {one.message}" for one in results if not one.check_path.startswith(_NOT_ASKED)]
+    results = [result.check_result for result in LintFile("text", "\n".join(sentences(text))).lint()]
+    return [
+        f"{result.check_path}: {result.message}" for result in results if not result.check_path.startswith(_NOT_ASKED)
+    ]
 
 
 def texts_of_module(text: str) -> Iterator[str]:
@@ -122,7 +124,7 @@ def _is_log(node: ast.AST) -> bool:
 def _constants(node: ast.AST) -> Iterator[str]:
     """Yield the texts in a node; an f-string is one text, with X for its values."""
     if isinstance(node, ast.JoinedStr):
-        yield "".join(str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
+        yield "".join(str(value.value) if isinstance(value, ast.Constant) else "X" for value in node.values)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     else:
@@ -166,7 +168,7 @@ def pages() -> list[Path]:
 
 def passive(text: str) -> list[str]:
     """Return the sentences of a text that are in the passive voice."""
-    return [one for one in sentences(text) if _PASSIVE.search(one)]
+    return [sentence for sentence in sentences(text) if _PASSIVE.search(sentence)]
 
 
 def _warn() -> None:
@@ -186,11 +188,11 @@ def main(names: list[str]) -> int:
             print(*passive(Path(name).read_text()), sep="\n")
         return 0
     paths = [Path(name) for name in names]
-    found = [(path, fault) for path in _files(paths, ".py") for fault in faults_of_module(path)]
-    found += [(path, fault) for path in _files(paths, ".md") for fault in faults(path.read_text())]
-    for path, fault in found:
+    faults_found = [(path, fault) for path in _files(paths, ".py") for fault in faults_of_module(path)]
+    faults_found += [(path, fault) for path in _files(paths, ".md") for fault in faults(path.read_text())]
+    for path, fault in faults_found:
         print(f"{path}: {fault}")
-    return bool(found)
+    return bool(faults_found)
 
 
 if __name__ == "__main__":

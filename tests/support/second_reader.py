@@ -19,11 +19,11 @@ def items_in(data: bytes) -> bytes:
     about = json.loads(data[start + directory : start + directory + metadata])
     runs = _runs(data[start : start + directory])
     assert [at for at, *_ in runs] == [28, *(at + length for at, length, *_ in runs[:-1])]
-    found = []
+    items = []
     for at, length, crc32, count in runs:
         assert zlib.crc32(data[at : at + length]) == crc32
-        found += _items(data[at : at + length], count, about)
-    return b"".join(found)
+        items += _items(data[at : at + length], count, about)
+    return b"".join(items)
 
 
 def _number(data: bytes, *, signed: bool = False) -> int:
@@ -106,16 +106,16 @@ def _items(run: bytes, count: int, about: dict) -> list[bytes]:
     if n < count:
         first = int.from_bytes(run[at : at + -(-count // 8)], "little")
         at += -(-count // 8)
-    found, which = [], -1
+    readings, which = [], -1
     for number, item in enumerate(rows(of_items, count)):
         which += first >> number & 1
         row = keys[which] | item
         if "topics" in about["packed"]:
             row["topic_id"] = about["packed"]["topics"][row["topic_id"]]
         row["time_diff_s"] += _line(line, _signed(row["offset"]))
-        found.append(b"".join((row[name] % 2 ** (8 * size)).to_bytes(size, "big") for name, size, _ in columns))
+        readings.append(b"".join((row[name] % 2 ** (8 * size)).to_bytes(size, "big") for name, size, _ in columns))
     assert (which, at) == (n - 1, len(run))
-    return found
+    return readings
 
 
 def _signed(number: int) -> int:

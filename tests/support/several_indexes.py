@@ -19,7 +19,7 @@ from tests.support.model import Answer, OrderKey, ReferenceModel
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
-from tiered_index.service.reading.parts import source_number
+from tiered_index.service.read.parts import source_number
 from tiered_index.storage.base import Storage
 
 BASE_MS = 1_700_000_000_000
@@ -102,12 +102,12 @@ class Cluster:
 
     def check_page(self, result: QueryResult, expected: list[Answer], count: int) -> OrderKey | None:
         """Compare a page of up to `count` answers with all remaining answers; return where it ended."""
-        found = self.answers(result)
-        assert found == expected[:count]
+        answers = self.answers(result)
+        assert answers == expected[:count]
         assert result.status == ("truncated" if len(expected) > count else result.status)
         assert result.status in ("complete", "truncated")
         assert (result.cursor is None) == (result.status == "complete")
-        return self.model([]).order_key_of(found[-1]) if found else None
+        return self.model([]).order_key_of(answers[-1]) if answers else None
 
 
 class Watched(FaultStorage):
@@ -126,5 +126,5 @@ class Watched(FaultStorage):
 
 def of(opened: Iterable[Watched], uri: str) -> Watched:
     """Return the open storage of `uri`."""
-    (found,) = [storage for storage in opened if storage.uri == uri]
-    return found
+    (storage,) = [storage for storage in opened if storage.uri == uri]
+    return storage

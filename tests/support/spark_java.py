@@ -44,8 +44,8 @@ def write(target: Path) -> None:
         storage = f"file://{folder}/index"
         source = write_parquet(messages(100), Path(folder) / "source.parquet")
         build(spark, source, storage=storage, config=IndexConfig(slots=64, items=10_000, max_late_s=10**10))
-        asked = spark.createDataFrame([("orders", "key-0")], "topic string, key string")
-        lookup(spark, asked, storage=storage).collect()
+        lookups = spark.createDataFrame([("orders", "key-0")], "topic string, key string")
+        lookup(spark, lookups, storage=storage).collect()
         spark.read.format("tiered_index").load(storage).groupBy("topic").count().toPandas()
     java = spark.sparkContext._gateway.proc
     spark.stop()

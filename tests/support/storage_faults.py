@@ -3,11 +3,12 @@
     faulty = FaultStorage(MemoryStorage())
     faulty.fail("put_if_absent", nth=2, when="after")     # the second one acts, but its response is lost.
     faulty.corrupt("get_range", mode="wrong")             # the next one returns a flipped bit.
-    hang = faulty.hang("complete_upload")                 # the next one waits. hang.entered, hang.release
+    hang = faulty.hang("put")                             # the next one waits. hang.entered, hang.release
     faulty.meanwhile("list", act)                         # others act before the next one
 
-Operations are the names of `Storage`'s methods, or ``*`` for any. `nth` counts matching calls from now on (1: the
-next). `times` is the number of failures in a row (None: all from then on). A listing is one call per page.
+Operations are the names of `Storage`'s methods, or ``*`` for any. A stream's are `write`, and `put` for its end. `nth`
+counts matching calls from now on (1: the next). `times` is the number of failures in a row (None: all from then on). A
+listing is one call per page.
 
 Threads: any number. Each script still acts on exactly `times` calls.
 """

@@ -207,8 +207,8 @@ class StoreWriter:
             text, named = properties, layout.parse_properties(properties)
         else:
             joined = keys if isinstance(keys, str) else " ".join(keys)
-            given = ((KEYS, joined), (UNIQ_KEY, uniq_key), *(properties or {}).items(), (TAGS, tags))
-            named = {name: value for name, value in given if value}
+            all_properties = ((KEYS, joined), (UNIQ_KEY, uniq_key), *(properties or {}).items(), (TAGS, tags))
+            named = {name: value for name, value in all_properties if value}
             text = format_properties(named)
         store_ms = self._clock.now_ms() if store_ms is None else store_ms
         if problem := problem_of_values(topic, queue_id, store_ms):

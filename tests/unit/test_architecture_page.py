@@ -18,7 +18,7 @@ FOLDERS = {
     for name, targets in re.findall(r"^  ([\w/]+)/ +←→((?: [\w/.]+)*)", PICTURE, re.MULTILINE)
 }
 STEPS = {
-    part.partition("\n")[0]: re.findall(r"^\d+\. `([\w/]+\.py)", part, re.MULTILINE) for part in PAGE.split("\n## ")[3:]
+    part.partition("\n")[0]: re.findall(r"^\d+\. `([\w/]+\.py)", part, re.MULTILINE) for part in PAGE.split("\n## ")[4:]
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tiered_index.encoding import json_text, show_bytes
 from tiered_index.server import wire
-from tiered_index.service.checks.report import Defect
+from tiered_index.service.jobs.verify_report import Defect
 from tiered_index.types import Freshness, LostFile
 
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from tiered_index import IndexService, merge
-from tiered_index.service.lifecycle import lifecycle
-from tiered_index.service.merge import run
+from tiered_index.service.jobs import job
+from tiered_index.service.life import lifecycle
 
 T = 1_700_000_000_000
 PROGRAM = """
@@ -37,7 +37,7 @@ def test_freed_memory_returns_to_the_system():
 def test_compactions_and_merges_return_memory(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(lifecycle, "give_back", lambda: given.append("compaction"))
-    monkeypatch.setattr(run, "give_back", lambda: given.append("merge"))
+    monkeypatch.setattr(job, "give_back", lambda: given.append("merge"))
     uri = f"file://{tmp_path}/storage"
     with IndexService.open(root=tmp_path / "root", storage=uri, slots=7, items=12, background=False) as index:
         index.run_lifecycle()

@@ -21,7 +21,7 @@ from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.slots import by_slot
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.unsealed import UnsealedTable
-from tiered_index.service.answers.batch import LookupBatch
+from tiered_index.service.read.batch import LookupBatch
 from tiered_index.types import Lookup
 
 

@@ -78,7 +78,7 @@ def test_columns_of_other_tools_in_one_file_go_through_every_command(tmp_path: P
     viewed = exported.set_column(place, "topic", exported["topic"].cast(pa.string_view()))
     pq.write_table(viewed, tmp_path / "v.parquet")
     again = ("--root", str(tmp_path / "again"), "--storage", f"file://{tmp_path}/other")
-    done = run_here("import", str(tmp_path / "v.parquet"), *again, "--wait")
+    done = run_here("ingest", str(tmp_path / "v.parquet"), *again, "--wait")
     assert done.code == 0, done.err
     with IndexReader.open(again[3]) as reader:
         assert [item.offset for item in reader.query("t", "b")] == [2, 1]

@@ -6,9 +6,10 @@ from docs.generators.measured_pages import ROOT, shown
 from docs.generators.sizing_page import PAGE, SIZES, computed, inputs_of, sizing
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
-from tiered_index.service.merge import run
-from tiered_index.service.merge import task as task_module
+from tiered_index.service.jobs import merge_run as run
+from tiered_index.service.jobs import rewrite as task_module
 from tiered_index.spark.build import plan as plan_module
+from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.prices import PriceTable
 
 _TEXT = PAGE.read_text()
@@ -23,7 +24,7 @@ def test_inputs_equal_the_values_of_the_code():
     prices = PriceTable()
     assert (_GIVEN["PUT"], _GIVEN["GET"]) == (prices.put_per_1000_usd, prices.get_per_1000_usd)
     assert f"list prices as of {prices.as_of};" in _TEXT
-    assert _GIVEN["MiB a part"] * 2**20 == task_module._PART_BYTES == run._PART_BYTES
+    assert _GIVEN["MiB a part"] * 2**20 == PART_BYTES
     assert _GIVEN["entries a piece"] == task_module.PIECE_ITEMS
     # a piece's range of one day is shorter than one read
     assert task_module.PIECE_ITEMS / _GIVEN["days a window, merged"] * _GIVEN["bytes an entry"] < run._SPAN_BYTES
@@ -46,8 +47,8 @@ def test_arithmetic_by_hand():
     assert year["GiB at the year's end"] == pytest.approx(64e9 / 2**30)
     # 13 windows of 4.92e9 bytes, 19 shards each
     assert year["objects at the year's end"] == 247
-    # days of 175e6 bytes: 6 shards of at most 32 MiB, each by one PUT. The others have 15 parts
-    assert year["PUTs a year"] == 6 * 365 + 247 * 17
+    # days of 175e6 bytes: 6 shards of at most 32 MiB, each of 4 parts. The others have 31 parts
+    assert year["PUTs a year"] == 6 * 365 * 6 + 247 * 33
     assert year["GETs of merges a year"] == 1_908 * 30 + 365 * (6 + 19 - 1) + (6 * 365 + 247)
     assert (year["GETs a lookup of the year"], year["GETs a lookup of the year, not merged"]) == (27, 8_760)
     assert year["dollars a month: storage, at the year's end"] == pytest.approx(59.6 * 0.023, rel=1e-3)

@@ -34,7 +34,7 @@ def run() -> None:
                 f"tiered-index can't be loaded: {error or 'memory is lacking'}: check the limit of memory "
                 "(`ulimit -v`) and the installation (--debug shows where)\n"
             )
-            sys.exit(3)
+            sys.exit(3)  # `exit_codes` may be what can't be loaded
 
         run_arguments()
     except KeyboardInterrupt:

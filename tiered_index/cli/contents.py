@@ -35,8 +35,8 @@ from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_head
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
-from tiered_index.service.cold.path import check_run, missing_error
-from tiered_index.service.files.unsealed import verified_entries
+from tiered_index.service.read.cold_path import check_run, missing_error
+from tiered_index.service.read.unsealed import verified_entries
 from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name
 from tiered_index.storage.disk import absolute_path, map_file
@@ -46,7 +46,7 @@ _ID = re.compile(rf"(?:[0-9]{{15}}-)?[0-9a-f]{{{SHORT_ID},16}}")
 
 
 @dataclass(frozen=True)
-class FileBytes:
+class OpenedFile:
     """One file: `name` is its path or its object's name; `path` and `map` are None for an object."""
 
     name: str
@@ -57,7 +57,7 @@ class FileBytes:
 
 
 @contextlib.contextmanager
-def opened(session: Session, file: str) -> Iterator[FileBytes]:
+def opened(session: Session, file: str) -> Iterator[OpenedFile]:
     """Yield the bytes of a path, a file id or an object's name.
 
     Raises `InvalidArgument`, `StorageUnavailable`, and `CorruptFile` if the object of an id is missing.
@@ -65,7 +65,7 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
     config, uri = session.config(), None
     with contextlib.suppress(ConfigError):
         uri = storage_uri(config)
-    given, path = file, Path(file)
+    named, path = file, Path(file)
     if _ID.fullmatch(file) and not _is_there(path):
         file = _place_of(config, uri, file)
         path = Path(file)
@@ -79,7 +79,7 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
     if uri is None:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --storage or --root)")
     with contextlib.closing(config.open_storage(uri)) as storage:
-        yield _object_bytes(storage, check_name(file), is_in_log=file != given)
+        yield _object_bytes(storage, check_name(file), is_in_log=file != named)
 
 
 def _place_of(config: IndexConfig, uri: str | None, file: str) -> str:
@@ -87,21 +87,21 @@ def _place_of(config: IndexConfig, uri: str | None, file: str) -> str:
 
     Raises `InvalidArgument` for several ids, or a table of several objects, and as `open_stored_index`.
     """
-    found: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
     if config.root is not None:
         for folder in (config.root / state for state in STATES):
             for path in folder.glob(f"*{file}{INDEX_SUFFIX}") if _is_there(folder) else ():
                 if (file_id := file_id_of(path.name)) is not None:
-                    found[file_id] = [str(path)]
-    if not found and uri is not None:
+                    places[file_id] = [str(path)]
+    if not places and uri is not None:
         with open_stored_index(config) as index:
             for stored in index.log.state.objects.values():
                 file_id = stored.shard.table if stored.shard is not None else stored.file_id
                 if file_id.endswith(file):
-                    found.setdefault(file_id, []).append(stored.name)
-    if len(found) > 1:
-        raise InvalidArgument(f"{len(found)} files' ids end in {file}: give one of {', '.join(sorted(found))}")
-    names = next(iter(found.values()), [file])
+                    places.setdefault(file_id, []).append(stored.name)
+    if len(places) > 1:
+        raise InvalidArgument(f"{len(places)} files' ids end in {file}: give one of {', '.join(sorted(places))}")
+    names = next(iter(places.values()), [file])
     if len(names) > 1:
         raise InvalidArgument(f"{file} is a table of {len(names)} objects: give one of {', '.join(sorted(names))}")
     return names[0]
@@ -117,7 +117,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _path_bytes(path: Path) -> FileBytes:
+def _path_bytes(path: Path) -> OpenedFile:
     try:
         with path.open("rb") as handle:
             size = path.stat().st_size
@@ -128,10 +128,10 @@ def _path_bytes(path: Path) -> FileBytes:
     def read(position: int, length: int) -> bytes:
         return data[position : position + length] if data is not None else b""
 
-    return FileBytes(str(path), size, read, path, data)
+    return OpenedFile(str(path), size, read, path, data)
 
 
-def _object_bytes(storage: Storage, name: str, *, is_in_log: bool) -> FileBytes:
+def _object_bytes(storage: Storage, name: str, *, is_in_log: bool) -> OpenedFile:
     try:
         size = storage.head(name).size_bytes
     except ObjectNotFound as error:
@@ -140,7 +140,7 @@ def _object_bytes(storage: Storage, name: str, *, is_in_log: bool) -> FileBytes:
         raise InvalidArgument(
             f"{name} is neither a local file nor an object in {storage.uri}; `tiered-index files` lists the names"
         ) from error
-    return FileBytes(
+    return OpenedFile(
         name, size, lambda position, length: storage.get_range(name, position, min(length, size - position))
     )
 
@@ -159,7 +159,7 @@ class Contents(ABC):
     checksummed = True
     hash: str | None = None
 
-    def __init__(self, file: FileBytes, layout: Layout, begin_ms: int, topics: Sequence[tuple[int, str]] = ()) -> None:
+    def __init__(self, file: OpenedFile, layout: Layout, begin_ms: int, topics: Sequence[tuple[int, str]] = ()) -> None:
         self._file = file
         self.layout = layout
         self.begin_ms = begin_ms
@@ -195,13 +195,13 @@ class Contents(ABC):
 
 
 @contextlib.contextmanager
-def opened_contents(session: Session, file: str) -> Iterator[tuple[FileBytes, Contents]]:
+def opened_contents(session: Session, file: str) -> Iterator[tuple[OpenedFile, Contents]]:
     """Yield a file's bytes and contents. Raises as `opened` and `contents_of`."""
     with opened(session, file) as data:
         yield data, contents_of(data, session.config())
 
 
-def contents_of(file: FileBytes, config: IndexConfig) -> Contents:
+def contents_of(file: OpenedFile, config: IndexConfig) -> Contents:
     """Return the contents of `file`; `config` has the geometry for an unsealed file without a journal.
 
     Raises `CorruptFile`, and `InvalidArgument` if that geometry is missing.
@@ -235,7 +235,7 @@ class _Compacted(Contents):
     A shard has no slot table, only its directory has the positions of slots.
     """
 
-    def __init__(self, file: FileBytes, *, is_shard: bool) -> None:
+    def __init__(self, file: OpenedFile, *, is_shard: bool) -> None:
         self.kind = "shard" if is_shard else "compacted"
         self._verify = verify_shard if is_shard else verify_compacted
         self.file = file.name
@@ -307,7 +307,7 @@ class _Unsealed(Contents):
 
     kind = "unsealed"
 
-    def __init__(self, file: FileBytes, journal: Journal) -> None:
+    def __init__(self, file: OpenedFile, journal: Journal) -> None:
         if file.map is None:
             raise CorruptFile(file.name, "empty file", offset=0)
         super().__init__(file, journal.layout, journal.begin_ms // 1000 * 1000, sorted(journal.topics.items()))
@@ -359,7 +359,7 @@ class _Foreign(Contents):
 class _ForeignCompacted(_Foreign):
     kind = "compacted without trailer"
 
-    def __init__(self, file: FileBytes) -> None:
+    def __init__(self, file: OpenedFile) -> None:
         self._compacted = ForeignCompacted.open(file.read, file.size_bytes, file.name)
         super().__init__(file, self._compacted.layout, self._compacted.header.begin_ms)
 
@@ -375,7 +375,7 @@ class _ForeignUnsealed(_Foreign):
 
     kind = "unsealed without journal"
 
-    def __init__(self, file: FileBytes, layout: Layout) -> None:
+    def __init__(self, file: OpenedFile, layout: Layout) -> None:
         data: Any = file.map if file.map is not None else file.read(0, file.size_bytes)
         self._table = ForeignUnsealed(data, layout, file.name)
         super().__init__(file, layout, self._table.header.begin_ms)

@@ -24,9 +24,9 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.service.lifecycle.copying import Copier, CopyReport, CopyStopped
-from tiered_index.service.lifecycle.orphans import Orphans
-from tiered_index.service.lifecycle.publication import JobOverdue
+from tiered_index.service.jobs.copying import Copier, CopyReport, CopyStopped
+from tiered_index.service.jobs.orphans import Orphans
+from tiered_index.service.log.publication import JobOverdue
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.prices import rounded_usd
 from tiered_index.types import format_time
@@ -53,6 +53,14 @@ def copy(
 ) -> int:
     """Copy an index to another storage, for a backup, a move or a standby.
 
+    [bold]Examples[/bold]
+
+      tiered-index copy --from s3://bucket/index --to s3://other-bucket/index?region=eu-west-1
+
+      tiered-index copy --from file:///srv/index --to s3://bucket/index --json
+
+      tiered-index copy --from s3://bucket/index --to s3://standby/index --follow --interval 30s
+
     The copy is one consistent snapshot of the index. The command checks every byte of every object. Then
     one log record makes the whole copy visible. Run the command again to continue an interrupted copy or update an
     earlier one. Writers, merges and readers of the source may run. The copy is an index of its own. A writer can open
@@ -62,14 +70,6 @@ def copy(
     from the copy's log. The command deletes their bytes after --grace. Exit code 3: a storage does not answer or
     refuses; with --follow the command tries again. Exit code 4: the source is damaged. But the command copies a source
     whose log lacks only its first records. --json prints a line per round, also for errors.
-
-    [bold]Examples[/bold]
-
-      tiered-index copy --from s3://bucket/index --to s3://other-bucket/index?region=eu-west-1
-
-      tiered-index copy --from file:///srv/index --to s3://bucket/index --json
-
-      tiered-index copy --from s3://bucket/index --to s3://standby/index --follow --interval 30s
     """
     if grace < 3600 or interval < 1:
         raise InvalidArgument("--grace must be at least 1h, because readers may be at work, and --interval at least 1s")

@@ -6,12 +6,11 @@ from typing import Any
 
 from typer import Argument
 
+from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.results import show_rows
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import InvalidArgument
 from tiered_index.storage.probe import Finding, probe, probe_folder
-
-_FOUND = 1
 
 
 @command
@@ -20,14 +19,6 @@ def doctor(
 ) -> int:
     """Check that a storage and a disk have the abilities that the engine needs.
 
-    The command puts a few objects below probe/, reads, lists and deletes them. With --root it also checks
-    the disk of that folder: it makes a file there, or in the next existing parent, and deletes it. It needs no index,
-    and changes none. The creation of an index makes the same checks, except that of multipart uploads.
-
-    The table has each ability, its use, and the result. A result other than yes is a lack. If the engine works round
-    it, the result names the price, and the exit code is 0. Exit code 1: an ability is missing. Exit code 3: the
-    storage did not answer or refused access.
-
     [bold]Examples[/bold]
 
       tiered-index doctor s3://bucket/index
@@ -35,27 +26,41 @@ def doctor(
       tiered-index doctor 's3://bucket/index?endpoint_url=https://minio:9000' --json
 
       tiered-index doctor file:///mnt/share/index --root /data/index
+
+    The command puts a few objects below probe/, reads, lists and deletes them. With --root it also checks
+    the disk of that folder: it makes a file there, or in the next existing parent, and deletes it. It needs no index,
+    and changes none. The creation of an index makes the same checks, except that of multipart uploads.
+
+    The table has each ability, its use, and the result. A result other than yes is a lack. If the engine works round
+    it, the result names the price, and the exit code is 0. Exit code 1: an ability is missing. Exit code 3: the
+    storage did not answer or refused access.
     """
     config = session.config(storage=uri)
     root = session.root
     if config.storage is None and root is None:
         raise InvalidArgument("nothing to check: give the URI of a storage, --root DIR, or both")
     document: dict[str, Any] = {"status": "ok"}
-    found: list[tuple[str, Finding]] = []
+    findings: list[tuple[str, Finding]] = []
     if config.storage is not None:
         with config.open_storage() as storage:
             document["storage"] = storage.uri
-            found += [("storage", one) for one in probe(storage)]
+            findings += [("storage", finding) for finding in probe(storage)]
     if root is not None:
         document["root"] = str(root)
-        found += [("root", one) for one in probe_folder(root)]
+        findings += [("root", finding) for finding in probe_folder(root)]
     rows = [
-        {"of": place, "what": one.what, "needed_for": one.needed_for, "state": one.state, "result": one.result}
-        for place, one in found
+        {
+            "of": place,
+            "what": finding.what,
+            "needed_for": finding.needed_for,
+            "state": finding.state,
+            "result": finding.result,
+        }
+        for place, finding in findings
     ]
     missing = [row for row in rows if row["state"] == "missing"]
     document |= {"status": "missing" if missing else "ok", "abilities": rows}
     session.out.answer(document)
     show_rows(session.out, "", [{name: value for name, value in row.items() if name != "state"} for row in rows])
     session.out.line(f"missing: {len(missing)} of {len(rows)} abilities" if missing else "nothing is missing")
-    return _FOUND if missing else 0
+    return FINDING if missing else 0

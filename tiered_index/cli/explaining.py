@@ -39,8 +39,8 @@ def print_not_read(out: Output, failed: Sequence[object]) -> None:
 def lost_text(lost: Sequence[LostFile]) -> str:
     """Return the time ranges of lost files as text; empty if there are none."""
     told = [
-        f"{format_time(one.begin_ms)} to {format_time(one.end_ms)} ({_cause(one)}{_of_source(one)})"
-        for one in lost[:_LOST_SHOWN]
+        f"{format_time(file.begin_ms)} to {format_time(file.end_ms)} ({_cause(file)}{_of_source(file)})"
+        for file in lost[:_LOST_SHOWN]
     ]
     return ", ".join(told + ([f"and {len(lost) - len(told):,} more"] if len(lost) > len(told) else []))
 

@@ -31,7 +31,7 @@ from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import UnsealedTable
-from tiered_index.service.lookup.export import Export
+from tiered_index.service.read.export import Export
 from tiered_index.storage.disk import Disk
 
 Format = Literal["parquet", "ndjson", "csv", "arrow", "rocketmq"]
@@ -187,13 +187,6 @@ def export(
 ) -> int:
     """Export the entries of an index as one consistent snapshot.
 
-    A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and columns of your
-    own. An index does not store keys. `export` and `import` print the number of entries, and a checksum that does not
-    depend on their order. Compare these to see that no entry is missing.
-
-    If the storage of --root does not answer or is lost, the command exports the root's files. It names the objects that
-    only the storage has, and ends with exit code 6.
-
     [bold]Examples[/bold]
 
       tiered-index export --storage s3://bucket/index --out entries.parquet
@@ -204,6 +197,13 @@ def export(
 
       tiered-index export --storage file:///tmp/store --out rocketmq-files --format rocketmq --slots 5000000 --items
       20000000
+
+    A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and columns of your
+    own. An index does not store keys. `export` and `ingest` print the number of entries, and a checksum that does not
+    depend on their order. Compare these to see that no entry is missing.
+
+    If the storage of --root does not answer or is lost, the command exports the root's files. It names the objects that
+    only the storage has, and ends with exit code 6.
     """
     form = form or _format_of(out)
     if out == _STDOUT and (form == "rocketmq" or session.out.as_json):
@@ -215,7 +215,7 @@ def export(
     started_s = time.monotonic()
     chosen = topic, within.begin, within.end
     with session.open_reader(config) as reader, reader.export(*chosen, allow_partial=True) as entries:
-        lost = [one.told(None) for one in reader.log_state.lost.values() if one.lacks_entries]
+        lost = [file.told(None) for file in reader.log_state.lost.values() if file.lacks_entries]
         with _made(out, form, entries, slots, items) as writer:
             with session.progress("exporting", entries.most_entries) as progress:
                 for table in _tables(entries):

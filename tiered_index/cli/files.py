@@ -1,17 +1,18 @@
-"""`tiered-index topics`, `files`, `inspect`, `dump` and `du`: the contents of an index and of its files."""
+"""`tiered-index topics`, `files`, `inspect` and `du`: the contents of an index and of its files."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from typer import Option
 
 from tiered_index.cli.contents import Array, Contents, opened_contents
+from tiered_index.cli.exit_codes import DONE, PARTIAL
 from tiered_index.cli.options import File, LimitOptions, RangeOptions, ServiceOptions, human_duration
 from tiered_index.cli.output import counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
@@ -19,11 +20,10 @@ from tiered_index.cli.results import show, show_rows
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
-from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.lookup.inventory import du_document, du_groups, files_document
+from tiered_index.format.segment import ArchivedSegment
+from tiered_index.service.read.compacted import DamagedFile
+from tiered_index.service.read.inventory import du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
-
-_PARTIAL = 6
 
 
 @command
@@ -39,10 +39,6 @@ def topics(
 ) -> int:
     """List the topics, each with its entries, bytes of its messages and time range.
 
-    The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
-    twice counts twice until its files are merged. With --begin or --end, the sums have all entries of a topic in each
-    file where the topic's times overlap the range.
-
     [bold]Examples[/bold]
 
       tiered-index topics --storage s3://bucket/index
@@ -50,6 +46,10 @@ def topics(
       tiered-index topics --root /data/index --begin 2026-11-01 --json
 
       tiered-index topics --url http://localhost:8080 --token-file token
+
+    The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
+    twice counts twice until its files are merged. With --begin or --end, the sums have all entries of a topic in each
+    file where the topic's times overlap the range.
     """
     budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service)
@@ -59,8 +59,9 @@ def topics(
         def open_lookup() -> Callable[..., TopicsResult]:
             if client is not None:
                 stack.enter_context(client)
-                told = {"explain": session.out.as_json}
-                return lambda cursor, **limits: client.topics(within.begin, within.end, allow_partial, **told, **limits)
+                question: Any = {"begin_ms": within.begin, "end_ms": within.end, "allow_partial": allow_partial}
+                question["explain"] = session.out.as_json
+                return lambda cursor, **limits: client.topics(**question, **limits)
             reader = pages.reader = stack.enter_context(session.open_reader(config, with_writers=True))
             return lambda cursor, **limits: reader.topics(within.begin, within.end, allow_partial, **limits)
 
@@ -68,7 +69,7 @@ def topics(
         pages = Pages(open_lookup, nothing, None, budget, every=False, within=within)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
-        show_rows(session.out, "", [one.to_dict() for one in answer.topics], most=len(answer), is_listed=False)
+        show_rows(session.out, "", [topic.to_dict() for topic in answer.topics], most=len(answer), is_listed=False)
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"{counted(uncounted, 'uncounted file')} of an older version; merging counts them")
@@ -80,9 +81,6 @@ def topics(
 def files(session: Session, service: ServiceOptions) -> int:
     """List all files and window tables, then the archived segments.
 
-    A row has the state, lane, time range, entries, bytes and place of a file. The lane is `main`, or `quarantine` for
-    implausible times. Exit code 6: a file can't be read.
-
     [bold]Examples[/bold]
 
       tiered-index files --storage s3://bucket/index
@@ -90,15 +88,20 @@ def files(session: Session, service: ServiceOptions) -> int:
       tiered-index files --root /data/index --json
 
       tiered-index files --url http://localhost:8080 --token-file token
+
+    A row has the state, lane, time range, entries, bytes and place of a file. The lane is `main`, or `quarantine` for
+    implausible times. Exit code 6: a file can't be read.
     """
     damaged: set[str] = set()
     if (client := asked_service(session, service)) is not None:
         with client:
             document = client.files()
+        sums = _archived_sums(map(_range_of, document["archived"]))
     else:
         with session.open_reader(session.config()) as reader:
             handles = reader.files()
-            document = files_document(reader.genesis.index_id, reader.log_state.number, handles, reader.archived())
+            document = files_document(reader.genesis.index_id, reader.log_state.number, handles, reader.segments())
+            sums = {} if session.out.as_json else _archived_sums(map(_range, reader.segments()))
         broken_handles = [handle for handle in handles if isinstance(handle, DamagedFile)]
         damaged = {handle.file_id for handle in broken_handles if isinstance(handle.error, CorruptFile)}
     listed, totals = document["files"], document["totals"]
@@ -110,9 +113,11 @@ def files(session: Session, service: ServiceOptions) -> int:
         f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
     )
-    for store, segments in groupby(document["archived"], key=itemgetter("store")):
-        session.out.line(f"archived of {store}: {_archived(list(segments))}")
-    return _PARTIAL if broken else 0
+    for store, text in sums.items():
+        session.out.line(f"archived of {store}: {text}")
+    if client is not None and document.get("archived_more"):
+        session.out.note("the service lists 10,000 archived segments at most, and has more")
+    return PARTIAL if broken else DONE
 
 
 def _row(file: dict[str, Any], broken: str) -> dict[str, Any]:
@@ -126,23 +131,50 @@ def _row(file: dict[str, Any], broken: str) -> dict[str, Any]:
     }
 
 
-def _archived(segments: Sequence[dict[str, Any]]) -> str:
-    """Return how much is archived of a store, and where segments are missing between others."""
-    ends = [one["start"] + (one["columns"][0] if "columns" in one else one["size_bytes"]) for one in segments]
-    gaps = [later["start"] for end, later in zip(ends, segments[1:], strict=False) if end < later["start"]]
-    note = f", with {counted(len(gaps), 'gap')}, the last one before {gaps[-1]:,}" if gaps else ""
-    return (
-        f"{counted(len(segments), 'segment')}, {human_bytes(sum(one['size_bytes'] for one in segments))}, "
-        f"offsets {inclusive(segments[0]['start'], ends[-1])}{note}"
-    )
+class _Range(NamedTuple):
+    """The place and size of an archived segment, or of several neighbours."""
+
+    store: str
+    start: int
+    end: int
+    size_bytes: int
+
+
+def _range(segment: ArchivedSegment) -> _Range:
+    return _Range(segment.store, segment.start, segment.end, segment.size_bytes)
+
+
+def _range_of(document: dict[str, Any]) -> _Range:
+    start, size_bytes = document["start"], document["size_bytes"]
+    length = document["columns"][0] if "columns" in document else size_bytes
+    return _Range(document["store"], start, start + length, size_bytes)
+
+
+def _archived_sums(segments: Iterable[_Range]) -> dict[str, str]:
+    """Return for each store how much is archived, and where segments are missing between others."""
+    texts = {}
+    for store, ranges in groupby(segments, key=attrgetter("store")):
+        start = end = None
+        count = size_bytes = gaps = last_gap = 0
+        for segment in ranges:
+            start = segment.start if start is None else start
+            if end is not None and end < segment.start:
+                gaps, last_gap = gaps + 1, segment.start
+            end, count, size_bytes = segment.end, count + 1, size_bytes + segment.size_bytes
+        note = f", with {counted(gaps, 'gap')}, the last one before {last_gap:,}" if gaps else ""
+        texts[store] = (
+            f"{counted(count, 'segment')}, {human_bytes(size_bytes)}, offsets {inclusive(start or 0, end or 0)}{note}"
+        )
+    return texts
 
 
 @command
-def inspect(session: Session, file: File) -> int:
-    """Show the header, numbers of slots and items, metadata and directory statistics of one file.
-
-    To check entries, use verify. An unsealed file in RocketMQ's format does not state its numbers of slots and items:
-    pass them with --set.
+def inspect(
+    session: Session,
+    file: File,
+    entries: bool = Option(False, "--entries", help="Print the entries as JSON lines, in the order of the file."),
+) -> int:
+    """Show the header, metadata and statistics of one file, or print its entries.
 
     [bold]Examples[/bold]
 
@@ -150,40 +182,36 @@ def inspect(session: Session, file: File) -> int:
 
       tiered-index inspect 456789ab --storage s3://bucket/index --json
 
+      tiered-index inspect 456789ab --storage s3://bucket/index --entries | head
+
       tiered-index inspect store/tiered_index_file/1700000000000 --set slots=5000000 --set items=20000000
+
+    Of --entries the last line is {"status": ...}. The command prints only entries that match their checksum. At the
+    first mismatch it ends with status "corrupt" and exit code 4. Files written by RocketMQ have no checksums, and the
+    status says so. To check entries without printing them, use verify.
+
+    An unsealed file in RocketMQ's format does not state its numbers of slots and items: pass them with --set.
     """
     with opened_contents(session, file) as (data, contents):
-        described = contents.describe()
-    show(session.out, {"file": data.name, "bytes": data.size_bytes, **described})
-    return 0
+        if entries:
+            _print_entries(session, contents)
+        else:
+            show(session.out, {"file": data.name, "bytes": data.size_bytes, **contents.describe()})
+    return DONE
 
 
-@command
-def dump(session: Session, file: File) -> int:
-    """Print the entries of one file as JSON lines, in the order of the file.
-
-    The last line is {"status": ...}. The command prints only bytes that match their checksum. At the first mismatch it
-    ends with status "corrupt" and exit code 4. Files written by RocketMQ have no checksums, and the status says so.
-
-    [bold]Examples[/bold]
-
-      tiered-index dump /data/index/compacted/001700000000000-0123456789ab.index | head
-
-      tiered-index dump data/001700000000000-0123456789ab/89abcdef01234567.index --storage s3://bucket/index
-    """
+def _print_entries(session: Session, contents: Contents) -> None:
     count = 0
-    with opened_contents(session, file) as (_, contents):
-        try:
-            for record in entry_records(contents):
-                session.out.record(record)
-                count += 1
-        except CorruptFile as error:
-            session.out.record(
-                {"status": "corrupt", "entries": count, "error": str(error), "checksummed": contents.checksummed}
-            )
-            raise
+    try:
+        for record in entry_records(contents):
+            session.out.record(record)
+            count += 1
+    except CorruptFile as error:
+        session.out.record(
+            {"status": "corrupt", "entries": count, "error": str(error), "checksummed": contents.checksummed}
+        )
+        raise
     session.out.record({"status": "complete", "entries": count, "checksummed": contents.checksummed})
-    return 0
 
 
 def entry_records(contents: Contents) -> Iterator[dict[str, Any]]:
@@ -215,11 +243,6 @@ def du(
 ) -> int:
     """Show stored entries, bytes and monthly cost by topic, day and state.
 
-    Days are UTC days. A file's bytes are divided among its topics in proportion to their entries. If a file has several
-    days, its entries are divided evenly among them (estimated). The cost is the price of the stored bytes, without
-    requests. The settings have the prices (default: S3 Standard's list price). Archived segments have a row of their
-    own. The log and orphans are not counted. The command reads the directory of each stored file.
-
     [bold]Examples[/bold]
 
       tiered-index du --storage s3://bucket/index --by topic
@@ -227,6 +250,11 @@ def du(
       tiered-index du --root /data/index --json
 
       tiered-index du --url http://localhost:8080 --token-file token
+
+    Days are UTC days. A file's bytes are divided among its topics in proportion to their entries. If a file has several
+    days, its entries are divided evenly among them (estimated). The cost is the price of the stored bytes, without
+    requests. The settings have the prices (default: S3 Standard's list price). Archived segments have a row of their
+    own. The log and orphans are not counted. The command reads the directory of each stored file.
     """
     groups = du_groups(by)
     if (client := asked_service(session, service)) is not None:

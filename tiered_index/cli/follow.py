@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tiered_index.cli.exit_codes import FINDING, INTERRUPTED
 from tiered_index.cli.options import ArchiveOptions, IntakeOptions
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.progress import Ending, Progress
+from tiered_index.cli.progress import Ending, ProgressDisplay
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
@@ -63,7 +64,6 @@ def open_follower(
 
 
 # Exit code: messages were deleted before they were archived
-_LOST = 1
 
 
 def _distance(count: int, unit: str) -> str:
@@ -73,7 +73,7 @@ def _distance(count: int, unit: str) -> str:
 class StatusLines:
     """Shows a follower's state: on the progress bar and, if `records`, as a JSON line for each change."""
 
-    def __init__(self, out: Output, progress: Progress, *, records: bool) -> None:
+    def __init__(self, out: Output, progress: ProgressDisplay, *, records: bool) -> None:
         self._out, self._progress, self._records = out, progress, records
         self._last: dict[str, Any] = {}
         self._losses = 0
@@ -90,17 +90,17 @@ class StatusLines:
         self._progress.update(position, "; ".join([detail, *problems]))
         if not self._records:
             return
-        found = follower.to_dict()
+        state = follower.to_dict()
         new = follower.losses[self._losses :]
         line = {
             "status": "following",
-            **{name: found[name] for name in ("position", "messages", "entries")},
+            **{name: state[name] for name in ("position", "messages", "entries")},
             "lag": lag,
             "losses": new,
             "problems": problems,
-            "state": found["tail"],
-            "torn": found["torn"] if follower.is_torn_reported else None,
-            **{name: found[name] for name in ("archived_segments",) if name in found},
+            "state": state["tail"],
+            "torn": state["torn"] if follower.is_torn_reported else None,
+            **{name: state[name] for name in ("archived_segments",) if name in state},
         }
         if new or line != self._last:
             self._last, self._losses = line | {"losses": []}, len(follower.losses)
@@ -111,7 +111,7 @@ class StatusLines:
 def ingest_followed(
     session: Session,
     config: IndexConfig,
-    given: IntakeOptions,
+    intake: IntakeOptions,
     opened: Callable[..., Follower],
     *,
     follow: bool,
@@ -121,29 +121,31 @@ def ingest_followed(
     """Run a follower, and return the exit code. `opened` makes it from `options`, like `open_follower`."""
     with contextlib.ExitStack() as stack:
         ending = Ending()
-        putting = stack.enter_context(Putting.open(session, config, given))
-        options = {"follow": follow, "patience_s": given.patience, **options}
+        putting = stack.enter_context(Putting.open(session, config, intake))
+        options = {"follow": follow, "patience_s": intake.patience, **options}
         follower = stack.enter_context(opened(session, putting.index, stop=ending.event, **options))
         source, resumed_from = follower.source, follower.position
         title, total = "following" if follow else "ingesting", None if follow else source.lag().end_offset or None
         with putting.progress(title, total, ending.event) as progress:
             follower.status = StatusLines(session.out, progress, records=follow and session.out.as_json)
-            # without --follow a signal ends the command at once: it can simply be run again
+            # otherwise a signal ends the command at once: it can simply be run again
+            ends_in_order = follow or follower.must_archive
             try:
-                with ending if follow else contextlib.nullcontext():
+                with ending if ends_in_order else contextlib.nullcontext():
                     follower.run()
             except TieredIndexError:
                 follower.finish_before_end()
                 raise
-        taken_s = putting.elapsed_s
-        if given.wait or not ending.event.is_set():
-            follower.finish_archiving()
-        else:
-            follower.finish_before_end()
+        taken_s, is_stopped = putting.elapsed_s, ending.event.is_set()
+        with ending if ends_in_order and not is_stopped else contextlib.nullcontext():
+            if intake.wait or not is_stopped:
+                follower.finish_archiving()
+            else:
+                follower.finish_before_end()
         if ending.exit_code == 0:
             putting.settle()
         document = putting.document(
-            status="stopped" if ending.event.is_set() else "complete",
+            status="stopped" if is_stopped else "complete",
             source_name=source_name or source.place,
             resumed_from=resumed_from,
             **follower.to_dict(),
@@ -156,8 +158,10 @@ def ingest_followed(
         )
     show_ingested(session.out, document, streamed=follow)
     # a run that follows may be restarted at any time, also while no new message has a key
-    nothing = 0 if follow else none_indexed(session, given, lacks)
-    return ending.exit_code or (_LOST if follower.has_lost else nothing)
+    nothing = 0 if follow else none_indexed(session, intake, lacks)
+    # not all was read: SIGTERM without --follow is no success
+    stopped = INTERRUPTED if is_stopped and not follow else 0
+    return ending.exit_code or stopped or (FINDING if follower.has_lost else nothing)
 
 
 def _lacks(follower: Follower) -> list[str]:

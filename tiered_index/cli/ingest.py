@@ -1,4 +1,4 @@
-"""`tiered-index ingest SOURCE` and `import-classic DIR`: put messages, or classic index files, into an index.
+"""`tiered-index ingest SOURCE`: put messages into an index.
 
 The index stores the durable position of a source with the entries. If a command is killed and run again, it puts only
 the missing entries. The broker's folders are only read. One thread in addition to the index's own.
@@ -7,6 +7,7 @@ the missing entries. The broker's folders are only read. One thread in addition 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pkgutil
 import sys
 from collections import Counter
@@ -17,6 +18,8 @@ from typing import Any, Literal
 
 from typer import Argument, Option
 
+from tiered_index.cli import archived
+from tiered_index.cli.exported import ExportedFile, ingest_exported
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
 from tiered_index.cli.kafka import SCHEME, KafkaOptions, check_kafka, open_kafka_follower
 from tiered_index.cli.options import (
@@ -29,30 +32,31 @@ from tiered_index.cli.options import (
     SelectionOptions,
     declare,
     given_columns,
+    given_flags,
     pairs,
     refuse_others,
 )
 from tiered_index.cli.options import of_store as _of_store
 from tiered_index.cli.output import counted, human_count
-from tiered_index.cli.putting import Putting, none_indexed, show_put
+from tiered_index.cli.putting import Putting, none_indexed
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.follow import FIRST, PatientPut
 from tiered_index.format.schema import Schema
-from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
-from tiered_index.service.answers.validation import column_defaults
 from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
-from tiered_index.sources.columns import FIELDS, Message, columns_of, own_value
+from tiered_index.service.write.validation import column_defaults
+from tiered_index.sources.columns import FIELDS, CheckedMessage, columns_of, own_value
 from tiered_index.sources.files import ParquetSource, Source, open_source, other_files, source_name
-from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record
-from tiered_index.sources.places import local_path, opened_place
+from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record
+from tiered_index.sources.places import LocalFile, Stdin, StoredFile, local_path, opened_place
 from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import beside
 from tiered_index.types import IndexItem
 
 
@@ -66,14 +70,14 @@ def item_type_named(name: str | None) -> type[IndexItem] | None:
     module, _, qualified = name.partition(":")
     sys.path.insert(0, folder := str(Path.cwd()))
     try:
-        found = pkgutil.resolve_name(f"{module}:{qualified}") if module and qualified else None
+        function = pkgutil.resolve_name(f"{module}:{qualified}") if module and qualified else None
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise InvalidArgument(f"--item-type {name} can't be loaded: {error}") from error
     finally:
         sys.path.remove(folder)
-    if not (isinstance(found, type) and issubclass(found, IndexItem)):
+    if not (isinstance(function, type) and issubclass(function, IndexItem)):
         raise InvalidArgument(f"--item-type {name}: give module:Class, a class of entries (a subclass of IndexItem)")
-    return found
+    return function
 
 
 def stored_schema(config: IndexConfig) -> Schema:
@@ -116,7 +120,7 @@ class RowNumbers:
         # the queues that had entries before this run, by topic
         self._queues: dict[str, set[int]] = {}
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: MessageBatch) -> None:
         """Raise `InvalidArgument` if a message of the batch is in such a queue."""
         if batch.columns is not None:
             topics, queues = (batch.columns[name].to_pylist() for name in ("topic", "queue_id"))
@@ -134,17 +138,39 @@ class RowNumbers:
 
     def _queues_of(self, topic: Any) -> set[int]:
         if topic not in self._queues:
-            self._queues[topic] = found = set[int]()
+            self._queues[topic] = offsets = set[int]()
             # the put refuses other topics
             if isinstance(topic, str) and topic:
                 with self._index.export(topic, allow_partial=True) as batches:
                     for entries in batches:
-                        found.update(entries["queue_id"].unique().to_pylist())
+                        offsets.update(entries["queue_id"].unique().to_pylist())
         return self._queues[topic]
 
 
+def _check_first_message(config: IndexConfig, source: Source) -> None:
+    """Raise `InvalidArgument` for a bad first message before a new root is made, so that the run leaves no index."""
+    if isinstance(source.place, Stdin) or config.root is None or Root(config.root, Disk()).read_marker() is not None:
+        return
+    batch = next(source.batches(0), None)
+    if batch is not None and batch.columns is None:
+        for record in itertools.islice(batch.records(), 1):
+            if record.message is None:
+                raise _bad(source, record)
+
+
+def _names_a_key(options: FileOptions) -> bool:
+    """Return whether --column or --constant says what the key of a message is."""
+    return any(
+        text.partition("=")[0] in ("key", "keys") for text in (*(options.column or ()), *(options.constant or ()))
+    )
+
+
+def _bad(source: Source, record: Record) -> InvalidArgument:
+    return InvalidArgument(f"{source.place}, {record.where}: {record.problem}")
+
+
 @dataclass
-class Intake:
+class FileIntake:
     """Puts one file of messages into one index."""
 
     index: IndexService
@@ -160,7 +186,7 @@ class Intake:
     skipped_reasons: Counter[str] = field(default_factory=Counter)
     skipped_first: list[dict[str, str]] = field(default_factory=list)
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: MessageBatch) -> None:
         """Put one batch. Raises `InvalidArgument` at a bad message, after putting the messages before it."""
         known, is_put = len(self.quarantined), False
         if batch.columns is not None:
@@ -189,7 +215,7 @@ class Intake:
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
         return [f"of {self.messages + self.skipped:,} messages, {told}"]
 
-    def _name_places(self, batch: Batch, messages: list[dict[str, Any]]) -> None:
+    def _name_places(self, batch: MessageBatch, messages: list[dict[str, Any]]) -> None:
         for record in batch.records():
             for message in messages:
                 if record.message is not None and all(getattr(record.message, n) == v for n, v in message.items()):
@@ -202,8 +228,8 @@ class Intake:
             # Arrow may accept a value that the reading of single lines refuses
             message["where"] = f"{self.source.unit} up to {batch.end:,}"
 
-    def _take_slowly(self, batch: Batch) -> None:
-        run: list[tuple[Record, Message]] = []
+    def _take_slowly(self, batch: MessageBatch) -> None:
+        run: list[tuple[Record, CheckedMessage]] = []
         for record in batch.records():
             if record.message is None:
                 if not self.skip_bad:
@@ -220,13 +246,13 @@ class Intake:
     def _skip(self, bad: Record) -> None:
         """Count a bad message. Raises `InvalidArgument` without `skip_bad`."""
         if not self.skip_bad:
-            raise InvalidArgument(f"{self.source.place}, {bad.where}: {bad.problem}")
+            raise _bad(self.source, bad)
         self.skipped += 1
         self.skipped_reasons[bad.reason] += 1
         if len(self.skipped_first) < FIRST:
             self.skipped_first.append({"where": bad.where, "problem": bad.problem})
 
-    def _put_run(self, run: list[tuple[Record, Message]], end: int) -> None:
+    def _put_run(self, run: list[tuple[Record, CheckedMessage]], end: int) -> None:
         try:
             self._put(columns_of([message for _, message in run], self.source.fields.own), end)
             self.messages += len(run)
@@ -283,8 +309,8 @@ def ingest(
     session: Session,
     source: str = Argument(
         metavar="SOURCE",
-        help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; or NDJSON, CSV or Parquet as a file, "
-        "s3://bucket/file, or - for stdin.",
+        help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; archive:URI of an index with archived segments; "
+        "or NDJSON, CSV or Parquet as a file, s3://bucket/file, or - for stdin.",
     ),
     preset: Literal["native", "rocketmq"] | None = Option(
         None, help="File format: native, or that of RocketMQ's IndexStoreFile."
@@ -301,6 +327,9 @@ def ingest(
         help="Name of the source in the index. Default: its path, or the cluster's id. Give a name to a file that may "
         "move.",
     ),
+    dry_run: bool = Option(
+        False, "--dry-run", help="With archive:URI: write nothing, and compare the archive's entries with the index's."
+    ),
     poll: float = Option(0.2, min=0.01, metavar="S", help="With --follow: seconds between checks for new messages."),
     log_format: LogAs = "text",
     *,
@@ -313,24 +342,6 @@ def ingest(
     intake: IntakeOptions,
 ) -> int:
     """Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.
-
-    The command changes nothing in a store, so the broker may run. --topics, --exclude-topics, --index-tags and
-    --index-prepared apply to the messages that this run reads. Entries of earlier runs stay as they are.
-
-    An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms. It also has key, or keys (a list). A
-    number as a key keeps the text that it was written with. An empty key is none. The line may have topic_id. CSV and
-    Parquet have columns with these names. To index columns of your own, name the class of your entries with
-    --item-type. The command ignores all other columns, and prints their names. With `--column offset=rownumber` the
-    offset is the row's number.
-
-    If a file has grown, the command reads its new part. If its beginning has changed, the command fails unless you
-    pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each
-    time. Lookups show an entry once, even if you put it twice.
-
-    Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
-    it from its start, and reports it as rewritten. Kafka before 2.8 does not report that a topic was created again.
-    With such a Kafka the command compares up to 100 records before the partition's position with the index. If the
-    index has none of them, the command reads the partition from its start.
 
     [bold]Examples[/bold]
 
@@ -348,17 +359,64 @@ def ingest(
       tiered-index ingest events.csv --item-type events:DeviceEvent --column event=id --column offset=rownumber
       --root ./index --storage file:///tmp/store
 
+      tiered-index ingest archive:s3://bucket/index --storage s3://bucket/index-2
+
       zcat orders.csv.gz | tiered-index ingest - --column key=order_id --constant topic=orders --root ./index --storage
       file:///tmp/store
+
+    The command changes nothing in a store, so the broker may run. --topics, --exclude-topics, --index-tags and
+    --index-prepared apply to the messages that this run reads. Entries of earlier runs stay as they are.
+
+    An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms. It also has key, or keys (a list). A
+    number as a key keeps the text that it was written with. An empty key is none. The line may have topic_id. CSV and
+    Parquet have columns with these names. To index columns of your own, name the class of your entries with
+    --item-type. The command ignores all other columns, and prints their names. With `--column offset=rownumber` the
+    offset is the row's number.
+
+    If a file has grown, the command reads its new part. If its beginning has changed, the command fails unless you
+    pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each
+    time. Lookups show an entry once, even if you put it twice.
+
+    A file that `export` wrote (Parquet, Arrow, or NDJSON, also gzipped) puts the same entries, with their hashes of
+    keys. It has no source positions, erasures and expiries: `copy` keeps them.
+
+    archive:URI indexes the archived segments of RocketMQ in the index at URI, as `ingest` would index the store. It
+    works even if all files of that index are lost. Entries that expired or were erased there stay out. The new index
+    gets the same slots, items and preset, and a storage of its own, outside the old one. Without --root the command
+    uses a temporary folder, and uploads everything before it ends. --dry-run compares count and checksum of the
+    archive's entries with the index's. Exit code 1: they differ.
+
+    Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
+    it from its start, and reports it as rewritten. Kafka before 2.8 is not supported.
     """
     session.log_as(log_format)
-    path = None if source.startswith(SCHEME) else local_path(source)
+    is_archive = source.startswith(archived.SCHEME)
+    path = None if source.startswith(SCHEME) or is_archive else local_path(source)
     if path is not None and not path.exists():
         raise InvalidArgument(f"{path}: No such file or directory")
     of_path = "a RocketMQ store" if path is not None and path.is_dir() else "a file"
-    kind = "Kafka" if source.startswith(SCHEME) else of_path
-    of_stores = [("a RocketMQ store", group) for group in (of_store, selected, archiving)]
-    refuse_others(source, kind, ("a file", of_files), *of_stores, ("Kafka", kafka))
+    kind = "Kafka" if source.startswith(SCHEME) else "an archive" if is_archive else of_path
+    # an archive has the messages of a store
+    of_stores = [("a RocketMQ store", group) for group in (of_store, selected)] if not is_archive else []
+    refuse_others(source, kind, ("a file", of_files), *of_stores, ("a RocketMQ store", archiving), ("Kafka", kafka))
+    if dry_run and not is_archive:
+        raise InvalidArgument(f"--dry-run is for archive:URI, and {source} is {kind}")
+    if is_archive:
+        wrong: dict[str, Any] = {"--follow": follow, "--restart": restart, "--preset": preset, "--hash": hash_rule}
+        wrong |= {"--commitlog": of_store.commitlog, "--no-check-bodies": not of_store.check_bodies}
+        if flags := [flag for flag, value in wrong.items() if value]:
+            raise InvalidArgument(f"leave {flags[0]} out: it is not for {archived.SCHEME}URI")
+        return archived.ingest_archive(
+            session,
+            source.removeprefix(archived.SCHEME),
+            Selection(*selected.arguments),
+            geometry,
+            intake,
+            store=store_name,
+            skip_corrupt=of_store.skip_corrupt,
+            skip_missing=of_store.skip_missing,
+            dry_run=dry_run,
+        )
     settings: dict[str, Any] = {"preset": preset, "hash": hash_rule, **vars(geometry)}
     followed: dict[str, Any] = {"follow": follow, "restart": restart, "poll_s": poll}
     if kind == "Kafka":
@@ -390,6 +448,32 @@ def ingest(
         raise InvalidArgument(f"--follow is for a RocketMQ store or Kafka, and {source} is a file")
     item_type = item_type_named(of_files.item_type)
     config = session.config(item_type=item_type, **settings)
+    with opened_place(source, config) as place:
+        # lines of messages may have a member key_hash, too: then an option says what their key is
+        file = ExportedFile.at(place) if isinstance(place, LocalFile | StoredFile) else None
+        if file is not None and not (file.kind == "ndjson" and _names_a_key(of_files)):
+            if store_name is not None or (flag := next(given_flags(of_files), None)) is not None:
+                flag = "--store-name" if store_name is not None else flag
+                raise InvalidArgument(f"leave {flag} out: {source} is a file that `tiered-index export` wrote")
+            more: dict[str, Any] = {"preset": preset, "rule": hash_rule, "settings": vars(geometry)}
+            return ingest_exported(session, file, intake, restart=restart, **more)
+    return _ingest_messages(
+        session, source, config, item_type, of_files, intake, restart=restart, store_name=store_name
+    )
+
+
+def _ingest_messages(
+    session: Session,
+    source: str,
+    config: IndexConfig,
+    item_type: type[IndexItem] | None,
+    of_files: FileOptions,
+    intake: IntakeOptions,
+    *,
+    restart: bool,
+    store_name: str | None,
+) -> int:
+    """Put the messages of a file, an object or stdin into the index of `config`, and return the exit code."""
     schema = stored_schema(config)
     fields = given_fields(of_files.column, of_files.constant, schema, column_defaults(item_type))
     if "offset" in fields.constants:
@@ -400,7 +484,9 @@ def ingest(
     with contextlib.ExitStack() as stack:
         opened = open_source(stack.enter_context(opened_place(source, config)), fields)
         if isinstance(opened, ParquetSource):
-            check_outside_tables(source, config.open_storage)
+            check_outside_tables(beside(source, config.storage), config.open_storage)
+        if not of_files.skip_bad:
+            _check_first_message(config, opened)
         putting = stack.enter_context(Putting.open(session, config, intake))
         index = putting.index
         if index.schema.caller_columns != fields.schema.caller_columns:
@@ -409,7 +495,7 @@ def ingest(
         known = index.durable_positions()
         name = source_name(opened, known, restart=restart, called=store_name)
         start = 0 if restart or name is None else index.durable_position(name) or 0
-        taken = Intake(index, opened, name, of_files.skip_bad, putting.patient(), position=start)
+        taken = FileIntake(index, opened, name, of_files.skip_bad, putting.patient(), position=start)
         is_counted = fields.names.get("offset") == ROW_NUMBER and opened.counts_rows
         others = other_files(opened, known) if is_counted and not start and not restart else []
         numbers = RowNumbers(index, others) if others else None
@@ -449,59 +535,4 @@ def ingest(
             nothing_indexed=(lacks := taken.lacks()),
         )
     show_ingested(session.out, document)
-    return none_indexed(session, intake, lacks)
-
-
-@command
-def import_classic(
-    session: Session,
-    folder: Path = Argument(metavar="DIR", help="Folder of the classic index files: STORE_DIR/index."),
-    store: Path | None = Option(None, help="Store with the commit log of these files. Default: the folder above DIR."),
-    store_name: str | None = Option(None, help="Name of the store in the index. Default: its path."),
-    restart: bool = Option(False, "--restart", help="Read every entry again, even if the store has changed."),
-    *,
-    intake: IntakeOptions,
-) -> int:
-    """Import the classic index files of a RocketMQ broker.
-
-    These files have no topics, keys, queues or sizes. The command reads the topic, key, queue and size of each entry
-    from its message in the commit log. If the message of an entry is missing, or has no key with the entry's hash, the
-    command drops the entry and counts it.
-
-    [bold]Examples[/bold]
-
-      tiered-index import-classic /home/rocketmq/store/index --root /data/index --storage s3://bucket/index --wait
-    """
-    if not folder.is_dir():
-        raise InvalidArgument(f"{folder} is not a folder")
-    opened = StoreDirectory.open(store if store is not None else folder.resolve().parent, store_name)
-    config = session.config(offset_space="commitlog")
-    check_apart(config, opened.folder, folder)
-    with Putting.open(session, config, intake) as putting:
-        work = ClassicImport(putting.index, folder, opened, putting.patient(), restart)
-        start = work.position
-        with putting.progress("importing", work.end_offset) as progress:
-            for position in work.run():
-                progress.update(position, f"{human_count(work.entries)} entries")
-        putting.settle()
-        document = putting.document(
-            status="complete",
-            source=str(work.folder),
-            source_name=work.source,
-            store=str(work.store.folder),
-            resumed_from=start,
-            position=work.position,
-            index_files=work.files,
-            entries_read=work.read,
-            entries=work.entries,
-            missing_messages=work.missing,
-            missing_offsets=work.missing_offsets,
-            hidden_messages=work.hidden,
-            mismatched_entries=work.mismatched,
-        )
-        lacks = []
-        if work.read and not work.entries:
-            told = f"{work.missing:,} have no message, {work.hidden:,} a hidden one, {work.mismatched:,} another key's"
-            lacks = [f"of {work.read:,} entries, {told}"]
-    show_put(session.out, document)
     return none_indexed(session, intake, lacks)

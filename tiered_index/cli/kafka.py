@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tiered_index.kafka.client import KafkaBroker
     from tiered_index.kafka.messages import KafkaMessages
     from tiered_index.service.index import IndexService
-    from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+    from tiered_index.service.jobs.segment_archive import SegmentArchive
     from tiered_index.service.reader import IndexReader
 
 SCHEME = "kafka://"
@@ -44,8 +44,8 @@ class KafkaClientOptions:
         from tiered_index.kafka.client import check_setting, read_settings
 
         of_file = {} if self.kafka_config is None else read_settings(self.kafka_config)
-        given = [text for text in self.kafka or () if "=" not in text]
-        if given:
+        malformed = [text for text in self.kafka or () if "=" not in text]
+        if malformed:
             raise InvalidArgument("write --kafka as NAME=VALUE")  # do not repeat the text: it may be a secret
         of_line = pairs("--kafka", self.kafka)
         for name in of_line:
@@ -94,14 +94,14 @@ def open_kafka_follower(
     from tiered_index.follow import Follower
     from tiered_index.kafka.archive import EVERY_S, KafkaArchiver
     from tiered_index.kafka.client import KafkaAddress
-    from tiered_index.kafka.keys import Keys
+    from tiered_index.kafka.keys import RecordKeys
     from tiered_index.kafka.source import KafkaSource
 
     source = KafkaSource(
         index,
         KafkaAddress.parse(place),
         options.settings(),
-        Keys(options.key or ("key",)),
+        RecordKeys(options.key or ("key",)),
         follow,
         restart,
         options.restart_at,
@@ -120,11 +120,11 @@ def check_kafka(place: str, options: KafkaOptions, root: Path | None) -> None:
     For a new `root`, also those of a cluster that does not answer and of missing topics.
     """
     from tiered_index.kafka.client import KafkaAddress
-    from tiered_index.kafka.keys import Keys
+    from tiered_index.kafka.keys import RecordKeys
     from tiered_index.kafka.source import check_cluster
 
     address, settings = KafkaAddress.parse(place), options.settings()
-    Keys(options.key or ("key",))
+    RecordKeys(options.key or ("key",))
     if options.archive_every is not None and not options.archive:
         raise InvalidArgument("--archive-every needs --archive")
     if root is not None and address.topics and Root(root, Disk()).read_marker() is None:

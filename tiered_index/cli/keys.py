@@ -29,7 +29,7 @@ from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument
-from tiered_index.service.answers.results import QueryResults
+from tiered_index.service.read.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.keys import FIELDS
 from tiered_index.types import Answer, FileReport, Lookup, format_time
@@ -67,10 +67,10 @@ def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
     position = np.arange(len(lookup)) - first[lookup]
     none = counts[lookup] == 0
     entry = (np.cumsum(counts) - counts)[lookup] + position
-    asked: dict[str, list[Any]] = {name: [getattr(one, name) for one in lookups] for name in FIELDS}
-    asked["status"] = [answer.status for answer in answers]
-    asked["failed"] = [_failed(answer.failed) for answer in answers]
-    rows = pa.table({name: pa.array(values, _ASKED.field(name).type) for name, values in asked.items()}).take(lookup)
+    columns: dict[str, list[Any]] = {name: [getattr(lookup, name) for lookup in lookups] for name in FIELDS}
+    columns["status"] = [answer.status for answer in answers]
+    columns["failed"] = [_failed(answer.failed) for answer in answers]
+    rows = pa.table({name: pa.array(values, _ASKED.field(name).type) for name, values in columns.items()}).take(lookup)
     table = rows.append_column("position", pa.array(position, pa.int32(), mask=none))
     for name, column in zip(entries.column_names, entries.take(pa.array(entry, mask=none)).columns, strict=True):
         table = table.append_column(name, column)
@@ -91,12 +91,13 @@ class KeysOut:
         """Yield a function that writes a table. Raises `DiskFull`."""
         with made_whole(self.path) as partial, contextlib.ExitStack() as stack:
             if self.path.name.endswith(_PARQUET):
-                writers: list[pq.ParquetWriter] = []
+                writer: pq.ParquetWriter | None = None
 
                 def write(table: pa.Table) -> None:
-                    if not writers:
-                        writers.append(stack.enter_context(pq.ParquetWriter(partial, table.schema)))
-                    writers[0].write_table(table)
+                    nonlocal writer
+                    if writer is None:
+                        writer = stack.enter_context(pq.ParquetWriter(partial, table.schema))
+                    writer.write_table(table)
 
                 yield write
             else:
@@ -104,7 +105,7 @@ class KeysOut:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class _Batch(Answer[Any]):
+class _AnsweredLookups(Answer[Any]):
     """The answers to a batch of lookups; `status` is that of all batches so far."""
 
     results: QueryResults | None = None
@@ -126,23 +127,23 @@ class _Asking:
         # The lookup with the earliest end or, without an end, begin
         self.earliest = Lookup("", "")
 
-    def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _Batch:
+    def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _AnsweredLookups:
         """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
-        asked = self._next
+        lookups = self._next
         try:
-            results = reader.query_many(asked, self._allow_partial, **limits)
+            results = reader.query_many(lookups, self._allow_partial, **limits)
         except BudgetExceeded as error:
             if not isinstance(error.result, QueryResults):
                 raise
             self._next = []
-            raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(asked, error.result)) from error
+            raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(lookups, error.result)) from error
         self._next = next(self._lookups, [])
-        return self._batch(asked, results)
+        return self._batch(lookups, results)
 
-    def _batch(self, asked: Sequence[Lookup], results: QueryResults) -> _Batch:
+    def _batch(self, lookups: Sequence[Lookup], results: QueryResults) -> _AnsweredLookups:
         self.statuses.update(answer.status for answer in results)
-        self.earliest = min([self.earliest, *asked], key=_bound_ms)
-        return _Batch(
+        self.earliest = min([self.earliest, *lookups], key=_bound_ms)
+        return _AnsweredLookups(
             results=results,
             status=next((each for each in ("partial", "truncated") if self.statuses[each]), "complete"),
             cursor="more" if self._next else None,
@@ -179,32 +180,32 @@ def look_up_keys(
     """
     asking, out = _Asking(lookups, allow_partial=allow_partial), session.out
 
-    def open_lookup() -> Callable[..., _Batch]:
+    def open_lookup() -> Callable[..., _AnsweredLookups]:
         reader = pages.reader = stack.enter_context(session.open_reader(config, with_writers=True))
         return partial(asking.look_up, reader)
 
-    pages: Pages[Any] = Pages(open_lookup, _Batch(status="partial"), None, budget, every=True, **of_pages)
+    pages: Pages[Any] = Pages(open_lookup, _AnsweredLookups(status="partial"), None, budget, every=True, **of_pages)
     shown: list[tuple[object, ...]] = []
-    entries = found = 0
+    entries = answered = 0
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:
         for batch in pages:
             if batch is not pages.nothing:
                 write(_table(batch.results.batch.lookups, batch.results))
-                found += int((batch.results.counts > 0).sum())
+                answered += int((batch.results.counts > 0).sum())
             entries += len(batch)
         left = asking.left()
     # the range that hints are about
     pages.within = RangeOptions(asking.earliest.begin_ms, asking.earliest.end_ms)
     total = asking.statuses.total()
     more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}
-    counts: dict[str, Any] = {"lookups": total, "found": found, "statuses": dict(asking.statuses)}
+    counts: dict[str, Any] = {"lookups": total, "found": answered, "statuses": dict(asking.statuses)}
     out.answer(pages.totals(entries, **counts, not_looked_up=left, **more), streamed=target is None)
     if shown:
         columns = _SHOWN if any(row[-1] is not None for row in shown) else _SHOWN[:-1]
         out.table(columns, [row[: len(columns)] for row in shown], right=("queue", "offset", "size"))
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
     out.line(
-        f"{counted(total, 'lookup')}{f' ({told})' if told else ''}, {found:,} with entries: "
+        f"{counted(total, 'lookup')}{f' ({told})' if told else ''}, {answered:,} with entries: "
         f"{entries:,} found{pages.as_of()}"
     )
     if pages.last.lost:

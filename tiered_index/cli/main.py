@@ -17,11 +17,10 @@ from typer import Option
 from typer.core import TyperCommand
 
 from tiered_index._version import __version__
-from tiered_index.cli.output import CLOSED_PIPE, Output, discard, printable, tell
-from tiered_index.errors import DiskFull, SetupUnavailable
+from tiered_index.cli.exit_codes import CLOSED_PIPE, DONE, INTERRUPTED, NOT_LOADED, USAGE
+from tiered_index.cli.output import Output, discard, printable, tell
+from tiered_index.errors import DiskFull
 
-USAGE = 2
-INTERRUPTED = 130
 # typer's class is private, and its module differs between versions
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
@@ -35,35 +34,41 @@ _APPLICATION: Any = {
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
-# Each command's function and the first line of its help: the list of commands is printed without loading them
-_COMMANDS = {
-    "ingest:ingest": "Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.",
-    "ingest:import_classic": "Import the classic index files of a RocketMQ broker.",
-    "query:query": "Look up a key: print its entries, the newest first, or its messages.",
-    "messages:message": "Show one message by its id, unique key or queue offset, or one record of Kafka.",
-    "files:topics": "List the topics, each with its entries, bytes of its messages and time range.",
-    "files:files": "List all files and window tables, then the archived segments.",
-    "files:inspect": "Show the header, numbers of slots and items, metadata and directory statistics of one file.",
-    "files:dump": "Print the entries of one file as JSON lines, in the order of the file.",
-    "files:du": "Show stored entries, bytes and monthly cost by topic, day and state.",
-    "export:export": "Export the entries of an index as one consistent snapshot.",
-    "importing:import_": "Import exported entries into an index.",
-    "doctor:doctor": "Check that a storage and a disk have the abilities that the engine needs.",
-    "verify:verify": "Check all checksums of an index: local files, log records, checkpoints and objects.",
-    "recovery.recover:recover": "Recover a root after a crash, a restore or a loss.",
-    "recovery.rebuild:rebuild": "Build a new index from the archived segments of another index.",
-    "merge:merge": "Merge uploaded files into window tables, so that a lookup costs one request per window.",
-    "copying:copy": "Copy an index to another storage, for a backup, a move or a standby.",
-    "removing.expire:expire": "Expire entries by age, topic or size.",
-    "removing.erase:erase": "Erase the entries of a topic before a time: all, or those of some keys or of a queue.",
-    "removing.orphans:orphans": "Find objects and unfinished uploads that the log does not name.",
-    "serve:serve": "Serve lookups over HTTP until SIGTERM or SIGINT.",
-    "tokens:token": "Create a token for the service and print it, once.",
+# Each group of commands, with an example; and each command's function and the first line of its help: the list of
+# commands is printed without loading them
+_GROUPS = {
+    "Write: tiered-index ingest STORE --root DIR --storage URI": {
+        "ingest:ingest": "Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it "
+        "stopped.",
+        "export:export": "Export the entries of an index as one consistent snapshot.",
+    },
+    "Look up: tiered-index query TOPIC KEY --storage URI": {
+        "query:query": "Look up a key: print its entries, the newest first, or its messages.",
+        "messages:message": "Show one message by its id, unique key or queue offset, or one record of Kafka.",
+        "files:topics": "List the topics, each with its entries, bytes of its messages and time range.",
+        "files:files": "List all files and window tables, then the archived segments.",
+        "files:inspect": "Show the header, metadata and statistics of one file, or print its entries.",
+        "files:du": "Show stored entries, bytes and monthly cost by topic, day and state.",
+    },
+    "Keep: tiered-index copy --from URI --to URI": {
+        "merge:merge": "Merge uploaded files into window tables, so that a lookup costs one request per window.",
+        "copying:copy": "Copy an index to another storage, for a backup, a move or a standby.",
+        "removing.expire:expire": "Expire entries by age, topic or size.",
+        "removing.erase:erase": "Erase the entries of a topic before a time: all, or those of some keys or of a queue.",
+        "removing.orphans:orphans": "Find objects that the log does not name.",
+    },
+    "Operate: tiered-index verify --storage URI": {
+        "doctor:doctor": "Check that a storage and a disk have the abilities that the engine needs.",
+        "verify:verify": "Check all checksums of an index: local files, log records, checkpoints and objects.",
+        "recover:recover": "Recover a root after a crash, a restore or a loss.",
+        "serve:serve": "Serve lookups over HTTP until SIGTERM or SIGINT.",
+        "tokens:token": "Create a token for the service and print it, once.",
+    },
 }
+_SPARK_GROUP = "Spark: tiered-index spark build --source FOLDER --storage URI"
 _ON_SPARK = {
     "spark.writing:build": "Build window tables from files or a commit log with Spark.",
     "spark.writing:merge": "Merge uploaded files into window tables, as `tiered-index merge`, with Spark.",
-    "spark.writing:compact": 'Compact staged files: those that writers with compaction = "spark" uploaded uncompacted.',
     "spark.writing:erase": "Erase entries of a topic, as `tiered-index erase --now`, with Spark.",
     "spark.reading:lookup": "Look up every key of a file with Spark.",
     "spark.reading:audit": "Check every byte of an index, and compare its entries with its source. Changes nothing.",
@@ -101,10 +106,10 @@ def alone(function: Callable[..., Any], name: str | None = None) -> typer.Typer:
     return program
 
 
-def _add(program: typer.Typer, commands: dict[str, str]) -> None:
+def _add(program: typer.Typer, commands: dict[str, str], group: str | None = None) -> None:
     for place, help_begins in commands.items():
-        name = place.partition(":")[2].rstrip("_").replace("_", "-")
-        program.command(name, cls=LateCommand, help=help_begins)(_loader(place))
+        name = place.partition(":")[2]
+        program.command(name, cls=LateCommand, help=help_begins, rich_help_panel=group)(_loader(place))
 
 
 def _loader(place: str) -> Callable[[], Any]:
@@ -118,13 +123,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     **_APPLICATION,
 )
-_add(app, _COMMANDS)
+for _group, _commands in _GROUPS.items():
+    _add(app, _commands, _group)
 
 spark = typer.Typer(
     name="spark", help="Build, merge, erase, look up and audit with Spark, on many machines.", **_APPLICATION
 )
 _add(spark, _ON_SPARK)
-app.add_typer(spark)
+app.add_typer(spark, rich_help_panel=_SPARK_GROUP)
 
 
 def _print_version(wanted: bool) -> None:
@@ -159,14 +165,14 @@ def _in_our_words(error: Any) -> str:
 
 def run(arguments: list[str] | None = None, program: typer.Typer = app, name: str = "tiered-index") -> None:
     """Run one command line (the process's own by default) of a program and exit with its code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        code = program(args=given, prog_name=name, standalone_mode=False)
+        code = program(args=words, prog_name=name, standalone_mode=False)
     except _USAGE_ERROR as error:
         # typer's own checks have technical messages
         if (errors := getattr(error.__context__, "errors", None)) is not None:
             error.message = "; ".join(map(_in_our_words, errors()))
-        if "--json" in given:
+        if "--json" in words:
             Output(as_json=True).error(error.__class__.__name__, error.format_message(), exit_code=USAGE)
         else:
             error.message = printable(error.message)
@@ -180,15 +186,15 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         code = CLOSED_PIPE if isinstance(ended.__context__, BrokenPipeError) else ended.code
     except (ImportError, MemoryError) as error:
         # a command that can't be loaded: under a limit of memory, or with a damaged installation
-        if "--debug" in given:
+        if "--debug" in words:
             raise
         advice = "check the limit of memory (`ulimit -v`) and the installation (--debug shows where)"
         message = f"{error or 'memory is lacking'}: {advice}"
-        Output(as_json="--json" in given).error("SetupUnavailable", message, exit_code=SetupUnavailable.exit_code)
-        code = SetupUnavailable.exit_code
+        Output(as_json="--json" in words).error("SetupUnavailable", message, exit_code=NOT_LOADED)
+        code = NOT_LOADED
     except (OSError, DiskFull) as error:  # from help, usage and version: commands report their own errors
         discard(sys.stdout)
         message = f"stdout can't be written: {error.strerror}" if isinstance(error, OSError) else str(error)
-        Output(as_json="--json" in given).error("DiskFull", message, exit_code=DiskFull.exit_code)
+        Output(as_json="--json" in words).error("DiskFull", message, exit_code=DiskFull.exit_code)
         code = DiskFull.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code if isinstance(code, int) else DONE)

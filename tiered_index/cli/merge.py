@@ -5,50 +5,44 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import WindowOptions, human_duration, parse_duration
+from tiered_index.cli.options import WindowOptions, human_duration
 from tiered_index.cli.output import Output, describe_object
 from tiered_index.cli.results import show, show_fields
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.merge.plan import MergeJob, MergeOptions
-from tiered_index.service.merge.run import estimate, plan
-from tiered_index.service.merge.run import merge as merge_tables
+from tiered_index.retention import parse_tiers
+from tiered_index.service.jobs.merge_plan import MergeOptions, MergeRewrite
+from tiered_index.service.jobs.merge_run import estimate, plan
+from tiered_index.service.jobs.merge_run import merge as merge_tables
 from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.storage.probe import probe_put_if_absent
 
 
-def merge_options(given: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
+def merge_options(windows: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
     """Return the options of each tier, shortest windows first. Raises `InvalidArgument`."""
     return [
         MergeOptions(
             window_s=window_s,
-            min_age_s=given.min_age,
+            min_age_s=windows.min_age,
             shard_bytes=shard_bytes,
-            begin_s=given.begin // 1000 if given.begin is not None else 0,
-            end_s=given.end // 1000 + 1 if given.end is not None else 1 << 62,
-            skip_lost=given.skip_lost,
+            begin_s=windows.begin // 1000 if windows.begin is not None else 0,
+            end_s=windows.end // 1000 + 1 if windows.end is not None else 1 << 62,
+            skip_lost=windows.skip_lost,
         )
-        for window_s in (_windows(given.tiers) if given.tiers is not None else [given.window])
+        for window_s in (_windows(windows.tiers) if windows.tiers is not None else [windows.window])
     ]
 
 
 def _windows(text: str) -> list[int]:
     """Return the windows of ``1d,30d``, the shortest first. Raises `InvalidArgument`."""
     try:
-        windows = sorted({parse_duration(part.strip()) for part in text.split(",")})
+        return parse_tiers(text)
     except ValueError as error:
         raise InvalidArgument(f"--tiers: {error}") from error
-    for shorter, longer in pairwise(windows):
-        if not shorter or longer % shorter:
-            raise InvalidArgument(
-                f"--tiers: {human_duration(longer)} is not a multiple of {human_duration(shorter)}: windows overlap"
-            )
-    return windows
 
 
 def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
@@ -56,7 +50,7 @@ def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOpti
     tiers: list[dict[str, Any]] = []
     for chosen in options:
         made = plan(index.log, index.clock, chosen)
-        jobs = [_describe_job(job, prices) for job in made.jobs]
+        jobs = [_describe(rewrite, prices) for rewrite in made.rewrites]
         tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": made.left})
     show(session.out, {"status": "planned", "log_number": index.log.state.number, "tiers": tiers}, without=("tiers",))
     for tier in tiers:
@@ -88,21 +82,21 @@ def write_merged(out: Output, tiers: Sequence[Mapping[str, Any]], log_number: in
         show_fields(out, tier, without=("log_number",))
 
 
-def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
-    cost = estimate(job, prices)
+def _describe(rewrite: MergeRewrite, prices: PriceTable) -> dict[str, Any]:
+    cost = estimate(rewrite, prices)
     return {
-        "begin_ms": job.windows[0].begin_s * 1000,
+        "begin_ms": rewrite.windows[0].begin_s * 1000,
         "sources": [
             describe_object(stored) | {"table": stored.shard.table if stored.shard is not None else None}
-            for stored in job.inputs
+            for stored in rewrite.inputs
         ],
         "windows": [
             {"begin_ms": w.begin_s * 1000, "window_s": w.window_s, "slots": w.slots.slots, "entries": w.entries}
-            for w in job.windows
+            for w in rewrite.windows
         ],
-        "tasks": len(job.tasks),
-        "entries": job.entries,
-        "source_bytes": job.size_bytes,
+        "tasks": len(rewrite.tasks),
+        "entries": rewrite.entries,
+        "source_bytes": rewrite.size_bytes,
         **{name: getattr(cost, name) for name in ("shards", "read_bytes", "written_bytes", "requests", "cost_usd")},
     }
 
@@ -110,15 +104,11 @@ def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
 @command
 def merge(
     session: Session,
-    given: WindowOptions,
+    windows: WindowOptions,
     shard_bytes: int = Option(1 << 30, help="Approximate bytes of an object (shard)."),
     threads: int = Option(2, min=1, help="Number of parallel tasks."),
 ) -> int:
     """Merge uploaded files into window tables, so that a lookup costs one request per window.
-
-    Tables of shorter windows are merged too. A window of 30d has 30 days, not a calendar month. Writers and readers may
-    run. A log record removes the merged files from the index; `tiered-index orphans` deletes their objects later. Exit
-    code 4: an object to merge is missing; --skip-lost merges the rest.
 
     [bold]Examples[/bold]
 
@@ -127,11 +117,16 @@ def merge(
       tiered-index merge --storage s3://bucket/index --tiers 1d,30d
 
       tiered-index merge --storage s3://bucket/index --window 1h --begin 2023-11-14 --min-age 10m --json
+
+    A writer merges by itself (setting `merge`), so you need this command only for larger windows, or without a writer.
+    Tables of shorter windows are merged too. A window of 30d has 30 days, not a calendar month. Writers and readers may
+    run. A log record removes the merged files from the index; the writer or `tiered-index orphans` deletes their
+    objects later. Exit code 4: an object to merge is missing; --skip-lost merges the rest.
     """
-    options = merge_options(given, shard_bytes)
+    options = merge_options(windows, shard_bytes)
     config = session.config()
     with open_stored_index(config) as index:
-        if given.dry_run:
+        if windows.dry_run:
             show_plans(session, index, options, config.prices)
             return 0
         plan(index.log, index.clock, options[0])
@@ -140,7 +135,7 @@ def merge(
         tiers: list[dict[str, Any]] = []
         for chosen in options:
             of_index = index.log, index.clock, chosen
-            entries = sum(job.entries for job in plan(*of_index).jobs)
+            entries = sum(rewrite.entries for rewrite in plan(*of_index).rewrites)
             with session.progress(f"merging into windows of {human_duration(chosen.window_s)}", entries) as progress:
                 count = progress.counting("entries")
                 report = merge_tables(index.storage, *of_index, threads=threads, progress=count)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument, Option
 
-from tiered_index.cli.explaining import lost_text
+from tiered_index.cli.exit_codes import FINDING
+from tiered_index.cli.explaining import lost_text, print_failed
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
 from tiered_index.cli.options import LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states
@@ -25,8 +26,8 @@ from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
-from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
-from tiered_index.service.lookup.messages import Fetched, MessagesResult
+from tiered_index.service.read.budget import LookupBudget, LookupLimits
+from tiered_index.service.read.messages import Fetched, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.systems import OTHER, Words, position_names
 from tiered_index.types import format_time
@@ -64,29 +65,29 @@ def write_messages(
     Raises `BudgetExceeded` afterwards.
     """
     count = collisions = requests = size_bytes = 0
-    found: Counter[str] = Counter()
+    by_state: Counter[str] = Counter()
     for answer in pages:
-        for one in answer.messages:
-            shown = one.to_dict(body)
+        for message in answer.messages:
+            shown = message.to_dict(body)
             if not out.as_json:
-                _write_message(out, one, shown["message"], pages.words(topic), raw=raw)
+                _write_message(out, message, shown["message"], pages.words(topic), raw=raw)
                 out.line()
             elif pages.every:
                 out.record(shown)
-            found[one.state] += 1
+            by_state[message.state] += 1
         count += len(answer)
         collisions += answer.collisions
         requests += answer.message_requests
         size_bytes += answer.message_bytes
     if pages.every:
         costs = {"message_requests": requests, "message_bytes": size_bytes}
-        out.answer(pages.totals(count, costs, states=dict(found), collisions=collisions), streamed=True)
+        out.answer(pages.totals(count, costs, states=dict(by_state), collisions=collisions), streamed=True)
     elif out.as_json:
-        described = [one.to_dict(body) for one in pages.last.messages]
+        described = [message.to_dict(body) for message in pages.last.messages]
         out.answer(pages.last.to_dict() | {"messages": described} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
     seen = f"{dropped}{pages.as_of()}{pages.expired}"
-    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.conclusion}{seen}")
+    out.line(f"{count:,} found{f' ({states(by_state)})' if by_state else ''}, {pages.conclusion}{seen}")
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 
 
@@ -154,7 +155,6 @@ def _body(shown: dict[str, Any], *, raw: bool) -> str | None:
     return f"{head} {text}" if text else head
 
 
-_FOUND = 1
 _RECORD = "kafka:"
 
 
@@ -179,6 +179,8 @@ def _record_at(
 
     topic, partition, offset = parse_place(text)
     if (records := open_kafka_messages(reader, open_kafka_broker(options), topic)) is None:
+        if reader is not None:
+            reader._check_opened()
         raise InvalidArgument(
             f"the index has no Kafka topic {topic!r}: pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
         )
@@ -208,18 +210,6 @@ def message(
 ) -> int:
     """Show one message by its id, unique key or queue offset, or one record of Kafka.
 
-    An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
-    is the unique key that the producer gave the message. The command then needs the index. It shows up to 32 messages
-    with that key, and --cursor shows the next ones. To show a message by its queue offset, pass --topic, --queue-id and
-    --offset in place of ID. The offset is looked up in --store, and in segments archived with --archive-queues.
-
-    kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. If --kafka or --kafka-config gives bootstrap.servers, the command
-    reads it from the broker, else from the archive.
-
-    The command reads the message from --store. If --storage or --root names the index, it also reads archived segments.
-    Exit code 1: the id is valid, but the message can't be read. The command then prints the message's state and the
-    reason. With --url it prints only the reason.
-
     [bold]Examples[/bold]
 
       tiered-index message 7F00000100002A9F0000000000000000 --store /home/rocketmq/store
@@ -236,6 +226,18 @@ def message(
       tiered-index message 7F00000100002A9F0000000000000000 --url http://localhost:8080 --token-file token
 
       tiered-index message kafka:orders/3/1234 --storage s3://bucket/index --kafka bootstrap.servers=broker:9092
+
+    An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
+    is the unique key that the producer gave the message. The command then needs the index. It shows up to 32 messages
+    with that key, and --cursor shows the next ones. To show a message by its queue offset, pass --topic, --queue-id and
+    --offset in place of ID. The offset is looked up in --store, and in segments archived with --archive-queues.
+
+    kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. If --kafka or --kafka-config gives bootstrap.servers, the command
+    reads it from the broker, else from the archive.
+
+    The command reads the message from --store. If --storage or --root names the index, it also reads archived segments.
+    Exit code 1: the id is valid, but the message can't be read. The command then prints the message's state and the
+    reason. With --url it prints only the reason.
     """
     from tiered_index.rocketmq.archive.messages import messages_by_id
     from tiered_index.rocketmq.remoting.queue_sources import message_at
@@ -289,13 +291,16 @@ def message(
 
         pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
         (answer,) = pages
+        is_found = any(message.message is not None for message in answer.messages)
+        if not is_found and pages.exceeded is None and isinstance(pages.reader, IndexReader):
+            pages.reader._check_opened()
         words = pages.words(topic) if topic is not None else OTHER
-    shown = [one.to_dict(body) for one in answer.messages]
+    shown = [message.to_dict(body) for message in answer.messages]
     lost = {"lost": answer.lost} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
     session.out.answer(document | lost | pages.error())
-    for one, document_of_one in zip(answer.messages, shown, strict=True):
-        _write_message(session.out, one, document_of_one["message"], words, raw=raw)
+    for message, document_of_one in zip(answer.messages, shown, strict=True):
+        _write_message(session.out, message, document_of_one["message"], words, raw=raw)
     if not answer.messages and pages.exceeded is None:
         session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
     if answer.lost:
@@ -303,5 +308,7 @@ def message(
     if answer.cursor is not None:
         session.out.line(f"{len(answer.messages)} found, {answer.status}")
         session.out.line(f"more with --cursor {answer.cursor}")
-    pages.settle()
-    return 0 if any(one.message is not None for one in answer.messages) else _FOUND
+    if pages.exceeded is None:
+        print_failed(session.out, answer.failed)
+    code = pages.settle()
+    return code if is_found else FINDING

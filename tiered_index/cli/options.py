@@ -12,16 +12,11 @@ import typer
 from typer import Argument, Option
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.retention import UNITS_S, parse_bytes
+from tiered_index.retention import human_duration as human_duration
+from tiered_index.retention import parse_bytes
 from tiered_index.retention import parse_duration as parse_duration
-from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.read.budget import LookupLimits
 from tiered_index.types import parse_time
-
-
-def human_duration(seconds: int) -> str:
-    """Return a duration in the largest unit that divides it: ``30d``, ``90m``."""
-    unit = next(unit for unit, size in UNITS_S.items() if not seconds % size)
-    return f"{seconds // UNITS_S[unit]}{unit}"
 
 
 def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
@@ -55,7 +50,7 @@ def declare(default: Any = None, *flags: str, **rules: Any) -> Any:
 
 @dataclass(frozen=True)
 class IntakeOptions:
-    """Options of commands that put entries into an index: ingest, import, import-classic, rebuild."""
+    """Options of commands that put entries into an index: ingest."""
 
     wait: bool = declare(False, "--wait", help="Seal, compact and upload everything before the command ends.")
     patience: float = declare(
@@ -71,7 +66,7 @@ class IntakeOptions:
 
 @dataclass(frozen=True)
 class GeometryOptions:
-    """Options for the size of new files: ingest, import, rebuild."""
+    """Options for the size of new files: ingest."""
 
     slots: int | None = declare(
         help="Slots of the hash table in each file. Default: that of the index, or of the preset for a new index."
@@ -89,7 +84,7 @@ class RangeOptions:
     end: int | None = declare(parser=end_option, metavar="T", help=f"Latest time: {LAST}.")
 
 
-# For commands that read single files: inspect, dump, verify
+# For commands that read single files: inspect, verify
 File = Annotated[str, Argument(metavar="FILE", help="Path, object name, file id, or the end of a file id.")]
 
 # For commands that run until stopped: serve, ingest --follow
@@ -103,7 +98,7 @@ of_store = partial(declare, rich_help_panel="RocketMQ stores")
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """Options that select the messages of a store: ingest, rebuild."""
+    """Options that select the messages of a store: ingest."""
 
     topics: list[str] | None = of_store(
         metavar="PATTERN",
@@ -246,18 +241,18 @@ Constant = Annotated[
 ]
 
 
-def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     """Return ``name=value`` options as a dict. Raises `InvalidArgument`, which names the option."""
-    found: dict[str, str] = {}
-    for text in given or ():
+    values: dict[str, str] = {}
+    for text in texts or ():
         name, mark, value = text.partition("=")
         # without the value, which may be a secret
         if not mark or not name or not value:
             raise InvalidArgument(f"{option} {name!r}: write {option} NAME=VALUE")
-        if name in found:
+        if name in values:
             raise InvalidArgument(f"{option} gives {name!r} twice: give it once")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def given_columns(

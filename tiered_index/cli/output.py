@@ -38,8 +38,6 @@ _WIDE = 100_000
 _READABLE = 120
 # Most rows whose cells are folded to fit a terminal; a longer table leaves that to the terminal
 _MOST_FOLDED = 1_000
-# Exit code for a closed pipe
-CLOSED_PIPE = 141
 
 
 def printable(text: str) -> str:
@@ -81,8 +79,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if (asked := request_id.get()) is not None:
-            line["request_id"] = asked
+        if (request := request_id.get()) is not None:
+            line["request_id"] = request
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -130,8 +128,8 @@ def likely_seconds(what: str, time_ms: int, verb: str = "ends") -> str | None:
     """Return a hint that a time before 1973 was perhaps meant as seconds; None for later times."""
     if time_ms >= 10**11:
         return None
-    asked = f"{what} {verb} at {format_time(time_ms)}: did you mean milliseconds?"
-    return f"{asked} {time_ms} seconds are {time_ms * 1000}" if time_ms else asked
+    question = f"{what} {verb} at {format_time(time_ms)}: did you mean milliseconds?"
+    return f"{question} {time_ms} seconds are {time_ms * 1000}" if time_ms else question
 
 
 def describe_object(stored: StoredObject) -> dict[str, Any]:

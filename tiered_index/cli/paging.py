@@ -17,12 +17,12 @@ from tiered_index.cli.explaining import lost_text, print_explained, print_failed
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, error_document, likely_seconds, unknown_topic
 from tiered_index.errors import BudgetExceeded, TieredIndexError
-from tiered_index.service.answers.pages import PageTotals
-from tiered_index.service.answers.rows import once
-from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.log.session import Writer
-from tiered_index.service.lookup.budget import Limits, LookupLimits
-from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.service.read.budget import Limits, LookupLimits
+from tiered_index.service.read.compacted import DamagedFile
+from tiered_index.service.read.messages import MessagesResult
+from tiered_index.service.read.results import PageTotals
+from tiered_index.service.read.rows import once
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
 from tiered_index.systems import KAFKA, ROCKETMQ, Words, position_names, words_of
@@ -190,29 +190,29 @@ class Pages(Generic[R]):
             seconds = likely_seconds("the range", end_ms)
         elif begin_ms:  # 0 is the begin of all
             seconds = likely_seconds("the range", begin_ms, "begins")
-        asked: list[str] = [] if seconds is None else [seconds]
+        general: list[str] = [] if seconds is None else [seconds]
         if self._folded:
-            asked.append(
+            general.append(
                 f"{counted(self._folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer"
             )
-        found = self._totals.count
-        if (found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
-            return asked
+        count = self._totals.count
+        if (count and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
+            return general
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
             # it may have had files that are lost or expired
             gone = self.last.lost or self.last.expired_before_ms is not None
-            return asked if gone or self.last.as_of_ms is not None else ["the index has no entries yet", *asked]
+            return general if gone or self.last.as_of_ms is not None else ["the index has no entries yet", *general]
         topics = {topic for file in files for topic in file.known_topics or ()}
         hints = [unknown_topic(topic, topics) for topic in unknown[:_MOST_TOPICS]]
         if len(unknown) > _MOST_TOPICS:
             hints.append(f"nor any of {len(unknown) - _MOST_TOPICS:,} more topics")
-        if found:
-            return hints + asked
+        if count:
+            return hints + general
         first, last = (min(file.second_min for file in files) * 1000, max(file.second_max for file in files) * 1000)
         if (begin_ms or 0) // 1000 * 1000 > last or (end_ms is not None and end_ms < first):
             hints.append(f"the index has entries from {format_time(first)} to {format_time(last)} only")
-        return hints + asked
+        return hints + general
 
     @property
     def status(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from tiered_index.cli.exit_codes import DONE, INTERRUPTED
 from tiered_index.cli.output import printable, tell
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _LINE_INTERVAL_S = 5.0
 
 
-class Progress:
+class ProgressDisplay:
     """Progress of `total` steps (None: unknown): a bar on a terminal, else a line every few seconds. One thread."""
 
     def __init__(self, title: str, total: int | None, *, quiet: bool, stream: Any = None) -> None:
@@ -32,7 +33,7 @@ class Progress:
         self._task: TaskID | None = None
         self._printed_s = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         if not self._quiet and self._stream.isatty():
             # imported on use: most commands draw no bar
             from rich.console import Console
@@ -84,9 +85,6 @@ class Progress:
         return count
 
 
-_INTERRUPTED = 130
-
-
 class Ending:
     """Handles signals: the first SIGTERM or SIGINT sets `event`, a second one ends the command at once.
 
@@ -95,7 +93,7 @@ class Ending:
 
     def __init__(self) -> None:
         self.event = threading.Event()
-        self.exit_code = 0
+        self.exit_code = DONE
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Ending:
@@ -106,7 +104,7 @@ class Ending:
         self._restore()
 
     def _heard(self, number: int, _: FrameType | None) -> None:
-        self.exit_code = _INTERRUPTED if number == signal.SIGINT else 0
+        self.exit_code = INTERRUPTED if number == signal.SIGINT else DONE
         self._restore()
         # in a thread: this one may be in a method of the event, and have its lock
         _thread.start_new_thread(self.event.set, ())

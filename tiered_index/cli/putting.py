@@ -1,4 +1,4 @@
-"""Runs a command that puts entries into an index: ingest, import, import-classic, rebuild.
+"""Runs a command that puts entries into an index: ingest.
 
 Flushes all entries, also after an error. With --wait it uploads everything. One thread.
 """
@@ -13,23 +13,24 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
+from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import Output, counted
-from tiered_index.cli.progress import Progress
+from tiered_index.cli.progress import ProgressDisplay
 from tiered_index.cli.results import show_fields
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.follow import PatientPut
 from tiered_index.format.names import COMPACTED, UNSEALED
-from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.index import IndexService
+from tiered_index.service.read.compacted import DamagedFile
 
 _LOOK_INTERVAL_S = 0.25
 _PAUSE_S = 1.0
 
 
-def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, int], Progress]) -> None:
+def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, int], ProgressDisplay]) -> None:
     """Seal all files, and return when every file is in the storage. One thread drives the life cycle.
 
     Raises `StorageUnavailable` and `BackPressure` after `patience_s` without progress, other errors at once, also those
@@ -38,7 +39,11 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
     index.seal()
     waiting = len(_steps_left(index))
     total, quiet_since = 2 * waiting, time.monotonic()
-    advice = "run `tiered-index spark compact`" if index.config.compaction == "spark" else "try again later"
+    advice = (
+        "run `tiered-index merge` or `tiered-index spark merge`"
+        if index.config.compaction == "spark"
+        else "try again later"
+    )
     with (
         ThreadPoolExecutor(1, "tiered-index-settle") as pool,
         progress_of("compacting and uploading", total) as progress,
@@ -79,23 +84,23 @@ class Putting:
 
     session: Session
     index: IndexService
-    given: IntakeOptions
+    intake: IntakeOptions
     started_s: float
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, session: Session, config: IndexConfig, given: IntakeOptions) -> Iterator[Putting]:
+    def open(cls, session: Session, config: IndexConfig, intake: IntakeOptions) -> Iterator[Putting]:
         """Open the index of `config` for a command. Raises as `IndexService.open`."""
         started_s = time.monotonic()
         with IndexService.open(config) as index:
-            yield cls(session, index, given, started_s)
+            yield cls(session, index, intake, started_s)
 
     def patient(self, stop: threading.Event | None = None) -> PatientPut:
         """Return a `put` that waits while the disk is full or the storage does not answer, until `stop` is set."""
-        return PatientPut(self.index, self.given.patience, threading.Event() if stop is None else stop)
+        return PatientPut(self.index, self.intake.patience, threading.Event() if stop is None else stop)
 
     @contextlib.contextmanager
-    def progress(self, title: str, total: int | None, stop: threading.Event | None = None) -> Iterator[Progress]:
+    def progress(self, title: str, total: int | None, stop: threading.Event | None = None) -> Iterator[ProgressDisplay]:
         """Show progress in the block, and flush the entries at its end, also after an error, which is raised.
 
         Without an error it waits while the disk is full, until `stop` is set.
@@ -116,8 +121,8 @@ class Putting:
 
     def settle(self) -> None:
         """Upload everything, if --wait asks for it. Raises as `settle`."""
-        if self.given.wait:
-            settle(self.index, self.given.patience, self.session.progress)
+        if self.intake.wait:
+            settle(self.index, self.intake.patience, self.session.progress)
 
     def document(self, **more: Any) -> dict[str, Any]:
         """Return the command's document: `more` and the state of the index."""
@@ -126,17 +131,13 @@ class Putting:
         return {**more, "quarantined": health["quarantined_entries"], "elapsed_s": self.elapsed_s, **waits}
 
 
-NONE_INDEXED = 1
-"""The exit code of a run that read messages and indexed none."""
-
-
-def none_indexed(session: Session, given: IntakeOptions, reasons: Sequence[str]) -> int:
+def none_indexed(session: Session, intake: IntakeOptions, reasons: Sequence[str]) -> int:
     """Return the exit code of a finished run, and say why it indexed none of the messages that it read, if so."""
     # also with --quiet, unless it is no error
-    say = session.out.remark if given.allow_none else session.out.error_line
+    say = session.out.remark if intake.allow_none else session.out.error_line
     for reason in reasons:
         say(f"nothing was indexed: {reason}")
-    return NONE_INDEXED if reasons and not given.allow_none else 0
+    return FINDING if reasons and not intake.allow_none else DONE
 
 
 def show_put(

@@ -20,7 +20,7 @@ from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
-from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.service.read.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult, format_time
 
@@ -75,26 +75,6 @@ def query(
 ) -> int:
     """Look up a key: print its entries, the newest first, or its messages.
 
-    No match is an empty answer with exit code 0.
-
-    With --storage alone the answer has the uploaded entries, and states the time of the newest one. With --root, on the
-    writer's host, it also has entries that are flushed but not uploaded.
-
-    With --messages each message has a state: local, archived, expired (deleted by the broker, not archived), erased, or
-    missing with the reason. Messages of other keys with the same hash are dropped and counted.
-
-    --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
-    the entries found so far, names the files that it did not read, and ends with exit code 6. With --url it prints the
-    entries only if you pass --allow-partial. Requests that open the index are not counted.
-
-    To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
-    index as source. Messages come from the archived segments of each index.
-
-    The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end apply to
-    rows without these. --max applies to each key, unless you pass --all. The command looks up the keys in batches of
-    100,000, and reads each stored file once per batch. The output has a row for each entry, and one row for a key
-    without entries. With --json each row is one line, and the last line is the status.
-
     [bold]Examples[/bold]
 
       tiered-index query orders order-4711 --storage s3://bucket/index
@@ -114,11 +94,31 @@ def query(
       tiered-index query orders order-4711 --url http://localhost:8080 --token-file token
 
       tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
+
+    No match is an empty answer with exit code 0.
+
+    With --storage alone the answer has the uploaded entries, and states the time of the newest one. With --root, on the
+    writer's host, it also has entries that are flushed but not uploaded.
+
+    With --messages each message has a state: local, archived, expired (deleted by the broker, not archived), erased, or
+    missing with the reason. Messages of other keys with the same hash are dropped and counted.
+
+    --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
+    the entries found so far, names the files that it did not read, and ends with exit code 6. With --url it prints the
+    entries only if you pass --allow-partial. Requests that open the index are not counted.
+
+    To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
+    index as source. Messages come from the archived segments of each index.
+
+    The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end apply to
+    rows without these. --max applies to each key, unless you pass --all. The command looks up the keys in batches of
+    100,000, and reads each stored file once per batch. The output has a row for each entry, and one row for a key
+    without entries. With --json each row is one line, and the last line is the status.
     """
     if keys is not None:
-        given = {"TOPIC": topic, "--tag": tag, "--cursor": cursor, "--messages": messages, "--store": store}
+        options = {"TOPIC": topic, "--tag": tag, "--cursor": cursor, "--messages": messages, "--store": store}
         if wrong := [
-            name for name, value in (given | {"--body": body, "--raw": raw}).items() if value not in (None, False)
+            name for name, value in (options | {"--body": body, "--raw": raw}).items() if value not in (None, False)
         ]:
             raise InvalidArgument(f"leave {wrong[0]} out: --keys can't be used with it")
         if service.url is not None:
@@ -156,7 +156,8 @@ def query(
                 if messages:
                     explained["body"] = body or "text"
                 look_up: Any = client.messages if messages else client.query
-                return partial(look_up, topic, key, within.begin, within.end, page, **explained)
+                bounds = {"begin_ms": within.begin, "end_ms": within.end, "max_count": page}
+                return partial(look_up, topic, key, **bounds, **explained)
             reader = stack.enter_context(session.open_reader(config, with_writers=True))
             pages.reader = reader
             look_up = reader.query
@@ -164,8 +165,8 @@ def query(
                 if (records := open_kafka_messages(reader, open_kafka_broker(kafka), topic)) is not None:
                     stack.callback(records.close)
                 look_up = partial(reader.messages, source=records or messages_source(store, reader, config))
-            asked = partial(look_up, topic, key, within.begin, within.end, allow_partial=allow_partial)
-            return partial(asked, max_count=page) if messages or max_count is not None else growing(asked, page)
+            ask = partial(look_up, topic, key, within.begin, within.end, allow_partial=allow_partial)
+            return partial(ask, max_count=page) if messages or max_count is not None else growing(ask, page)
 
         of_messages = MessagesResult(messages=(), status="partial")
         nothing: Any = of_messages if messages else QueryResult(items=(), status="partial")
@@ -191,7 +192,7 @@ def _with_tags(
         if len(answer) or cursor is not None or answer.status != "complete":
             return answer
         here = reader()
-        known = [one.positions for one in answer.freshness] if here is None else [here.durable_positions()]
+        known = [source.positions for source in answer.freshness] if here is None else [here.durable_positions()]
         if not known:
             out.remark(f"no message with the tag {tag!r} was found; an index has tags only with `ingest --index-tags`")
         elif not any(TAGS_SOURCE in positions for positions in known):

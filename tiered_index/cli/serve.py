@@ -35,7 +35,7 @@ from tiered_index.errors import (
 from tiered_index.follow import Follower
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.service.index import IndexService
-from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.read.budget import LookupLimits
 
 if TYPE_CHECKING:
     from tiered_index.kafka.client import KafkaBroker
@@ -74,7 +74,6 @@ _listen = partial(_Option, rich_help_panel="Listening")
 _guard = partial(Option, rich_help_panel="Bounds")
 _writing = partial(_Option, rich_help_panel="Writing")
 _tools = partial(_Option, rich_help_panel="RocketMQ's tools")
-_LEAST_ANSWER_BYTES = 16 << 20
 # threshold of the garbage collector (objects created less objects freed): an answer to a large batch has thousands
 _COLLECTED_AFTER = 50_000
 
@@ -121,32 +120,18 @@ def serve(
     audit_log: Path | None = _Option(None, metavar="FILE", help="Append a JSON line for each lookup."),
     log_format: LogAs = "text",
     threads: int = _guard(16, min=1, max=1024, help="Number of lookups that run at a time."),
-    waiting: int = _guard(256, min=0, help="Limit of waiting lookups. Further ones get 503."),
-    rate: float = _guard(0, min=0, help="Limit of requests per second and caller. Further ones get 429. 0: no limit."),
+    waiting: int = _guard(256, min=0, help="Limit of waiting requests. Further ones get 503."),
     lookup_timeout: float = _guard(30.0, min=0.001, help="Limit of seconds per lookup."),
     lookup_requests: int = _guard(10_000, min=0, help="Limit of storage requests per lookup."),
     lookup_bytes: int = _guard(**size("1GiB"), help="Limit of bytes read per lookup."),
     lookup_cost: float = _guard(0.05, min=0, help="Limit of dollars per lookup."),
-    message_bytes: int = _guard(**size("64MiB"), help="Limit of bytes of messages per answer."),
-    answer_bytes: int = _guard(
-        **size("1GiB"), help="Memory for all answers, at least 16MiB. Further requests wait, then get 503."
-    ),
+    message_bytes: int = _guard(**size("8MiB"), help="Limit of bytes of messages per answer."),
     max_body: int = _guard(**size("16MiB"), help="Limit of bytes per request body."),
     *,
     archiving: ArchiveOptions,
     kafka: KafkaOptions,
 ) -> int:
     """Serve lookups over HTTP until SIGTERM or SIGINT.
-
-    /openapi.json describes the requests. /console/ is for browsers. /metrics is for Prometheus, /livez and /readyz are
-    for probes.
-
-    With --storage alone (repeatable) the process has no state: run any number behind a load balancer. With --root, on
-    the writer's host, answers also have entries that are flushed but not uploaded. With --write or --follow the process
-    is the writer: it ingests, compacts, uploads and serves.
-
-    With -v the process logs each request. After SIGTERM it accepts no new connection, answers running requests, and
-    ends.
 
     [bold]Examples[/bold]
 
@@ -163,12 +148,22 @@ def serve(
       tiered-index serve --storage s3://bucket/broker-a --rocketmq-port 9876
 
       curl -H "Authorization: Bearer $TOKEN" "http://localhost:8080/v1/query?topic=orders&key=order-4711"
+
+    /openapi.json describes the requests. /console/ is for browsers. /metrics is for Prometheus, /livez and /readyz are
+    for probes.
+
+    With --storage alone (repeatable) the process has no state: run any number behind a load balancer. With --root, on
+    the writer's host, answers also have entries that are flushed but not uploaded. With --write or --follow the process
+    is the writer: it ingests, compacts, uploads and serves.
+
+    With -v the process logs each request. After SIGTERM it accepts no new connection, answers running requests, and
+    ends.
     """
     session.log_as(log_format)
     with server_extra():
         import uvloop
 
-        from tiered_index.server.app import Service
+        from tiered_index.server.app import HttpService
         from tiered_index.server.calls import Caps
         from tiered_index.server.grants import access_warning
         from tiered_index.server.health import StandIn
@@ -187,9 +182,9 @@ def serve(
         )
     writes = write or follow is not None
     # records are read from a broker without a follower, too
-    given = [*given_flags(archiving), *(flag for flag in given_flags(kafka) if not flag.startswith("--kafka"))]
-    if follow is None and (store_name is not None or max_lag is not None or given):
-        options = ", ".join(["--store-name", "--max-lag", *given])
+    flags = [*given_flags(archiving), *(flag for flag in given_flags(kafka) if not flag.startswith("--kafka"))]
+    if follow is None and (store_name is not None or max_lag is not None or flags):
+        options = ", ".join(["--store-name", "--max-lag", *flags])
         raise InvalidArgument(f"{options} need --follow SOURCE")
     followed = None if follow is None or follow.startswith(SCHEME) else Path(follow)
     if follow is not None:
@@ -202,8 +197,6 @@ def serve(
     if rocketmq_port is None and (rocketmq_keys is not None or of_tools):
         options = "--rocketmq-keys, --rocketmq-cluster, --rocketmq-broker and --rocketmq-advertise"
         raise InvalidArgument(f"{options} need --rocketmq-port")
-    if answer_bytes < _LEAST_ANSWER_BYTES:
-        raise InvalidArgument("--answer-bytes must be at least 16MiB, to hold some pages of a stream")
     with _later(InvalidArgument):
         for folder in filter(None, (store, followed)):
             StoreDirectory.open(folder)
@@ -276,14 +269,8 @@ def serve(
             served.behind = partial(following.behind, max_lag)
             served.gauges = following.gauges
         service = stack.enter_context(
-            Service(
-                served,
-                threads=threads,
-                waiting=waiting,
-                answer_bytes=answer_bytes,
-                rate=rate,
-                hosts=None if insecure else own_names(host),
-                console=console,
+            HttpService(
+                served, threads=threads, waiting=waiting, hosts=None if insecure else own_names(host), console=console
             )
         )
         front.app = service.app
@@ -317,7 +304,7 @@ def _records(
 ) -> KafkaMessages | None:
     """Return the source of the records of a Kafka topic, otherwise None. `keys` are those of the follower."""
     if isinstance(lookups, IndexService):
-        found = kafka_messages({None: lookups.segment_archive}, lookups.durable_positions(), broker, topic)
+        messages = kafka_messages({None: lookups.segment_archive}, lookups.durable_positions(), broker, topic)
         # entries in the buffer are found before the positions that name their keys are durable
-        return found if found is None else replace(found, keys={*found.keys, *keys})
+        return messages if messages is None else replace(messages, keys={*messages.keys, *keys})
     return open_kafka_messages(lookups, broker, topic)

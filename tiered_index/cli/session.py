@@ -1,6 +1,6 @@
 """The session of a command: common options, settings, output, index, and the exit codes of errors.
 
-An error is reported once, on stderr. The exit code is the `exit_code` of a typed error, else 70.
+An error is reported once, on stderr. The exit code is the `exit_code` of a typed error, or one of `exit_codes`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 import typer
 from typer.models import OptionInfo
 
+from tiered_index.cli.exit_codes import CLOSED_PIPE, INTERRUPTED, UNEXPECTED
 from tiered_index.cli.explaining import print_not_read
 from tiered_index.cli.options import ServiceOptions, flag_of, pairs
-from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, PrintableFormatter, describe_error, discard
-from tiered_index.cli.progress import Progress
+from tiered_index.cli.output import JsonFormatter, Output, PrintableFormatter, describe_error, discard
+from tiered_index.cli.progress import ProgressDisplay
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, holds, with_value
 from tiered_index.errors import (
@@ -50,15 +51,12 @@ from tiered_index.storage.metering import MeteredStorage
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
 
-UNEXPECTED = 70
 TOO_LITTLE_MEMORY = (
     "the process has too little memory: give it more, by `ulimit -v` or its container's limit, or bound its buffers "
     "and caches in the settings"
 )
-# 128 + SIGINT, as shells report it
-_INTERRUPTED = 130
 _SETTINGS = "TIERED_INDEX_"
-# file of a damage that a service reported; a text because the client loads urllib3
+# file of a damage that a service reported; a text because the client loads httpx
 _OF_SERVICE = "the index"
 # logger of repeated requests; a text because the module loads boto3
 _RETRIES = "tiered_index.storage.retry"
@@ -116,8 +114,8 @@ class Session:
             )
         return next(iter(self.storages), None)
 
-    def config(self, **given: Any) -> IndexConfig:
-        """Return the settings: file, environment, `--set`, options, then `given` (None: not given).
+    def config(self, **settings: Any) -> IndexConfig:
+        """Return the settings: file, environment, `--set`, options, then `settings` (None: not given).
 
         Raises `ConfigError`, `InvalidArgument`.
         """
@@ -128,7 +126,7 @@ class Session:
             if holds(values, path):
                 raise InvalidArgument(f"--set {name} and another --set give the same setting: leave one of them out")
             values = with_value(values, path, value)
-        named = {"root": self.root, "storage": self.storage, **given}
+        named = {"root": self.root, "storage": self.storage, **settings}
         values |= {name: value for name, value in named.items() if value is not None}
         return IndexConfig.load(self.config_file, **values)
 
@@ -149,9 +147,9 @@ class Session:
         # with a root the reader knows its writer
         return IndexReader(config, storages=several, with_writers=with_writers and config.root is None)
 
-    def progress(self, title: str, total: int | None) -> Progress:
+    def progress(self, title: str, total: int | None) -> ProgressDisplay:
         """Return a progress display, which is off with --quiet and JSON logs."""
-        return Progress(title, total, quiet=self.out.quiet or self.out.logs_json)
+        return ProgressDisplay(title, total, quiet=self.out.quiet or self.out.logs_json)
 
     def log_as(self, log_format: LogFormat) -> None:
         """Write the log, notes and errors to stderr as lines of text or of JSON."""
@@ -189,8 +187,11 @@ def storage_uri(config: IndexConfig) -> str:
 
 @contextlib.contextmanager
 def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[StoredIndex]:
-    """Yield the index in `storage_uri(config)`, `checks` as in `StorageLog.open`. Raises as both, `StorageUnavailable`,
-    and with `checks` `NotAnIndex` if the root is of another index, `StorageBehind` if it has seen another log.
+    """Yield the index in `storage_uri(config)`, `checks` as in `StorageLog.open`. Raises as both.
+
+    Also raises `StorageUnavailable`.
+    With `checks` it also raises `NotAnIndex` if the root is of another index, and `StorageBehind` if the root has seen
+    another log. A root that is older than its own records is `RootBehind`.
     """
     uri = storage_uri(config)
     root = Root(config.root, Disk()) if checks and config.root is not None else None
@@ -201,8 +202,10 @@ def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[S
     with contextlib.closing(storage):
         log = StorageLog(storage, clock)
         log.open(checks=checks)
-        if checks and check_root_of(config, log) and seen is not None:
-            log.check_seen(seen)
+        if root is not None and check_root_of(config, log):
+            marker = root.read_marker()
+            root_id = marker.root_id if marker is not None else None
+            log.identity.check_beside(log.state, seen, root_id, SeenFile(root).read())
         yield StoredIndex(storage, log, clock)
 
 
@@ -220,10 +223,10 @@ def check_root_of(config: IndexConfig, log: StorageLog) -> bool:
     return True
 
 
-def asked_service(session: Session, service: ServiceOptions, **given: object) -> IndexClient | None:
+def asked_service(session: Session, service: ServiceOptions, **others: object) -> IndexClient | None:
     """Return a client of the service at `--url`, None without it.
 
-    `given` are further options that can't be combined with `--url`. Raises `InvalidArgument` if one is set,
+    `others` are further options that can't be combined with `--url`. Raises `InvalidArgument` if one is set,
     `ConfigError` if the token can't be read.
     """
     url, token_file = service.url, service.token_file
@@ -232,7 +235,7 @@ def asked_service(session: Session, service: ServiceOptions, **given: object) ->
             raise InvalidArgument("--token-file is for a service: give --url, too")
         return None
     own: dict[str, object] = {"root": session.root, "storage": session.storages, "config": session.config_file}
-    own |= {"set": session.settings, **given}
+    own |= {"set": session.settings, **others}
     wrong = next((name for name, value in own.items() if value), None)
     if wrong is not None:
         flag = "FILES" if wrong == "files" else f"--{wrong.replace('_', '-')}"
@@ -264,7 +267,7 @@ def _options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
     ]
 
 
-def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
+def _flags(parameters: list[inspect.Parameter], values: Mapping[str, Any]) -> dict[str, str]:
     """Return the flags of a command by the names that errors use for its options."""
     flags: dict[str, str] = {}
     for p in parameters:
@@ -272,7 +275,7 @@ def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dic
         if (info := next((i for i in infos if isinstance(i, OptionInfo)), None)) is not None:
             flag = flag_of(p.name, info)
             names = [p.name] if "_" in p.name else []
-            if given[p.name] is not None:
+            if values[p.name] is not None:
                 names += [f"{p.name}_ms", f"{p.name}_s", f"setting {p.name}", f"{p.name} must be"]
             flags |= {name: flag + name.removeprefix(p.name) if " must" in name else flag for name in names}
     return flags
@@ -283,9 +286,9 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
 
     Each field of a parameter whose type is a dataclass is an option.
     """
-    given, common = _parameters(function)[1:], _parameters(_options)
-    own = [option for p in given for option in _options_of(p)]
-    groups = {p.name: p for p in given if _options_of(p) != [p]}
+    declared, common = _parameters(function)[1:], _parameters(_options)
+    own = [option for p in declared for option in _options_of(p)]
+    groups = {p.name: p for p in declared if _options_of(p) != [p]}
     parameters = [*own, *common]
 
     @functools.wraps(function)
@@ -343,7 +346,7 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
         return CLOSED_PIPE
     except KeyboardInterrupt:
         session.out.note("interrupted")
-        return _INTERRUPTED
+        return INTERRUPTED
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except MemoryError as error:

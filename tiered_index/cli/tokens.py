@@ -25,14 +25,14 @@ def token(
 ) -> int:
     """Create a token for the service and print it, once.
 
-    The file has only the token's hash. To revoke a token, remove it from the file: a running service refuses it within
-    a second.
-
     [bold]Examples[/bold]
 
       tiered-index token grafana --file tokens.json
 
       tiered-index token billing --role read --topics order --topics invoice --file tokens.json
+
+    The file has only the token's hash. To revoke a token, remove it from the file: a running service refuses it within
+    a second.
     """
     from tiered_index.server.tokens import add_token
 

@@ -1,5 +1,5 @@
-"""`tiered-index verify`: checks every checksum. With --repair it restores damaged objects from good copies, or gives
-them up. Without --yes it prints the plan.
+"""`tiered-index verify`: checks every checksum. With --repair it replaces damaged objects by good copies. Without --yes
+it prints the plan.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from typing import TYPE_CHECKING, Any
 from typer import Argument, Option
 
 from tiered_index.cli.contents import contents_of, opened
+from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.results import show_fields, show_rows
 from tiered_index.cli.session import Session, StoredIndex, asked_service, command, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.checks.checks import check_index
-from tiered_index.service.checks.repair import Repair, Repairs
-from tiered_index.service.checks.report import Defect, Report
-from tiered_index.service.files.compacted import CompactedFile
-from tiered_index.service.lifecycle.copying import COPY_OF
+from tiered_index.service.jobs.copying import COPY_OF
+from tiered_index.service.jobs.repair import Repair, Repairs
+from tiered_index.service.jobs.verify import check_index
+from tiered_index.service.jobs.verify_report import Defect, Report
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.compacted import CompactedFile
+from tiered_index.service.read.segments import Segments
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.probe import probe_put_if_absent
@@ -35,7 +38,7 @@ from tiered_index.storage.probe import probe_put_if_absent
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
 
-_FOUND = 1
+
 _LOOK_S = 0.2
 _NOTES = 20
 _NAMES = {
@@ -44,6 +47,7 @@ _NAMES = {
     "checkpoints": "checkpoint",
     "objects": "object",
     "segments": "archived segment",
+    "catalogs": "catalog of segments",
     "tables": "window table",
 }
 
@@ -62,37 +66,15 @@ def verify(
     store_name: str | None = Option(None, help="Name of that store in the index. Default: its path."),
     standby: str | None = Option(
         None,
-        "--copy",
+        "--from",
         metavar="URI",
         help="With --repair: copy of the index to restore objects from (`tiered-index copy`).",
-    ),
-    give_up_segments: bool = Option(
-        False,
-        "--give-up-segments",
-        help="With --repair: also give up archived segments without a good copy. Their messages are then missing.",
     ),
     yes: bool = Option(False, "--yes", help="With --repair: apply the repairs."),
     *,
     service: ServiceOptions,
 ) -> int:
     """Check all checksums of an index: local files, log records, checkpoints and objects.
-
-    The command compares the log with the objects, and local copies with the objects. Without --deep it checks the size
-    of each object, and the directory and metadata at its end; with --deep every byte. Exit code 1: it has findings, and
-    prints them. Exit code 3: the storage did not answer. Objects that the log does not name are notes, not findings.
-
-    --repair prints a repair for each damaged or missing object. It also prints the topics and times of the entries that
-    answers will lack. With --yes it applies the repairs. It restores an object from the first good copy: the root's
-    file (--root), another upload of the same object, or a copy of the index (--copy). Without a good copy, it keeps
-    the undamaged parts and gives up the rest. From then on answers name the files that lost entries. It replaces a
-    damaged local copy by the object in the storage.
-
-    It restores an archived segment from another upload, --copy or --source. The bytes must match the log. A segment
-    without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.
-
-    The command verifies each new object before a log record names it. With --root, stop the root's writer before you
-    pass --yes. Without --root or --yes the writer may run. Readers and jobs may always run. Exit code 0: nothing is
-    left to repair.
 
     [bold]Examples[/bold]
 
@@ -107,13 +89,29 @@ def verify(
       tiered-index verify /data/index/uploaded/001700000000000-0123456789ab.index
 
       tiered-index verify --deep --url http://localhost:8080 --token-file token
+
+    The command compares the log with the objects, and local copies with the objects. Without --deep it checks the size
+    of each object, and the directory and metadata at its end; with --deep every byte. Exit code 1: it has findings, and
+    prints them. Exit code 3: the storage did not answer. Objects that the log does not name are notes, not findings.
+
+    --repair prints a repair for each damaged or missing object. With --yes it applies the repairs. It restores an
+    object from the first good copy: the root's file (--root), another upload of the same object, or a copy of the
+    index (--from). It replaces a damaged local copy by the object in the storage. It restores an archived segment from
+    another upload, --from or --source; the bytes must match the log.
+
+    An object or segment without a good copy stays, because its undamaged parts still answer. To give it up, pass its
+    name to `tiered-index recover --lost NAME`, which first prints how many entries are lost (--dry-run).
+
+    The command verifies each new object before a log record names it. With --root, stop the root's writer before you
+    pass --yes. Without --root or --yes the writer may run. Readers and jobs may always run. Exit code 0: nothing is
+    left to repair.
     """
-    given = [one for one in (source, standby, give_up_segments or None) if one is not None]
+    places = [place for place in (source, standby) if place is not None]
     if repair and (files or not deep):
         wrong = "leave FILE out: --repair repairs an index" if files else "pass --deep, too: --repair reads every byte"
         raise InvalidArgument(wrong)
-    if not repair and (yes or given):
-        flags = "--yes" if yes else "--source, --copy and --give-up-segments"
+    if not repair and (yes or places):
+        flags = "--yes" if yes else "--source and --from"
         raise InvalidArgument(f"{flags} can't be used without --repair: pass --deep --repair, too")
     report = Report()
     repairs: list[Repair] = []
@@ -133,10 +131,13 @@ def verify(
         else:
             if config.root is None and config.storage is None:
                 raise ConfigError("nothing to verify: give files, --root, --storage, or both")
-            with session.progress("verifying files", None) as one, session.progress("verifying objects", None) as two:
-                local, is_readable = check_index(config, report, one.update, two.update, deep=deep)
+            with (
+                session.progress("verifying files", None) as of_files,
+                session.progress("verifying objects", None) as two,
+            ):
+                local, is_readable = check_index(config, report, of_files.update, two.update, deep=deep)
             if repair and is_readable:
-                repairs = _mend(session, config, report, local, store, copied, give_up=give_up_segments, yes=yes)
+                repairs = _mend(session, config, report, local, store, copied, yes=yes)
     if client is None:
         document = report.to_dict()
     left = _left_over(report, repairs)
@@ -150,10 +151,13 @@ def verify(
     session.out.answer(document)
     write_findings(session.out, document)
     if repair:
-        # all of them are shown, since some give entries up
         show_fields(session.out, {"repairs": repairs, "not_repaired": left}, most=len(repairs) + len(left))
-        if any(one.missing is not None for one in repairs) and not yes and config.root is None:
-            session.out.remark("a writer's root may have copies of the lost objects: first run it there with --root")
+        if any(defect.file.startswith((DATA_PREFIX, SEGMENTS_PREFIX)) for defect in left):
+            more = ", the writer's root with --root" if config.root is None else ""
+            session.out.remark(
+                f"no good copy was found of what is not repaired: pass a copy of the index with --from{more}, or give "
+                f"it up by `tiered-index recover --lost NAME`"
+            )
         if repairs and not yes:
             session.out.remark("nothing was changed: pass --yes to apply")
     elif report.findings and client is None and not files:
@@ -162,13 +166,13 @@ def verify(
     counts = [counted(checked[name], text) for name, text in _NAMES.items() if checked[name]]
     read = checked["bytes"] + checked["object_bytes"]
     findings = document["findings"]
-    found = f"{counted(len(left), 'finding')} left after" if yes else counted(len(findings), "finding")
-    found += f" {counted(len(repairs), 'repair')}" if yes else ""
+    told = f"{counted(len(left), 'finding')} left after" if yes else counted(len(findings), "finding")
+    told += f" {counted(len(repairs), 'repair')}" if yes else ""
     session.out.line(
-        f"{document['status']}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, {found}"
+        f"{document['status']}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, {told}"
     )
     if left if yes else findings:
-        return _FOUND
+        return FINDING
     unchecked = document["unchecked"]
     return error_named(unchecked[0]["type"]).exit_code if unchecked else 0
 
@@ -226,7 +230,6 @@ def _mend(
     store: StoreDirectory | None,
     copied: StoredIndex | None,
     *,
-    give_up: bool,
     yes: bool,
 ) -> list[Repair]:
     """Return the repairs for the findings of a report, and with `yes` apply them.
@@ -237,14 +240,20 @@ def _mend(
         if copied is not None and not _origins(index.log.state) & _origins(copied.log.state):
             uri = copied.storage.uri
             raise InvalidArgument(
-                f"--copy {uri}: this is another index; give a copy of this one that `tiered-index copy` made"
+                f"--from {uri}: this is another index; give a copy of this one that `tiered-index copy` made"
             )
         if yes:
             # without an atomic put-if-absent a writer's record and this one could get the same number
             probe_put_if_absent(index.storage)
         root = Root(config.root, Disk()) if config.root is not None else None
         other = copied.storage if copied is not None else None
-        done = SegmentRepairs(index.storage, index.log, other, store, give_up).run(report, yes=yes)
+        known = Segments(index.log.state, index.storage).byte_stores
+        if store is not None and known and store.name not in known:
+            report.note(
+                f"--source {store.folder} restores nothing: the index has archived segments of "
+                f"{', '.join(map(repr, known))}, not of {store.name!r}. Pass the name in the index with --store-name"
+            )
+        done = SegmentRepairs(index.storage, index.log, other, store).run(report, yes=yes)
         return done + Repairs(index.storage, index.log, root, local, other, progress.update).run(report, yes=yes)
 
 
@@ -257,7 +266,7 @@ def _opened_copy(config: IndexConfig, uri: str) -> Iterator[StoredIndex]:
         except ConfigError as error:
             hint = ": give a copy that `tiered-index copy` made" if isinstance(error, NotAnIndex) else ""
             # without the URI, which may hold a secret
-            raise type(error)(f"--copy: {error}{hint}") from error
+            raise type(error)(f"--from: {error}{hint}") from error
         yield index
 
 
@@ -269,12 +278,12 @@ def _origins(state: LogState) -> set[str]:
 
 def _left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:
     """Return the findings without a repair."""
-    done = {one.object for one in repairs} | {one.object.removesuffix(".index") for one in repairs}
+    done = {repair.object for repair in repairs} | {repair.object.removesuffix(".index") for repair in repairs}
     files = set(map(_file_id, done))
     return [
-        one
-        for one in report.findings
-        if one.file not in done and (one.part != "copy" or _file_id(one.file) not in files)
+        finding
+        for finding in report.findings
+        if finding.file not in done and (finding.part != "copy" or _file_id(finding.file) not in files)
     ]
 
 

@@ -1,202 +1,185 @@
-"""A client of `tiered-index serve`: the library's lookups, arguments, answers and errors, over HTTP.
+"""Clients of `tiered-index serve`: the library's lookups, arguments, answers and errors, over HTTP.
 
     with IndexClient("http://broker-a:8080", token=TOKEN) as client:
         answer = client.query("orders", "order-4711")
 
-If the service does not answer or is overloaded, the client repeats a request that is safe to repeat, up to three times.
-An incomplete response raises `StorageUnavailable`. Threads: every method from any thread. Use `AsyncIndexClient` with
-asyncio.
+`AsyncIndexClient` defines each call. `IndexClient` has the same calls, whose connections wait in the caller's thread.
+If the service does not answer or is overloaded, a client repeats a request that is safe to repeat, up to three times.
+An incomplete response raises `StorageUnavailable`. Threads: every method of `IndexClient` from any thread. An
+`AsyncIndexClient` is for one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import io
-import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack
+from urllib.parse import quote
 
-import urllib3
+import httpx
 
-from tiered_index.client.answers import (
-    COLUMNS,
-    decoded,
-    error_of,
-    item_of,
-    item_type_of,
-    messages_of,
-    reports_of,
-    result_of,
-    results_of,
-    table_of_stream,
-    topics_of,
-)
+from tiered_index.client import answers
 from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
-from tiered_index.service.answers.asked import check_lookups
-from tiered_index.service.answers.rows import once
-from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.service.read.budget import Limits
+from tiered_index.service.read.lookup_columns import check_lookups
+from tiered_index.service.read.messages import MessagesResult
+from tiered_index.service.read.rows import once
 from tiered_index.types import IndexItem, Lookup, QueryResult, TopicsResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
-# Half a surrogate pair is sent unchanged: the service refuses it, as in a batch
-_HALVES = "surrogatepass"
+P = ParamSpec("P")
+Decode: TypeAlias = Callable[[httpx.Response], T]
+Lookups: TypeAlias = Iterable[Lookup | tuple[str, str]]
+_Call: TypeAlias = Callable[Concatenate["AsyncIndexClient", P], T]
+_WaitingCall: TypeAlias = Callable[Concatenate["IndexClient", P], T]
+JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 _TRIES = 4
 _BACKOFF_S = 0.2
 _RETRIED = frozenset({429, 502, 503})
 _CONNECT_S = 10.0
 # Longest wait that the client accepts from a Retry-After header
 _MOST_WAIT_S = 10.0
-# Time for a request in addition to its lookup's `timeout_s`
+# Time of a request in addition to its lookup's `timeout_s`
 _MORE_S = 30.0
-_BLOCK_BYTES = 1 << 16
+# without a login and parameters
+_URL = re.compile(r"https?://([^]/?#@[\s]+|\[[\da-fA-F:.]+\](:\d+)?)(/[^?#@\s]*)?")
 _TOKEN = re.compile("[!-~]+")
 
 
-class IndexClient:
-    """A client of one service.
+class Options(Limits, total=False):
+    """The options of a call by name, and its bounds. The service may have lower bounds.
 
-    `url` is its address, like ``http://host:8080``; `token` its token; `ca_file` the PEM file of the CA that signed its
-    certificate. A request is sent at most `tries` times. Any thread may call its methods. Raises `InvalidArgument` for
-    an invalid URL or token.
+    - `begin_ms`, `end_ms`: the range, both included, in epoch milliseconds.
+    - `max_count`: most entries of the answer, 64 by default; `cursor` continues the truncated answer that gave it.
+    - `allow_partial`: answer from the files that can be read, and name the others in `failed`.
+    - `explain`: the answer has a report of each file.
+    - `body`: the form of messages' bodies: text (default), json, hex, none.
     """
 
+    begin_ms: int | None
+    end_ms: int | None
+    max_count: int
+    cursor: str | None
+    allow_partial: bool
+    explain: bool
+    body: str
+    max_cost_usd: float | None
+
+
+class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
+    """An `IndexClient` for asyncio, with the same arguments, answers and errors."""
+
+    _kind: Any = httpx.AsyncClient
+    _sleep: Any = staticmethod(asyncio.sleep)
+
     def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None, tries: int = _TRIES) -> None:
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            parts = urlsplit("")
-        more = "@" in parts.netloc or parts.query or parts.fragment
-        if parts.scheme not in ("http", "https") or not parts.hostname or more:
+        """Accept the arguments of `IndexClient`."""
+        if not _URL.fullmatch(url):
             # without the URL, which may hold a secret
             raise InvalidArgument("not the URL of a service: write http://host:8080, without login and parameters")
         if token is not None and not _TOKEN.fullmatch(token):
             raise InvalidArgument("invalid token: a token is one word of printable ASCII")
-        self.url = url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {token}"} if token is not None else {}
-        self._ca_file = ca_file
-        self._connect()
-        self._tries = tries
+        self.url, self._tries = url.rstrip("/"), max(1, tries)
+        headers = {"authorization": f"Bearer {token}"} if token is not None else {}
+        verify = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else False
+        self._opened = functools.partial(self._kind, headers=headers, verify=verify, trust_env=False)
+        self._http, self._pid = self._opened(), os.getpid()
 
-    def _connect(self) -> None:
-        self._pid = os.getpid()
-        self._pool = urllib3.PoolManager(ca_certs=self._ca_file, maxsize=32)
+    async def _call(
+        self, decode: Decode[T], path: str, asked: Any, *, accept: str = JSON, is_repeatable: bool = True, **sent: Any
+    ) -> T:
+        """Send a request, perhaps several times, and return the decoded response. Raises the error of a problem.
 
-    def query(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-        *,
-        explain: bool = False,
-        **limits: Any,
-    ) -> QueryResult:
+        `asked` are the parameters of the URL; `sent` is the body of a POST: `json`, or `content`, an Arrow stream.
+        """
+        if self._pid != os.getpid():
+            # a forked child must not use its parent's connections
+            self._http, self._pid = self._opened(), os.getpid()
+        limit_s = {**asked, **sent.get("json", {})}.get("timeout_s")
+        try:
+            request = self._http.build_request(
+                "POST" if sent else "GET",
+                f"{self.url}{path}",
+                # a member of an enumeration may be formatted as another text
+                params={n: str.__str__(v) if isinstance(v, str) else v for n, v in asked.items() if v is not None},
+                headers={"accept": accept} | ({"content-type": ARROW} if "content" in sent else {}),
+                timeout=httpx.Timeout(float(limit_s) + _MORE_S if limit_s else 2 * _MORE_S, connect=_CONNECT_S),
+                **sent,
+            )
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"{error.object!r:.80} is not UTF-8: it has half a surrogate pair") from error
+        for tried in range(1, self._tries + 1):
+            may_repeat, after = is_repeatable and tried < self._tries, ""
+            try:
+                response: httpx.Response = await _ready(self._http.send(request))
+                if not may_repeat or response.status_code not in _RETRIED:
+                    break
+                after = response.headers.get("retry-after", "")
+            except httpx.TransportError as error:
+                if not may_repeat:
+                    text = f"{self.url} did not answer ({str(error) or type(error).__name__})"
+                    raise StorageUnavailable(f"{text}: check the URL, and that the service runs") from error
+            wait_s = float(after) if after.isdigit() else _BACKOFF_S * 2**tried * (tried > 1)
+            await _ready(self._sleep(min(wait_s, _MOST_WAIT_S)))
+        if response.status_code >= 300:
+            problem = answers.decoded(answers.document_of, response) if response.content[:1] == b"{" else {}
+            # other documents than problems may have a text as their status
+            raise answers.error_of({**problem, "status": response.status_code})
+        return answers.decoded(decode, response)
+
+    async def query(self, topic: str, key: str, **options: Unpack[Options]) -> QueryResult:
         """Look up a key, as `IndexReader.query`.
 
-        `limits` are `max_requests`, `max_bytes`, `timeout_s` and `max_cost_usd`; the service may have lower ones. With
-        `explain` the answer has a report of each file. Raises as `IndexReader.query`, and `ConfigError` if the token
-        does not allow it.
+        Raises as `IndexReader.query`, and `ConfigError` if the token does not allow it.
         """
-        lookup = Lookup(topic, key, begin_ms, end_ms, max_count, cursor)
-        asked = _asked(lookup, allow_partial=allow_partial, explain=explain, **limits)
-        return self._answer(result_of, "GET", "/v1/query", asked)
+        return await self._call(answers.result_of, "/v1/query", {"topic": topic, "key": key, **options})
 
-    def query_all(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 1000,
-        allow_partial: bool = False,
-        **limits: Any,
-    ) -> Iterator[QueryResult]:
-        """Yield all answers of a lookup page by page, no entry twice. Arguments and errors: see `query`."""
-        seen: set[tuple[object, ...]] = set()
-        cursor = None
+    async def query_all(self, topic: str, key: str, **options: Unpack[Options]) -> AsyncIterator[QueryResult]:
+        """Yield all answers of a lookup page by page (1,000 entries), no entry twice. Errors: see `query`."""
+        seen, page_options = set[tuple[object, ...]](), Options(max_count=1000) | options
         while True:
-            page = self.query(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, **limits)
+            page = await self.query(topic, key, **page_options)
             yield once(page, seen)
-            if (cursor := page.cursor) is None:
+            if page.cursor is None:
                 return
+            page_options["cursor"] = page.cursor
 
-    def stream(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        allow_partial: bool = False,
-        **limits: Any,
-    ) -> Iterator[IndexItem]:
-        """Yield all entries of a key as they arrive, newest first, by one request.
+    async def stream(self, topic: str, key: str, **options: Unpack[Options]) -> AsyncIterator[IndexItem]:
+        """Yield all entries of a key, newest first. A page (1,000 entries) that breaks off is requested again.
 
-        Raises as `query`; `StorageUnavailable` if the answer breaks off; `PartialAnswer` after the last entry of a
-        partial answer.
+        Raises as `query`, and `PartialAnswer` after the last entry of a partial answer.
         """
-        asked = _asked(Lookup(topic, key, begin_ms, end_ms, 1000), allow_partial=allow_partial, all=True, **limits)
-        response = self._ask("GET", "/v1/query", asked, accept=NDJSON, preload=False)
-        item_type = item_type_of(response.headers.get(COLUMNS))
-        try:
-            status = None
-            for line in _lines(response, self.url):
-                document = _parsed(line, self.url)
-                # Only entries have a topic_id. Their further columns may have any name, even "status".
-                if "topic_id" in document:
-                    yield decoded(partial(item_of, item_type=item_type), document)
-                else:
-                    status = document
-        finally:
-            response.release_conn()
-        if status is None:
-            raise StorageUnavailable(f"the answer of {self.url} broke off: repeat the request")
-        if "error" in status:
-            raise error_of(status["error"])
-        if status["status"] == "partial":
-            failed = reports_of(status["failed"])
-            raise PartialAnswer(f"{len(failed)} files could not be read", failed=failed)
+        failed: dict[str, Any] = {}
+        async for page in self.query_all(topic, key, **options):
+            failed |= {report.file: report for report in page.failed}
+            for item in page:
+                yield item
+        if failed:
+            raise PartialAnswer(f"{len(failed)} files could not be read", failed=tuple(failed.values()))
 
-    def query_many(
-        self,
-        lookups: Iterable[Lookup | tuple[str, str]],
-        allow_partial: bool = False,
-        *,
-        max_count: int = 64,
-        **limits: Any,
-    ) -> list[QueryResult]:
+    async def _batch(self, lookups: Lookups, asked: dict[str, Any], decode: Decode[T], accept: str = JSON) -> T:
+        rows = [vars(one) for one in check_lookups(lookups, asked.pop("max_count", 64))]
+        return await self._call(decode, "/v1/query:batch", {}, accept=accept, json={"lookups": rows, **asked})
+
+    async def query_many(self, lookups: Lookups, **options: Unpack[Options]) -> list[QueryResult]:
         """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness apply to all of them.
 
-        Raises the same errors, and `InvalidArgument` beyond the service's limits (10,000 lookups, a million entries
-        together).
+        `max_count` is for pairs of topic and key. Raises the same errors, and `InvalidArgument` beyond the service's
+        limits (10,000 lookups, 100,000 entries together).
         """
-        given = check_lookups(lookups, max_count)
-        if not given:
-            return []
-        body = _batch_body(given, allow_partial, False, limits)
-        return self._answer(results_of, "POST", "/v1/query:batch", {}, body, timeout_of=limits)
+        return await self._batch(lookups, {**options}, answers.results_of)
 
-    def query_many_arrow(
-        self,
-        lookups: Iterable[Lookup | tuple[str, str]],
-        allow_partial: bool = False,
-        *,
-        max_count: int = 64,
-        explain: bool = False,
-        allow_spent: bool = False,
-        **limits: Any,
+    async def query_many_arrow(
+        self, lookups: Lookups, *, allow_spent: bool = False, **options: Unpack[Options]
     ) -> tuple[pa.Table, dict[str, Any]]:
         """Answer one or more lookups by one request. Return a pair: one Arrow table, and a dict about all lookups.
 
@@ -206,74 +189,42 @@ class IndexClient:
         ``partial`` the numbers of partial lookups. At a bound the call raises `BudgetExceeded`; with `allow_spent` it
         returns the entries found so far, and ``exceeded`` names the bound.
         """
-        spent = {"allow_spent": True} if allow_spent else {}
-        body = _batch_body(check_lookups(lookups, max_count), allow_partial, explain, limits | spent)
-        data = self._ask("POST", "/v1/query:batch", {}, body, ARROW, timeout_of=limits).data
-        return decoded(table_of_stream, data)
+        return await self._batch(lookups, {"allow_spent": allow_spent, **options}, answers.table_of, ARROW)
 
-    def messages(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-        *,
-        body: str = "text",
-        explain: bool = False,
-        **limits: Any,
-    ) -> MessagesResult:
-        """Look up a key and fetch its messages. `body` (text, json, hex, none) is the form of the bodies.
+    async def messages(self, topic: str, key: str, **options: Unpack[Options]) -> MessagesResult:
+        """Look up a key and fetch its messages. `to_dict()` of each `message` is its document. Raises as `query`."""
+        return await self._call(answers.messages_of, "/v1/messages", {"topic": topic, "key": key, **options})
 
-        `to_dict()` of each `message` is its document. Raises as `query`.
-        """
-        lookup = Lookup(topic, key, begin_ms, end_ms, max_count, cursor)
-        asked = _asked(lookup, allow_partial=allow_partial, explain=explain, body=body, **limits)
-        return self._answer(messages_of, "GET", "/v1/messages", asked)
-
-    def message(self, msg_id: str, topic: str | None = None, *, body: str = "text", **limits: Any) -> MessagesResult:
+    async def message(self, msg_id: str, topic: str | None = None, **options: Unpack[Options]) -> MessagesResult:
         """Return one message: by the id of its place, or with `topic` by its unique key.
 
         Raises `NotThere` if there is none.
         """
-        asked = _given({"topic": topic, "body": body, **limits})
         # An id of dots alone would change the path
-        path = f"/v1/messages/{quote(msg_id, safe='', errors=_HALVES).replace('.', '%2E')}"
-        return self._answer(messages_of, "GET", path, asked)
+        path = f"/v1/messages/{quote(msg_id, safe='', errors='surrogatepass').replace('.', '%2E')}"
+        return await self._call(answers.messages_of, path, {"topic": topic, **options})
 
-    def topics(
-        self,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        allow_partial: bool = False,
-        *,
-        explain: bool = False,
-        **limits: Any,
-    ) -> TopicsResult:
+    async def topics(self, **options: Unpack[Options]) -> TopicsResult:
         """List the topics that the token may see, as `IndexReader.topics`."""
-        asked = {"begin_ms": begin_ms, "end_ms": end_ms, "allow_partial": allow_partial, "explain": explain}
-        return decoded(topics_of, self._json("GET", "/v1/topics", _given(asked | limits)))
+        return await self._call(answers.topics_of, "/v1/topics", options)
 
-    def files(self) -> dict[str, Any]:
+    async def files(self) -> dict[str, Any]:
         """List all files of the index: the document of ``tiered-index files --json``."""
-        return self._json("GET", "/v1/files", {})
+        return await self._call(answers.document_of, "/v1/files", {})
 
-    def du(self, by: str = "topic,day,state") -> dict[str, Any]:
+    async def du(self, by: str = "topic,day,state") -> dict[str, Any]:
         """Return stored entries, bytes and cost: the document of ``tiered-index du --json``."""
-        return self._json("GET", "/v1/du", {"by": by})
+        return await self._call(answers.document_of, "/v1/du", {"by": by})
 
-    def verify(self, *, deep: bool = False) -> dict[str, Any]:
+    async def verify(self, *, deep: bool = False) -> dict[str, Any]:
         """Start a verification of all checksums of the index. Return the job; pass its ``id`` to `verification`."""
-        body = json.dumps({"deep": deep}).encode()
-        return self._json("POST", "/v1/verify", {}, body, repeatable=False)
+        return await self._call(answers.document_of, "/v1/verify", {}, is_repeatable=False, json={"deep": deep})
 
-    def verification(self, job_id: str) -> dict[str, Any]:
+    async def verification(self, job_id: str) -> dict[str, Any]:
         """Return a job of `verify`: its ``state`` (running, done, failed), progress and, at its end, ``report``."""
-        return self._json("GET", f"/v1/verify/{quote(job_id, safe='')}", {})
+        return await self._call(answers.document_of, f"/v1/verify/{quote(job_id, safe='')}", {})
 
-    def put_batch(
+    async def put_batch(
         self,
         columns: Any,
         source: str | None = None,
@@ -291,192 +242,91 @@ class IndexClient:
         import pyarrow as pa
 
         table = columns if isinstance(columns, pa.Table) else pa.table(columns)
-        sink = io.BytesIO()
-        with pa.ipc.new_stream(sink, table.schema) as stream:
+        with pa.BufferOutputStream() as sink, pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
-        asked = _given({"source": source, "position": position, "after": after, "durable": durable})
-        body = sink.getvalue()
-        return self._json("POST", "/v1/entries", asked, body, content_type=ARROW, repeatable=source is not None)
+        asked = {"source": source, "position": position, "after": after, "durable": durable}
+        sent: Any = {"is_repeatable": source is not None, "content": sink.getvalue().to_pybytes()}
+        return await self._call(answers.document_of, "/v1/entries", asked, **sent)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Release connections."""
-        self._pool.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _answer(self, decode: Callable[[dict[str, Any], type[IndexItem] | None], T], *asked: Any, **how: Any) -> T:
-        """Return the answer that a request of entries gets. The arguments after `decode` are those of `_ask`."""
-        response = self._ask(*asked, **how)
-        item_type = item_type_of(response.headers.get(COLUMNS))
-        return decoded(lambda document: decode(document, item_type), _parsed(response.data, self.url))
-
-    def _json(
-        self, method: str, path: str, asked: Mapping[str, Any], body: bytes | None = None, **how: Any
-    ) -> dict[str, Any]:
-        return _parsed(self._ask(method, path, asked, body, **how).data, self.url)
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        asked: Mapping[str, Any],
-        body: bytes | None = None,
-        accept: str = JSON,
-        content_type: str = JSON,
-        repeatable: bool = True,
-        preload: bool = True,
-        timeout_of: Mapping[str, Any] | None = None,
-    ) -> urllib3.BaseHTTPResponse:
-        headers = {**self._headers, "accept": accept} | ({"content-type": content_type} if body is not None else {})
-        limit_s = (timeout_of or asked).get("timeout_s")
-        retries = _Retry(
-            total=self._tries - 1 if repeatable else 0,
-            status_forcelist=_RETRIED,
-            allowed_methods=None,
-            backoff_factor=_BACKOFF_S,
-            raise_on_status=False,
-            redirect=0,
-        )
-        # `urlencode` would format a member of an enumeration, perhaps as another text
-        plain = {name: str.__str__(value) if isinstance(value, str) else value for name, value in asked.items()}
-        query = f"?{urlencode(plain, errors=_HALVES)}" if asked else ""
-        if self._pid != os.getpid():
-            # A forked child must not use its parent's connections
-            self._connect()
-        try:
-            response = self._pool.request(
-                method,
-                self.url + path + query,
-                body=body,
-                headers=headers,
-                retries=retries,
-                preload_content=preload,
-                timeout=urllib3.Timeout(_CONNECT_S, float(limit_s) + _MORE_S if limit_s else 2 * _MORE_S),
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise StorageUnavailable(
-                f"{self.url} did not answer ({_cause_of(error)}): check the URL, and that the service runs"
-            ) from error
-        if response.status >= 300:
-            data = response.data
-            response.release_conn()
-            problem = _parsed(data, self.url) if data[:1] == b"{" else {}
-            # other documents than problems may have a text as their status
-            raise error_of({**problem, "status": response.status})
-        return response
-
-
-class _Retry(urllib3.Retry):
-    """Repeats requests, and bounds the wait that the service asks for."""
-
-    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
-        try:
-            wait_s = super().get_retry_after(response)
-        except urllib3.exceptions.InvalidHeader:
-            return None
-        return None if wait_s is None else min(wait_s, _MOST_WAIT_S)
-
-
-def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return a coroutine function that runs a method of `IndexClient` in a thread."""
-
-    @functools.wraps(method)
-    async def call(self: AsyncIndexClient, /, *args: Any, **kwargs: Any) -> T:
-        return await asyncio.to_thread(method, self.client, *args, **kwargs)
-
-    return call
-
-
-class AsyncIndexClient:
-    """An `IndexClient` for asyncio, with the same arguments, answers and errors.
-
-    Calls run in threads of the event loop.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Accept the arguments of `IndexClient`."""
-        self.client = IndexClient(*args, **kwargs)
-
-    query = _awaited(IndexClient.query)
-    query_many = _awaited(IndexClient.query_many)
-    query_many_arrow = _awaited(IndexClient.query_many_arrow)
-    messages = _awaited(IndexClient.messages)
-    message = _awaited(IndexClient.message)
-    topics = _awaited(IndexClient.topics)
-    files = _awaited(IndexClient.files)
-    du = _awaited(IndexClient.du)
-    verify = _awaited(IndexClient.verify)
-    verification = _awaited(IndexClient.verification)
-    put_batch = _awaited(IndexClient.put_batch)
-    close = _awaited(IndexClient.close)
-
-    async def query_all(self, *args: Any, **kwargs: Any) -> AsyncIterator[QueryResult]:
-        """Yield an answer page by page, as `IndexClient.query_all`."""
-        pages = self.client.query_all(*args, **kwargs)
-        while (page := await asyncio.to_thread(next, pages, None)) is not None:
-            yield page
-
-    async def __aenter__(self) -> Self:
-        return self
+        await self._http.aclose()
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
-def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are not None; flags as ``true`` and ``false``."""
-    return {
-        name: str(value).lower() if isinstance(value, bool) else value
-        for name, value in asked.items()
-        if value is not None
-    }
+class _WaitingClient(AsyncIndexClient):
+    """A client whose coroutines never suspend, because its connections wait in the caller's thread."""
+
+    _kind, _sleep = httpx.Client, staticmethod(time.sleep)
 
 
-def _batch_body(lookups: Iterable[Lookup], allow_partial: bool, explain: bool, limits: Mapping[str, Any]) -> bytes:
-    rows = [{name: value for name, value in vars(one).items() if value is not None} for one in lookups]
-    named = {name: value for name, value in limits.items() if value is not None}
-    return json.dumps({"lookups": rows, "allow_partial": allow_partial, "explain": explain, **named}).encode()
+async def _ready(value: Any) -> Any:
+    """Return a value, or what an awaitable returns."""
+    return await value if hasattr(value, "__await__") else value
 
 
-def _asked(lookup: Lookup, **more: Any) -> dict[str, Any]:
-    return _given(vars(lookup) | more)
-
-
-def _cause_of(error: BaseException) -> str:
-    """Return the text of an error's innermost cause, without the parts of urllib3 that passed it on."""
-    while True:
-        inner = (getattr(error, "reason", None), error.__cause__, *error.args)
-        if (cause := next((one for one in inner if isinstance(one, BaseException)), None)) is None:
-            break
-        error = cause
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def _lines(response: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
-    """Yield the complete lines of a body. Raises `StorageUnavailable` if the connection breaks."""
-    rest = b""
+def _ended(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never suspends."""
     try:
-        for block in response.stream(_BLOCK_BYTES):
-            *whole, rest = (rest + block).split(b"\n")
-            yield from whole
-    except urllib3.exceptions.HTTPError as error:
-        raise StorageUnavailable(f"the answer of {url} broke off: {_cause_of(error)}") from error
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("a call of a waiting client suspended")
 
 
-def _parsed(data: bytes, url: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        document = json.loads(data)
-        if isinstance(document, dict):
-            return document
-    # If a service fails within a document, it ends the document with a line that holds the error
-    with contextlib.suppress(ValueError, RecursionError):
-        last = json.loads(data.rstrip().rpartition(b"\n")[2])
-        if isinstance(last, dict) and isinstance(last.get("error"), dict):
-            raise error_of(last["error"])
-    if data[:1] == b"{":
-        raise StorageUnavailable(f"the answer of {url} broke off: repeat the request, or ask for less at once")
-    raise StorageUnavailable(f"unexpected response from {url}: is this a tiered_index service?")
+def _waited(method: _Call[P, Coroutine[Any, Any, T]]) -> _WaitingCall[P, T]:
+    """Return the method of `IndexClient` for a coroutine function."""
+
+    @functools.wraps(method)
+    def call(self: IndexClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _ended(method(self._client, *args, **kwargs))
+
+    return call
+
+
+def _iterated(method: _Call[P, AsyncIterator[T]]) -> _WaitingCall[P, Iterator[T]]:
+    """Return the method of `IndexClient` for an asynchronous generator."""
+
+    @functools.wraps(method)
+    def call(self: IndexClient, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        found = method(self._client, *args, **kwargs)
+        while (item := _ended(anext(found, None))) is not None:
+            yield item
+
+    return call
+
+
+class IndexClient(AbstractContextManager["IndexClient"]):
+    """A client of one service.
+
+    `url` is its address, like ``http://host:8080``; `token` its token; `ca_file` the PEM file of the CA that signed its
+    certificate. A request is sent at most `tries` times. Any thread may call its methods. Raises `InvalidArgument` for
+    an invalid URL or token.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None, tries: int = _TRIES) -> None:
+        self._client = _WaitingClient(url, token=token, ca_file=ca_file, tries=tries)
+        self.url = self._client.url
+
+    query = _waited(AsyncIndexClient.query)
+    query_many = _waited(AsyncIndexClient.query_many)
+    query_many_arrow = _waited(AsyncIndexClient.query_many_arrow)
+    messages = _waited(AsyncIndexClient.messages)
+    message = _waited(AsyncIndexClient.message)
+    topics = _waited(AsyncIndexClient.topics)
+    files = _waited(AsyncIndexClient.files)
+    du = _waited(AsyncIndexClient.du)
+    verify = _waited(AsyncIndexClient.verify)
+    verification = _waited(AsyncIndexClient.verification)
+    put_batch = _waited(AsyncIndexClient.put_batch)
+    query_all = _iterated(AsyncIndexClient.query_all)
+    stream = _iterated(AsyncIndexClient.stream)
+
+    def close(self) -> None:
+        """Release connections."""
+        self._client._http.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -13,34 +13,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
-from typing import Any
+from dataclasses import astuple, replace
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
 from tiered_index._version import __version__
-from tiered_index.documents import COUNT, MILLISECONDS, Malformed, Optional, flag, integer, nullable, record, text
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, Header, Layout
 from tiered_index.format.metadata import (
-    FILE_ID,
-    POSITIONS,
-    PREDECESSOR,
     Metadata,
+    Positions,
+    Predecessor,
+    Topics,
     TopicStats,
     add_topic_stats,
+    check_ids,
     topic_stats,
-    topic_table,
 )
 from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import by_slot, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 from tiered_index.kernels import compiled, crc32
+from tiered_index.stored import Count, FileId, Milliseconds
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -269,29 +270,35 @@ def filter_of(entries: Array, schema: Schema) -> bytes:
     return held.build()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SealedFile:
+class SealedFile(Struct, frozen=True, kw_only=True):
     """The parts of a sealed file, other than its entries, that compaction needs.
 
     Times are epoch milliseconds. `created_ms` is the time when the file was created. `log_number` is the number of a
     log record before all records that name the file; 0: unknown. `packed`: whether its compacted form is packed.
     """
 
-    file_id: str
+    file_id: FileId
     layout: Layout
-    begin_ms: int
-    end_ms: int
-    count: int
+    begin_ms: Milliseconds
+    end_ms: Milliseconds
+    count: Annotated[int, Meta(ge=1, le=2**31)]
     lane: str
-    sequence: int
-    predecessor: tuple[str, int] | None
-    created_ms: int
+    sequence: Count
+    predecessor: Predecessor | None
+    created_ms: Milliseconds
     offset_space: str
-    topics: tuple[tuple[int, str], ...]
-    positions: dict[str, int]
+    topics: Topics
+    positions: Positions
     writer: str
-    log_number: int = 0
+    log_number: Count = 0
     packed: bool = False
+
+    def __post_init__(self) -> None:
+        check_ids(self.topics)
+        if self.count > self.layout.capacity:
+            raise ValueError(f"`count` is {self.count}, more than {self.layout.capacity}")
+        if self.packed and self.layout.preset.newest_first:
+            raise ValueError(f"`packed` is true for preset {self.layout.preset.name}")
 
     @classmethod
     def of(cls, metadata: Metadata, *, count: int, sequence: int, created_ms: int) -> SealedFile:
@@ -333,45 +340,11 @@ class SealedFile:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return a document for `from_json`; without `log_number` if that is unknown."""
-        stored = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Return the fields as stored; without `log_number` if that is unknown."""
+        stored = {name: getattr(self, name) for name in self.__struct_fields__}
         stored["layout"] = self.layout.to_json()
         return {name: value for name, value in stored.items() if value or name not in ("log_number", "packed")}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> SealedFile:
-        """Return the sealed file of a document of `to_json`. Raises `Malformed` and `ConfigError`."""
-        return _READ(document)
 
 
 # Fields of the metadata that only whole files have
 _MORE = ("sequence", "predecessor", "created_ms", "log_number")
-
-
-def _sealed(**fields: Any) -> SealedFile:
-    sealed = SealedFile(**fields)
-    if sealed.count > sealed.layout.capacity:
-        raise Malformed(f"{sealed.layout.capacity} entries at most", sealed.count, ".count")
-    if sealed.packed and sealed.layout.preset.newest_first:
-        raise Malformed(f"false for preset {sealed.layout.preset.name}", sealed.packed, ".packed")
-    return sealed
-
-
-_READ = record(
-    _sealed,
-    file_id=FILE_ID,
-    layout=Layout.from_json,
-    begin_ms=MILLISECONDS,
-    end_ms=MILLISECONDS,
-    count=integer(1, 2**31),
-    lane=text(),
-    sequence=COUNT,
-    predecessor=nullable(PREDECESSOR),
-    created_ms=MILLISECONDS,
-    offset_space=text(),
-    topics=topic_table,
-    positions=POSITIONS,
-    writer=text(),
-    log_number=Optional(COUNT, 0),
-    packed=Optional(flag, False),
-)

@@ -15,6 +15,7 @@ The two hashes are equal if Java's hash is not negative. Otherwise their sum is 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _JAVA = 31
 # It is 1 modulo 4, so that all but one bit of the fingerprint are independent of the polynomial in 31
 _FINGERPRINT = 0x9E3779B1
+# the first id of topics whose source gives none
+_ASSIGNED = 1 << 30
 HashRule = Literal["abs", "mask", "both"]
 HASH_RULES: tuple[HashRule, ...] = ("abs", "mask", "both")
 UInt32 = npt.NDArray[np.uint32]
@@ -247,3 +250,16 @@ def _mix(values: UInt32) -> UInt32:
     values *= np.uint32(0xC2B2AE35)
     values ^= values >> np.uint32(16)
     return values
+
+
+def assigned_topic_id(topic: str) -> int:
+    """Return the id of a topic whose source gives none: 2**30 plus 30 bits of the CRC32 of its name.
+
+    Lookups use the names in each file's own topic table, never an id across files.
+    """
+    return _ASSIGNED | (zlib.crc32(topic.encode("utf-8", "surrogatepass")) & (_ASSIGNED - 1))
+
+
+def next_topic_id(topic_id: int) -> int:
+    """Return the assigned id after another, for a topic whose own id has another name."""
+    return _ASSIGNED | ((topic_id + 1) & (_ASSIGNED - 1))

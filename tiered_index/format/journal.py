@@ -10,29 +10,17 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from tiered_index.documents import (
-    COUNT,
-    CRC32,
-    MILLISECONDS,
-    SECONDS,
-    Check,
-    Optional,
-    checked,
-    integer,
-    load,
-    nullable,
-    record,
-    rows_of,
-    text,
-)
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.layout import Layout
-from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR
-from tiered_index.format.packed import TOPIC_ID
+from tiered_index.format.metadata import Positions, Predecessor, Topics
+from tiered_index.stored import Count, Crc32, FileId, Milliseconds, Seconds, decoded
 
 _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 2
@@ -42,19 +30,15 @@ _MAX_RECORD = 1 << 26
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRecord:
+class BatchRecord(Struct, frozen=True):
     """States that `count` entries from `first` on, with `crc32`, are durable. Seconds are inclusive epoch seconds."""
 
-    first: int
-    count: int
-    crc32: int
-    second_min: int
-    second_max: int
-    end_ms: int
-
-
-_BATCH_FIELDS = tuple(each.name for each in fields(BatchRecord))
+    first: Annotated[int, Meta(ge=1, le=2**31)]
+    count: Annotated[int, Meta(ge=0, le=2**31)]
+    crc32: Crc32
+    second_min: Seconds
+    second_max: Seconds
+    end_ms: Milliseconds
 
 
 @dataclass
@@ -65,6 +49,7 @@ class Journal:
     - `predecessor` is the file before this one in its lane, and its number of durable entries. It shows whether that
       file's journal has lost records since.
     - `log_number` is the number of a log record before all records that name the file; 0: unknown.
+    - `last_record` is the first byte of the last whole record, and its length and CRC32 as the journal has them.
     """
 
     file_id: str
@@ -81,6 +66,7 @@ class Journal:
     sealed: bool = False
     valid_length: int = 0
     log_number: int = 0
+    last_record: tuple[int, bytes] = (0, b"")
 
     @property
     def count(self) -> int:
@@ -127,7 +113,7 @@ def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence
     lose only the first page of a write. Two records in one write would then look like damage. Raises `InvalidArgument`
     if the record is too long for readers. See `fit_record`.
     """
-    document = {"kind": "batch", **{name: getattr(batch, name) for name in _BATCH_FIELDS}, "positions": positions}
+    document = {"kind": "batch", **asdict(batch), "positions": positions}
     return _record(document | {"topics": topics} if topics else document)
 
 
@@ -169,23 +155,40 @@ def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal
     if not 1 <= version <= JOURNAL_VERSION:
         problem = f"journal version {version} is newer than this reader: upgrade tiered_index"
         raise UnsupportedVersion(file, problem, offset=8, expected=JOURNAL_VERSION, found=version)
-    journal: Journal | None = None
-    position = _START.size
-    while (payload := _payload_at(data, position)) is not None:
-        journal = _apply(journal, load(payload, file, "journal record"), file, position)
-        position += _FRAME.size + len(payload)
-    # a payload starts with a brace, so a later record can start only 8 bytes before a brace
-    brace = data.find(b"{", position + _FRAME.size + 1)
-    while brace >= 0:
-        if _payload_at(data, brace - _FRAME.size) is not None:
-            raise CorruptFile(file, "damaged record before a whole one", offset=position)
-        brace = data.find(b"{", brace + 1)
+    journal = _with_records(None, data[_START.size :], file, _START.size)
     if journal is not None and file_id not in (None, journal.file_id):
         raise CorruptFile(
             file, "the journal's name has the id of another file", expected=file_id, found=journal.file_id
         )
-    if journal is not None:
-        journal.valid_length = position
+    return journal
+
+
+def read_on(journal: Journal, data: bytes, file: str) -> bool:
+    """Apply the records that were appended. `data` are the bytes from the first one of `journal.last_record` on.
+
+    Return False, changing nothing, if another record is there now. Errors: as above.
+    """
+    begin, frame = journal.last_record
+    if data[: _FRAME.size] != frame:
+        return False
+    _with_records(journal, data[journal.valid_length - begin :], file, journal.valid_length)
+    return True
+
+
+def _with_records(journal: Journal | None, data: bytes, file: str, start: int) -> Journal | None:
+    """Apply the whole records of `data`, which begins at byte `start` of the file, and return the journal."""
+    position = 0
+    while (payload := _payload_at(data, position)) is not None:
+        journal = _apply(journal, payload, file, start + position)
+        journal.last_record = start + position, data[position : position + _FRAME.size]
+        position += _FRAME.size + len(payload)
+        journal.valid_length = start + position
+    # a payload starts with a brace, so a later record can start only 8 bytes before a brace
+    brace = data.find(b"{", position + _FRAME.size + 1)
+    while brace >= 0:
+        if _payload_at(data, brace - _FRAME.size) is not None:
+            raise CorruptFile(file, "damaged record before a whole one", offset=start + position)
+        brace = data.find(b"{", brace + 1)
     return journal
 
 
@@ -200,57 +203,51 @@ def _payload_at(data: bytes, position: int) -> bytes | None:
     return payload if zlib.crc32(payload, zlib.crc32(data[position : position + 4])) == crc else None
 
 
-_KIND = record(lambda kind: str(kind), kind=text())
-_OPEN = record(
-    Journal,
-    file_id=FILE_ID,
-    layout=Layout.from_json,
-    begin_ms=MILLISECONDS,
-    lane=text(),
-    sequence=COUNT,
-    offset_space=text(),
-    created_ms=MILLISECONDS,
-    predecessor=Optional(nullable(PREDECESSOR), None),
-    log_number=Optional(COUNT, 0),
-)
-_BATCH: Check[dict[str, Any]] = record(
-    dict,
-    first=integer(1, 2**31),
-    count=integer(0, 2**31),
-    crc32=CRC32,
-    second_min=SECONDS,
-    second_max=SECONDS,
-    end_ms=MILLISECONDS,
-    positions=POSITIONS,
-    topics=Optional(rows_of(TOPIC_ID, text()), ()),
-)
+class _Kind(Struct):
+    kind: str
 
 
-def _apply(journal: Journal | None, document: Any, file: str, position: int) -> Journal:
+class _Open(Struct):
+    file_id: FileId
+    layout: Layout
+    begin_ms: Milliseconds
+    lane: str
+    sequence: Count
+    offset_space: str
+    created_ms: Milliseconds
+    predecessor: Predecessor | None = None
+    log_number: Count = 0
+
+
+class _Batch(BatchRecord, frozen=True):
+    positions: Positions
+    topics: Topics = ()
+
+
+def _apply(journal: Journal | None, payload: bytes, file: str, position: int) -> Journal:
     """Apply a record that begins at byte `position`, and return the journal."""
 
-    def read(check: Check[T]) -> T:
-        return checked(check, document, file, "journal record", offset=position)
+    def read(kind: type[T]) -> T:
+        return decoded(payload, kind, file, "journal record", offset=position)
 
-    kind, damage = read(_KIND), partial(CorruptFile, file, offset=position)
+    kind, damage = read(_Kind).kind, partial(CorruptFile, file, offset=position)
     if journal is None:
         if kind != "open":
             raise damage("journal does not start with its open record", expected="open", found=kind[:40])
-        return read(_OPEN)
+        return Journal(**asdict(read(_Open)))
     if kind == "batch":
-        values = read(_BATCH)
-        positions, topics = values.pop("positions"), values.pop("topics")
-        batch = BatchRecord(**values)
+        stored = read(_Batch)
+        batch = BatchRecord(*[getattr(stored, name) for name in BatchRecord.__struct_fields__])
         if batch.first != journal.count + 1 or batch.first + batch.count - 1 > journal.layout.capacity:
             raise damage("batches do not follow each other", expected=journal.count + 1, found=batch.first)
         if journal.sealed and batch.count:
             raise damage("entries after the seal")
         if batch.second_min > batch.second_max:
             raise damage("a batch ends before it begins", expected=batch.second_min, found=batch.second_max)
-        if any(journal.topics.setdefault(topic_id, name) != name for topic_id, name in topics):
+        if any(journal.topics.setdefault(topic_id, name) != name for topic_id, name in stored.topics):
             raise damage("a topic id has two names")
         journal.batches.append(batch)
-        for source, place in positions.items():
+        for source, place in stored.positions.items():
             journal.positions[source] = max(place, journal.positions.get(source, place))
     elif kind == "seal":
         journal.sealed = True

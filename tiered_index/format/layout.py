@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import struct
-from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from tiered_index.documents import Malformed, Optional, integer, record, text
+import msgspec
+from msgspec import Meta, Struct
+
 from tiered_index.errors import ConfigError, CorruptFile
-from tiered_index.format.hashing import HASH_RULES, HashRule
+from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
+from tiered_index.stored import typed
 
 HEADER_SIZE = 28
 # 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
@@ -25,11 +26,14 @@ MOST_ITEMS = 1 << 14
 """Most items of a packed run: 256 KiB of unpacked items are fewer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
+class Preset(Enum):
     """A family of files: its magics, order within a slot, and default schema and geometry."""
 
-    name: str
+    # Magics "TIXU" and "TIXC". Entries are by hash within a slot, and in answer order within a hash.
+    native = "native", 0x54495855, 0x54495843, False, KEYED_SCHEMA, 1_000_000, 4_000_000
+    # The same bytes as RocketMQ's (`IndexStoreFile`): within a slot the entry that was inserted last comes first.
+    rocketmq = "rocketmq", 0xBCC50289, 0xBCC50285, True, ROCKETMQ_SCHEMA, 5_000_000, 20_000_000
+
     begin_magic: int
     end_magic: int
     newest_first: bool
@@ -37,12 +41,16 @@ class Preset:
     slots: int
     items: int
 
+    def __new__(cls, name: str, *values: Any) -> Preset:
+        """Return the preset whose stored value is its name."""
+        preset = object.__new__(cls)
+        preset._value_ = name
+        preset.begin_magic, preset.end_magic, preset.newest_first, preset.schema, preset.slots, preset.items = values
+        return preset
 
-# The same bytes as RocketMQ's (`IndexStoreFile`): within a slot the entry that was inserted last comes first.
-ROCKETMQ = Preset("rocketmq", 0xBCC50289, 0xBCC50285, True, ROCKETMQ_SCHEMA, 5_000_000, 20_000_000)
-# Magics "TIXU" and "TIXC". Entries are by hash within a slot, and in answer order within a hash.
-NATIVE = Preset("native", 0x54495855, 0x54495843, False, KEYED_SCHEMA, 1_000_000, 4_000_000)
-PRESETS = {preset.name: preset for preset in (NATIVE, ROCKETMQ)}
+
+NATIVE, ROCKETMQ = Preset.native, Preset.rocketmq
+PRESETS = {preset.name: preset for preset in Preset}
 # The magic of shards of window tables, with any preset: "TIXS".
 SHARD_MAGIC = 0x54495853
 _MAGICS = {SHARD_MAGIC, *(magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic))}
@@ -62,8 +70,7 @@ class Header(NamedTuple):
         return _HEADER.pack(*self)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True, dict=True):
     """The geometry of one file: `slots` hash slots and space for `items` entries. Entry 0 is never used.
 
     `hash` is the hash rule of its keys. In the layout of an index it is the rule of new files.
@@ -71,8 +78,8 @@ class Layout:
 
     preset: Preset
     schema: Schema
-    slots: int
-    items: int
+    slots: Annotated[int, Meta(ge=1, le=2**28)]
+    items: Annotated[int, Meta(ge=2, le=2**30)]
     hash: HashRule = "abs"
 
     def __post_init__(self) -> None:
@@ -131,26 +138,11 @@ class Layout:
     def from_json(cls, document: dict[str, Any]) -> Layout:
         """Return the layout of a document of `to_json`. Raises `ConfigError` or `SchemaMismatch` if it is invalid."""
         try:
-            return _read(json.dumps(document))
+            layout: Layout = typed(document, Layout)
         # RecursionError: the document is nested as deeply as its parser allowed
-        except (Malformed, RecursionError) as error:
+        except (msgspec.ValidationError, RecursionError) as error:
             raise ConfigError(f"not a layout: {error}") from error
-
-
-@functools.lru_cache(maxsize=64)
-def _read(text: str) -> Layout:
-    # the files of an index share their layout, and the dtypes of its schema
-    return _READ(json.loads(text))
-
-
-_READ = record(
-    lambda preset, **rest: Layout(PRESETS[preset], **rest),
-    preset=text("|".join(PRESETS)),
-    schema=Schema.from_json,
-    slots=integer(1, 2**28),
-    items=integer(2, 2**30),
-    hash=Optional(text("|".join(HASH_RULES)), "abs"),
-)
+        return layout
 
 
 def read_header(data: bytes | memoryview, file: str) -> Header:

@@ -4,61 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from tiered_index.documents import (
-    COUNT,
-    CRC32,
-    MILLISECONDS,
-    SECONDS,
-    Check,
-    Malformed,
-    Optional,
-    checked,
-    integer,
-    load,
-    map_of,
-    nullable,
-    record,
-    rows_of,
-    shallow,
-    text,
-    tuple_of,
-)
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, Layout
-from tiered_index.format.packed import TOPIC_ID, Packing, read_options
+from tiered_index.format.packed import Packing, StoredOptions, read_options
 from tiered_index.format.slots import SlotMap
+from tiered_index.stored import Count, Crc32, FileId, Int32, Length, Milliseconds, Seconds, checks, parsed, typed
 
 Array = npt.NDArray[Any]
 
-# A file's id, which is part of paths and of objects' names.
-FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
-# Durable position of each source
-POSITIONS = map_of(COUNT)
-# The file before this one in its lane (the sequence of files of one appender), and its number of durable entries
-PREDECESSOR = tuple_of(FILE_ID, integer(0, 2**31))
+Positions = dict[str, Count]
+"""The durable position of each source."""
+Predecessor = tuple[FileId, Annotated[int, Meta(ge=0, le=2**31)]]
+"""The file before one in its lane (the sequence of files of one appender), and its number of durable entries."""
+Topics = tuple[tuple[Int32, str], ...]
+"""The ids and names of topics, each id once."""
+MOST_ENTRIES = 2**36
+_DEPTH = 32
+_Slot = Annotated[int, Meta(ge=0, le=2**60)]
 
 
-def topic_table(value: Any) -> tuple[tuple[int, str], ...]:
-    """Check a topic table: pairs (id, name), each id once."""
-    pairs = _PAIRS(value)
-    if len({topic_id for topic_id, _ in pairs}) != len(pairs):
-        raise Malformed("a list of ids that differ, with their names", value)
-    return pairs
+def check_ids(topics: Topics) -> None:
+    """Raise `ValueError` if two topics have one id."""
+    if len(dict(topics)) != len(topics):
+        raise ValueError("Two of `topics` have the same id")
 
 
-_PAIRS = rows_of(TOPIC_ID, text())
-
-
-@dataclass(frozen=True)
-class Metadata:
+class Metadata(Struct, frozen=True, dict=True):
     """The metadata of a compacted file, stored as JSON.
 
     - `second_min` and `second_max` are the true interval of the entries (inclusive, epoch seconds).
@@ -69,22 +49,22 @@ class Metadata:
     - `more` has the other fields of the document.
     """
 
-    file_id: str
+    file_id: FileId
     layout: Layout
-    count: int
-    begin_ms: int
-    end_ms: int
-    second_min: int
-    second_max: int
-    slots_in_use: int
-    header_crc32: int
-    slots_crc32: int
-    topics: tuple[tuple[int, str], ...]
-    source_positions: dict[str, int]
+    count: Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
+    begin_ms: Milliseconds
+    end_ms: Milliseconds
+    second_min: Seconds
+    second_max: Seconds
+    slots_in_use: _Slot
+    header_crc32: Crc32
+    slots_crc32: Crc32
+    topics: Topics
+    source_positions: Positions
     lane: str
     offset_space: str
-    slot_base: int
-    slot_range: tuple[int, int]
+    slot_base: _Slot
+    slot_range: tuple[_Slot, _Slot]
     writer: str
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -114,7 +94,7 @@ class Metadata:
     @cached_property
     def slot_map(self) -> SlotMap:
         """The map of hashes to slots. A shard stores it; in a whole file the slot is the hash modulo the slots."""
-        return SlotMap.from_json(self.more["slot_map"]) if self.is_shard else SlotMap(self.layout.slots)
+        return typed(self.more["slot_map"], SlotMap) if self.is_shard else SlotMap(self.layout.slots)
 
     @cached_property
     def packing(self) -> Packing | None:
@@ -155,7 +135,7 @@ class Metadata:
 
     def encode(self) -> bytes:
         """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
-        stored = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "more"}
+        stored = {name: getattr(self, name) for name in _MEMBERS}
         document = {**stored, "layout": self.layout.to_json(), "order": self.order, **self.more}
         return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
@@ -166,7 +146,9 @@ class Metadata:
         Raises `CorruptFile` for fields of the wrong type or range and for fields that contradict each other. Raises
         `UnsupportedVersion` for an unknown order.
         """
-        metadata, order = checked(_metadata, load(data, file, "metadata"), file, "metadata")
+        document = parsed(data, file, "metadata")
+        with checks(file, "metadata"):
+            metadata, order = _metadata(document)
         if order != metadata.order:
             problem = f"unknown order {order[:40]!r} within slots"
             raise UnsupportedVersion(file, problem, expected=metadata.order, found=order[:40])
@@ -243,63 +225,56 @@ def add_topic_stats(stats: Iterable[TopicStats]) -> list[TopicStats]:
     return [sums[topic_id] for topic_id in sorted(sums)]
 
 
+_MEMBERS = Metadata.__struct_fields__[:-1]
+
+
+class _More(Struct):
+    """The fields of `more` that this version knows. Of others only the depth is checked."""
+
+    sequence: Count = 0
+    predecessor: Predecessor | None = None
+    created_ms: Milliseconds = 0
+    log_number: Count = 0
+    table: FileId = ""
+    window_s: Length = 0
+    checksum: Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,16}\Z")] = ""
+    slot_map: SlotMap | UnsetType = UNSET
+    topic_stats: tuple[tuple[Int32, Count, Annotated[int, Meta(ge=-(2**62), le=2**62)], Seconds, Seconds], ...] = ()
+    packed: StoredOptions | UnsetType = UNSET
+
+
+class _Order(Struct):
+    """The order of entries that a document declares."""
+
+    order: str
+
+
 def _metadata(document: Any) -> tuple[Metadata, str]:
     """Check a metadata document; return the metadata and the order that it declares."""
-    values = _FIELDS(document)
-    _MORE(document)
-    more = {name: value for name, value in document.items() if name not in values}
-    for name in more.keys() - {"topic_stats"}:  # its rows are checked, and are many
-        shallow(more[name])
-    order = values.pop("order")
-    metadata = Metadata(**values, more=more)
+    order: str = typed(document, _Order).order
+    typed(document, _More)
+    more = {name: value for name, value in document.items() if name not in _MEMBERS and name != "order"}
+    # the rows of `topic_stats` are checked, and are many
+    if any(_is_deep(value, _DEPTH) for name, value in more.items() if name != "topic_stats"):
+        raise ValueError(f"The document is nested more than {_DEPTH} times")
+    metadata: Metadata = typed({**document, "more": more}, Metadata)
+    check_ids(metadata.topics)
     slots, (low, high), is_shard = metadata.slot_map, metadata.slot_range, metadata.is_shard
     most = slots.slots if is_shard else metadata.slot_base
     if not low < high <= most or not (is_shard or high - low == slots.slots):
-        raise Malformed(f"a range of {most} slots", [low, high], ".slot_range")
+        raise ValueError(f"`slot_range` is {[low, high]}, not a range of {most} slots")
     if slots.base != metadata.layout.slots or (is_shard and metadata.slot_base != slots.base):
-        raise Malformed(f"{metadata.layout.slots} base slots", metadata.slot_base, ".slot_base")
+        raise ValueError(f"`slot_base` is {metadata.slot_base}, not {metadata.layout.slots}")
     if not is_shard and metadata.count > metadata.layout.capacity:
-        raise Malformed(f"{metadata.layout.capacity} entries at most", metadata.count, ".count")
+        raise ValueError(f"`count` is {metadata.count}, more than {metadata.layout.capacity}")
     if "packed" in more and metadata.order != "answer":
-        raise Malformed("no packed items in a file of preset rocketmq", more["packed"], ".packed")
+        raise ValueError("A file of preset rocketmq has packed items")
     if metadata.second_min > metadata.second_max:
-        raise Malformed(f"a second from {metadata.second_min} on", metadata.second_max, ".second_max")
+        raise ValueError("`second_max` is before `second_min`")
     return metadata, order
 
 
-_SLOT = integer(0, 2**60)
-_FIELDS: Check[dict[str, Any]] = record(
-    dict,
-    file_id=FILE_ID,
-    layout=Layout.from_json,
-    count=integer(1, 2**36),
-    begin_ms=MILLISECONDS,
-    end_ms=MILLISECONDS,
-    second_min=SECONDS,
-    second_max=SECONDS,
-    slots_in_use=_SLOT,
-    header_crc32=CRC32,
-    slots_crc32=CRC32,
-    order=text(),
-    topics=topic_table,
-    source_positions=POSITIONS,
-    lane=text(),
-    offset_space=text(),
-    slot_base=_SLOT,
-    slot_range=tuple_of(_SLOT, _SLOT),
-    writer=text(),
-)
-# Fields of `more` that this version knows; of others only the depth is checked
-_MORE: Check[dict[str, Any]] = record(
-    dict,
-    sequence=Optional(COUNT, 0),
-    predecessor=Optional(nullable(PREDECESSOR), None),
-    created_ms=Optional(MILLISECONDS, 0),
-    log_number=Optional(COUNT, 0),
-    table=Optional(FILE_ID, ""),
-    window_s=Optional(integer(1, 2**42), 0),
-    checksum=Optional(text("[0-9a-f]{1,16}"), ""),
-    slot_map=Optional(SlotMap.from_json, None),
-    topic_stats=Optional(rows_of(TOPIC_ID, COUNT, integer(-(2**62), 2**62), SECONDS, SECONDS), ()),
-    packed=Optional(read_options, None),
-)
+def _is_deep(value: Any, depth: int) -> bool:
+    """Return whether a value is nested more than `depth` times, so that it may be impossible to encode again."""
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(members) and (not depth or any(_is_deep(member, depth - 1) for member in members))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from urllib.parse import quote, unquote
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 
@@ -18,7 +19,11 @@ JOURNAL_SUFFIX = ".journal"
 LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX = "log/", "checkpoint/", "epoch/"
 LEASE_PREFIX, DATA_PREFIX = "lease/", "data/"
 SEGMENTS_PREFIX, SEGMENT_SUFFIX, COLUMNS_SUFFIX = "segments/", ".log", ".parquet"
-STAGING_PREFIX, TICKET_SUFFIX = "staging/", ".ticket"
+CATALOG_PREFIX = "catalog/"
+LINKED = "files:"
+"""Begin of the stores of linked segments."""
+# of earlier versions, whose objects are orphans
+STAGING_PREFIX = "staging/"
 # The number of last characters of an id that are enough to distinguish it
 SHORT_ID = 8
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
@@ -32,7 +37,7 @@ _SUMMARY = re.compile(rf"checkpoint/{_WHOLE}\.summary")
 _OBJECT = re.compile(
     rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|{_SUMMARY.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
     rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.(log|parquet)"
-    rf"|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
+    rf"|catalog/[^/]+\.segments|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
 )
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
 _MAX_STORE = 128
@@ -42,7 +47,14 @@ _PARTITION = re.compile(r"[a-z]+:[^/]+/([^/]+)/[0-9]+(?:[@#].*)?")
 def topic_of_store(store: str) -> str | None:
     """Return the topic of all records of a store of columnar segments; None: it may have messages of many topics."""
     partition = _PARTITION.fullmatch(store)
-    return partition[1] if partition else None
+    if partition is None:
+        return None
+    return unquote(partition[1]) if store.startswith(LINKED) else partition[1]
+
+
+def linked_store(topic: str, queue_id: int) -> str:
+    """Return the store of the linked segments of a queue of a topic."""
+    return f"{LINKED}-/{quote(topic, safe='')}/{queue_id}"
 
 
 def new_file_id(begin_ms: int) -> str:
@@ -83,13 +95,8 @@ def base_of(name: str) -> str:
     return f"{CHECKPOINT_PREFIX}{match[3]}" if match and match[3] else ""
 
 
-def summary_name(number: int, digest: str) -> str:
-    """Return the name of the summary of directories as of record `number`."""
-    return f"{checkpoint_name(number, digest)}.summary"
-
-
 def is_summary(name: str) -> bool:
-    """Return whether an object of this name is a summary of directories."""
+    """Return whether an object of this name is a summary of directories, which earlier versions wrote."""
     return _SUMMARY.fullmatch(name) is not None
 
 
@@ -120,16 +127,6 @@ def data_name(file_id: str, attempt: str) -> str:
     return f"{data_prefix(file_id)}{attempt}{INDEX_SUFFIX}"
 
 
-def staged_name(file_id: str, attempt: str) -> str:
-    """Return the object name of a sealed file's entries, which are uploaded for the job that compacts them."""
-    return f"{STAGING_PREFIX}{file_id}/{attempt}.entries"
-
-
-def ticket_name(file_id: str, epoch: int) -> str:
-    """Return the object name of the ticket by which the writer of `epoch` requests that a staged file is compacted."""
-    return f"{STAGING_PREFIX}{file_id}/{epoch:020d}{TICKET_SUFFIX}"
-
-
 def store_prefix(store: str) -> str:
     """Return the prefix of a store's archived segments. Raises `InvalidArgument` for an empty name.
 
@@ -148,6 +145,11 @@ def store_prefix(store: str) -> str:
 def segment_name(store: str, start: int, epoch: int, suffix: str = SEGMENT_SUFFIX) -> str:
     """Return a new object name for one upload attempt of the segment of `store` that begins at offset `start`."""
     return f"{store_prefix(store)}{start:020d}/{epoch:020d}-{secrets.token_hex(8)}{suffix}"
+
+
+def catalog_name() -> str:
+    """Return a new object name for a catalog of segments."""
+    return f"{CATALOG_PREFIX}{secrets.token_hex(12)}.segments"
 
 
 def segment_epoch(name: str) -> int:

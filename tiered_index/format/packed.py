@@ -14,21 +14,21 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from tiered_index.documents import Malformed, Optional, integer, list_of, record
 from tiered_index.format import packed_numpy
 from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.layout import MOST_ITEMS
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank
-from tiered_index.format.time_line import LINE_FIELDS, TimeLine
+from tiered_index.format.time_line import TimeLine
 from tiered_index.kernels import compiled
+from tiered_index.stored import Int32, typed
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -56,8 +56,7 @@ def packed_bytes(schema: Schema, count: int) -> int:
     return count * (schema.item.itemsize - _SAVED)
 
 
-@dataclass(frozen=True)
-class PackingOptions:
+class PackingOptions(Struct, frozen=True):
     """The part of a file's packing that its metadata has.
 
     - `line`: estimates times from offsets.
@@ -82,15 +81,20 @@ class PackingOptions:
         return {**self.line.to_json(), **({"topics": self.topics} if self.topics else {})}
 
 
-def _options(topics: tuple[int, ...], **line: Any) -> PackingOptions:
-    if any(one >= other for one, other in itertools.pairwise(topics)):
-        raise Malformed("rising ids", topics, ".topics")
-    return PackingOptions(TimeLine.read(**line), topics)
+class StoredOptions(TimeLine, frozen=True):
+    """Options as stored: the members of the line, and the topics."""
+
+    topics: tuple[Int32, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(one >= other for one, other in itertools.pairwise(self.topics)):
+            raise ValueError("The ids of `topics` do not rise")
 
 
-TOPIC_ID = integer(-(2**31), 2**31 - 1)
-read_options = record(_options, **LINE_FIELDS, topics=Optional(list_of(TOPIC_ID), ()))
-"""Return the checked options of a metadata document. Raises `Malformed`."""
+def read_options(document: Any) -> PackingOptions:
+    """Return the options of a metadata document. Raises `msgspec.ValidationError`."""
+    stored: StoredOptions = typed(document, StoredOptions)
+    return PackingOptions(TimeLine(stored.base, stored.shift, stored.seconds), stored.topics)
 
 
 class Packing:

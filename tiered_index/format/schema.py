@@ -10,15 +10,16 @@ import dataclasses
 import inspect
 import keyword
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
-from tiered_index.documents import Malformed, flag, list_of, record, text, tuple_of
 from tiered_index.errors import ConfigError, SchemaMismatch
 from tiered_index.kernels import compiled_views
+from tiered_index.stored import typed
 from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, Provenance, QueryResult, column
 
 PREVIOUS = "previous"
@@ -27,15 +28,15 @@ PREVIOUS = "previous"
 _TEXT = ">S"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One stored column: its name, its big-endian NumPy type string, and whether it is part of the identity.
 
     Bytes are ``|Sn``, text is ``>Sn``. To NumPy both are the same type: bytes, filled with NUL.
     """
 
-    name: str
-    dtype: str
+    # `item_type` makes a class with these names, so Python's special names are excluded
+    name: Annotated[str, Meta(pattern=r"\A(?!__).{1,255}\Z")]
+    dtype: Annotated[str, Meta(pattern=r"\A[>|]?[iufS][0-9]{1,9}\Z")]
     identity: bool = False
 
     @property
@@ -119,14 +120,20 @@ def _declared(owner: type) -> set[str]:
     return named | {name for name, kind in inspect.get_annotations(owner).items() if "ClassVar" not in str(kind)}
 
 
-@dataclass(frozen=True)
+class _Declared(Struct):
+    """A schema as stored."""
+
+    name: Annotated[str, Meta(pattern=r"\A[^\0]{1,255}\Z")]
+    columns: tuple[Column, ...]
+
+
 class Schema:
-    """The declared columns of entries. `extra` are the columns after `BASE_COLUMNS`."""
+    """The declared columns of entries. `extra` are the columns after `BASE_COLUMNS`. Immutable."""
 
-    name: str
-    extra: tuple[Column, ...] = ()
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str, extra: tuple[Column, ...] = ()) -> None:
+        self.name, self.extra = name, extra
+        # computed once, because each lookup uses a schema as a key
+        self._hash = hash((name, extra))
         seen = set(_RESERVED)
         for c in self.extra:
             if not c.name.isidentifier() or keyword.iskeyword(c.name) or c.name in seen:
@@ -178,13 +185,19 @@ class Schema:
             extra.append(Column(f.name, stored, bool(f.metadata["identity"])))
         return _shared(item_type.__name__, tuple(extra))
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schema):
+            return NotImplemented
+        return self is other or (self.name, self.extra) == (other.name, other.extra)
+
     def __hash__(self) -> int:
         return self._hash
 
-    @cached_property
-    def _hash(self) -> int:
-        # cached, because each lookup uses a schema as a key
-        return hash((self.name, self.extra))
+    def __repr__(self) -> str:
+        return f"Schema(name={self.name!r}, extra={self.extra!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shared, (self.name, self.extra)
 
     @cached_property
     def item(self) -> np.dtype[Any]:
@@ -248,12 +261,12 @@ class Schema:
     def from_json(cls, document: dict[str, Any]) -> Schema:
         """Return the schema of a stored declaration. Raises `SchemaMismatch` unless it begins with `BASE_COLUMNS`."""
         try:
-            name, columns = _READ(document)
-        except Malformed as error:
+            declared = typed(document, _Declared)
+        except msgspec.ValidationError as error:
             raise SchemaMismatch(f"not a schema declaration: {error}") from error
-        if columns[: len(BASE_COLUMNS)] != BASE_COLUMNS:
-            raise SchemaMismatch(f"schema {name!r} does not start with IndexItem's columns")
-        return _shared(name, columns[len(BASE_COLUMNS) :])
+        if declared.columns[: len(BASE_COLUMNS)] != BASE_COLUMNS:
+            raise SchemaMismatch(f"schema {declared.name!r} does not start with IndexItem's columns")
+        return _shared(declared.name, declared.columns[len(BASE_COLUMNS) :])
 
     def item_type(self) -> type[IndexItem]:
         """Return a class of entries for this schema: a built-in class, or a new one from the declaration."""
@@ -292,11 +305,5 @@ def _shared(name: str, extra: tuple[Column, ...]) -> Schema:
     return Schema(name, extra)
 
 
-_READ = record(
-    lambda name, columns: (name, tuple(Column(*column) for column in columns)),
-    # `item_type` makes a class with these names, so Python's special names are excluded
-    name=text(r"[^\0]{1,255}"),
-    columns=list_of(tuple_of(text(r"(?!__).{1,255}"), text(r"[>|]?[iufS][0-9]{1,9}"), flag)),
-)
 ROCKETMQ_SCHEMA = Schema.of(IndexItem)
 KEYED_SCHEMA = Schema.of(KeyedIndexItem)

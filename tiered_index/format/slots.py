@@ -8,13 +8,12 @@ slot are sorted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
-from tiered_index.documents import integer, record
 from tiered_index.errors import ConfigError
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Layout
@@ -27,16 +26,15 @@ UInt64 = npt.NDArray[np.uint64]
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotMap:
+class SlotMap(Struct, frozen=True):
     """Maps hashes to slots: each base slot is split into `split` slots, or `join` neighbours are joined to one.
 
     At least one of `split` and `join` is 1.
     """
 
-    base: int
-    split: int = 1
-    join: int = 1
+    base: Annotated[int, Meta(ge=1, le=2**28)]
+    split: Annotated[int, Meta(ge=1, le=2**31)] = 1
+    join: Annotated[int, Meta(ge=1, le=2**28)] = 1
 
     def __post_init__(self) -> None:
         if self.base < 1 or self.split < 1 or self.join < 1 or (self.split > 1 and self.join > 1):
@@ -79,11 +77,6 @@ class SlotMap:
         return {"base": self.base, "split": self.split, "join": self.join}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> SlotMap:
-        """Return the map of a document of `to_json`. Raises `Malformed` or `ConfigError` if it is invalid."""
-        return _READ(document)
-
-    @classmethod
     def for_count(cls, base: int, count: int) -> SlotMap:
         """Return the map with about 4 entries per slot for `count` entries."""
         wanted = max(1, count // 4)
@@ -91,9 +84,6 @@ class SlotMap:
             return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
         # powers of two, so that a border between slots of one map is also a border of any map with fewer joined slots
         return cls(base, join=1 << (base // wanted).bit_length() - 1)
-
-
-_READ = record(SlotMap, base=integer(1, 2**28), split=integer(1, 2**31), join=integer(1, 2**28))
 
 
 def by_slot(entries: Array, slots: int, room: UInt64) -> tuple[npt.NDArray[np.int32], Int64]:

@@ -5,14 +5,14 @@ Offsets and times grow together in a log, so the difference between a time and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
-from tiered_index.documents import Check, Malformed, Optional, integer, list_of
+from tiered_index.stored import Int32
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -23,16 +23,15 @@ _SAMPLE = 1 << 15
 _MOST_SHIFT = 62
 
 
-@dataclass(frozen=True)
-class TimeLine:
+class TimeLine(Struct, frozen=True, dict=True):
     """Estimates an entry's time from its offset, by straight lines between points.
 
     `seconds` has the `time_diff_s` at offset `base` and after each 2**`shift` bytes, at least two.
     """
 
-    base: int
-    shift: int
-    seconds: tuple[int, ...]
+    base: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    shift: Annotated[int, Meta(ge=0, le=_MOST_SHIFT)]
+    seconds: Annotated[tuple[Int32, ...], Meta(min_length=2)]
 
     @classmethod
     def through(cls, items: Array) -> TimeLine:
@@ -47,14 +46,6 @@ class TimeLine:
         shift = min(_MOST_SHIFT, ((last - base) // (points - 1)).bit_length())
         places = np.arange(2 + (last - base >> shift)) * 2.0**shift
         return cls(base, shift, tuple(np.rint(np.interp(places, offsets - base, seconds)).astype(np.int64).tolist()))
-
-    @classmethod
-    def read(cls, **fields: Any) -> TimeLine:
-        """Return a line of fields that `LINE_FIELDS` has checked. Raises `Malformed` for fewer than two seconds."""
-        line = cls(**fields)
-        if len(line.seconds) < 2:
-            raise Malformed("at least two seconds", line.seconds, ".seconds")
-        return line
 
     @cached_property
     def _table(self) -> tuple[Int64, Int64]:
@@ -81,12 +72,3 @@ class TimeLine:
     def to_json(self) -> dict[str, Any]:
         """Return the line as stored."""
         return {"base": self.base, "shift": self.shift, "seconds": self.seconds}
-
-
-_SECOND = integer(-(2**31), 2**31 - 1)
-LINE_FIELDS: dict[str, Check[Any] | Optional] = {
-    "base": integer(-(2**63), 2**63 - 1),
-    "shift": integer(0, _MOST_SHIFT),
-    "seconds": list_of(_SECOND),
-}
-"""The checks of a stored line's fields, which `TimeLine.read` takes."""

@@ -8,8 +8,8 @@ is the unit of reading and verifying. Pure; any thread.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, MOST_ITEMS
 from tiered_index.format.metadata import Metadata
-from tiered_index.kernels import crc32
+from tiered_index.format.schema import row_form
+from tiered_index.kernels import compiled_views, crc32
 
 FORMAT_VERSION = 5
 TAIL_MAGIC = b"TIXTAIL\n"
@@ -174,27 +175,19 @@ class Directory:
         if not blocks["count"].all() or (blocks["second_min"] > blocks["second_max"]).any():
             raise CorruptFile(file, "directory's blocks are empty, or end before they begin")
 
-    def runs(self, slot: int, key_hash: int, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs that may have items of `key_hash`, whose slot is `slot`, in the inclusive epoch seconds.
+    def groups_of(self, slots: Array, first_slot: int, last_slot: int) -> npt.NDArray[np.int64]:
+        """Return the group number (i64, n) of each of `slots` (n) in [first_slot, last_slot); -1: none with items."""
+        numbers = np.searchsorted(self._first_slots, slots, "right") - 1
+        there = (slots >= first_slot) & (slots < last_slot) & (numbers >= 0) & (self.groups["count"][numbers] > 0)
+        return np.where(there, numbers, -1)
 
-        That is one run for a group that is not cut, none for an empty group, and else each block that may have a match.
-        """
-        index = int(self._first_slots.searchsorted(slot, "right")) - 1
-        if index < 0:
-            return []
-        _, count, offset, length, crc32, first, number = _GROUP.unpack_from(self.group_bytes.data, index * _GROUP.size)
-        if not count:
-            return []
-        if not number:
-            return [Run(offset, length, crc32, count)]
-        blocks = self.blocks[first : first + number]
-        wanted = (
-            (blocks["hash_min"] <= key_hash)
-            & (blocks["hash_max"] >= key_hash)
-            & (blocks["second_min"] <= second_max)
-            & (blocks["second_max"] >= second_min)
-        )
-        return _runs(blocks[wanted])
+    def runs_at(self, numbers: Sequence[int]) -> list[Run]:
+        """Return the runs of groups, by number, that are not cut."""
+        found = []
+        for number in numbers:
+            _, count, offset, length, crc32, _, _ = _GROUP.unpack_from(self.group_bytes.data, number * _GROUP.size)
+            found.append(Run(offset, length, crc32, count))
+        return found
 
     def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
         """Return the runs, by position, that have all items of `slots` (n) in the inclusive range of epoch seconds."""
@@ -227,32 +220,6 @@ class Directory:
             blocks = self.blocks[first : first + number]
             runs += _runs(blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)])
         return sorted(runs, key=attrgetter("offset")) if len(cut) else runs
-
-    def cut_groups(self, slots: Array) -> npt.NDArray[np.int64]:
-        """Return the group number (i64, n) of each of `slots` (n), or -1 if that group is not cut into blocks."""
-        if not len(self.blocks):
-            return np.full(len(slots), -1)
-        indices = np.searchsorted(self._first_slots, slots, "right") - 1
-        return np.where((indices >= 0) & (self.groups["blocks"][indices] > 0), indices, -1)
-
-    def needing(
-        self, offsets: Collection[int], slots: Array, hashes: Array, second_min: Array, second_max: Array
-    ) -> npt.NDArray[np.bool_]:
-        """Return which keys (bool, n), by slot, hash and inclusive epoch seconds, need a run at one of `offsets`."""
-        groups = np.searchsorted(self._first_slots, slots, "right") - 1
-        damaged = np.isin(self.groups["offset"], np.array([*offsets], np.uint64))
-        needing: npt.NDArray[np.bool_] = (damaged & (self.groups["blocks"] == 0) & (self.groups["count"] > 0))[groups]
-        for number in np.flatnonzero(np.isin(self.blocks["offset"], np.array([*offsets], np.uint64))).tolist():
-            block = self.blocks[number]
-            group = int(np.searchsorted(self.groups["offset"], block["offset"], "right")) - 1
-            needing |= (
-                (groups == group)
-                & (hashes >= block["hash_min"])
-                & (hashes <= block["hash_max"])
-                & (second_min <= block["second_max"])
-                & (second_max >= block["second_min"])
-            )
-        return needing & (groups >= 0)
 
     def blocks_of(self, group: int) -> tuple[Array, list[Run]]:
         """Return the blocks of a cut group by position: their rows of the block table, and their runs."""
@@ -341,6 +308,45 @@ class Trailer:
     tail: Tail
     directory: Directory
     metadata: Metadata
+    # the result of `core_view`
+    _view: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def core_view(self) -> Any:
+        """Return the compiled core's `View` of the file, whose runs the caller reads. Any thread.
+
+        None: there is no core, or it can't search the file.
+        """
+        if (core := compiled_views()) is None:
+            return None
+        if self._view is None:
+            metadata, groups = self.metadata, self.directory.group_bytes
+            packing, slots = metadata.packing, metadata.slot_map
+            if packing is not None and not packing.fits_core:
+                return None
+            # a batch is searched by one hash of each key, whatever the rule
+            file = core.LocalFile(row_form(metadata.layout.schema), None, None, 0, 0, slots.base)
+            of_shard = (slots.split, slots.join, *metadata.slot_range) if metadata.is_shard else None
+            interval = metadata.second_min, metadata.second_max
+            file.from_source(_OpenSource, *interval, of_shard)
+            ids = metadata.ids_by_topic if metadata.topics else None
+            packed = None if packing is None else packing.in_core
+            try:
+                file.opened(ids, metadata.begin_ms // 1000, slots.base, groups, self.tail.file_size, packed)
+            except ValueError:  # invalid values: the search by NumPy reports them
+                return None
+            object.__setattr__(self, "_view", core.View(row_form(metadata.layout.schema), [(file, *interval)], [file]))
+        return self._view
+
+
+class _OpenSource:
+    """The source of a file whose directory the core has, and whose runs the caller reads."""
+
+    crc32 = staticmethod(crc32)
+
+    @staticmethod
+    def open(_: Any) -> bool:
+        """See `LocalFile.from_source`."""
+        return True
 
 
 def build_trailer(position: int, directory: Directory, metadata: Metadata, filter_bytes: bytes = b"") -> bytes:

@@ -117,13 +117,13 @@ class UnsealedTable:
             self.heads[slots] = values
 
     def load(self, entries: Array, end_ms: int) -> None:
-        """Rebuild the table from verified entries (structured, entry 1 first), in chunks."""
+        """Add verified entries that are in the file (structured, from index `count` + 1 on), in chunks."""
         for start in range(0, len(entries), _INSERT_CHUNK):
             hashes = normal_hashes(entries["key_hash"][start : start + _INSERT_CHUNK])
-            *_, fresh = self._insert(hashes, self.count + 1)
+            _, slots, values, fresh = self._insert(hashes, self.count + 1)
             self.slots_in_use += fresh
             self.count += len(hashes)
-        self.heads[:] = self._next_heads
+            self.heads[slots] = values
         self.end_ms = max(self.end_ms, end_ms)
 
     def header(self) -> Header:

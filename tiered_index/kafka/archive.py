@@ -29,13 +29,12 @@ import pyarrow as pa
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
-from tiered_index.kafka.client import Place, Retention, Stopped
-from tiered_index.kafka.columns import RecordColumns
+from tiered_index.kafka.client import Place, ReadStopped, TopicRetention
+from tiered_index.kafka.columns import RecordColumns, RecordLists
 from tiered_index.kafka.keys import Headers
 from tiered_index.kafka.names import BEGIN_PREFIX, Name, archived_end, positions_by_store
 from tiered_index.kafka.record import KafkaRecord, TimestampType
-from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.files import encode
 
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 
 KEYS_NOTE = "tiered_index.keys"
 """The values of `--key`, in the footer of a file: a list in JSON."""
+TOPIC_ID_NOTE = "tiered_index.topic_id"
+"""The id of the topic that a file's records are from, in its footer: 32 hexadecimal digits."""
 # those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
 SCHEMA = pa.schema(
     {
@@ -57,8 +58,12 @@ SCHEMA = pa.schema(
         "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
     }
 )
+# the columns of texts in a file
+_TEXTS = ("key", "value", "headers.list.element.key", "headers.list.element.value")
 # the bytes of a record in memory, less those of its texts
 _RECORD_BYTES = 100
+# One log record names at most so many objects, and about so many bytes of them
+_NAMED, _NAMED_BYTES = 256, 64 << 20
 # a round ends after so many partitions that can't be archived now: each may take as long as a request may
 _FAILURES = 3
 # a partition is archived before its time if about so many bytes wait; if none is archived yet, so many records
@@ -70,15 +75,12 @@ _OLD_S = 15.0
 EVERY_S = 3600.0
 
 
-def encode_records(place: Place, records: RecordColumns, keys: Sequence[str]) -> bytes:
-    """Return the file of records of one partition.
-
-    Memory: the texts of the records once more.
-    """
+def encode_records(place: Place, records: RecordColumns, keys: Sequence[str], topic_id: str = "") -> bytes:
+    """Return the file of records of one partition; its footer has `keys` and, unless it is unknown, `topic_id`."""
     count = len(records.offsets)
     columns = {
         "key": pa.array(records.keys, pa.binary()),
-        "value": pa.array(records.values, pa.binary()),
+        "value": records.values,
         "topic": pa.repeat(pa.scalar(place[0], pa.string()), count),
         "partition": pa.repeat(pa.scalar(place[1], pa.int32()), count),
         "offset": pa.array(records.offsets),
@@ -89,7 +91,10 @@ def encode_records(place: Place, records: RecordColumns, keys: Sequence[str]) ->
         "headers": _header_lists(records.headers),
     }
     table = pa.table(columns, schema=SCHEMA)
-    return encode_columns(table, records.sizes, {KEYS_NOTE: json.dumps(list(keys))})
+    # a compressor for each column of a row group costs more than what it saves of an empty one
+    texts = _TEXTS if any(records.headers) else _TEXTS[:2]
+    notes = {KEYS_NOTE: json.dumps(list(keys))} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
+    return encode_columns(table, records.sizes, texts, notes)
 
 
 def _header_lists(headers: Sequence[Headers]) -> pa.Array:
@@ -97,19 +102,26 @@ def _header_lists(headers: Sequence[Headers]) -> pa.Array:
     kind = SCHEMA.field("headers").type
     if not any(headers):
         return pa.nulls(len(headers), kind)
-    flat = [pair for one in headers for pair in one]
+    flat = [pair for pairs in headers for pair in pairs]
     names, values = pa.array([name for name, _ in flat], pa.string()), pa.array([each for _, each in flat], pa.binary())
     pairs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
     ends = list(itertools.accumulate(map(len, headers), initial=0))
     # the begin of a null is null
-    begins = pa.array([end if one else None for end, one in zip(ends, headers, strict=False)] + ends[-1:], pa.int32())
+    begins = pa.array(
+        [end if pairs else None for end, pairs in zip(ends, headers, strict=False)] + ends[-1:], pa.int32()
+    )
     return pa.ListArray.from_arrays(begins, pairs, type=kind)
 
 
 def keys_of_file(end: bytes) -> list[str]:
     """Return what `--key` gave when an archived file was written, by its footer or all of it."""
-    found: list[str] = json.loads(notes_of(end)[KEYS_NOTE])
-    return found
+    keys: list[str] = json.loads(notes_of(end)[KEYS_NOTE])
+    return keys
+
+
+def topic_id_of_file(end: bytes) -> str:
+    """Return the id of the topic that a file's records are from, by its footer or all of it; empty: unknown."""
+    return notes_of(end).get(TOPIC_ID_NOTE, "")
 
 
 def records_of(table: pa.Table) -> list[KafkaRecord]:
@@ -128,15 +140,16 @@ def _headers(rows: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None
 
 def archived_files(reader: IndexReader, topic: str) -> list[str]:
     """Return the paths or URIs of a topic's archived files, as DuckDB, Spark and Arrow open them."""
-    named = [(Name.parse(segment.store), segment.name) for segment in reader.archived()]
-    names = [name for store, name in named if store is not None and store.topic == topic]
+    segments = reader.segments()
+    stores = [store for store in segments.stores if (name := Name.parse(store)) is not None and name.topic == topic]
+    names = [segment.name for store in stores for segment in segments.of(store)]
     place = reader.storage.uri.partition("?")[0]
     if not place.startswith("file://"):
         return [f"{place}/{name}" for name in names]
     return [str(Path(unquote(urlsplit(place).path)) / encode(name)) for name in names]
 
 
-_NO_RETENTION = Retention(None, None)
+_NO_RETENTION = TopicRetention(None, None)
 
 
 @dataclass(eq=False)
@@ -144,7 +157,8 @@ class KafkaArchiver:
     """Archives the records that a source has put: an `Archiver`.
 
     A record waits at most `every_s`, less where much waits or the broker would delete it soon. An object has some
-    `segment_bytes` of records, before they are compressed.
+    `segment_bytes` of records, before they are compressed. It has an attribute for each fact about the stores that it
+    keeps from round to round, by the name of the store.
     """
 
     source: KafkaSource
@@ -161,7 +175,7 @@ class KafkaArchiver:
         self._waiting: dict[str, tuple[int, int]] = {}
         # of each store: the end of the records that are lost
         self._passed: dict[str, int] = {}
-        self._retentions: dict[str, Retention] = {}
+        self._retentions: dict[str, TopicRetention] = {}
         self._asked_s = float("-inf")
         self._unknown: set[str] = set()
         self._index, self._clock = self.source.index, self.source.clock
@@ -169,6 +183,10 @@ class KafkaArchiver:
         self._reading: Iterator[tuple[RecordColumns, int]] = iter(())
         self._next: tuple[str, int, int] | None = None
         self._stopped = threading.Event()
+        # objects without a name in the log: their stores, where they begin, and their bytes; the end of each store
+        self._sent: list[tuple[str, int]] = []
+        self._sent_bytes = 0
+        self._sent_ends: dict[str, int] = {}
         # partitions that could not be archived last time, by store; the latest one is the last of the next round
         self._failed: dict[str, int] = {}
         self._failures = itertools.count(1)
@@ -197,15 +215,16 @@ class KafkaArchiver:
     def _run(self, *, whole: bool) -> int:
         before, errors = self.archived, list[StorageUnavailable]()
         self._learn_retentions()
+        self._index.segment_archive.refresh()
         self._lose_deleted()
         try:
-            for name, until in sorted(self.source.settled(), key=lambda one: self._failed.get(one[0].store, 0)):
+            for name, until in sorted(self.source.settled(), key=lambda settled: self._failed.get(settled[0].store, 0)):
                 try:
                     while not self._stopped.is_set() and (whole or self._is_due(name, until)):
                         if not self._archive_next(name, until):
                             break
                     self._failed.pop(name.store, None)
-                except Stopped:
+                except ReadStopped:
                     break
                 except StorageUnavailable as error:
                     # a partition may be away for long, and the others must not wait for it
@@ -215,14 +234,14 @@ class KafkaArchiver:
                         break
         finally:
             self._reading, self._next = iter(()), None
+            self._name_sent()
         if errors:
             raise errors[0]
         return self.archived - before
 
     def _is_due(self, name: Name, until: int) -> bool:
-        state = self._index.segment_archive.state()
-        last: ArchivedSegment | None = next(iter(state.segments_of(name.store)[-1:]), None)
-        due, now_ms, partition = self._due(state, name), self._clock.now_ms(), self.source.partition(name)
+        segments = self._index.segment_archive.segments()
+        due, now_ms, partition = self._due(segments, name), self._clock.now_ms(), self.source.partition(name)
         if (waiting := until - due) <= 0:
             return False
         begin, since_ms = self._waiting.get(name.store, (-1, now_ms))
@@ -233,7 +252,7 @@ class KafkaArchiver:
         if due < partition.begun or due < partition.log.begin:
             return True
         age_ms, size_bytes = self._retentions.get(name.topic, _NO_RETENTION)
-        record_bytes = _WORTH_BYTES / _WORTH_RECORDS if last is None else last.size_bytes / (last.end - last.start)
+        record_bytes = segments.bytes_an_offset(name.store) or _WORTH_BYTES / _WORTH_RECORDS
         if waiting * record_bytes >= _WORTH_BYTES:
             return True
         if size_bytes is not None and waiting * max(record_bytes, partition.record_bytes) * _SHARE >= size_bytes:
@@ -245,11 +264,11 @@ class KafkaArchiver:
         # the absolute difference, so that a clock that is set back can't keep records out of the archive
         return abs(now_ms - since_ms) >= limit_s * 1000
 
-    def _due(self, state: LogState, store: Name | str) -> int:
+    def _due(self, segments: Segments, store: Name | str) -> int:
         """Return the offset in a log from which on records are not archived, and not known as lost."""
         text = store if isinstance(store, str) else store.store
         begin = self._index.durable_position(BEGIN_PREFIX + text) or 0
-        return max(archived_end(state, text) or 0, begin, self._passed.get(text, 0))
+        return max(archived_end(segments, text) or 0, begin, self._passed.get(text, 0), self._sent_ends.get(text, 0))
 
     def _learn_retentions(self) -> None:
         """Ask for the retention of topics, again every minute. One that can't be known is noted once."""
@@ -257,10 +276,12 @@ class KafkaArchiver:
         is_new = topics - self._retentions.keys() - self._unknown
         if not is_new and time.monotonic() - self._asked_s < (_ASK_AGAIN_S if self._unknown else _ASK_S):
             return
-        found = self.source.broker.retentions(sorted(topics), self._stopped)
+        retentions = self.source.broker.retentions(sorted(topics), self._stopped)
         self._asked_s = time.monotonic()
-        self._retentions.update({topic: one for topic, one in found.items() if isinstance(one, Retention)})
-        unknown = {topic: one for topic, one in found.items() if not isinstance(one, Retention)}
+        self._retentions.update(
+            {topic: known for topic, known in retentions.items() if isinstance(known, TopicRetention)}
+        )
+        unknown = {topic: reason for topic, reason in retentions.items() if not isinstance(reason, TopicRetention)}
         if new := sorted(unknown.keys() - self._unknown):
             self.source.note(
                 f"the retention of {len(new):,} topics is not known, the first {new[0]}: {unknown[new[0]]}; their "
@@ -270,33 +291,44 @@ class KafkaArchiver:
 
     def _lose_deleted(self) -> None:
         """Note records that went with their topics."""
-        state = self._index.segment_archive.state()
+        segments = self._index.segment_archive.segments()
         for name, until in self.source.deleted():
-            if (due := self._due(state, name)) < until:
+            if (due := self._due(segments, name)) < until:
                 self._lose(name, due, until, f"{name.topic}/{name.partition}: its topic was deleted")
 
     def _archive_next(self, name: Name, until: int) -> bool:
         """Archive records of a partition up to an offset; return whether there were any."""
-        state = self._index.segment_archive.refresh()
-        begin, until = self._next_range(state, name, until)
+        segments = self._index.segment_archive.segments()
+        begin, until = self._next_range(segments, name, until)
         if begin >= until:
             return False
         self._check_log(name)  # also before the read, which is useless while topic ids can't be read
         records, end = self._read(name, begin, until)
         self._check_log(name)
-        file = encode_records((name.topic, name.partition), records, self.source.all_keys().given)
-        self.archived += self._index.archive_columns(name.store, begin, end - begin, file)
+        file = encode_records((name.topic, name.partition), records, self.source.all_keys().rules, name.topic_id)
+        if self._index.send_columns(name.store, begin, end - begin, file, len(records.offsets), records.times):
+            self._sent.append((name.store, begin))
+            self._sent_bytes += len(file)
+        self._sent_ends[name.store] = end
+        if len(self._sent) >= _NAMED or self._sent_bytes >= _NAMED_BYTES:
+            self._name_sent()
         return True
 
-    def _next_range(self, state: LogState, name: Name, until: int) -> tuple[int, int]:
+    def _name_sent(self) -> None:
+        """Append a log record that names all objects that were sent. After an error their records are read again."""
+        sent, self._sent, self._sent_bytes, self._sent_ends = self._sent, [], 0, {}
+        if sent:
+            self.archived += self._index.name_columns(sent)
+
+    def _next_range(self, segments: Segments, name: Name, until: int) -> tuple[int, int]:
         """Return the next offsets to archive. Earlier records that the broker no longer has are a loss."""
-        known, place = archived_end(state, name.store), f"{name.topic}/{name.partition}"
-        due = self._due(state, name)
+        known, place = archived_end(segments, name.store), f"{name.topic}/{name.partition}"
+        due = self._due(segments, name)
         if due >= until:
             return due, until
         begin, end, _ = self.source.broker.range((name.topic, name.partition), self._stopped)
         if known is None and name.log:
-            self._lose_logs_before(state, name, place)
+            self._lose_logs_before(segments, name, place)
         if begin > due:
             self._lose(
                 name, due, min(begin, until), f"{place}: offset {due:,} is next, and the log begins at {begin:,}"
@@ -304,11 +336,11 @@ class KafkaArchiver:
         # a log that was cut may end before the position
         return max(begin, due), min(until, end)
 
-    def _lose_logs_before(self, state: LogState, name: Name, place: str) -> None:
+    def _lose_logs_before(self, segments: Segments, name: Name, place: str) -> None:
         positions = positions_by_store(self._index.durable_positions())
         for before in [name._replace(log=log).store for log in range(name.log)]:
             put = positions.get(before, 0)
-            if (end := self._due(state, before)) < put:
+            if (end := self._due(segments, before)) < put:
                 told = f"{place}: the log before was archived up to {end:,}, and was put up to {put:,}"
                 self._lose(before, end, put, told)
 
@@ -330,17 +362,20 @@ class KafkaArchiver:
 
     def _segments(self, place: Place, begin: int, until: int) -> Iterator[tuple[RecordColumns, int]]:
         """Yield the records of a partition, each time those of one segment and the offset behind them."""
-        parts, size = list[RecordColumns](), 0
+        parts, size, added = list[RecordColumns](), 0, RecordLists()
         with contextlib.closing(self.source.broker.messages(place, begin, until, self._stopped)) as batches:
             for batch in batches:
-                records = RecordColumns.of_messages(batch)
+                added.add(batch)
+                if size + added.size_bytes + len(added.offsets) * _RECORD_BYTES < self.segment_bytes:
+                    continue
+                records, added = added.columns(), RecordLists()
                 sizes, row = size + np.cumsum(records.sizes + _RECORD_BYTES), 0
                 while (last := int(np.searchsorted(sizes, self.segment_bytes))) < len(sizes):
                     yield RecordColumns.joined([*parts, records.rows(row, last + 1)]), int(records.offsets[last]) + 1
                     parts, sizes, row = [], sizes - sizes[last], last + 1
                 parts.append(records.rows(row))
                 size = int(sizes[-1])
-        yield RecordColumns.joined(parts), until
+        yield RecordColumns.joined([*parts, added.columns()]), until
 
     def _check_log(self, name: Name) -> None:
         """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
@@ -44,8 +45,8 @@ TIMEOUT_S = 30.0
 # of a request that is sent again later
 STEP_S = 5.0
 _PAUSE_S = _WAIT_S = 0.2
-# most messages of one call of a consumer, and most records that are few
-_MESSAGES, _FEW = 10_000, 1_000
+# most messages that are held at a time, as in a source, and most records that are few
+_MESSAGES, _FEW = 500, 1_000
 # else each record of an answer waits for a broker that is away
 _AWAY_S = 5.0
 _log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ MISSED = ("_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "IN
 _ADVERTISED = re.compile(r"(?:\w+://)?(\S+)/[0-9]+: (.*?)(?: \(after .*)?")
 _BOOTSTRAP = re.compile(r"\S+/bootstrap: (.*?)(?: \(after .*)?")
 _LINES_HELD = 100
+_ERROR = methodcaller("error")
 # Errors of a broker that could not be reached
 _UNREACHED = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
 _DAMAGED = ("_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG")
@@ -170,10 +172,10 @@ class SetupErrors:
             self._is_down = True
         elif _REFUSED.fullmatch(name):
             self.refused = error_of(error, self.place)
-        elif found := _ADVERTISED.fullmatch(text):
-            self._advertised[found[1]] = found[2]
-        elif found := _BOOTSTRAP.fullmatch(text):
-            self.reason = found[1]
+        elif advertised := _ADVERTISED.fullmatch(text):
+            self._advertised[advertised[1]] = advertised[2]
+        elif bootstrap := _BOOTSTRAP.fullmatch(text):
+            self.reason = bootstrap[1]
 
     def check(self) -> None:
         """Raise `StorageMisconfigured` if the brokers refuse the client, or advertise addresses that it can't reach."""
@@ -203,10 +205,10 @@ class KafkaAddress:
     @classmethod
     def parse(cls, text: str) -> KafkaAddress:
         """Return the address in `text`. Raises `InvalidArgument`."""
-        found = _ADDRESS.fullmatch(text)
-        if found is None:
+        parts = _ADDRESS.fullmatch(text)
+        if parts is None:
             raise InvalidArgument("write the address as kafka://HOST:PORT,.../TOPIC,...; pass logins by --kafka")
-        return cls(found[1], tuple(filter(None, (found[2] or "").split(","))))
+        return cls(parts[1], tuple(filter(None, (parts[2] or "").split(","))))
 
 
 def read_settings(path: Path) -> dict[str, str]:
@@ -284,23 +286,34 @@ def ask_ids(admin: Any, cluster: Any, topics: Iterable[str]) -> dict[str, Future
     return answers
 
 
-def id_in(answer: Future[Any]) -> str:
-    """Return a topic's id in hexadecimal digits; empty: the topic is deleted, or the cluster has no ids.
+def id_in(answer: Future[Any], topic: str) -> str:
+    """Return a topic's id in hexadecimal digits; empty: the topic is deleted.
 
-    Raises `KafkaException`.
+    Raises `ConfigError` for a cluster before Kafka 2.8, whose topics have no ids, and `KafkaException`.
     """
     try:
-        found = answer.result().topic_id
+        topic_id = answer.result().topic_id
     except kafka.KafkaException as error:
-        if error.args[0].name() not in ("UNKNOWN_TOPIC_OR_PART", "_UNSUPPORTED_FEATURE"):
+        if error.args[0].name() == "_UNSUPPORTED_FEATURE":
+            raise _too_old(topic) from error
+        if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
             raise
         return ""
-    words = found.get_most_significant_bits(), found.get_least_significant_bits()
+    words = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
     # a broker without ids answers 0
-    return "".join(f"{word % (1 << 64):016x}" for word in words) if any(words) else ""
+    if not any(words):
+        raise _too_old(topic)
+    return "".join(f"{word % (1 << 64):016x}" for word in words)
 
 
-class Retention(NamedTuple):
+def _too_old(topic: str) -> ConfigError:
+    return ConfigError(
+        f"the cluster has no id of topic {topic}: Kafka before 2.8 is not supported: upgrade its brokers to 2.8 or "
+        "later, and their inter.broker.protocol.version, too"
+    )
+
+
+class TopicRetention(NamedTuple):
     """The age and the bytes of a partition's records from which on the broker deletes them; None: it keeps all.
 
     With tiered storage, those from which on they are only in the remote storage, if that is sooner.
@@ -353,6 +366,28 @@ def range_in(ranges: Ranges, place: Place) -> LogRange:
     return asked(what := "{}/{}".format(*place), offsets)
 
 
+def _records_before(until: int, messages: list[Any], where: str) -> tuple[list[Any], bool]:
+    """Return the client's messages that are records before offset `until`, and whether no others come before it.
+
+    Raises as `error_of`.
+    """
+    # errors and ends are rare, and a loop over all messages is slow. A `KafkaError` is true, and
+    # raises `SystemError` if it is compared with None
+    is_whole = not any(map(_ERROR, messages))
+    if is_whole and messages and messages[-1].offset() < until:
+        return messages, False
+    batch = []
+    for message in messages:
+        error = message.error()
+        if error is None and message.offset() < until:
+            batch.append(message)
+        elif error is None or (error.code() == kafka.KafkaError._PARTITION_EOF and message.offset() >= until):
+            return batch, True
+        elif not is_of_group(message) and not is_passing(error):
+            raise error_of(error, where)
+    return batch, False
+
+
 def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, stopped: threading.Event | None = None) -> T:
     """Return `call()`, a request to the cluster, which is repeated for so long if that may help, unless `stopped`.
 
@@ -363,10 +398,10 @@ def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, stopped: th
         try:
             return call()
         except (kafka.KafkaException, StorageUnavailable) as error:
-            found = error if isinstance(error, StorageUnavailable) else error_of(error.args[0], what)
+            problem = error if isinstance(error, StorageUnavailable) else error_of(error.args[0], what)
             is_over = time.monotonic() > until_s or (stopped is not None and stopped.is_set())
-            if not isinstance(found, StorageUnavailable) or is_over:
-                raise found from (None if found is error else error)
+            if not isinstance(problem, StorageUnavailable) or is_over:
+                raise problem from (None if problem is error else error)
         time.sleep(_PAUSE_S)
 
 
@@ -397,8 +432,8 @@ def first_metadata(consumer: Any, setup: SetupErrors) -> Any:
 
 def is_passing(error: Any) -> bool:
     """Return whether the client itself repeats its request after an error."""
-    found = error_of(error, "")
-    return isinstance(found, StorageUnavailable) and error.name() not in (*MISSED, "_AUTO_OFFSET_RESET")
+    problem = error_of(error, "")
+    return isinstance(problem, StorageUnavailable) and error.name() not in (*MISSED, "_AUTO_OFFSET_RESET")
 
 
 def is_of_group(message: Any) -> bool:
@@ -417,14 +452,14 @@ class NoTopic(Exception):
     """The cluster has no such topic, or the topic no such partition."""
 
 
-class Stopped(StorageUnavailable):
+class ReadStopped(StorageUnavailable):
     """The caller was asked to end."""
 
 
 def _check_time(what: str, stopped: threading.Event | None) -> None:
     check_deadline(f"reading {what}")
     if stopped is not None and stopped.is_set():
-        raise Stopped(f"{what}: stopped while a broker was asked")
+        raise ReadStopped(f"{what}: stopped while a broker was asked")
 
 
 @dataclass(eq=False)
@@ -496,22 +531,24 @@ class KafkaBroker:
 
         return asked(where := "{}/{}".format(*place), ask, TIMEOUT_S, stopped)
 
-    def retentions(self, topics: Iterable[str], stopped: threading.Event | None = None) -> dict[str, Retention | str]:
-        """Return the retention of each topic, or why it is not known. Raises `Stopped`."""
+    def retentions(
+        self, topics: Iterable[str], stopped: threading.Event | None = None
+    ) -> dict[str, TopicRetention | str]:
+        """Return the retention of each topic, or why it is not known. Raises `ReadStopped`."""
         resources = [kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, topic) for topic in topics]
         answers = self.admin.describe_configs(resources, request_timeout=STEP_S) if resources else {}
         while wait(answers.values(), _WAIT_S).not_done:
             _check_time("the settings of topics", stopped)
-        found: dict[str, Retention | str] = {}
-        for one, answer in answers.items():
+        retentions: dict[str, TopicRetention | str] = {}
+        for resource, answer in answers.items():
             try:
-                found[one.name] = Retention.of(answer.result())
+                retentions[resource.name] = TopicRetention.of(answer.result())
             except kafka.KafkaException as error:
                 allowed = (
                     ": allow the client's login DESCRIBE_CONFIGS" if _REFUSED.fullmatch(error.args[0].name()) else ""
                 )
-                found[one.name] = f"{error.args[0].str()}{allowed}"
-        return found
+                retentions[resource.name] = f"{error.args[0].str()}{allowed}"
+        return retentions
 
     def check_setup(self) -> None:
         """Raise `StorageMisconfigured` if an error of the client for questions says that the set-up is wrong."""
@@ -532,7 +569,7 @@ class KafkaBroker:
             answers = ask_ids(self.admin, self.admin.list_topics(timeout=STEP_S), [topic])
             while wait(answers.values(), _WAIT_S).not_done:
                 _check_time(topic, stopped)
-            return id_in(answers[topic]) if answers else ""
+            return id_in(answers[topic], topic) if answers else ""
 
         return asked(topic, ask, TIMEOUT_S, stopped)
 
@@ -546,12 +583,12 @@ class KafkaBroker:
         while wait([answer], _WAIT_S).not_done:
             _check_time(topic, stopped)
         try:
-            numbers = {one.id for one in answer.result().partitions}
+            numbers = {partition_info.id for partition_info in answer.result().partitions}
         except kafka.KafkaException as error:
             if error.args[0].name() in MISSED:
                 raise NoTopic(f"the cluster has no topic {topic}") from None
-            if isinstance(found := error_of(error.args[0], topic), StorageMisconfigured):
-                raise found from error
+            if isinstance(problem := error_of(error.args[0], topic), StorageMisconfigured):
+                raise problem from error
             return
         if partition not in numbers:
             raise NoTopic(f"the topic {topic} has no partition {partition}")
@@ -576,21 +613,12 @@ class KafkaBroker:
             while begin < until:
                 _check_time(where, stopped)
                 messages = asked(where, partial(consumer.consume, min(until - begin, _MESSAGES), _WAIT_S))
-                batch = []
-                for message in messages:
-                    error = message.error()
-                    if error is None and message.offset() < until:
-                        batch.append(message)
-                    elif error is None or (
-                        error.code() == kafka.KafkaError._PARTITION_EOF and message.offset() >= until
-                    ):
-                        begin = until  # no record is before it
-                        break
-                    elif not is_of_group(message) and not is_passing(error):
-                        raise error_of(error, where)
+                batch, is_end = _records_before(until, messages, where)
                 if batch:
                     begin = max(begin, batch[-1].offset() + 1)
                     yield batch
+                if is_end:
+                    return
                 if messages:
                     heard_s = time.monotonic()
                 elif time.monotonic() - heard_s > TIMEOUT_S:

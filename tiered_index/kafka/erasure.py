@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import encode_records, keys_of_file, records_of
+from tiered_index.kafka.archive import encode_records, keys_of_file, records_of, topic_id_of_file
 from tiered_index.kafka.columns import RecordColumns
-from tiered_index.kafka.keys import FUNCTION, Keys
+from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import Name
-from tiered_index.service.erasure.erase import EraseRequest
-from tiered_index.service.erasure.segments import FoundMessages
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.erase import EraseRequest
+from tiered_index.service.jobs.erase_segments import FoundMessages
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 
 
@@ -48,18 +48,20 @@ class RecordsToErase:
         told = {*self.keys, *keys_of_file(file)}
         if request.keys and FUNCTION in told:
             return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
-        before_s, sought, keys = self.before_ms // 1000, set(request.spellings), Keys.by_rules(told)
+        before_s, sought, keys = self.before_ms // 1000, set(request.spellings), RecordKeys.by_rules(told)
         records = records_of(decode_columns(file))
-        kept, others = [], list[str]()
+        staying, others = [], list[str]()
         for record in records:
             time_ms = segment.published_ms if record.timestamp_ms is None else record.timestamp_ms
             of_record = set(keys.of(record)) if sought and time_ms // 1000 < before_s else set()
             others += of_record - sought
             if time_ms // 1000 >= before_s or (sought and of_record.isdisjoint(sought)):
-                kept.append(record)
-        if len(kept) == len(records):
+                staying.append(record)
+        if len(staying) == len(records):
             return FoundMessages()
         array = pa.array(others, pa.large_string())
         collisions = request.collisions(array, np.zeros(len(others), np.bool_), keyed=self.keyed)
-        written = encode_records((name.topic, name.partition), RecordColumns.of_records(kept), sorted(told))
-        return FoundMessages(len(records) - len(kept), file=written, collisions=collisions)
+        rest, topic_id = RecordColumns.of_records(staying), topic_id_of_file(file)
+        written = encode_records((name.topic, name.partition), rest, sorted(told), topic_id)
+        gone = len(records) - len(staying)
+        return FoundMessages(gone, file=written, collisions=collisions, rows=len(staying), times=rest.times)

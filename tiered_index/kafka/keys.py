@@ -77,7 +77,7 @@ def _spell(kind: str) -> Spell:
 
 
 @dataclass
-class Keys:
+class RecordKeys:
     """Extracts keys from records, by `--key` or by a function.
 
     A rule is ``key``, ``header:NAME`` or ``json:JMESPATH``. ``key:TYPE`` and ``header:NAME:TYPE`` are for bytes of
@@ -89,7 +89,7 @@ class Keys:
     value should be JSON and is not. `no_json_first` has the places of the first of these.
     """
 
-    given: Sequence[str] = ("key",)
+    rules: Sequence[str] = ("key",)
     function: KeyFunction | None = None
     without_key: int = 0
     too_long: int = 0
@@ -107,9 +107,9 @@ class Keys:
         self._seen: dict[str, set[str]] = {"header": set(), "member": set()}
         self._objects: set[str] = set()
         if self.function is not None:
-            self.given = (FUNCTION,)
+            self.rules = (FUNCTION,)
             return
-        for text in self.given:
+        for text in self.rules:
             kind, _, name = text.partition(":")
             if text == "key":
                 self._key_spells.append(key_text)
@@ -138,8 +138,8 @@ class Keys:
         if jmespath is None:
             raise ConfigError(f"--key json: needs the extra 'kafka' (jmespath is missing): {install_hint('kafka')}")
         try:
-            found = jmespath.compile(path)
-            nodes = [found.parsed] if check else []
+            compiled = jmespath.compile(path)
+            nodes = [compiled.parsed] if check else []
             while nodes:
                 node = nodes.pop()
                 nodes += [child for child in node["children"] if isinstance(child, dict)]
@@ -151,7 +151,7 @@ class Keys:
             raise InvalidArgument(
                 f"--key json:{path} can't be read as JMESPath: {str(error).splitlines()[0]}"
             ) from error
-        return found
+        return compiled
 
     @property
     def needs(self) -> tuple[bool, bool]:
@@ -163,20 +163,20 @@ class Keys:
         """Whether the record's key, of one spelling, is its only key in the index."""
         return len(self._key_spells) == 1 and not self._headers and not self._paths
 
-    def plain_keys(self, found: Sequence[bytes | None]) -> pa.Array | None:
+    def plain_keys(self, record_keys: Sequence[bytes | None]) -> pa.Array | None:
         """Return the keys of records with these keys, one a record; None: call `take_parts` for each record.
 
         Arrow makes texts of all at once: most keys are short texts, or numbers of one length. Memory: the keys twice.
         """
-        if not found or None in found or not self.only_key:
+        if not record_keys or None in record_keys or not self.only_key:
             return None
         spell = self._key_spells[0]
         try:
-            binary = pa.array(found, pa.binary())
+            binary = pa.array(record_keys, pa.binary())
         except (pa.ArrowInvalid, TypeError):
             return None
         _, offsets, data = binary.buffers()
-        lengths = np.diff(np.frombuffer(offsets, np.int32)[: len(found) + 1])
+        lengths = np.diff(np.frombuffer(offsets, np.int32)[: len(record_keys) + 1])
         units = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
         texts = None
         if isinstance(spell, partial) and (lengths == np.dtype(dtype := _NUMBERS[spell.args[0]]).itemsize).all():
@@ -219,9 +219,9 @@ class Keys:
         self, key: bytes | None, headers: Headers, value: bytes | None, place: Callable[[], str]
     ) -> list[str]:
         """As `take`, for the parts of a record; those that `needs` leaves out may be empty."""
-        damaged: list[None] = []
-        keys = self._counted(self._of_parts(key, headers, value, damaged))
-        if damaged:
+        spelled, is_json = self._of_parts(key, headers, value)
+        keys = self._counted(spelled)
+        if not is_json:
             self.no_json += 1
             if len(self.no_json_first) < NAMED:
                 self.no_json_first.append(place())
@@ -234,10 +234,10 @@ class Keys:
     def of(self, record: KafkaRecord) -> list[str]:
         """Return the distinct keys of a record."""
         if self.function is not None:
-            found = self._of_function(self.function, record)
+            spelled = self._of_function(self.function, record)
         else:
-            found = self._of_parts(record.key, record.headers, record.value, [])
-        return [key for key in dict.fromkeys(found) if _is_usable(key)]
+            spelled, _ = self._of_parts(record.key, record.headers, record.value)
+        return [key for key in dict.fromkeys(spelled) if _is_usable(key)]
 
     @staticmethod
     def _of_function(function: KeyFunction, record: KafkaRecord) -> list[str]:
@@ -247,41 +247,41 @@ class Keys:
             place = f"{record.topic}/{record.partition}/{record.offset}"
             raise InvalidArgument(f"record {place}: the function of keys failed: {error!r}") from error
 
-    def _counted(self, found: list[str]) -> list[str]:
-        if len(found) == 1 and _is_usable(found[0]):
-            return found
-        keys = [key for key in dict.fromkeys(found) if _is_usable(key)]
+    def _counted(self, spelled: list[str]) -> list[str]:
+        if len(spelled) == 1 and _is_usable(spelled[0]):
+            return spelled
+        keys = [key for key in dict.fromkeys(spelled) if _is_usable(key)]
         # a character has two UTF-16 code units at most
-        too_long = sum(len(key) * 2 > MAX_KEY_UNITS and not _is_usable(key) for key in found)
+        too_long = sum(len(key) * 2 > MAX_KEY_UNITS and not _is_usable(key) for key in spelled)
         self.too_long += too_long
         self.without_key += not keys and not too_long
         return keys
 
-    def _of_parts(self, key: bytes | None, headers: Headers, value: bytes | None, damaged: list[None]) -> list[str]:
-        """Return the keys of a record. Appends to `damaged` if its value should be JSON and is not."""
-        found = [spell(key) for spell in self._key_spells] if key is not None else []
+    def _of_parts(self, key: bytes | None, headers: Headers, value: bytes | None) -> tuple[list[str], bool]:
+        """Return the keys of a record, and false if its value should be JSON and is not."""
+        spelled = [spell(key) for spell in self._key_spells] if key is not None else []
         for name, spell in self._headers:
-            found += [spell(data) for header, data in headers if header == name and data is not None]
+            spelled += [spell(data) for header, data in headers if header == name and data is not None]
         if self._paths and value is not None:
-            found += self._of_value(value, damaged)
-        return found
+            of_value, is_json = self._of_value(value)
+            return spelled + of_value, is_json
+        return spelled, True
 
-    def _of_value(self, value: bytes, damaged: list[None]) -> list[str]:
+    def _of_value(self, value: bytes) -> tuple[list[str], bool]:
         if self._fields is not None:
             with contextlib.suppress(Unclear):
-                return self._fields.keys_of(value[_FRAME_BYTES:] if value[:1] == b"\0" else value)
+                return self._fields.keys_of(value[_FRAME_BYTES:] if value[:1] == b"\0" else value), True
         document = _document(value)
         if document is None:
-            damaged.append(None)
-            return []
-        found = []
+            return [], False
+        texts = []
         for _, path in self._paths:
             # the path may not accept this value, in jmespath's own checks or not: the record lacks this key
             with contextlib.suppress(
                 jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError
             ):
-                found += list(key_texts(path.search(document[0])))
-        return found
+                texts += list(key_texts(path.search(document[0])))
+        return texts, True
 
     def _note_lack(self, headers: Headers, value: bytes | None) -> None:
         """Note the members of a record that gave no key."""

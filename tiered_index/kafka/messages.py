@@ -24,14 +24,13 @@ from tiered_index.errors import (
 from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
 from tiered_index.kafka.archive import keys_of_file, records_of
 from tiered_index.kafka.client import Deleted, KafkaBroker, NoTopic
-from tiered_index.kafka.keys import FUNCTION, KeyFunction, Keys
+from tiered_index.kafka.keys import FUNCTION, KeyFunction, RecordKeys
 from tiered_index.kafka.names import Name, keys_in
 from tiered_index.kafka.record import KafkaRecord
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.messages import Fetched, MessageState
-from tiered_index.service.lookup.search import Search
+from tiered_index.service.read.messages import Fetched, MessageState, Search
+from tiered_index.service.read.segments import Segments
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
@@ -49,8 +48,8 @@ _CLOCK_STEP_S = 1
 
 def parse_place(text: str) -> tuple[str, int, int]:
     """Return topic, partition and offset of ``kafka:TOPIC/PARTITION/OFFSET``. Raises `InvalidArgument`."""
-    if (found := _PLACE.fullmatch(text)) is not None:
-        topic, partition, offset = found[1], int(found[2]), int(found[3])
+    if (place := _PLACE.fullmatch(text)) is not None:
+        topic, partition, offset = place[1], int(place[2]), int(place[3])
         if partition <= _MOST_PARTITION and offset <= _MOST_OFFSET:
             return topic, partition, offset
     raise InvalidArgument(f"write a record's place as kafka:TOPIC/PARTITION/OFFSET, not {text!r:.200}")
@@ -163,10 +162,21 @@ class KafkaMessages:
 
     def _read_archive(self, archive: SegmentArchive, search: RecordSearch, told: set[str]) -> bool:
         """Look into the archived logs of a partition, the newest first; return whether to look again."""
-        state, (topic, partition, offset) = archive.state(), search.place
-        for store in _logs_of(state, topic, partition):
-            if (segment := state.segment_holding(store, offset)) is None:
-                if offset < state.expired.segments.get(store, 0):
+        segments, (topic, partition, offset) = archive.segments(), search.place
+        for store in _logs_of(segments, topic, partition):
+            reads = list[int]()
+            try:
+                segment = next(iter(archive.holding(offset, store, reads)), None)
+            except (CorruptFile, StorageError, BudgetExceeded) as error:
+                # the catalog of the segment can't be read
+                search.problems.append(str(error))
+                search.damaged = search.damaged or isinstance(error, CorruptFile)
+                search.error = search.error if isinstance(error, CorruptFile) else error
+                continue
+            finally:
+                search.charge(reads)
+            if segment is None:
+                if offset < segments.state.expired.segments.get(store, 0):
                     # what only the broker could tell stays open
                     search.state = "expired" if search.error is None else search.state
                     search.problems.append(f"it has expired in the archive of {store}")
@@ -215,16 +225,16 @@ class KafkaMessages:
 
     def _carries(self, told: set[str], record: KafkaRecord, key: str) -> bool:
         spellings = {key, *other_spellings(key)}
-        if not spellings.isdisjoint(Keys.by_rules(told).of(record)):
+        if not spellings.isdisjoint(RecordKeys.by_rules(told).of(record)):
             return True
         if FUNCTION in told and self.function is None:
             raise InvalidArgument("the keys of this index are those of a function: pass it to KafkaMessages(function=)")
         return self.function is not None and not spellings.isdisjoint(self.function(record))
 
 
-def _logs_of(state: LogState, topic: str, partition: int) -> list[str]:
+def _logs_of(segments: Segments, topic: str, partition: int) -> list[str]:
     """Return the stores of a partition's logs that are archived or were, the newest first."""
-    stores = {*state.stores, *state.expired.segments}
+    stores = {*segments.stores, *segments.state.expired.segments}
     logs = [(name, store) for store in stores if (name := Name.parse(store)) is not None]
     mine = [(name.generation, store) for name, store in logs if (name.topic, name.partition) == (topic, partition)]
     return [store for _, store in sorted(mine, reverse=True)]

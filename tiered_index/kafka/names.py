@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
-from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
 
 KEYS_PREFIX = "kafka-key:"
 BEGIN_PREFIX = "kafka-begin:"
@@ -32,9 +32,9 @@ class Name(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name in `text`; None: it is another source's."""
-        if (found := _NAME.fullmatch(text)) is None:
+        if (parts := _NAME.fullmatch(text)) is None:
             return None
-        return cls(found[1], found[2], int(found[3]), int(found[5] or 0), found[4] or "", int(found[6] or 0))
+        return cls(parts[1], parts[2], int(parts[3]), int(parts[5] or 0), parts[4] or "", int(parts[6] or 0))
 
     def __str__(self) -> str:
         topic_id = f"@{self.topic_id}" if self.topic_id else ""
@@ -52,19 +52,18 @@ class Name(NamedTuple):
         return self._replace(generation=self.generation + 1, log=self.log + (not same_log))
 
 
-def archived_end(state: LogState, store: str) -> int | None:
+def archived_end(segments: Segments, store: str) -> int | None:
     """Return the offset up to which a partition's log is archived, or was; None: nothing is."""
-    ends = [segment.end for segment in state.segments_of(store)[-1:]] + [state.expired.segments.get(store, 0)]
-    return max(ends) or None
+    return max(segments.end(store), segments.state.expired.segments.get(store, 0)) or None
 
 
 def positions_by_store(positions: Mapping[str, int]) -> dict[str, int]:
     """Return the greatest position of each log of a partition, whatever its generation, by `Name.store`."""
-    found: dict[str, int] = {}
+    greatest: dict[str, int] = {}
     for text, position in positions.items():
         if (name := Name.parse(text)) is not None:
-            found[name.store] = max(position, found.get(name.store, 0))
-    return found
+            greatest[name.store] = max(position, greatest.get(name.store, 0))
+    return greatest
 
 
 def keys_in(positions: Iterable[str]) -> set[str]:

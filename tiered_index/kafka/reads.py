@@ -37,14 +37,14 @@ class TopicRead:
     def __post_init__(self) -> None:
         self.read_ms = self.told_ms
 
-    def look(self, found: Look) -> None:
+    def look(self, look: Look) -> None:
         """Note a look. An earlier one whose ends are not reached yet counts first: else a slow reader proves none.
 
         The exception: a log that ends earlier now was cut, and may never reach its earlier end.
         """
-        self._newest, waits = found, self._waits
-        if waits is None or any(found.ends.get(name, end) < end for name, end in waits.ends.items()):
-            self._waits = found
+        self._newest, waits = look, self._waits
+        if waits is None or any(look.ends.get(name, end) < end for name, end in waits.ends.items()):
+            self._waits = look
 
     def reach(self, positions: Mapping[Name, int]) -> None:
         """Advance `read_ms` to the newest look whose ends `positions` have reached.

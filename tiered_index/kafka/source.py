@@ -19,11 +19,9 @@ A topic that was deleted and created again has another id. Each name has the id 
 source looks for partitions (`_looking`): it asks for ids first and then for ranges, and does not wait for the answers.
 While an id can't be asked the log counts as the same one.
 
-A cluster before Kafka 2.8 has no ids. There, at the begin and if a topic reappears, an archived record must be at its
-offset. If the archive can't tell, one of the last `_COMPARED` records before the position must be in the index, by
-place, size, time and key. Otherwise the log counts as another one. A topic that is replaced between two looks is not
-detected there. A log with archived records keeps its place in the archive even if records are read again. The
-exception: an id or an archived record shows that it is another log.
+A cluster before Kafka 2.8, whose topics have no ids, is refused. A log with archived records keeps its place in the
+archive even if records are read again. The exception: an id shows that it is another log, or the log was cut before the
+end of the archived records.
 
 At each look the source notes the ends of all logs. It keeps in the index up to which time each topic is read whole
 (`TopicRead`), and that it is behind. So answers are complete only up to this time.
@@ -41,12 +39,12 @@ import logging
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -63,19 +61,17 @@ from tiered_index.errors import (
     did_you_mean,
 )
 from tiered_index.follow import Batch, Lag, Loss
-from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import records_of
+from tiered_index.kafka.archive import topic_id_of_file
 from tiered_index.kafka.client import (
     MISSED,
     STEP_S,
     TIMEOUT_S,
-    Deleted,
     HeldLog,
     KafkaAddress,
     KafkaBroker,
     LogRange,
-    NoTopic,
     Place,
+    Ranges,
     SetupErrors,
     answers_of,
     ask_ids,
@@ -91,8 +87,9 @@ from tiered_index.kafka.client import (
     range_in,
     record_of,
 )
-from tiered_index.kafka.columns import RecordColumns
-from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.columns import RecordLists
+from tiered_index.kafka.group import GroupOffsets
+from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.names import (
     BEGIN_PREFIX,
     EPOCH_PREFIX,
@@ -109,14 +106,14 @@ from tiered_index.types import MAX_TIMESTAMP_MS, format_time, inclusive
 
 _log = logging.getLogger(__name__)
 RestartAt = Literal["begin", "end"]
-_MESSAGES = 50_000
+# Most records that are taken before they are put, and most messages of the client that are held at a time: garbage
+# collection visits each of them, and later ones use their memory again
+_MESSAGES, _HELD = 100_000, 500
 _WAIT_S = 0.2
 _ROUND_S = 0.5
 _METADATA_S = 5.0
 # a cluster that elects new leaders takes some seconds: no trouble of a source that has read everything
 _FAILOVER_S = 15.0
-_COMMIT_S = 1.0
-_CLOSE_S = 3.0
 # the clock may have begun a second ago, with the host
 _LONG_AGO_S = float("-inf")
 # A run without `follow` raises after so long without an answer of the cluster
@@ -127,8 +124,6 @@ _COMPARED, _ALIKE = 100, 10_000
 _READ_AGAIN = 10
 # Most topics whose leaders are asked for again at a look
 _RENEWED = 20
-# Most archived records that are compared with those of a broker
-_ASKED = 10
 
 
 class OffsetOutOfRange(CorruptFile):
@@ -214,6 +209,18 @@ class _Read(NamedTuple):
     epoch: int | None
 
 
+class _Taken:
+    """Records of a partition that were taken, and their keys unless the record's key is the only one."""
+
+    def __init__(self) -> None:
+        self.records = RecordLists(with_values=False)
+        # the keys of all records, and the number of keys of each
+        self.texts: list[str] = []
+        self.counts: list[int] = []
+        self.left_out = 0
+        self.epoch: int | None = None
+
+
 _NO_ENTRIES: dict[str, Any] = {n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
 
 
@@ -226,10 +233,10 @@ def check_cluster(address: KafkaAddress, settings: Mapping[str, str]) -> None:
     setup = SetupErrors(place)
     consumer = open_consumer({**settings, "bootstrap.servers": address.servers}, HeldLog(), error_cb=setup)
     try:
-        found = first_metadata(consumer, setup)
+        metadata = first_metadata(consumer, setup)
     finally:
         consumer.close()
-    _check_topics(address, place, found)
+    _check_topics(address, place, metadata)
 
 
 def _check_topics(address: KafkaAddress, place: str, cluster: Any) -> None:
@@ -253,12 +260,14 @@ class KafkaSource:
     `restart` reads every partition from its begin. `commit_group` publishes durable positions as offsets of a group.
     Raises `InvalidArgument` for a missing topic, `ConfigError` if the index follows another cluster,
     `StorageUnavailable` and `StorageMisconfigured` if the cluster does not answer or refuses.
+
+    It has more attributes than most classes: each is one answer about partitions, in the states of the module's table.
     """
 
     index: IndexService
     address: KafkaAddress
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
-    keys: Keys = field(default_factory=Keys)
+    keys: RecordKeys = field(default_factory=RecordKeys)
     follow: bool = True
     restart: bool = False
     restart_at: RestartAt | None = None
@@ -309,16 +318,12 @@ class KafkaSource:
         # whether records are being read, which the client does not return again
         self._is_taking = False
         self._trouble: str | None = None
-        self._looked_s = self._committed_s = _LONG_AGO_S
+        self._looked_s = _LONG_AGO_S
         self._look: Generator[Iterable[Future[Any]], None, None] | None = None
         self._answers: Iterable[Future[Any]] = ()
         self._has_begun = False
         self._heard_s = time.monotonic()
-        # Published offsets; those that are being published, with the answer; and why the last ones were not
-        self._committed: dict[Place, int] = {}
-        self._commit: tuple[dict[Place, int], Future[Any]] | None = None
-        self._uncommitted: str | None = None
-        self.failed_commits = 0
+        self.group = GroupOffsets(self.commit_group, self.broker, self.note) if self.commit_group else None
         try:
             self._begin()
         except BaseException:
@@ -327,7 +332,7 @@ class KafkaSource:
             raise
         self._has_begun = True
         log.pass_on()
-        for key in self.keys.given:
+        for key in self.keys.rules:
             index_key = f"{KEYS_PREFIX}{key}"
             if self.index.durable_position(index_key) is None:
                 self.index.put_batch(_NO_ENTRIES, index_key, 1)
@@ -340,11 +345,10 @@ class KafkaSource:
         held = sorted(partition.held or "" for partition in self._held(again=True))
         named = f"{len(away):,} partitions can't be read now, the first {away[0][1]}" if away else None
         stopped = f"stopped partitions: {len(failed):,}, the first {failed[0][1]}" if failed else None
+        unpublished = self.group.problem if self.group is not None else None
         open_ones = f"partitions with open transactions: {len(held):,}, the first {held[0]}" if held else None
         return (
-            "; ".join(
-                filter(None, (None if is_failover else self._trouble, named, stopped, open_ones, self._uncommitted))
-            )
+            "; ".join(filter(None, (None if is_failover else self._trouble, named, stopped, open_ones, unpublished)))
             or None
         )
 
@@ -355,12 +359,19 @@ class KafkaSource:
             and time.monotonic() - self._well_s < _FAILOVER_S
             and not self._waiting
             and not self._failed
-            and all(one.high <= one.position and (one.target or 0) <= one.position for one in self._known())
+            and all(
+                partition.high <= partition.position and (partition.target or 0) <= partition.position
+                for partition in self._known()
+            )
         )
 
     def _held(self, *, again: bool) -> list[Partition]:
         """Return the partitions that an open transaction holds, if `again` since an earlier look."""
-        return [one for one in self._known() if one.held is not None and (one.is_seen_again or not again)]
+        return [
+            partition
+            for partition in self._known()
+            if partition.held is not None and (partition.is_seen_again or not again)
+        ]
 
     def _note_held(self, *, again: bool) -> None:
         for partition in self._held(again=again):
@@ -370,13 +381,13 @@ class KafkaSource:
 
     def _note_error(self, error: Any) -> None:
         """Note an error of the client that is of no partition. It tries again by itself where that helps."""
-        found = error_of(error, self.place)
+        problem = error_of(error, self.place)
         if not self._has_begun:
             self._setup(error)
-        if error.fatal() or not (self._has_begun or isinstance(found, StorageUnavailable)):
-            self._problem = found
+        if error.fatal() or not (self._has_begun or isinstance(problem, StorageUnavailable)):
+            self._problem = problem
         else:
-            self._trouble = str(found)
+            self._trouble = str(problem)
 
     def _fail(self, place: Place, error: TieredIndexError) -> None:
         """Stop reading a partition, and note why."""
@@ -442,29 +453,29 @@ class KafkaSource:
         begins, begun_ms = not (self._has_begun or self._assigned), self.clock.now_ms()
         try:
             if begins:
-                found = first_metadata(self._consumer, self._setup)
+                metadata = first_metadata(self._consumer, self._setup)
             else:
-                found = asked(self.place, lambda: self._consumer.list_topics(timeout=min(STEP_S, TIMEOUT_S)))
+                metadata = asked(self.place, lambda: self._consumer.list_topics(timeout=min(STEP_S, TIMEOUT_S)))
         except StorageUnavailable as error:
             if begins:
                 raise
             self._trouble = str(error)
             self._note_looks(begun_ms, {})
             return
-        known = [name for name, topic in found.topics.items() if topic.error is None]
+        known = [name for name, topic in metadata.topics.items() if topic.error is None]
         wanted = [name for name in known if self._is_wanted(name)]
         unsure = {
             name: topic.error.str()
-            for name, topic in found.topics.items()
+            for name, topic in metadata.topics.items()
             if topic.error is not None and is_passing(topic.error)
         }
         self._unsure = {name: reason for name, reason in unsure.items() if self._is_wanted(name)}
         if begins:
-            self.cluster = self.cluster or found.cluster_id or "-"
+            self.cluster = self.cluster or metadata.cluster_id or "-"
             self._check_one_cluster()
-            _check_topics(self.address, self.place, found)
+            _check_topics(self.address, self.place, metadata)
             self._note_patterns(known)
-        there = {(name, number) for name in wanted for number in found.topics[name].partitions}
+        there = {(name, number) for name in wanted for number in metadata.topics[name].partitions}
         gone = {place for place in self._partitions.keys() - self._gone - there if place[0] not in unsure}
         self._waiting = {place for place in self._waiting if place in there or place[0] in unsure}
         self._waiting |= there - (self._partitions.keys() - self._gone) - self._failed.keys()
@@ -474,26 +485,10 @@ class KafkaSource:
         missed = self._missed
         self._missed = set()
         self.broker.renew(sorted({topic for topic, _ in self._away if topic in wanted})[:_RENEWED])
-        answers = ask_ids(self.broker.admin, found, {*wanted, *(topic for topic, _ in gone)})
+        answers = ask_ids(self.broker.admin, metadata, {*wanted, *(topic for topic, _ in gone)})
         yield answers.values()
-        ids, trouble = dict[str, str](), None
-        hidden: dict[str, TieredIndexError] = {}
-        for name, answer in answers.items():
-            try:
-                ids[name] = asked(name, lambda answer=answer: id_in(answer))  # type: ignore[misc]
-            except StorageUnavailable as error:
-                trouble = str(error)
-            except StorageMisconfigured as error:
-                hidden[name] = error
-        for place in sorted(gone):
-            # a list of all topics has none that the login may not see
-            if place[0] in hidden:
-                self._fail(place, hidden[place[0]])
-                continue
-            self._stop_reading(place)
-            self._gone.add(place)
-            self._failed.pop(place, None)
-            self.note(f"{self._partitions[place].place} is gone: it was deleted")
+        ids, trouble, hidden = self._ids_in(answers)
+        self._leave_gone(gone, hidden)
         self._gone -= there
         for place in there & self._assigned:
             if place in missed or ids.get(place[0], "") not in ("", self._partitions[place].name.topic_id):
@@ -502,20 +497,7 @@ class KafkaSource:
         waiting = frozenset(self._waiting)
         ranges = self.broker.ranges(there)
         yield answers_of(ranges)
-        durable = self._newest_names() if waiting else {}
-        away, ends = {}, dict[Place, int]()
-        for place in sorted(there):
-            try:
-                log = range_in(ranges, place)
-                if place in waiting & self._waiting:
-                    self._take_up(place, durable.get(place), ids.get(place[0], ""), log.begin, log.end)
-                if place in self._partitions:
-                    self._partitions[place].look_at(log, self.clock.now_ms())
-                    ends[place] = log.high
-            except StorageUnavailable as error:
-                away[place] = str(error)
-            except (StorageMisconfigured, CorruptFile) as error:
-                self._fail(place, error)
+        away, ends = self._take_ranges(there, waiting, ids, ranges)
         self._away, self._trouble = away, trouble
         if not away and trouble is None and not unsure:
             self._well_s = time.monotonic()
@@ -527,10 +509,54 @@ class KafkaSource:
                 looks.setdefault(place[0], {})[self._partitions[place].name] = end
         self._note_looks(begun_ms, looks)
 
+    @staticmethod
+    def _ids_in(answers: Mapping[str, Future[Any]]) -> tuple[dict[str, str], str | None, dict[str, TieredIndexError]]:
+        """Return the ids of topics, why some are not known now, and the errors of topics that the login may not see."""
+        ids, trouble, hidden = dict[str, str](), None, dict[str, TieredIndexError]()
+        for name, answer in answers.items():
+            try:
+                ids[name] = asked(name, partial(id_in, answer, name))
+            except StorageUnavailable as error:
+                trouble = str(error)
+            except StorageMisconfigured as error:
+                hidden[name] = error
+        return ids, trouble, hidden
+
+    def _leave_gone(self, gone: Iterable[Place], hidden: Mapping[str, TieredIndexError]) -> None:
+        """Stop reading partitions that are gone: a list of all topics has none that the login may not see either."""
+        for place in sorted(gone):
+            if place[0] in hidden:
+                self._fail(place, hidden[place[0]])
+                continue
+            self._stop_reading(place)
+            self._gone.add(place)
+            self._failed.pop(place, None)
+            self.note(f"{self._partitions[place].place} is gone: it was deleted")
+
+    def _take_ranges(
+        self, there: Iterable[Place], waiting: Collection[Place], ids: Mapping[str, str], ranges: Ranges
+    ) -> tuple[dict[Place, str], dict[Place, int]]:
+        """Take up `waiting` partitions, and note the ranges of all. Return why some have none, and the others' ends."""
+        durable = self._newest_names() if waiting else {}
+        away, ends = dict[Place, str](), dict[Place, int]()
+        for place in sorted(there):
+            try:
+                log = range_in(ranges, place)
+                if place in waiting and place in self._waiting:
+                    self._take_up(place, durable.get(place), ids.get(place[0], ""), log.begin, log.end)
+                if place in self._partitions:
+                    self._partitions[place].look_at(log, self.clock.now_ms())
+                    ends[place] = log.high
+            except StorageUnavailable as error:
+                away[place] = str(error)
+            except (StorageMisconfigured, CorruptFile) as error:
+                self._fail(place, error)
+        return away, ends
+
     def _note_looks(self, begun_ms: int, ends: Mapping[str, Mapping[Name, int]]) -> None:
         """Note the ends of the logs of topics, of those that could be asked for all partitions."""
         self._looks_ms, self._begun_ms = (self._looks_ms[1], begun_ms), self._begun_ms or begun_ms
-        for topic in {one.name.topic for one in self._known()} | ends.keys():
+        for topic in {partition.name.topic for partition in self._known()} | ends.keys():
             if (read := self._reads.get(topic)) is None:
                 name, unread = (form(self._told_as, topic) for form in (read_name, unread_name))
                 if (told_ms := self.index.durable_position(name)) is None:
@@ -551,7 +577,7 @@ class KafkaSource:
 
         It yields them only after records, so that a topic without new ones writes nothing.
         """
-        positions = {one.name: one.position for one in self._partitions.values()}
+        positions = {partition.name: partition.position for partition in self._partitions.values()}
         has_told = False
         for topic, read in self._reads.items():
             read.reach(positions)
@@ -601,12 +627,11 @@ class KafkaSource:
             partition.epoch = before.epoch if before else self.index.durable_position(f"{EPOCH_PREFIX}{name}")
             is_other = bool(name.topic_id and topic_id) and topic_id != name.topic_id
             if before is None and self.restart:
-                same_log = not is_other and (bool(name.topic_id) or self._is_archived_log(name, begin) is not False)
-                self._begin_again(partition, begin, same_log)
+                self._begin_again(partition, begin, not is_other)
             elif is_other:
                 self._start_anew(partition, begin, "its topic was deleted and created again", same_log=False)
-            elif (is_lost := before is not None and before.is_out_of_range) or not name.topic_id:
-                self._continue(partition, begin, end, is_lost)
+            elif before is not None and before.is_out_of_range:
+                self._find_place(partition, begin, end)
         partition.begun = partition.position if before is None else before.begun
         # behind the log's end only the client's answer counts: the log may have been cut
         partition.target = None if self.follow or partition.read > end else end
@@ -626,8 +651,8 @@ class KafkaSource:
         """
         archive = self.index.segment_archive
         # a root that was lost may have archived another log under this name
-        while (archived := archived_end(archive.state(), partition.name.store)) is not None and (
-            archived > partition.high or self._is_archived_log(partition.name, 0) is False
+        while (archived := archived_end(archive.segments(), partition.name.store)) is not None and (
+            archived > partition.high or not self._may_be_archived_log(partition.name)
         ):
             partition.name = partition.name.begun_again(same_log=False)
         # the position is first: else the begin would count for the next log of this name
@@ -651,45 +676,31 @@ class KafkaSource:
         problem = f"{partition.place}: {why}: it is read from {at:,}"
         self._pending.append(self._passed(partition, at, Loss("rewritten", min(at, before), before, None, problem)))
 
-    def _continue(self, partition: Partition, begin: int, end: int, is_lost: bool) -> None:
-        """Continue in a log that may be another one or, if the client has lost its place (`is_lost`), was cut.
+    def _find_place(self, partition: Partition, begin: int, end: int) -> None:
+        """Continue in a log, which has offsets [`begin`, `end`), in which the client has lost its place: it was cut, or
+        its next record was deleted.
 
-        Raises `OffsetOutOfRange` without `restart_at`.
+        Raises `OffsetOutOfRange` without `restart_at` if the next record was deleted.
         """
-        position, is_archived = partition.position, self._is_archived_log(partition.name, begin)
-        archived = archived_end(self.index.segment_archive.state(), partition.name.store)
-        is_cut = position > end
-        if not is_lost and is_archived is not None:
-            if not is_archived:
-                self._start_anew(partition, begin, "a record is not the one that was archived", same_log=False)
-            return
-        found, other = self._compared(partition, begin, end) if begin <= position else (False, None)
-        # without an id only records tell a log that was cut from that of another topic
-        is_same_topic = is_lost and bool(partition.name.topic_id)
-        if is_cut and (found or is_same_topic):
-            at = (end if other is None else other) if found else begin
-            why = f"its log was cut: it had offset {position:,} next, and its log has {inclusive(begin, end)}"
-            same_log = is_archived is not False and (archived or 0) <= at
-            self._start_anew(partition, at, why, same_log)
-        elif begin <= position <= end:
-            has_archive = archived is not None
-            if is_lost and other is not None:  # else a replica was behind its leader
-                why = f"records from offset {other:,} on are not those that were read: its log was cut, and grew again"
-                # records before the cut may wait for the archive
-                same_log = is_archived is not False and (found or has_archive)
-                self._start_anew(partition, other if found else begin, why, same_log)
-            elif not is_lost and not found and begin < position:
-                why = f"none of its records before offset {position:,} is in the index"
-                self._start_anew(partition, begin, why, has_archive)
-        elif self.restart_at is None:
-            raise OffsetOutOfRange(partition.place, position, begin, end)
-        else:
+        position = partition.position
+        if position < begin:
+            if self.restart_at is None:
+                raise OffsetOutOfRange(partition.place, position, begin, end)
             target = begin if self.restart_at == "begin" else end
-            loss = _gap(partition, begin, end, target)
-            if target < position:
-                # records behind a cut may be archived: then the log has others at their offsets
-                self._begin_again(partition, target, same_log=is_archived is True and (archived or 0) <= end)
-            self._pending.append(self._passed(partition, target, loss))
+            self._pending.append(self._passed(partition, target, _gap(partition, begin, end, target)))
+            return
+        is_known, other = self._compared(partition, begin, end)
+        if position > end:
+            at = (end if other is None else other) if is_known else begin
+            why = f"its log was cut: it had offset {position:,} next, and its log has {inclusive(begin, end)}"
+        elif other is None:
+            return  # a replica was behind its leader
+        else:
+            at = other if is_known else begin
+            why = f"records from offset {other:,} on are not those that were read: its log was cut, and grew again"
+        archived = archived_end(self.index.segment_archive.segments(), partition.name.store)
+        # records before the cut may wait for the archive, and those behind it may be in the archive
+        self._start_anew(partition, at, why, same_log=(archived or 0) <= at)
 
     def _compared(self, partition: Partition, begin: int, end: int) -> tuple[bool, int | None]:
         """Return whether one of the last records before the position is in the index, and the first one after it that
@@ -713,19 +724,15 @@ class KafkaSource:
             other = record.offset
         return False, other
 
-    def _is_archived_log(self, name: Name, begin: int) -> bool | None:
-        """Return whether the log of a broker is the archived one; None: no record is in both."""
+    def _may_be_archived_log(self, name: Name) -> bool:
+        """Return whether the id of a partition's topic is that of the archived records, if both are known."""
         archive = self.index.segment_archive
-        segments = archive.refresh().segments_of(name.store)[-1:]
-        if not segments or segments[0].end <= begin:
-            return None
-        # a damaged segment or record, or one that was deleted since, can't tell
-        with contextlib.suppress(CorruptFile, ObjectNotFound, Deleted, NoTopic):
-            rows = records_of(decode_columns(archive.verified(segments[0], 0, segments[0].size_bytes)))
-            for row in [row for row in reversed(rows) if row.offset >= begin][:_ASKED]:
-                if (record := self.broker.record(name.topic, name.partition, row.offset)) is not None:
-                    return record == row
-        return None
+        archive.refresh()
+        last = archive.segments().last(name.store)
+        # a damaged segment, or one that was deleted since, can't tell
+        with contextlib.suppress(CorruptFile, ObjectNotFound):
+            return last is None or topic_id_of_file(archive.table(last).footer) in ("", name.topic_id)
+        return True
 
     def partition(self, name: Name) -> Partition:
         """Return the partition of a name. Any thread."""
@@ -744,14 +751,20 @@ class KafkaSource:
     def settled(self) -> list[tuple[Name, int]]:
         """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""
         durable = positions_by_store(self.index.durable_positions())
-        names = [one.name for one in self._known() if one.key not in self._waiting]
+        names = [partition.name for partition in self._known() if partition.key not in self._waiting]
         return [(name, durable[name.store]) for name in names if name.store in durable]
 
-    def all_keys(self) -> Keys:
+    def _durable(self) -> dict[Place, int]:
+        """Return the durable position of each partition that has one."""
+        durable = self.index.durable_positions()
+        positions = {partition.key: durable.get(str(partition.name)) for partition in self._known()}
+        return {place: position for place, position in positions.items() if position is not None}
+
+    def all_keys(self) -> RecordKeys:
         """Return the extraction of all keys that this run and earlier runs put."""
         if self.keys.function is not None:
             return self.keys
-        return Keys.by_rules({*self.keys.given, *keys_in(self.index.durable_positions())})
+        return RecordKeys.by_rules({*self.keys.rules, *keys_in(self.index.durable_positions())})
 
     def _newest_names(self) -> dict[Place, tuple[Name, int]]:
         newest: dict[Place, tuple[Name, int]] = {}
@@ -802,7 +815,7 @@ class KafkaSource:
         return {
             "follow_failed_commits_total": (
                 "Failed attempts to publish the offsets of --commit-group.",
-                self.failed_commits,
+                self.group.failed if self.group is not None else 0,
             ),
             "follow_stopped_partitions": ("Partitions that are not read any more, for an error.", len(self._failed)),
             "follow_open_transaction_partitions": (
@@ -831,20 +844,19 @@ class KafkaSource:
             yield from self._hand_over()
             raise
         while self._problem is None:
-            messages = asked(self.place, lambda: self._consumer.consume(_MESSAGES, _WAIT_S))
-            self._is_taking = True
-            self._take_in(messages)
+            has_any = self._take_in(self._consumed(until_s))
             self._is_taking = False
             for partition in self._known():
                 partition.high = self._high(partition)
             yield from self._hand_over()
-            if not messages or time.monotonic() > until_s:
+            if not has_any or time.monotonic() > until_s:
                 break
         going_on = [partition for partition in self._known() if partition.key not in self._failed]
         caught_up = not self._waiting and all(partition.is_done() for partition in going_on)
         is_ending = caught_up and not self.follow
         yield from self._tell_reads(whole_before_ms=self._begun_ms if is_ending else self._looks_ms[0])
-        self._publish()
+        if self.group is not None:
+            self.group.publish(self._durable)
         if self._problem is not None:
             raise self._problem
         self._raise_failed()
@@ -878,86 +890,143 @@ class KafkaSource:
                 yield Batch(source=f"{EPOCH_PREFIX}{batch.source}", position=epoch, columns=_NO_ENTRIES)
                 partition.epoch = epoch
 
-    def _take_in(self, messages: Iterable[Any]) -> None:
-        """Sort the client's records into batches, and note its errors."""
-        of_partitions: dict[Place, list[Any]] = {}
+    def _consumed(self, until_s: float) -> Iterator[list[Any]]:
+        """Yield messages of the client, some at a time, until there are none for now or it is time to put them."""
+        count = 0
+        while count < _MESSAGES:
+            try:
+                messages = asked(self.place, lambda: self._consumer.consume(_HELD, _WAIT_S))
+            except TieredIndexError as error:
+                if not count:
+                    raise
+                self._problem = error  # it is raised after the records before it
+                return
+            self._is_taking = True
+            yield messages
+            count += len(messages)
+            if len(messages) < _HELD or time.monotonic() > until_s:
+                return
+
+    def _take_in(self, parts: Iterable[Sequence[Any]]) -> bool:
+        """Sort the client's records into batches, one a partition, and note its errors. Return whether there were any.
+
+        `parts`: the messages, some at a time.
+        """
+        taken: dict[Place, _Taken] = {}
         ends: dict[Place, int] = {}
         resets: set[Place] = set()
+        others: set[Place] = set()
         failed: dict[Place, TieredIndexError] = {}
-        last, several = None, list[Any]()
-        for message in messages:
-            place = message.topic(), message.partition()
-            error = message.error()
-            if error is None:
-                if place != last:
-                    last, several = place, of_partitions.setdefault(place, [])
-                    ends.pop(place, None)
-                several.append(message)
-                continue
-            last = None
-            if error.code() == kafka.KafkaError._PARTITION_EOF:
-                ends[place] = message.offset()
-            elif error.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
-                resets.add(place)
-            elif error.name() in MISSED:
-                self._missed.add(place)
-                self._looked_s = _LONG_AGO_S
-            elif is_of_group(message):
-                continue
-            elif place[0] is None or error.fatal():
-                self._note_error(error)
-            elif isinstance(found := error_of(error, f"{place[0]}/{place[1]}"), StorageUnavailable):
-                self._trouble = str(found)
-            else:
-                failed[place] = found
-        if of_partitions or ends:
-            self._trouble = None
-        for place in of_partitions | ends:
-            several, end, partition = of_partitions.get(place, []), ends.get(place), self._partitions.get(place)
-            if partition is None or place not in self._assigned:
-                continue
-            known = bisect_left(several, partition.read, key=_offset_of)
-            several, read_again = several[known:], several[:known]
-            if any((one.leader_epoch() or 0) > (partition.epoch or 0) for one in read_again):
-                resets.add(place)
+        has_any = False
+        for messages in parts:
+            of_partitions: dict[Place, list[Any]] = {}
+            last, several = None, list[Any]()
+            for message in messages:
+                place = message.topic(), message.partition()
+                error = message.error()
+                if error is None:
+                    if place != last:
+                        last, several = place, of_partitions.setdefault(place, [])
+                        ends.pop(place, None)
+                    several.append(message)
+                    continue
+                last = None
+                if error.code() == kafka.KafkaError._PARTITION_EOF:
+                    ends[place] = message.offset()
+                elif error.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
+                    resets.add(place)
+                elif (stopping := self._take_error(message, place)) is not None:
+                    failed[place] = stopping
+            has_any = has_any or bool(messages)
+            if of_partitions or ends:
+                self._trouble = None
+            for place, several in of_partitions.items():
+                partition = self._partitions.get(place)
+                if partition is None or place not in self._assigned or place in others:
+                    continue
+                known = bisect_left(several, partition.read, key=_offset_of)
+                if any((message.leader_epoch() or 0) > (partition.epoch or 0) for message in several[:known]):
+                    others.add(place)
+                    continue
+                self._add(taken.setdefault(place, _Taken()), several[known:])
+        for place in taken | ends:
+            end, partition = ends.get(place), self._partitions.get(place)
+            if partition is None or place not in self._assigned or place in others:
                 continue
             if place not in failed:
                 self._failed.pop(place, None)
             if not partition.is_done():
                 self._heard_s = time.monotonic()
-            if several:
-                self._pending.append(self._read(partition, several))
+            if place in taken and taken[place].records.offsets:
+                self._pending.append(self._read(partition, taken[place]))
             if end is not None:
                 partition.at_end = True
                 if end > partition.read:  # compacted, aborted or control records follow the last record
                     self._pending.append(self._passed(partition, end))
         # last, so that records before the reset are put
-        for place in resets & self._partitions.keys():
+        for place in (resets | others) & self._partitions.keys():
             self._partitions[place].is_out_of_range = True
             self._settle(place)
         for place in failed.keys() & self._assigned:
             self._fail(place, failed[place])
+        return has_any
+
+    def _take_error(self, message: Any, place: Place) -> TieredIndexError | None:
+        """Note an error of the client, in a message. Return it if it stops the partition at `place`."""
+        error = message.error()
+        if error.name() in MISSED:
+            self._missed.add(place)
+            self._looked_s = _LONG_AGO_S
+        elif is_of_group(message):
+            return None
+        elif place[0] is None or error.fatal():
+            self._note_error(error)
+        elif isinstance(problem := error_of(error, f"{place[0]}/{place[1]}"), StorageUnavailable):
+            self._trouble = str(problem)
+        else:
+            return problem
+        return None
 
     def _passed(self, partition: Partition, end: int, *losses: Loss) -> _Read:
         partition.read = end
         batch = Batch(source=str(partition.name), position=end, columns=_NO_ENTRIES, losses=losses)
         return _Read(partition, batch, None, None)
 
-    def _read(self, partition: Partition, messages: list[Any]) -> _Read:
-        """Return the batch of messages of one partition, which are in order of offset."""
+    def _add(self, taken: _Taken, messages: Sequence[Any]) -> None:
+        """Add messages of one partition, which are in order of offset."""
+        if not messages:
+            return
+        if not self.keys.only_key:
+            without = self.keys.without_key
+            texts, counts = self._keys_of_all(messages)
+            taken.texts += texts
+            taken.counts += counts
+            taken.left_out += self.keys.without_key - without
+        taken.records.add(messages)
+        taken.epoch = messages[-1].leader_epoch()
+
+    def _read(self, partition: Partition, taken: _Taken) -> _Read:
+        """Return the batch of records of one partition."""
         partition.at_end = False
-        end = messages[-1].offset() + 1
-        without = self.keys.without_key
-        rows = None
-        records = RecordColumns.of_messages(messages)
-        if (keys := self.keys.plain_keys(records.keys)) is None:
-            keys, rows = self._slow_keys(messages)
+        records = taken.records.columns()
+        end, messages = int(records.offsets[-1]) + 1, len(records.offsets)
+        keys, rows, left_out = None, None, taken.left_out
+        if self.keys.only_key and (keys := self.keys.plain_keys(records.keys)) is None:
+            without = self.keys.without_key
+            keys_of_records = [
+                self.keys.take_parts(key, (), None, partial("{}/{}".format, partition.place, offset))
+                for key, offset in zip(records.keys, records.offsets.tolist(), strict=True)
+            ]
+            taken.texts, taken.counts = _flat(keys_of_records)
+            left_out += self.keys.without_key - without
         offsets, sizes = records.offsets, records.sizes
         partition.record_bytes = float(sizes.mean())
         # A record without a time gets the present. A time beyond the greatest one becomes that, and is quarantined.
         times = np.where(records.times_ms < 0, self.clock.now_ms(), np.minimum(records.times_ms, MAX_TIMESTAMP_MS))
         newest_ms = int(times[-1])
-        if rows is not None:
+        if keys is None:
+            keys = pa.array(taken.texts, pa.string())
+            rows = np.repeat(np.arange(messages), taken.counts)
             offsets, sizes, times = offsets[rows], sizes[rows], times[rows]
         count = len(offsets)
         topic = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([partition.name.topic]))
@@ -969,60 +1038,30 @@ class KafkaSource:
             "size": sizes,
             "timestamp_ms": times,
         }
-        left_out = self.keys.without_key - without
-        batch = Batch(
-            source=str(partition.name), position=end, columns=columns, messages=len(messages), left_out=left_out
-        )
+        source = str(partition.name)
+        batch = Batch(source=source, position=end, columns=columns, messages=messages, left_out=left_out)
         partition.read = end
-        return _Read(partition, batch, newest_ms, messages[-1].leader_epoch())
+        return _Read(partition, batch, newest_ms, taken.epoch)
 
-    def _slow_keys(self, messages: list[Any]) -> tuple[Any, Any]:
-        """Return the keys, one a row, and the number of each key's record."""
+    def _keys_of_all(self, messages: Sequence[Any]) -> tuple[list[str], list[int]]:
+        """Return the keys of messages, and the number of keys of each."""
         if self.keys.function is not None:
-            found = [self.keys.take(record_of(message)) for message in messages]
-        elif self.keys.only_path:
-            texts = [self.keys.take_text(message.value()) for message in messages]
-            if None not in texts:
-                return pa.array(texts, pa.string()), None
-            found = [
+            return _flat([self.keys.take(record_of(message)) for message in messages])
+        if not self.keys.only_path:
+            return _flat([self._keys_of(message, *self.keys.needs) for message in messages])
+        texts = [self.keys.take_text(message.value()) for message in messages]
+        if None not in texts:
+            return cast("list[str]", texts), [1] * len(texts)
+        return _flat(
+            [
                 self._keys_of(message, False, True) if text is None else [text]
                 for message, text in zip(messages, texts, strict=True)
             ]
-        else:
-            found = [self._keys_of(message, *self.keys.needs) for message in messages]
-        rows = np.repeat(np.arange(len(found)), [len(keys) for keys in found])
-        return pa.array([key for keys in found for key in keys], pa.string()), rows
+        )
 
     def _keys_of(self, message: Any, has_headers: bool, has_value: bool) -> list[str]:
         headers, value = headers_of(message) if has_headers else (), message.value() if has_value else None
         return self.keys.take_parts(message.key(), headers, value, partial(_place_of, message))
-
-    def _publish(self) -> None:
-        """Publish durable positions as offsets of the group. They are for other tools; this source does not read them.
-
-        An answer is taken by a later call. Offsets count as published only then, so they are sent again after an error.
-        """
-        if self.commit_group is None:
-            return
-        if self._commit is not None and self._commit[1].done():
-            (sent, answer), self._commit = self._commit, None
-            failed = _problem_of(answer, f"group {self.commit_group}: its offsets are not published")
-            if failed is None:
-                self._committed |= sent
-            else:
-                self.failed_commits += 1
-                if failed != self._uncommitted:
-                    self.note(failed)
-            self._uncommitted = failed
-        if self._commit is None and time.monotonic() - self._committed_s >= _COMMIT_S:
-            self._committed_s, durable = time.monotonic(), self.index.durable_positions()
-            of_places = {one.key: durable.get(str(one.name)) for one in self._known()}
-            new = {place: at for place, at in of_places.items() if at is not None and self._committed.get(place) != at}
-            if new:
-                offsets = [kafka.TopicPartition(*place, at) for place, at in new.items()]
-                request = kafka.ConsumerGroupTopicPartitions(self.commit_group, offsets)
-                answers = self.broker.admin.alter_consumer_group_offsets([request], request_timeout=_CLOSE_S)
-                self._commit = new, answers[self.commit_group]
 
     def lag(self) -> Lag:
         """Return the number of records that are not put yet, and the greatest age of a last put record of their
@@ -1049,32 +1088,24 @@ class KafkaSource:
         """Return the end of a partition's log that the client saw last. It waits for other calls of the client."""
         place = kafka.TopicPartition(*partition.key)
         with contextlib.suppress(kafka.KafkaException):
-            found = self._consumer.get_watermark_offsets(place, cached=True)
-            if found is not None and found[1] > 0:
-                return int(found[1])
+            watermarks = self._consumer.get_watermark_offsets(place, cached=True)
+            if watermarks is not None and watermarks[1] > 0:
+                return int(watermarks[1])
         return partition.high
 
     def close(self) -> None:
         """Publish the positions, and leave the cluster. If brokers are away this takes some seconds."""
-        until_s = time.monotonic() + _CLOSE_S
-        self._committed_s = -_COMMIT_S
         try:
-            self._publish()
-            while self._commit is not None and time.monotonic() < until_s:
-                wait([self._commit[1]], until_s - time.monotonic())
-                self._publish()
+            if self.group is not None:
+                self.group.finish(self._durable)
         finally:
             self._consumer.close()
             self.broker.close()
 
 
-def _problem_of(answer: Future[Any], what: str) -> str | None:
-    """Return why offsets of a group were not published; None: they were. `what` begins the text."""
-    try:
-        failed = [one.error for one in answer.result().topic_partitions if one.error is not None]
-    except kafka.KafkaException as error:
-        failed = [error.args[0]]
-    return str(error_of(failed[0], what)) if failed else None
+def _flat(keys_of_records: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:
+    """Return the keys of all records, and the number of keys of each."""
+    return [key for keys in keys_of_records for key in keys], [len(keys) for keys in keys_of_records]
 
 
 def _offset_of(message: Any) -> int:
@@ -1086,15 +1117,11 @@ def _place_of(message: Any) -> str:
 
 
 def _gap(partition: Partition, begin: int, end: int, target: int) -> Loss:
-    """Return the loss: records that are skipped, or that were put and are not in the log any more."""
+    """Return the loss: records that are skipped."""
     where = f"{partition.place} had offset {partition.read:,} next, and its log has {inclusive(begin, end)}"
-    if target >= partition.read:
-        problem = f"{where}: deleted before they were read"
-        # producers choose the times of records, so records around the gap do not bound its times
-        return Loss("missing", partition.read, target, None, problem, topic=partition.key[0])
-    return Loss(
-        "rewritten", target, partition.read, None, f"{where}: the log begins again, and is read from {target:,}"
-    )
+    # producers choose the times of records, so records around the gap do not bound its times
+    told = f"{where}: deleted before they were read"
+    return Loss("missing", partition.read, target, None, told, topic=partition.key[0])
 
 
 def _may_pass(error: TieredIndexError) -> bool:

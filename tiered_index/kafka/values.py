@@ -16,10 +16,10 @@ class Unclear(Exception):
     """The value needs a whole decoder: it is no object, no plain JSON, or has a number whose text is lost."""
 
 
-def key_texts(found: Any) -> Iterator[str]:
+def key_texts(value: Any) -> Iterator[str]:
     """Yield the keys of a JSON value: a text, a number as it was written, true or false, each element of an array."""
     # no recursion: arrays may be nested deeper than the stack of Python
-    left = [found]
+    left = [value]
     while left:
         each = left.pop()
         if isinstance(each, list):
@@ -61,19 +61,19 @@ class FieldReader:
     @classmethod
     def of(cls, expressions: Sequence[Any]) -> Self | None:
         """Return the reader of compiled JMESPaths. None: there are none, or not all are plain paths."""
-        paths = [path for one in expressions if (path := _plain_path(one.parsed)) is not None]
+        paths = [path for expression in expressions if (path := _plain_path(expression.parsed)) is not None]
         return cls(paths) if paths and len(paths) == len(expressions) else None
 
     def only_text(self, value: bytes) -> str | None:
         """Return the key of a value at the only path, if it is a text of ASCII; None: ask `keys_of`."""
         (way, names), *_ = self._ways
         try:
-            found = self._decode(value)
+            member = self._decode(value)
             for field in way:
-                found = getattr(found, field)
+                member = getattr(member, field)
         except (msgspec.MsgspecError, RecursionError, ValueError, AttributeError):
             return None
-        return found if type(found) is str and not names and found.isascii() else None
+        return member if type(member) is str and not names and member.isascii() else None
 
     def keys_of(self, value: bytes) -> list[str]:
         """Return the keys of a JSON object, by path. Raises `Unclear`."""
@@ -83,16 +83,16 @@ class FieldReader:
             raise Unclear from error
         keys: list[str] = []
         for fields, names in self._ways:
-            found = document
+            member = document
             for field in fields:
-                found = getattr(found, field, None)
+                member = getattr(member, field, None)
             for name in names:
-                found = found.get(name) if isinstance(found, dict) else None
-            if type(found) is str:
-                keys.append(found)
-            elif found is not None:
+                member = member.get(name) if isinstance(member, dict) else None
+            if type(member) is str:
+                keys.append(member)
+            elif member is not None:
                 try:
-                    texts = list(key_texts(found))
+                    texts = list(key_texts(member))
                 except ValueError as error:  # Python makes no text of so many digits
                     raise Unclear from error
                 if "0" in texts:  # perhaps it was -0

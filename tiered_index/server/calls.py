@@ -1,14 +1,14 @@
 """Runs the library's synchronous calls for requests: in threads, within bounds, until the client disconnects.
 
-Each call has its own usage. If the client disconnects, the usage allows no further request to the storage, as with
-`AsyncIndexReader`. Use `Calls` in one event loop. An `Allowance` is for one request, in any thread.
+A request takes a place before its body is read, and keeps it until its answer is sent. So the places bound the memory
+of all requests. Each call has its own usage. If the client disconnects, the usage allows no further request to
+the storage, as with `AsyncIndexReader`. Use `Calls` in one event loop. An `Allowance` is for one request: any thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from tiered_index.errors import BudgetExceeded
 from tiered_index.server.problems import Refused
-from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.pools import DaemonPool
@@ -29,6 +29,12 @@ T = TypeVar("T")
 # The client of a shorter call is not watched
 _SOON_S = 0.05
 _BUSY_RETRY_S = 1
+# Longest wait for a place
+_QUEUED_S = 5.0
+# Places for each thread: other requests read a body or send an answer meanwhile
+_PLACES = 4
+# The part of the threads that may make further pages of streams at once
+_STREAMS_SHARE = 4
 CLIENT_GONE = 499
 
 
@@ -38,11 +44,12 @@ class Caps:
 
     limits: LookupLimits = field(default_factory=partial(LookupLimits, 10_000, 1 << 30, 30.0))
     max_cost_usd: float = 0.05
-    max_count: int = 10_000
+    # Entries of a page, lookups of a batch, and entries of all its lookups
+    max_count: int = 1_000
     max_lookups: int = 10_000
-    # Of all lookups of a batch: JSON of so many entries needs a GiB of memory
-    max_entries: int = 1_000_000
-    message_bytes: int = 64 << 20
+    max_entries: int = 100_000
+    # Of the messages of a page
+    message_bytes: int = 8 << 20
     body_bytes: int = 16 << 20
 
 
@@ -53,7 +60,6 @@ class Allowance:
         self.usage = Usage(prices, max_cost_usd=caps.max_cost_usd)
         self._began_s = time.monotonic()
         self.limits = LookupLimits()
-        self._ended = False
         self.narrow(caps.limits, None)
 
     def narrow(self, limits: LookupLimits, max_cost_usd: float | None) -> None:
@@ -62,9 +68,10 @@ class Allowance:
         usage.max_requests, usage.max_bytes = self.limits.max_requests, self.limits.max_bytes
         if max_cost_usd is not None and usage.max_cost_usd is not None:
             usage.max_cost_usd = min(max_cost_usd, usage.max_cost_usd)
-        if self._ended:
-            # `end` was called meanwhile, in another thread
-            usage.max_requests = 0
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count time in which the request waited for its client or for other requests."""
+        self._began_s += seconds
 
     def left_s(self, when: str = "before the lookup could begin") -> float:
         """Return the seconds that are left. Raises `BudgetExceeded` if there are none; `when` is for its message."""
@@ -77,61 +84,71 @@ class Allowance:
 
     def end(self) -> None:
         """Allow no further request to the storage."""
-        self._ended = True
-        self.usage.max_requests = 0
-
-
-# Later pages of streams that are made at once; more would delay single lookups
-_LATER_PAGES = 2
+        self.usage.cancel()
 
 
 class Calls:
-    """Runs up to `threads` calls at once. Up to `waiting` more calls wait; others are refused."""
+    """Runs up to `threads` calls at once, of requests that hold places. Up to `waiting` requests wait for a place."""
 
     def __init__(self, threads: int, waiting: int) -> None:
         self._pool = DaemonPool(threads, "tiered-index-http")
         self.threads = threads
-        self._most = threads + waiting
-        self.under_way = 0
-        self._lock = threading.Lock()
-        self.later_pages = asyncio.Semaphore(_LATER_PAGES)
+        self._free = asyncio.Semaphore(_PLACES * threads)
+        # of streams: they must leave threads to lookups
+        self.further_pages = asyncio.Semaphore(max(1, threads // _STREAMS_SHARE))
+        self._most_waiting = waiting
+        # Requests that wait for a place, and calls that run in threads or wait for one
+        self.waiting = self.running = 0
+
+    async def __aenter__(self) -> None:
+        """Take a place. Raises `Refused` if too many requests wait, or if none becomes free in time."""
+        if self._free.locked():
+            if self.waiting >= self._most_waiting:
+                raise _busy()
+            self.waiting += 1
+            try:
+                async with asyncio.timeout(_QUEUED_S):
+                    await self._free.acquire()
+            except TimeoutError:
+                raise _busy() from None
+            finally:
+                self.waiting -= 1
+        else:
+            await self._free.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._free.release()
 
     async def run(self, request: Request, allowance: Allowance, call: Callable[[], T]) -> T:
-        """Run `call` in a thread and return its result.
-
-        Raises its errors, and `Refused` if the client disconnects or too many calls wait.
-        """
-        if self.under_way >= self._most:
-            raise Refused(503, "too many requests are under way; try again", retry_after_s=_BUSY_RETRY_S)
+        """Run `call` in a thread and return its result. Raises its errors, and `Refused` if the client disconnects."""
         with active_context().counting(allowance.usage).active():
             future = self._pool.submit(call)
-        with self._lock:
-            self.under_way += 1
-        future.add_done_callback(self._ended)
+        self.running += 1
         awaited = asyncio.wrap_future(future)
         try:
             done, _ = await asyncio.wait([awaited], timeout=_SOON_S)
             if not done:
-                await while_there(request, awaited)
+                await _while_there(request, awaited)
         except BaseException:
             allowance.end()
             # its result or error is not needed any more
             awaited.cancel()
             future.cancel()
             raise
+        finally:
+            self.running -= 1
         return awaited.result()
-
-    def _ended(self, _: object) -> None:
-        # runs in the call's thread: the event loop is woken only once a call, for its result
-        with self._lock:
-            self.under_way -= 1
 
     def close(self) -> None:
         """Accept no further calls; calls under way continue."""
         self._pool.close()
 
 
-async def while_there(request: Request, awaited: asyncio.Future[Any]) -> None:
+def _busy() -> Refused:
+    return Refused(503, "too many requests are under way; try again", retry_after_s=_BUSY_RETRY_S)
+
+
+async def _while_there(request: Request, awaited: asyncio.Future[Any]) -> None:
     """Wait until `awaited` is done, with or without an error. Raises `Refused` if the client disconnects first."""
     gone = asyncio.ensure_future(_disconnected(request))
     try:

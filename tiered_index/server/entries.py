@@ -19,9 +19,9 @@ from starlette.responses import Response
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
+from tiered_index.server.answers import Taken
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
-from tiered_index.server.memory import parsed_bytes
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import EntriesParameters
 from tiered_index.server.problems import Refused
@@ -39,7 +39,7 @@ _TOPICS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)
-class Batch:
+class EntriesBatch:
     """The entries of one request's messages, as columns."""
 
     columns: Any
@@ -48,7 +48,7 @@ class Batch:
     gives_topic_ids: bool
 
 
-def parsed(body: bytes, form: str, most_bytes: int) -> Batch:
+def parsed(body: bytes, form: str, most_bytes: int) -> EntriesBatch:
     """Return the messages of a body. Raises `InvalidArgument`, which names the first wrong line or column.
 
     Raises `Refused` if the decompressed body has more than `most_bytes`, or its topics are too long.
@@ -61,7 +61,7 @@ def _check_topics_bytes(topics_bytes: int, most_bytes: int) -> None:
         raise Refused(413, "too many keys for topics of this length: send fewer messages at once")
 
 
-def _ndjson(body: bytes, most_bytes: int) -> Batch:
+def _ndjson(body: bytes, most_bytes: int) -> EntriesBatch:
     messages = []
     # line by line: a list of short lines needs more than twenty times their bytes
     for number, line in enumerate(io.BytesIO(body), 1):
@@ -77,11 +77,14 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
     if len({message.topic_id is None for message in messages}) > 1:
         raise InvalidArgument("either all messages have a topic_id, or none")
     _check_topics_bytes(sum(len(message.topic) * len(message.keys) for message in messages), most_bytes)
-    topics, gives_ids = frozenset(one.topic for one in messages), any(one.topic_id is not None for one in messages)
-    return Batch(columns_of(messages), len(messages), topics, gives_ids)
+    topics, gives_ids = (
+        frozenset(message.topic for message in messages),
+        any(message.topic_id is not None for message in messages),
+    )
+    return EntriesBatch(columns_of(messages), len(messages), topics, gives_ids)
 
 
-def _arrow(body: bytes, most_bytes: int) -> Batch:
+def _arrow(body: bytes, most_bytes: int) -> EntriesBatch:
     try:
         table = read_table(body, most_bytes)
     except TooLarge as error:
@@ -103,7 +106,7 @@ def _arrow(body: bytes, most_bytes: int) -> Batch:
     if columns is None:
         raise InvalidArgument("a value is missing, or a column has a type that no message column may have: cast it")
     topics = pc.unique(columns["topic"]).to_pylist()
-    return Batch(columns, len(table), frozenset(topics), "topic_id" in columns.schema.names)
+    return EntriesBatch(columns, len(table), frozenset(topics), "topic_id" in columns.schema.names)
 
 
 class Intake:
@@ -117,9 +120,9 @@ class Intake:
         # The topics of each caller that has a bound of topics
         self._topics: dict[str, set[str]] = {}
 
-    def take(self, batch: Batch, asked: EntriesParameters) -> dict[str, Any]:
-        """Put a batch and return the response document. Raises as `put_batch`, and `Refused` if it leaves a gap."""
-        source, position = asked.source, asked.position
+    def take(self, batch: EntriesBatch, params: EntriesParameters) -> Taken:
+        """Put a batch and return the answer. Raises as `put_batch`, and `Refused` if it leaves a gap."""
+        source, position = params.source, params.position
         with self._lock:
             known = self._known(source)
             repeated = known is not None and position is not None and position <= known
@@ -128,22 +131,22 @@ class Intake:
                 # Raises if another writer has taken the index over. That writer may lack this body.
                 self._index.put_batch(columns_of([]))
             else:
-                if asked.after is not None and asked.after != (known or 0):
-                    raise Refused(409, f"source {source!r:.80} is at position {known or 0:,}, not {asked.after:,}")
+                if params.after is not None and params.after != (known or 0):
+                    raise Refused(409, f"source {source!r:.80} is at position {known or 0:,}, not {params.after:,}")
                 entries = self._index.put_batch(batch.columns, source, position)
                 if source is not None and position is not None:
                     self._positions[source] = position
             taken_up_to = self._known(source)
-        if asked.durable:
+        if params.durable:
             self._index.flush()
-        return {
-            "entries": entries,
-            "messages": 0 if repeated else batch.messages,
-            "source": source,
-            "position": taken_up_to,
-            "durable_position": self._index.durable_position(source) if source is not None else None,
-            "repeated": repeated,
-        }
+        return Taken(
+            entries=entries,
+            messages=0 if repeated else batch.messages,
+            source=source,
+            position=taken_up_to,
+            durable_position=self._index.durable_position(source) if source is not None else None,
+            repeated=repeated,
+        )
 
     def count_topics(self, caller: Caller, topics: Set[str]) -> None:
         """Count the topics of a caller's batch. Raises `Refused` if they would exceed its bound."""
@@ -160,7 +163,7 @@ class Intake:
         if source is None:
             return None
         known = (self._positions.get(source), self._index.durable_position(source))
-        return max((one for one in known if one is not None), default=None)
+        return max((time for time in known if time is not None), default=None)
 
 
 class EntryHandlers(Handlers):
@@ -170,27 +173,24 @@ class EntryHandlers(Handlers):
         super().__init__(served, calls, metrics)
         self._intake = Intake(served.writer) if served.writer is not None else None
 
-    async def entries(self, request: Request, asked: EntriesParameters) -> Response:
+    async def entries(self, request: Request, params: EntriesParameters) -> Response:
         """Put the entries of a body: NDJSON as for `ingest`, or an Arrow stream. All are put, or none."""
         caller = caller_of(request)
         caller.need("write")
-        if asked.source is not None:
-            caller.need_source(asked.source)
+        if params.source is not None:
+            caller.need_source(params.source)
         form = need_type(request, wire.NDJSON, wire.ARROW)
         if (intake := self._intake) is None:
             raise Refused(409, "this service is read-only: send entries to the writer's service")
         body = await request.body()
 
         def act() -> bytes:
-            if form == wire.NDJSON:
-                # lines are parsed one by one, so the longest one bounds the memory
-                request.state.reservation.hold(parsed_bytes(max(io.BytesIO(body), key=len, default=b"")))
             batch = parsed(body, form, self.served.caps.body_bytes)
             request.state.asked = {"topics": shown_topics(batch.topics)}
             caller.need_topics(batch.topics)
             if batch.gives_topic_ids:
                 caller.need_topic_ids()
             intake.count_topics(caller, batch.topics)
-            return wire.encode(intake.take(batch, asked))
+            return wire.encode(intake.take(batch, params))
 
-        return Response(await self.made(request, self.allowance(), act, 0), media_type=wire.JSON)
+        return await self.answer(request, self.allowance(), act, wire.JSON)

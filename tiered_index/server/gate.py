@@ -1,4 +1,4 @@
-"""The gate in front of all routes: request id, caller, bounds on rate and size, and errors as responses.
+"""The gate in front of all routes: request id, caller, bounds on size and time, and errors as responses.
 
 The gate is the outermost ASGI application. Without tokens it accepts only requests to the service's own address.
 Otherwise a web page could call a service on the same host by a DNS name of its own. Threads: the event loop's.
@@ -7,23 +7,22 @@ Otherwise a web page could call a service on the same host by a DNS name of its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiered_index.server.calls import CLIENT_GONE
-from tiered_index.server.memory import MemoryBudget, Reservation
-from tiered_index.server.problems import PROTECTED, Problem, Redaction, Refused
+from tiered_index.server.problems import PROTECTED, ProblemResponse, Redaction, Refused
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import ANYONE, Caller
 from tiered_index.tracing import request_id as current_id
@@ -33,43 +32,19 @@ _logger = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 # Paths that need no token: probes, and the description of the service
 _OPEN = frozenset({"/livez", "/readyz", "/openapi.json"})
-# Most callers whose rate is kept; the oldest are dropped
-_MOST_CALLERS = 10_000
 # Methods that metrics name; a client can send any text as its method
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Time for a body of any size, and the least rate of longer bodies
 _BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
-# Most memory of bodies, as a number of the largest ones
-_MOST_BODIES = 16
-_BUSY_RETRY_S = 1
-TARGET = "tiered_index.target"
-"""The scope extension with the target of a request whose target is an absolute URL."""
+# Time in which a client must take most of what was sent so far
+SEND_S = 30.0
+_MOST_URL_BYTES = 64 << 10
+CONNECTION = "connection"
+"""The key of the connection in the state of its requests."""
+# The caller of a path that needs no token
+_STRANGER = replace(ANYONE)
 Observe = Callable[[str, str, int, float], None]
 """Called for each request with route, method, status and seconds."""
-
-
-@dataclass
-class Rate:
-    """Limits each caller to `per_s` requests a second, by a token bucket of that size; 0: no limit."""
-
-    per_s: float
-    _filled: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
-
-    def take(self, who: str) -> None:
-        """Count a request. Raises `Refused` if it exceeds the rate."""
-        if not self.per_s:
-            return
-        now_s = time.monotonic()
-        most = max(1.0, self.per_s)
-        left, at_s = self._filled.pop(who, (most, now_s))
-        left = min(most, left + (now_s - at_s) * self.per_s)
-        allowed = left >= 1
-        self._filled[who] = (left - 1 if allowed else left, now_s)
-        if len(self._filled) > _MOST_CALLERS:
-            self._filled.popitem(last=False)
-        if not allowed:
-            wait_s = max(1, round((1 - left) / self.per_s + 0.5))
-            raise Refused(429, f"more than {self.per_s:g} requests a second", retry_after_s=wait_s)
 
 
 @dataclass(eq=False)
@@ -81,24 +56,24 @@ class Gate:
 
     app: ASGIApp
     served: Served
-    rate: Rate
-    memory: MemoryBudget
     observe: Observe
     hosts: frozenset[str] | None = None
     unguarded: frozenset[str] = frozenset()
-    # Bytes of bodies in memory, and requests whose responses have not ended
-    held_bytes: int = 0
+    # Requests whose responses have not ended
     under_way: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request.
+
+        All of its ends are here: each kind of failure is answered, counted, logged and traced once.
+        """
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began_s = time.perf_counter()
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
+        header = headers.get(b"x-request-id", b"")
+        request_id = header.decode() if _ID.fullmatch(header) else secrets.token_hex(8)
         status = 0
 
         async def answer(message: Message) -> None:
@@ -108,11 +83,13 @@ class Gate:
                 named = {name for name, _ in message["headers"]}
                 more = [pair for pair in PROTECTED if pair[0] not in named]
                 message["headers"] = [*message["headers"], *more, (b"x-request-id", request_id.encode())]
+            if connection is not None and (connection.flow.write_paused or connection.transport.is_closing()):
+                await _taken(connection)
             await send(message)
 
         state = scope.setdefault("state", {})
+        connection = state.get(CONNECTION)
         state["request_id"] = request_id
-        reservation = state["reservation"] = Reservation(self.memory)
         current_id.set(request_id)
         method = scope["method"] if scope["method"] in _METHODS else "other"
         body = _Body(self, receive)
@@ -122,19 +99,21 @@ class Gate:
                 failed: Exception | None = None
                 try:
                     _check_once(scope, headers)
-                    state["caller"] = self._caller(scope, headers)
-                    _check_text(scope)
+                    caller = state["caller"] = self._caller(scope, headers)
+                    if connection is not None and caller is not _STRANGER:
+                        connection.is_known()
+                    _check_url(scope)
                     body.announce(headers.get(b"content-length", b"0"))
                     # With "app" set, Starlette raises for unknown paths and methods
                     scope["app"] = self
                     await self.app(scope, body.receive, answer)
-                except ClientDisconnect:
-                    # the client disconnected before its body was complete
+                except (ClientDisconnect, _Lost):
                     status = CLIENT_GONE
                 except Exception as error:
                     failed = error
                     if not status:
-                        status = await _refuse(error, request_id, self.served.redaction, answer)
+                        with contextlib.suppress(_Lost):
+                            await _refuse(error, request_id, self.served.redaction, answer)
                     else:
                         _logger.error("request %s broke off", request_id, exc_info=error)
                         # a response without an end shows the client that it is incomplete
@@ -143,8 +122,6 @@ class Gate:
                     tell_request(traced, method, _route_of(scope), status or CLIENT_GONE, failed)
         finally:
             self.under_way -= 1
-            reservation.end()
-            self.held_bytes -= body.taken
             seconds, route = time.perf_counter() - began_s, _route_of(scope)
             self.observe(route, method, status or CLIENT_GONE, seconds)
             if _logger.isEnabledFor(logging.INFO):
@@ -158,8 +135,7 @@ class Gate:
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         if scope["path"] in _OPEN or scope["path"] in self.unguarded:
-            return ANYONE
-        client = scope.get("client")
+            return _STRANGER
         if (tokens := self.served.tokens) is None:
             host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
             name = (host[0] if host[0] and host[2].isdigit() else "".join(host)).strip("[]").lower()
@@ -167,28 +143,23 @@ class Gate:
                 raise Refused(403, "this service has no tokens: call it by the address that it listens on")
             if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
                 raise Refused(403, "this service has no tokens, and refuses requests from pages of other sites")
-            self.rate.take(client[0] if client else "")
             return ANYONE
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         caller = tokens.find(token.strip()) if kind.lower() == "bearer" else None
         if caller is None:
-            # requests with wrong tokens are counted by client address
-            self.rate.take(f"/{client[0] if client else ''}")
             raise Refused(401, "give a token: Authorization: Bearer TOKEN")
-        self.rate.take(caller.name)
         return caller
 
 
 class _Body:
-    """Receives the body of one request within the gate's bounds on size, time and memory."""
+    """Receives the body of one request within the gate's bounds on size and time."""
 
     def __init__(self, gate: Gate, receive: Receive) -> None:
-        self._gate = gate
         self._most_bytes = gate.served.caps.body_bytes
         self._receive = receive
         self._is_whole = False
         self._began_s = time.monotonic()
-        self.taken = 0
+        self._taken = 0
 
     def announce(self, length: bytes) -> None:
         """Check the Content-Length. Raises `Refused` if it is too large."""
@@ -200,25 +171,36 @@ class _Body:
             raise Refused(413, f"the body has more than {self._most_bytes:,} bytes")
 
     async def receive(self) -> Message:
-        """Return the next ASGI message. Raises `Refused` if the body is too large or slow, or memory is short."""
+        """Return the next ASGI message. Raises `Refused` if the body is too large or slow."""
         if self._is_whole:
             # the next message says that the client has disconnected
             return await self._receive()
-        until_s = self._began_s + _BODY_S + self.taken / _LEAST_BYTES_PER_S
+        until_s = self._began_s + _BODY_S + self._taken / _LEAST_BYTES_PER_S
         try:
             # not `wait_for`, which makes a task for each wait
             async with asyncio.timeout(until_s - time.monotonic()):
                 message = await self._receive()
         except TimeoutError:
             raise Refused(408, "the body arrives too slowly") from None
-        size = len(message.get("body", b""))
-        self.taken += size
-        self._gate.held_bytes += size
+        self._taken += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
-        self._check(self.taken)
-        if self._gate.held_bytes > _MOST_BODIES * self._most_bytes:
-            raise Refused(503, "too many request bodies are under way; try again", retry_after_s=_BUSY_RETRY_S)
+        self._check(self._taken)
         return message
+
+
+async def _taken(connection: Any) -> None:
+    """Wait until a client has taken most of what was sent. Raises `_Lost`, also for a client that takes too long."""
+    try:
+        async with asyncio.timeout(SEND_S):
+            await connection.flow.drain()
+        if not connection.transport.is_closing():
+            return
+    except TimeoutError:
+        pass
+    connection.transport.abort()
+    # let the server note it: otherwise it reports an answer without an end
+    await asyncio.sleep(0)
+    raise _Lost
 
 
 def _route_of(scope: Scope) -> str:
@@ -240,23 +222,22 @@ def _check_once(scope: Scope, headers: dict[bytes, bytes]) -> None:
         for name in (b"host", b"authorization"):
             if names.count(name) > 1:
                 raise Refused(400, f"the header {name.decode().capitalize()} is given more than once")
-    if (target := scope.get("extensions", {}).get(TARGET)) is None:
-        return
-    try:
-        host = urlsplit(target["url"]).netloc
-    except ValueError:
-        raise Refused(400, "the request's target is not a URL") from None
-    if host.lower() != headers.get(b"host", b"").lower():
-        raise Refused(400, "the request names one host in its target and another one in Host")
 
 
-def _check_text(scope: Scope) -> None:
-    """Raise `Refused` if path or query are not UTF-8: the lookup would be for another key."""
+def _check_url(scope: Scope) -> None:
+    """Raise `Refused` if the URL is too long or not UTF-8: the lookup would be for another key."""
+    path, query = scope.get("raw_path") or b"", scope["query_string"]
+    if len(path) + len(query) > _MOST_URL_BYTES:
+        raise Refused(414, "the URL has more than 64 KiB: send many keys by POST /v1/query:batch")
     try:
-        unquote_to_bytes(scope["query_string"]).decode()
-        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+        unquote_to_bytes(query).decode()
+        unquote_to_bytes(path).decode()
     except UnicodeDecodeError:
         raise Refused(400, "the decoded URL is not UTF-8") from None
+
+
+class _Lost(Exception):
+    """The connection is lost."""
 
 
 class _BrokeOff(Exception):
@@ -265,13 +246,13 @@ class _BrokeOff(Exception):
 
 async def _refuse(
     error: Exception, request_id: str, redaction: Redaction, send: Callable[[Message], Awaitable[None]]
-) -> int:
+) -> None:
     allowed: list[tuple[bytes, bytes]] = []
     if isinstance(error, HTTPException):
         # Starlette refuses unknown paths and methods, and sends the allowed methods
         allowed = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
         error = Refused(error.status_code, error.detail)
-    problem = Problem.of(error, request_id, redaction)
+    problem = ProblemResponse.of(error, request_id, redaction)
     if problem.document["error"] == "Unexpected":
         _logger.error("request %s failed", request_id, exc_info=error)
     body = problem.body()
@@ -279,4 +260,3 @@ async def _refuse(
     start: dict[str, Any] = {"type": "http.response.start", "status": problem.status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": body})
-    return problem.status

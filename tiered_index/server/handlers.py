@@ -1,28 +1,29 @@
-"""Base of the request handlers: runs a call of the library in a thread, within bounds, and returns the answer as bytes.
+"""Base of the request handlers: runs a call of the library in a thread, within bounds, and sends its answer.
 
-Threads: handlers run on the event loop, and never wait there for a storage.
+A short answer is sent at once. A longer one is sent in pieces, and the service holds one page of it. If the client
+takes a piece too slowly, the gate ends the connection. Threads: handlers run on the event loop, and never wait there
+for a storage.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from tiered_index.server.calls import Allowance, Calls, while_there
-from tiered_index.server.memory import MemoryInUse, Reservation
+from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.pacing import Document, PacedResponse
 from tiered_index.server.parameters import Spending
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import Caller
 
-T = TypeVar("T")
+# Most bytes that are sent at once
+_PIECE_BYTES = 256 << 10
 
 
 class Handlers:
@@ -34,50 +35,53 @@ class Handlers:
         self.counters = metrics
         self.prices = served.lookups.config.prices
 
-    def allowance(self, asked: Spending | None = None) -> Allowance:
+    def allowance(self, spending: Spending | None = None) -> Allowance:
         """Return the bounds of a request: the service's, or lower ones that it asks for."""
         allowance = Allowance(self.served.caps, self.prices)
-        if asked is not None:
-            asked.narrow(allowance)
+        if spending is not None:
+            spending.narrow(allowance)
         return allowance
 
     async def answer(
-        self,
-        request: Request,
-        allowance: Allowance,
-        act: Callable[[], bytes | Document],
-        media_type: str,
-        *,
-        claim: int = 0,
+        self, request: Request, allowance: Allowance, act: Callable[[], bytes | Iterator[bytes]], media_type: str
     ) -> Response:
-        """Run `act` in a thread and return its result as a response. `claim` is the memory that it may need (bytes)."""
-        made = await self.made(request, allowance, act, claim)
-        reservation: Reservation = request.state.reservation
-        reservation.settle(len(made if isinstance(made, bytes) else made.body))
-        return PacedResponse(made, media_type)
+        """Run `act` in a thread and return its result as a response.
 
-    async def made(self, request: Request, allowance: Allowance, act: Callable[[], T], claim: int) -> T:
-        """Run `act` in a thread, which first reserves `claim` bytes of memory, and return its result.
-
-        If the memory budget lacks bytes that it or `act` reserves, `act` is called again when the budget has them.
+        An iterator is asked for each piece in a thread, once the client has taken most of the earlier ones. Its first
+        piece is made before the response begins: it may raise.
         """
-        reservation: Reservation = request.state.reservation
 
-        def hold_and_act() -> T:
-            reservation.hold(claim)
-            return act()
+        def begun() -> tuple[bytes, Iterator[bytes] | None]:
+            made = act()
+            return (made, None) if isinstance(made, bytes) else (next(made, b""), made)
 
-        while True:
-            try:
-                return await self.calls.run(request, allowance, partial(reservation.making, hold_and_act))
-            except MemoryInUse as full:
-                claiming = asyncio.ensure_future(reservation.claim(full.size, allowance.left_s()))
-                try:
-                    await while_there(request, claiming)
-                finally:
-                    claiming.cancel()
-                # raises if the budget did not have them in time
-                claiming.result()
+        first, more = await self.calls.run(request, allowance, begun)
+        if more is None and len(first) <= _PIECE_BYTES:
+            return Response(first, media_type=media_type)
+
+        async def body() -> AsyncIterator[bytes]:
+            piece: bytes | None = first
+            while piece is not None:
+                began_s = time.monotonic()
+                for at in range(0, len(piece), _PIECE_BYTES):
+                    yield piece[at : at + _PIECE_BYTES]
+                # free this page before the next one is made
+                piece = None
+                if more is not None:
+                    async with self.calls.further_pages:
+                        allowance.leave_out(time.monotonic() - began_s)
+                        piece = await self.calls.run(request, allowance, partial(next, more, None))
+
+        headers = {"content-length": str(len(first))} if more is None else None
+        return _PiecewiseResponse(body(), headers=headers, media_type=media_type)
+
+
+class _PiecewiseResponse(StreamingResponse):
+    """A response in pieces. Starlette's own has a task that waits until the client leaves: here the gate notes that."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        await self.stream_response(send)
 
 
 def caller_of(request: Request) -> Caller:
@@ -93,7 +97,7 @@ def need_type(request: Request, *kinds: str) -> str:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise Refused(415, f"send the body unencoded, not in the encoding {encoding!r:.80}")
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given not in kinds:
-        raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {given or 'none'!r:.80}")
-    return given
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in kinds:
+        raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {media_type or 'none'!r:.80}")
+    return media_type

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiered_index.server import wire
+from tiered_index.server.answers import Health, PartProblem, Problems, Token
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of
-from tiered_index.server.history import History
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
 from tiered_index.server.parameters import Nothing
-from tiered_index.server.problems import Problem, Redaction, Refused
+from tiered_index.server.problems import ProblemResponse, Redaction, Refused
 from tiered_index.server.served import Served
 
 
@@ -27,7 +27,6 @@ class HealthHandlers(Handlers):
     def __init__(self, served: Served, metrics: Metrics) -> None:
         # Own threads: probes must answer even if every thread of lookups waits for the storage
         super().__init__(served, Calls(2, 62), metrics)
-        self.past = History(served, metrics)
 
     async def metrics(self, request: Request, _: Nothing) -> Response:
         """Return metrics for Prometheus."""
@@ -59,25 +58,18 @@ class HealthHandlers(Handlers):
 
         def look() -> Response:
             parts = self.served.problems_by_part()
-            document = {
-                "status": "problems" if any(parts.values()) else "healthy",
-                "ready": not self.served.not_ready(),
-                "problems": [{"part": part, "reason": reason} for part, found in parts.items() for reason in found],
-            }
-            return Response(wire.encode(document), media_type=wire.JSON)
+            problems = [PartProblem(part=part, reason=reason) for part, reasons in parts.items() for reason in reasons]
+            is_ready = not self.served.not_ready()
+            told = Problems(status="problems" if problems else "healthy", ready=is_ready, problems=problems)
+            return Response(wire.encode(told), media_type=wire.JSON)
 
         return await self.calls.run(request, self.allowance(), look)
-
-    async def history(self, request: Request, _: Nothing) -> Response:
-        """Return the last hour of the figures that operators watch."""
-        caller_of(request).need_every_topic("the service's history is")
-        return await self.answer(request, self.allowance(), lambda: wire.encode(self.past.document()), wire.JSON)
 
     async def token(self, request: Request, _: Nothing) -> Response:
         """Return the permissions of the caller's token."""
         caller = caller_of(request)
-        document = {"name": caller.name, "role": caller.role, "topics": caller.topics}
-        return Response(wire.encode(document), media_type=wire.JSON)
+        token = Token(name=caller.name, role=caller.role, topics=caller.topics)
+        return Response(wire.encode(token), media_type=wire.JSON)
 
 
 class StandIn:
@@ -97,15 +89,15 @@ class StandIn:
 
 
 def _alive() -> Response:
-    return Response(wire.encode({"status": "alive"}), media_type=wire.JSON)
+    return Response(wire.encode(Health(status="alive")), media_type=wire.JSON)
 
 
 def _ready(reasons: list[str], problems: list[str]) -> Response:
-    body = wire.encode({"status": "not ready" if reasons else "ready", "reasons": reasons, "problems": problems})
-    return Response(body, 503 if reasons else 200, {"retry-after": "1"} if reasons else None, wire.JSON)
+    health = Health(status="not ready" if reasons else "ready", reasons=reasons, problems=problems)
+    return Response(wire.encode(health), 503 if reasons else 200, {"retry-after": "1"} if reasons else None, wire.JSON)
 
 
 def _opening(reason: str) -> Response:
-    problem = Problem.of(Refused(503, reason, retry_after_s=1), secrets.token_hex(8), Redaction())
+    problem = ProblemResponse.of(Refused(503, reason, retry_after_s=1), secrets.token_hex(8), Redaction())
     headers = {name.decode(): value.decode() for name, value in problem.headers()}
     return Response(problem.body(), problem.status, headers)

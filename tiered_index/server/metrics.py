@@ -102,16 +102,6 @@ class Metrics:
             elif outcome.startswith(_SKIPPED):
                 self._skipped_of(outcome.removeprefix(_SKIPPED)).inc(count)
 
-    def totals(self) -> dict[str, float]:
-        """Return the numbers of HTTP requests, of those with status 500 or 502, and of storage requests of lookups."""
-        http = [one for family in self._http.collect() for one in family.samples if one.name.endswith("_count")]
-        lookups = [one for family in self._requests.collect() for one in family.samples]
-        return {
-            "http_requests": sum(one.value for one in http),
-            "http_failures": sum(one.value for one in http if one.labels["status"] in ("500", "502")),
-            **{one.name.removeprefix("tiered_index_"): one.value for one in lookups if not one.labels},
-        }
-
     def page(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

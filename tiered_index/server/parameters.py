@@ -1,15 +1,12 @@
 """Models that check the parameters and bodies of requests, and return them as the library's arguments.
 
-`openapi.json` describes each parameter. Threads: any; values are immutable.
+`description` describes requests by them, and their docstrings the members. Threads: any; values are immutable.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -17,12 +14,13 @@ from msgspec import Meta, Struct
 from starlette.datastructures import QueryParams
 
 from tiered_index.config import Wait
-from tiered_index.conversion import converted, kinds, members_of, of_text, sentence_of
+from tiered_index.conversion import sentence_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.calls import Allowance
 from tiered_index.server.problems import Refused
-from tiered_index.service.answers.asked import LookupColumns
-from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.lookup_columns import LookupColumns
+from tiered_index.stored import decoder_of
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 
 M = TypeVar("M", bound=Struct)
@@ -32,18 +30,21 @@ class Time(int):
     """Epoch milliseconds; a request may give an ISO 8601 time."""
 
 
-class End(int):
+class EndTime(int):
     """The end of a time range; a date without a time means the end of the day."""
 
 
-Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC_UNITS)]
-Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_UNITS)]
-# Default of the library's `query_all`
-PAGE = 1000
+Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC_UNITS, examples=["orders"])]
+Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_UNITS, examples=["order-4711"])]
+Most = Annotated[int, Meta(ge=1)]
 # Default of `Lookup`
 _MAX_COUNT = 64
-# Most errors of one request that are reported in detail
-_MOST_ERRORS = 5
+# Most begins of lists and objects for each lookup, also in texts
+_BRACKETS = 10
+# Larger bodies are not parsed once more, to name all their errors
+_MOST_EXPLAINED_BYTES = 1 << 20
+# Most characters of a message about a wrong value
+_MOST_SAID = 300
 Count = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -55,7 +56,13 @@ class Nothing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Spending(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of one request. The service has its own; the lower one counts."""
+    """Bounds of one request. The service has its own; the lower one counts.
+
+    - `max_requests`: Limit of requests to the storage.
+    - `max_bytes`: Limit of bytes read from the storage.
+    - `max_cost_usd`: Limit of the estimated cost in US dollars.
+    - `timeout_s`: Time limit in seconds.
+    """
 
     max_requests: Count | None = None
     max_bytes: Count | None = None
@@ -67,26 +74,41 @@ class Spending(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
         allowance.narrow(LookupLimits(self.max_requests, self.max_bytes, self.timeout_s), self.max_cost_usd)
 
 
-class Bounds(Spending, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of one lookup, and the parts of its answer."""
+class RequestBounds(Spending, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of one lookup, and the parts of its answer.
+
+    - `allow_partial`: Answer from the files that can be read within the bounds, and name the others in `failed`.
+    - `explain`: List each file with its requests, bytes and time in `explain.files`.
+    """
 
     allow_partial: bool = False
     explain: bool = False
 
 
-class Range(Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A time range."""
+class Range(RequestBounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A time range.
+
+    - `begin_ms`: Earliest time, inclusive by whole seconds: epoch milliseconds or ISO 8601.
+    - `end_ms`: Latest time, inclusive by whole seconds: epoch milliseconds or ISO 8601. A date alone includes that
+      whole day.
+    """
 
     begin_ms: Time | None = None
-    end_ms: End | None = None
+    end_ms: EndTime | None = None
 
 
 class OneKey(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key of one topic, and the page of its entries."""
+    """One key of one topic, and the page of its entries.
+
+    - `topic`: Topic of the messages.
+    - `key`: Key of the messages.
+    - `max_count`: Limit of entries, at most 1,000.
+    - `cursor`: Continue the truncated answer that gave this cursor.
+    """
 
     topic: Topic
     key: Key
-    max_count: Annotated[int, Meta(ge=1)] = _MAX_COUNT
+    max_count: Most = _MAX_COUNT
     cursor: str | None = None
 
     def arguments(self, cursor: str | None = None) -> tuple[str, str, int | None, int | None, int, str | None, bool]:
@@ -96,19 +118,34 @@ class OneKey(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class QueryParameters(OneKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of `GET /v1/query`."""
+    """Parameters of `GET /v1/query`.
+
+    - `all`: Return all entries, as NDJSON or Arrow only. `max_count` is then the number of entries that the service
+      reads at a time. Its default is then 1,000.
+    """
 
     all: bool = False
 
 
 class DuParameters(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of `GET /v1/du`."""
+    """Parameters of `GET /v1/du`.
 
-    by: str = "topic,day,state"
+    - `by`: Columns to group by, separated by commas.
+    """
+
+    by: Annotated[str, Meta(examples=["topic"])] = "topic,day,state"
 
 
 class EntriesParameters(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of `POST /v1/entries`."""
+    """Parameters of `POST /v1/entries`.
+
+    - `source`: Name of the source of the entries. Needs `position`.
+    - `position`: Position of the source after these entries. A repeated position adds nothing.
+    - `after`: Position of the source before these entries. If the index has another position, the service refuses the
+      entries (409).
+    - `durable`: Answer once the entries are on the local disk. Otherwise the service answers once they are in its
+      memory.
+    """
 
     source: Text | None = None
     position: Position | None = None
@@ -121,7 +158,10 @@ class EntriesParameters(Nothing, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class VerifyBody(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/verify`."""
+    """Body of `POST /v1/verify`.
+
+    - `deep`: Read every byte of every object.
+    """
 
     deep: bool = False
 
@@ -130,16 +170,27 @@ Body = Literal["text", "json", "hex", "excerpt", "none"]
 
 
 class MessagesParameters(OneKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of `GET /v1/messages`."""
+    """Parameters of `GET /v1/messages`.
+
+    - `body`: Form of message bodies.
+    - `contains`: Return only messages with this text in body, tags, keys, ids or properties. Case does not matter. The
+      member `collisions` of the answer also counts messages without this text. A request searches at most 2,000
+      messages: continue with `cursor`.
+    """
 
     body: Body = "text"
     contains: Text | None = None
 
 
-class MessageParameters(Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of `GET /v1/messages/{id}`."""
+class MessageParameters(RequestBounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of `GET /v1/messages/{id}`.
 
-    topic: Topic | None = None
+    - `topic`: Topic of the message. Required if `id` is a unique key.
+    - `cursor`: Continue the truncated answer that gave this cursor.
+    - `body`: Form of message bodies.
+    """
+
+    topic: Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC_UNITS)] | None = None
     cursor: str | None = None
     body: Body = "text"
 
@@ -149,7 +200,15 @@ class MessageParameters(Bounds, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class BrowseParameters(Spending, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of `GET /v1/browse`."""
+    """Parameters of `GET /v1/browse`.
+
+    - `topic`: Topic of the messages.
+    - `queue_id`: Queue of the topic (default: all, up to 64).
+    - `at_ms`: The moment: epoch milliseconds or ISO 8601. Half of the messages are older. Required without `cursor`.
+    - `cursor`: The member `earlier` or `later` of the last answer. Pass it instead of `at_ms`.
+    - `max_count`: Limit of messages, at most 100.
+    - `body`: Form of message bodies.
+    """
 
     topic: Topic
     queue_id: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
@@ -164,18 +223,32 @@ class BrowseParameters(Spending, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class OneLookup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """One of the lookups of a batch."""
+    """One of the lookups of a batch.
+
+    - `topic`: Topic of the messages.
+    - `key`: Key of the messages.
+    - `begin_ms`: Earliest time, inclusive by whole seconds: epoch milliseconds or ISO 8601.
+    - `end_ms`: Latest time, inclusive by whole seconds: epoch milliseconds or ISO 8601. A date alone includes that
+      whole day.
+    - `max_count`: Limit of entries, at most 1,000.
+    - `cursor`: Continues a truncated answer of this lookup.
+    """
 
     topic: Topic
     key: Key
     begin_ms: Time | None = None
-    end_ms: End | None = None
-    max_count: Annotated[int, Meta(ge=1)] = _MAX_COUNT
+    end_ms: EndTime | None = None
+    max_count: Most = _MAX_COUNT
     cursor: str | None = None
 
 
-class BatchBody(Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/query:batch`; the bounds apply to all lookups together."""
+class BatchBody(RequestBounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/query:batch`; the bounds apply to all lookups together.
+
+    - `allow_spent`: If a bound is reached, answer 200 with the entries found so far, instead of 422. `exceeded` states
+      the bound.
+    - `lookups`: At most 10,000 lookups. The sum of their `max_count` is at most 100,000.
+    """
 
     allow_spent: bool = False
     lookups: Annotated[list[OneLookup], Meta(min_length=1)]
@@ -183,100 +256,77 @@ class BatchBody(Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def columns(self) -> LookupColumns:
         """Return the lookups as columns."""
         rows = self.lookups
-        begins_ms: list[int | None] = [one.begin_ms for one in rows]
-        ends_ms: list[int | None] = [one.end_ms for one in rows]
-        max_counts, cursors = [one.max_count for one in rows], [one.cursor for one in rows]
-        topics, keys = [one.topic for one in rows], [one.key for one in rows]
+        begins_ms: list[int | None] = [row.begin_ms for row in rows]
+        ends_ms: list[int | None] = [row.end_ms for row in rows]
+        max_counts, cursors = [row.max_count for row in rows], [row.cursor for row in rows]
+        topics, keys = [row.topic for row in rows], [row.key for row in rows]
         return LookupColumns(topics, keys, begins_ms, ends_ms, max_counts, cursors)
 
 
-def of_query(model: type[M], given: QueryParams) -> M:
+def of_query(model: type[M], query: QueryParams) -> M:
     """Return a request's checked parameters. Raises `InvalidArgument`, also for a repeated parameter."""
-    values = dict(given)
-    if len(values) < len(given.multi_items()):
-        twice = next(name for name in values if len(given.getlist(name)) > 1)
+    values = dict(query)
+    if len(values) < len(query.multi_items()):
+        twice = next(name for name in values if len(query.getlist(name)) > 1)
         raise InvalidArgument(f"parameter {twice!r:.80} is given more than once")
     return _checked(model, values)
 
 
-def of_body(model: type[M], body: bytes, most: Mapping[str, int] = MappingProxyType({})) -> M:
-    """Return a request's checked JSON body. Raises `InvalidArgument`, and `Refused` for a list longer than `most`."""
+def of_body(model: type[M], body: bytes, most: int = 10_000) -> M:
+    """Return a request's checked JSON body. Raises `InvalidArgument`, and `Refused` for more than `most` lookups.
+
+    A body that is too long is refused before its elements become objects.
+    """
+    # texts may have brackets, too
+    begins = body.count(b"{") + body.count(b"[")
+    if begins > _BRACKETS * (most + 1):
+        raise Refused(413, f"the body begins {begins:,} lists and objects: send fewer lookups at once")
     try:
-        values = _json(body)
-        for name, limit in most.items() if isinstance(values, dict) else ():
-            if isinstance(listed := values.get(name), list) and len(listed) > limit:
-                # before objects are made for the elements
-                raise Refused(413, f"{len(listed):,} {name}; the limit of this service is {limit:,}")
-        return _checked(model, values)
+        if begins > most + 2 and (count := len(_LISTED.decode(body).lookups)) > most:
+            raise Refused(413, f"{count:,} lookups; the limit of this service is {most:,}")
+        return decoder_of(model, _time).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if len(body) > _MOST_EXPLAINED_BYTES:
+            raise InvalidArgument(f"the body is wrong: {error}") from error
+    try:
+        # other encodings, and numbers in texts or of more than 64 bits
+        values = json.loads(body)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InvalidArgument):
-            raise
         raise InvalidArgument("the body is not JSON") from error
+    return _checked(model, values)
 
 
-def _json(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        # other encodings, and constants such as NaN
-        return json.loads(body)
+class _Listed(Struct):
+    """The lookups of a body, as its bytes."""
+
+    lookups: list[msgspec.Raw] = []
+
+
+_LISTED = msgspec.json.Decoder(_Listed)
 
 
 def _time(kind: type, value: Any) -> Any:
-    return kind(parse_time(str(value), end=kind is End))
+    return kind(parse_time(str(value), end=kind is EndTime))
 
 
 def _checked(model: type[M], values: Any) -> M:
-    if not isinstance(values, dict):
-        raise InvalidArgument("the body must be an object")
-    values = _typed(model, values)
+    """Return values as a model; numbers and truths may be text. Raises `InvalidArgument` for the first wrong one."""
+    # teaches msgspec the model in one thread
+    decoder_of(model, _time)
     try:
-        return msgspec.convert(values, model, dec_hook=_time)
-    except msgspec.ValidationError:
-        if isinstance(rows := values.get("lookups"), list):
-            values["lookups"] = [_typed(OneLookup, row) if isinstance(row, dict) else row for row in rows]
-        # msgspec names the first error only
-        if problems := _problems(model, values):
-            raise InvalidArgument("; ".join(problems[:_MOST_ERRORS])) from None
-    try:
-        return msgspec.convert(values, model, dec_hook=_time)
+        return msgspec.convert(values, model, strict=False, dec_hook=_time)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(str(error)) from error
+        raise InvalidArgument(_said(str(error))[:_MOST_SAID]) from error
 
 
-def _typed(model: type[Struct], values: dict[str, Any]) -> dict[str, Any]:
-    """Return values whose numbers and truths are no texts."""
-    members = _members(model)
-    return {name: of_text(value, members[name]) if name in members else value for name, value in values.items()}
+def _said(problem: str) -> str:
+    """Return a message of msgspec in plain words. It names the place like ``lookups.0.topic``."""
+    problem, _, path = problem.partition(" - at `$")
+    place = re.sub(r"[\[\].]+", ".", path.rstrip("`")).strip(".")
+    if (named := _MEMBER.match(problem)) is not None:
+        name = ".".join(filter(None, (place, named[2])))
+        return f"{name} is {'missing' if named[1] == 'missing required' else 'not a parameter of this request'}"
+    return f"{place}: {sentence_of(problem)}" if place else sentence_of(problem)
 
 
-@functools.cache
-def _members(model: type[Struct]) -> dict[str, list[Any]]:
-    return {name: members_of(kind) for name, kind in kinds(model).items()}
-
-
-def _problems(model: type[Struct], values: dict[str, Any]) -> list[str]:
-    declared, problems = kinds(model), []
-    for name, value in values.items():
-        if name not in declared:
-            problems.append(f"{name:.80} is not a parameter of this request")
-            continue
-        try:
-            converted(value, declared[name], _time)
-        except ValueError as error:
-            problems.append(_said(name, error))
-    required = [field.name for field in msgspec.structs.fields(model) if field.required]
-    return problems + [f"{name} is missing" for name in required if name not in values]
-
-
-def _said(name: str, error: ValueError) -> str:
-    """Return the message about a parameter, or about a member of a list in it."""
-    cause = str(error.__cause__ or error)
-    problem, _, inner = cause.partition(" - at `$")
-    place = name + inner.rstrip("`").replace("[", ".").replace("]", "")
-    if (lacking := _LACKING.match(problem)) is not None:
-        return f"{place}.{lacking[2]} is {'missing' if lacking[1] == 'missing required' else 'not a parameter'}"
-    return f"{place:.80}: {sentence_of(problem) if inner else error}"
-
-
-_LACKING = re.compile("Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_MEMBER = re.compile("Object (missing required|contains unknown) field `(.*)`", re.DOTALL)

@@ -76,14 +76,14 @@ class Redaction:
     def of(cls, config: IndexConfig, storages: Iterable[str] = (), **folders: Path | None) -> Redaction:
         """Return a redaction of an index's root, cache and local storages, and of further `folders` by name."""
         places = {"root": config.root, "cache": config.cache_dir, **folders}
-        found = {str(path.absolute()): f"[{name}]" for name, path in places.items() if path is not None}
+        replacements = {str(path.absolute()): f"[{name}]" for name, path in places.items() if path is not None}
         for uri in (config.storage, *storages):
             parts = urlsplit(uri or "")
             if parts.scheme.lower() in ("file", "sqlite") and parts.path:
                 path = Path(unquote(parts.path))
-                found |= {parts.path: f"/{path.name}", str(path): f"/{path.name}"}
+                replacements |= {parts.path: f"/{path.name}", str(path): f"/{path.name}"}
         # the longest first: one path may be within another
-        return cls(tuple(sorted(found.items(), key=lambda pair: -len(pair[0]))))
+        return cls(tuple(sorted(replacements.items(), key=lambda pair: -len(pair[0]))))
 
     def text(self, text: str) -> str:
         """Return `text` without local paths."""
@@ -96,8 +96,8 @@ class Redaction:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {self.text(name): self.document(one) for name, one in value.items()}
-        return [self.document(one) for one in value] if isinstance(value, list | tuple) else value
+            return {self.text(name): self.document(member) for name, member in value.items()}
+        return [self.document(member) for member in value] if isinstance(value, list | tuple) else value
 
 
 # Absolute paths, also in URIs of files. A text of `Redaction` in a URI has only one segment, and is kept.
@@ -110,7 +110,7 @@ def without_paths(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProblemResponse:
     """An error response: its status, `Retry-After` (None: none), and document."""
 
     status: int
@@ -118,7 +118,7 @@ class Problem:
     document: dict[str, Any]
 
     @classmethod
-    def of(cls, error: BaseException, request_id: str, redaction: Redaction) -> Problem:
+    def of(cls, error: BaseException, request_id: str, redaction: Redaction) -> ProblemResponse:
         """Return the problem for an error. For an unexpected error, it has only the request's id."""
         status, retry_after_s, detail = 500, None, f"unexpected error: look up {request_id} in the service's log"
         name = type(error).__name__ if isinstance(error, TieredIndexError) else "Unexpected"
@@ -139,7 +139,7 @@ class Problem:
             "request_id": request_id,
         }
         if isinstance(error, PartialAnswer):
-            reports = [one.to_dict() for one in error.failed[:_MOST_FAILED] if isinstance(one, FileReport)]
+            reports = [file.to_dict() for file in error.failed[:_MOST_FAILED] if isinstance(file, FileReport)]
             document["failed"] = redaction.document(reports)
         return cls(status, retry_after_s, document)
 

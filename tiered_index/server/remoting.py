@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tiered_index import documents
+from msgspec import Meta, Struct
+
 from tiered_index.errors import SetupUnavailable
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
@@ -18,7 +19,8 @@ from tiered_index.server.grants import GrantError, read_grants
 from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Served
-from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.read.budget import LookupLimits
+from tiered_index.stored import typed
 
 # RocketMQ's clients wait for 18 s
 _LONGEST_S = 15.0
@@ -62,7 +64,7 @@ def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_k
     """Write a request to the audit log."""
     refused = response.code == ResponseCode.NO_PERMISSION
     caller = None if not is_known else request.fields[ACCESS_KEY] if signed else "anyone"
-    asked = {name: request.fields[name][:SHOWN] for name in _ASKED if name in request.fields}
+    fields = {name: request.fields[name][:SHOWN] for name in _ASKED if name in request.fields}
     audit.write(
         {
             "caller": caller,
@@ -71,19 +73,16 @@ def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_k
             ("refused" if refused else "lookup"): f"rocketmq:{name_of(request.code)}",
             # identifies requests whose name is `other`
             "code": request.code,
-            **asked,
+            **fields,
             **({"withheld": response.withheld} if response.withheld else {}),
             "status": response.code,
         }
     )
 
 
-_SECRET: documents.Check[dict[str, Any]] = documents.record(
-    dict,
-    secret=documents.text(".+"),
-    topics=documents.Optional(documents.nullable(documents.list_of(documents.text())), None),
-)
-_KEYS: documents.Check[dict[str, dict[str, Any]]] = documents.map_of(_SECRET)
+class _Key(Struct):
+    secret: Annotated[str, Meta(pattern=r"\A.+\Z")]
+    topics: tuple[str, ...] | None = None
 
 
 def read_keys(path: Path) -> Mapping[str, AccessKey]:
@@ -92,7 +91,7 @@ def read_keys(path: Path) -> Mapping[str, AccessKey]:
     A key without `topics` allows every topic. Raises `SetupUnavailable`, whose text has nothing of the file.
     """
     try:
-        rows = _KEYS(read_grants(path, ("secret", "topics"), depth=1))
+        rows: dict[str, _Key] = typed(read_grants(path, ("secret", "topics"), depth=1), dict[str, _Key])
     except ValueError as error:
         # another error could show a secret
         problem = str(error) if isinstance(error, GrantError) else "it has another form"
@@ -100,4 +99,4 @@ def read_keys(path: Path) -> Mapping[str, AccessKey]:
         raise SetupUnavailable(text) from None
     if not rows:
         raise SetupUnavailable(f"{path} has no keys: every request would be refused")
-    return {name: AccessKey(row["secret"], row["topics"]) for name, row in rows.items()}
+    return {name: AccessKey(row.secret, row.topics) for name, row in rows.items()}

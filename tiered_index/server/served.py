@@ -24,7 +24,7 @@ from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction, without_paths
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
-from tiered_index.service.lookup.messages import Fetched, MessageSource
+from tiered_index.service.read.messages import Fetched, MessageSource
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
 from tiered_index.systems import position_names
@@ -61,9 +61,9 @@ class Audit:
         """Whether records are written."""
         return self._file is not None
 
-    def refused(self, request_id: str, caller: str | None, what: str, asked: str, more: dict[str, Any]) -> None:
-        """Write a forbidden request: `what` is its method and path, `asked` its query, `more` fields of its body."""
-        said = {"refused": what[:SHOWN], "asked": asked[:SHOWN], **more, "status": 403}
+    def refused(self, request_id: str, caller: str | None, what: str, query: str, more: dict[str, Any]) -> None:
+        """Write a forbidden request: `what` is its method and path, `query` its query, `more` fields of its body."""
+        said = {"refused": what[:SHOWN], "asked": query[:SHOWN], **more, "status": 403}
         self.write({"request_id": request_id, "caller": caller, **said})
 
     def write(self, record: dict[str, Any]) -> None:
@@ -181,18 +181,18 @@ class Served:
             storage, writer = None, lookups.health()["problems"]
         else:
             storage, writer = self._look(lookups), []
-        found = {
+        by_part = {
             "audit": [f"audit: {self.audit.problem}" if self.audit.problem else None],
             "storage": [f"storage: {storage}" if storage else None],
             "tokens": [f"tokens: {problem}" if problem else None],
             "writer": writer,
             "source": [*self.problems(), self.behind()],
         }
-        return {part: self._public(filter(None, problems)) for part, problems in found.items()}
+        return {part: self._public(filter(None, problems)) for part, problems in by_part.items()}
 
     def metrics(self) -> Gauges:
         """Return gauges of the service: meaning and value, by name. May send requests to the storage."""
-        counts = {part: len(found) for part, found in self.problems_by_part().items()}
+        counts = {part: len(problems) for part, problems in self.problems_by_part().items()}
         return {
             "ready": ("1 while /readyz says ready.", not self.not_ready()),
             "service_problems": ("Problems of the service now, by part; /v1/health names them.", ("part", counts)),
@@ -221,7 +221,9 @@ def _refreshed(reader: IndexReader) -> str | None:
             reader.refresh()
     except TieredIndexError as error:
         return str(error)
-    return None
+    # such as a folder below a prefix that this user may not read
+    problem = reader._unopened_problem()
+    return None if problem is None else str(problem)
 
 
 def redaction_of(lookups: Index, store: Path | None, storages: Iterable[str] = ()) -> Redaction:

@@ -12,7 +12,7 @@ from tiered_index.server import wire
 from tiered_index.server.handlers import Handlers, caller_of
 from tiered_index.server.parameters import DuParameters, Nothing
 from tiered_index.server.problems import Refused
-from tiered_index.service.lookup.inventory import describe_handle, du_document, du_groups, files_document
+from tiered_index.service.read.inventory import describe_handle, du_document, du_groups, files_document
 from tiered_index.storage.context import deadline_at
 
 
@@ -26,7 +26,7 @@ class StoredHandlers(Handlers):
 
         def act() -> bytes:
             index_id = self.served.index_id
-            document = files_document(index_id, lookups.log_state.number, lookups.files(), lookups.archived())
+            document = files_document(index_id, lookups.log_state.number, lookups.files(), lookups.segments())
             document = self.served.redaction.document(document)
             if ndjson:
                 files = document.pop("files")
@@ -42,22 +42,22 @@ class StoredHandlers(Handlers):
         file_id = str(request.path_params["id"])
 
         def act() -> bytes:
-            found = [handle for handle in self.served.lookups.files() if handle.file_id == file_id]
-            if not found:
+            handles = [handle for handle in self.served.lookups.files() if handle.file_id == file_id]
+            if not handles:
                 raise Refused(404, f"no file has the id {file_id!r:.80}")
-            topics = found[0].known_topics
-            document = describe_handle(found[0]) | {"topics": None if topics is None else sorted(topics)}
+            topics = handles[0].known_topics
+            document = describe_handle(handles[0]) | {"topics": None if topics is None else sorted(topics)}
             return wire.encode(self.served.redaction.document(document))
 
         return await self.answer(request, self.allowance(), act, wire.JSON)
 
-    async def du(self, request: Request, asked: DuParameters) -> Response:
+    async def du(self, request: Request, params: DuParameters) -> Response:
         """Answer with entries, bytes and dollars a month by topic, day and state."""
         caller, lookups = caller_of(request), self.served.lookups
         allowance = self.allowance()
 
         def act() -> bytes:
-            by = du_groups(asked.by)
+            by = du_groups(params.by)
             with deadline_at(time.monotonic() + allowance.left_s()):
                 table = lookups.du()
             if caller.topics is not None:

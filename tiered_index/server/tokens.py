@@ -22,14 +22,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tiered_index import documents
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable
 from tiered_index.follow import FOLLOWED
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.server.grants import read_grants
 from tiered_index.server.problems import Refused
+from tiered_index.stored import typed
 
 Role = Literal["read", "write", "admin"]
 # Each role includes the earlier ones
@@ -198,7 +201,7 @@ def _is_added(path: Path, row: dict[str, Any]) -> bool:
             if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
                 return False
         rows = [] if is_new else _rows(path)
-        if any(one["name"] == row["name"] for one in rows):
+        if any(known["name"] == row["name"] for known in rows):
             raise InvalidArgument(f"{path} has a token called {row['name']}: remove it, or choose another name")
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
         ending.callback(new.unlink, missing_ok=True)
@@ -233,21 +236,19 @@ def _keep_access(path: Path, new: Path) -> None:
 
 
 _MEMBERS = ("name", "sha256", "role", "topics", "max_topics")
-_CHECK: documents.Check[tuple[dict[str, Any], ...]] = documents.list_of(
-    documents.record(
-        dict,
-        name=documents.text(_NAME.pattern),
-        sha256=documents.text("[0-9a-f]{64}"),
-        role=documents.text("|".join(ROLES)),
-        topics=documents.Optional(documents.nullable(documents.list_of(documents.text())), None),
-        max_topics=documents.Optional(documents.nullable(documents.integer(0, 2**31 - 1)), None),
-    )
-)
+
+
+class _Row(Struct):
+    name: Annotated[str, Meta(pattern=rf"\A(?:{_NAME.pattern})\Z")]
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    role: Role
+    topics: tuple[str, ...] | None = None
+    max_topics: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        return list(_CHECK(read_grants(path, _MEMBERS)))
+        return [asdict(row) for row in typed(read_grants(path, _MEMBERS), list[_Row])]
     except ValueError as error:
         raise SetupUnavailable(f"{path} is not a file of tokens: {error}") from error
 

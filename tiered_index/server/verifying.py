@@ -6,46 +6,25 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiered_index.server import wire
+from tiered_index.server import answers, wire
+from tiered_index.server.answers import Verification
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
-from tiered_index.server.memory import parsed_bytes
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import Nothing, VerifyBody, of_body
-from tiered_index.server.problems import Problem, Refused
+from tiered_index.server.problems import ProblemResponse, Refused
 from tiered_index.server.served import Served
-from tiered_index.service.checks.checks import check_index
-from tiered_index.service.checks.report import Report
+from tiered_index.service.jobs.verify import check_index
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.storage.pools import DaemonPool
 
 _MOST = 16
 _RETRY_S = 5
-
-
-@dataclass
-class Verification:
-    """One verification job. `checked` counts files or objects; `doing` says which."""
-
-    id: str
-    deep: bool
-    begun_ms: int
-    state: str = "running"
-    ended_ms: int | None = None
-    checked: int = 0
-    doing: str = "files"
-    report: dict[str, Any] | None = None
-    problem: dict[str, Any] | None = None
-
-    def progress(self, doing: str, checked: int, _detail: str = "") -> None:
-        """Set the progress."""
-        self.checked, self.doing = checked, doing
 
 
 class VerificationHandlers(Handlers):
@@ -64,12 +43,12 @@ class VerificationHandlers(Handlers):
         body = await request.body()
 
         def act() -> Verification:
-            asked = of_body(VerifyBody, body)
+            params = of_body(VerifyBody, body)
             # raises if there are several indexes
             assert self.served.index_id
-            return self._begin(request.state.request_id, deep=asked.deep)
+            return self._begin(request.state.request_id, deep=params.deep)
 
-        job = await self.made(request, self.allowance(), act, parsed_bytes(body))
+        job = await self.calls.run(request, self.allowance(), act)
         return Response(wire.encode(job), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
 
     async def verification(self, request: Request, _: Nothing) -> Response:
@@ -86,7 +65,7 @@ class VerificationHandlers(Handlers):
         with self._lock:
             if any(job.state == "running" for job in self._jobs.values()):
                 raise Refused(409, "a verification is under way: try again when it has ended", retry_after_s=_RETRY_S)
-            job = Verification(secrets.token_hex(8), deep, time.time_ns() // 1_000_000)
+            job = Verification(id=secrets.token_hex(8), deep=deep, begun_ms=time.time_ns() // 1_000_000)
             self._jobs[job.id] = job
             while len(self._jobs) > _MOST:
                 self._jobs.popitem(last=False)
@@ -99,21 +78,25 @@ class VerificationHandlers(Handlers):
         return job
 
     def _run(self, job: Verification, request_id: str) -> None:
-        report, state = Report(), "failed"
+        report, is_done = Report(), False
         redaction = self.served.redaction
         try:
-            seen = partial(job.progress, "files"), partial(job.progress, "objects")
+            seen = partial(_progress, job, "files"), partial(_progress, job, "objects")
             check_index(self.served.lookups.config, report, *seen, deep=job.deep)
-            state = "done"
+            is_done = True
         except Exception as error:  # noqa: BLE001 - the job reports any error
-            job.problem = Problem.of(error, request_id, redaction).document
+            job.problem = answers.Problem(**ProblemResponse.of(error, request_id, redaction).document)
         job.report = redaction.document(report.to_dict())
         job.ended_ms = time.time_ns() // 1_000_000
-        job.state = state
+        job.state = "done" if is_done else "failed"
 
     def close(self) -> None:
         """Close the thread of jobs."""
         self._pool.close()
+
+
+def _progress(job: Verification, doing: str, checked: int, _detail: str = "") -> None:
+    job.checked, job.doing = checked, doing
 
 
 def _need_admin(request: Request) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ import pyarrow as pa
 from tiered_index.encoding import json_text, plain
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
-from tiered_index.service.answers.results import QueryResults
+from tiered_index.service.read.results import QueryResults
 from tiered_index.types import QueryResult, TopicsResult
 
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
@@ -26,6 +27,10 @@ COLUMNS = "tiered-index-columns"
 """Header of answers with entries: JSON of their class's name, and of its columns beside those of `IndexItem`."""
 # Members of an answer that may have local paths
 _PLACES = ("failed", "explain", "freshness", "lost")
+# Most entries of a piece of a batch
+ROWS = 8192
+# Members of most answers of a batch. Shared by all of them: for encoding only
+_COMPLETE: dict[str, Any] = {"status": "complete", "cursor": None, "unknown_topics": [], "expired_before_ms": None}
 
 
 def form_of(accept: str | None) -> str:
@@ -67,31 +72,44 @@ def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *,
     return document
 
 
-def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) -> dict[str, Any]:
-    """Return a batch's document: its answers in the order of the lookups, and the fields of `batch_totals`."""
-    answers = []
-    for number, (items, is_plain) in enumerate(zip(results.item_documents(), results.is_plain.tolist(), strict=True)):
-        document: dict[str, Any] = {
-            "items": items,
-            "status": "complete",
-            "cursor": None,
-            "unknown_topics": [],
-            "expired_before_ms": None,
-        }
-        answers.append(document)
-        if redaction.stand_ins and items and "source" in items[0]:
-            for item in items:
-                item["source"] = redaction.text(item["source"])
-        if is_plain:
-            continue
-        result = results[number]
-        document |= {name: getattr(result, name) for name in ("status", "cursor", "expired_before_ms")}
-        document["unknown_topics"] = list(result.unknown_topics)
+def batch_pieces(results: QueryResults, redaction: Redaction, totals: dict[str, Any], form: str) -> Iterator[bytes]:
+    """Yield a batch's answers in the order of the lookups, in pieces of at most `ROWS` entries, then its `totals`."""
+    if form == ARROW:
+        stream, table = ArrowStream(), table_of(results, redaction)
+        for at in range(0, max(1, len(table)), ROWS):
+            yield stream.table(table.slice(at, ROWS))
+        yield stream.end(totals)
+        return
+    if form == JSON:
+        yield b'{"results":['
+    begin, ends = 0, results.counts.cumsum()
+    while begin < len(results):
+        before = int(ends[begin - 1]) if begin else 0
+        # one lookup has at most a page of entries
+        end = max(begin + 1, int(ends.searchsorted(before + ROWS, "right")))
+        answers = _batch_answers(results, redaction, begin, end)
+        # of a list without its brackets
+        yield b"".join(map(encode, answers)) if form == NDJSON else (b"," if begin else b"") + encode(answers)[1:-2]
+        begin = end
+    yield encode(totals) if form == NDJSON else b"]," + encode(totals)[1:]
+
+
+def _batch_answers(results: QueryResults, redaction: Redaction, begin: int, end: int) -> list[dict[str, Any]]:
+    """Return the documents of the answers from `begin` to before `end`, to be encoded."""
+    documents = results.item_documents(begin, end)
+    if redaction.stand_ins and "source" in next(chain.from_iterable(documents), ()):
+        for item in chain.from_iterable(documents):
+            item["source"] = redaction.text(item["source"])
+    answers = [{"items": items, **_COMPLETE} for items in documents]
+    for at in (~results.is_plain[begin:end]).nonzero()[0].tolist():
+        result = results[begin + at]
+        answers[at] |= {name: getattr(result, name) for name in ("status", "cursor", "expired_before_ms")}
+        answers[at]["unknown_topics"] = list(result.unknown_topics)
         if result.failed:
-            document["failed"] = redaction.document([report.to_dict() for report in result.failed])
+            answers[at]["failed"] = redaction.document([report.to_dict() for report in result.failed])
         if result.lost:
-            document["lost"] = redaction.document([one.to_dict() for one in result.lost])
-    return {"results": answers, **batch_totals(results, redaction, files=files)}
+            answers[at]["lost"] = redaction.document([file.to_dict() for file in result.lost])
+    return answers
 
 
 def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) -> dict[str, Any]:
@@ -104,7 +122,7 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
     return {
         "status": "partial" if results.failed else "truncated" if truncated else "complete",
         "cursors": {str(number): results[number].cursor for number in sorted(truncated)},
-        "partial": [number for number, one in enumerate(results) if one.failed] if results.failed else [],
+        "partial": [number for number, result in enumerate(results) if result.failed] if results.failed else [],
         "failed": redaction.document([report.to_dict() for report in results.failed]),
         "explain": redaction.document(results.explain.to_dict(files=files)),
         **redaction.document(results.seen.to_dict()),
@@ -117,7 +135,7 @@ def table_of(answer: QueryResult | QueryResults, redaction: Redaction) -> pa.Tab
     table = answer.to_arrow()
     if not redaction.stand_ins or table["source"].null_count == len(table):
         return table
-    sources = [None if one is None else redaction.text(one) for one in table["source"].to_pylist()]
+    sources = [None if source is None else redaction.text(source) for source in table["source"].to_pylist()]
     return table.set_column(table.column_names.index("source"), "source", pa.array(sources, pa.string()))
 
 

@@ -24,21 +24,22 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, TieredIndexError
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED
 from tiered_index.retention import Expired
-from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.erasure.erase import take_over
-from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.erase import take_over
 from tiered_index.service.log.kept import LOG, WHOLE, KeptLog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.export import Array, Export, ExportRange
-from tiered_index.service.reading.root_view import RootView, UnsealedView
+from tiered_index.service.read.catalog import Handle
+from tiered_index.service.read.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.export import Array, Export, ExportRange
+from tiered_index.service.read.root_view import RootView, UnsealedView
 from tiered_index.service.root import ASIDE, SENT, Root, RootLock, disk_error
 from tiered_index.service.root.files import LIST, FileList
 from tiered_index.service.root.seen import SeenFile
@@ -141,7 +142,7 @@ def _set_aside(root: Root) -> None:
         assert old is not None
         now = root.read_marker()
         if now is None or now.root_id == old.root_id:
-            fresh = replace(old, root_id=secrets.token_hex(8))
+            fresh = structs.replace(old, root_id=secrets.token_hex(8))
             root.write_file(root.marker_path, [fresh.encode()], f"writing {root.marker_path}")
     except OSError as error:
         raise disk_error(error, f"setting the files of {root.path} aside") from error
@@ -187,7 +188,7 @@ class _Sending:
         kept: dict[str, str] = {}
         later: dict[str, int] = {}  # number of entries of files that were seen in a later state
         views = [RootView(_OneState(self._aside, state), checks_list=False) for state in reversed(STATES)]
-        for handle in (one for view in views for one in view.look()):
+        for handle in (one for view in views for one in view.look().handles):
             try:
                 if isinstance(handle, CompactedFile | UnsealedView):
                     if handle.count <= later.get(handle.file_id, 0):
@@ -220,7 +221,7 @@ class _Sending:
         if seen is None:
             return False
         try:
-            self._log.check_seen(seen)
+            self._log.identity.check_seen(self._log.state, seen)
         except CorruptFile:
             return False
         return True

@@ -1,7 +1,7 @@
 """`AsyncIndexReader`: an `IndexReader` for asyncio. Its calls run in threads and end when their task is cancelled.
 
-Each call has its own `Usage` in its context. A cancelled task sets the usage's bound to 0, so that the storage refuses
-all further requests of the call. A request that is under way is not interrupted. Threads: those of one event loop.
+Each call has its own `Usage` in its context. A cancelled task cancels the usage, so that the storage refuses all
+further requests of the call. A request that is under way is not interrupted. Threads: those of one event loop.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow as pa
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed
-from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.budget import Limits
-from tiered_index.service.lookup.export import Export
-from tiered_index.service.lookup.messages import MessageSource, MessagesResult
+from tiered_index.service.read.budget import Limits
+from tiered_index.service.read.export import Export
+from tiered_index.service.read.messages import MessageSource, MessagesResult
+from tiered_index.service.read.parts import hand_over
+from tiered_index.service.read.results import QueryResults
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.reading.parts import hand_over
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
@@ -48,7 +48,7 @@ async def run_in_thread(threads: DaemonPool, call: Callable[[], T], late: Callab
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
-        usage.max_requests = 0
+        usage.cancel()
         future.add_done_callback(partial(hand_over, late))
         raise
 

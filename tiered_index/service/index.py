@@ -7,9 +7,9 @@ Durability: `put` returns when the entries are in the write buffer and searchabl
 returned, or `flush_interval_s` later. They survive the loss of the machine when they are uploaded. After a crash, read
 each source again from its `durable_position`.
 
-Threads: a flusher and a life-cycle worker run rounds (unless `background` is off). Calls that write run in the caller's
-thread, each under the lock of what it changes. If an interrupt ends one of them, further calls raise `IndexClosed`:
-close the index and open it again. Lookups may be interrupted.
+Threads: a flusher, a life-cycle worker and a merge worker run rounds (unless `background` is off). Calls that write run
+in the caller's thread, each under the lock of what it changes. If an interrupt ends one of them, further calls raise
+`IndexClosed`: close the index and open it again. Lookups may be interrupted.
 
 If you forget to close an index, garbage collection closes it with a `ResourceWarning`, or `atexit` closes it. Neither
 happens if the process is killed, ends by `os._exit`, or is a child of `multiprocessing`.
@@ -23,8 +23,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -37,9 +36,32 @@ from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument, In
 from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
+from tiered_index.format.segment import Times
 from tiered_index.kernels import compiled_views
-from tiered_index.retention import NOTHING, Expired
-from tiered_index.service.answers.validation import (
+from tiered_index.retention import Expired
+from tiered_index.service.jobs.segment_archive import (
+    MessagesOf,
+    QueuesOf,
+    ReadSegment,
+    SegmentArchive,
+    SegmentUploads,
+    SourceSegment,
+)
+from tiered_index.service.life.lifecycle import Progress
+from tiered_index.service.life.merge_worker import LONGEST_PAUSE_S, ROUND_S, Merged
+from tiered_index.service.life.rounds import Rounds
+from tiered_index.service.log.reads import bounds_of_root, reads_in
+from tiered_index.service.log.records import LostObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.opening import open_parts
+from tiered_index.service.read.catalog import Handle, Snapshot
+from tiered_index.service.read.compacted import DamagedFile
+from tiered_index.service.read.file_view import About, LocalView, Viewed, WholeView
+from tiered_index.service.read.logs import Logs
+from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
+from tiered_index.service.read.scan import Files
+from tiered_index.service.write.buffer import BufferedChunk, Chunk
+from tiered_index.service.write.validation import (
     batch_columns,
     check_keys,
     check_number,
@@ -47,37 +69,18 @@ from tiered_index.service.answers.validation import (
     column_defaults,
     message_row,
 )
-from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.files.view import About, LocalView, Viewed, WholeView
-from tiered_index.service.lifecycle.lifecycle import Progress
-from tiered_index.service.lifecycle.segment_archive import (
-    QueuesOf,
-    ReadSegment,
-    SegmentArchive,
-    SegmentUploads,
-    SourceSegment,
-)
-from tiered_index.service.log.reads import bounds_of_root, reads_in
-from tiered_index.service.log.records import LostObject
-from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.lookups import Lookups, config_of, opened_ones
-from tiered_index.service.lookup.scan import Files
-from tiered_index.service.opening import open_parts
-from tiered_index.service.rounds import Rounds
-from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.spelling import is_plain
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import NO_WAIT, UNBOUNDED, remaining_s, request_context
+from tiered_index.storage.context import UNBOUNDED, RequestContext, remaining_s, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.pools import DaemonPool, close_until_s
+from tiered_index.storage.pools import DaemonPool, close_until_s, have_ended, start_thread
 from tiered_index.tracing import is_traced
 from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, TopicBounds, shortened
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexSettings
-    from tiered_index.service.lookup.export import Export
+    from tiered_index.service.read.export import Export
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
@@ -88,6 +91,8 @@ _PATIENCE_S = 5.0
 # Longest wait for each of three: a flush, a round of the life cycle, its last requests; unless the close is a usual one
 _STOP_PATIENCE_S = 2.0
 _NO_ABOUT: About = (), ()
+# the context of a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
+_AT_ONCE = RequestContext(deadline_s=0.0, waits=False)
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -115,6 +120,8 @@ class IndexService(Lookups[ItemT]):
         (see `open_parts`).
         """
         self.config = config = checked_config(config)
+        # also here: CPython finds an attribute of the object faster than the default of the class
+        self._refused = None
         self._defaults = column_defaults(config.item_type)
         # remaining steps of closing; None: the index is open and closing has not begun
         self._closing: list[Callable[[], object]] | None = []
@@ -139,7 +146,7 @@ class IndexService(Lookups[ItemT]):
             self._storage = parts.storage
             self._notes = parts.notes
             self._catalog = parts.catalog
-            self._catalogs, self._prices, self._cold_paths = (parts.catalog,), parts.storage.prices, (parts.cold,)
+            self._prices, self._cold_paths = parts.storage.prices, (parts.cold,)
             self._topics = parts.topics
             self._buffer = parts.buffer
             self._flusher = parts.flusher
@@ -147,13 +154,17 @@ class IndexService(Lookups[ItemT]):
             self._behind_at: tuple[object, TopicBounds | None] = (None, None)
             self._lifecycle = parts.lifecycle
             self._engine = parts.engine
-            self._segments = SegmentUploads(parts.session, config.upload_part_bytes)
+            self._segments = SegmentUploads(parts.session)
             # reads the log for lookups, which have deadlines and may be interrupted
             self._log_reader = DaemonPool(1, "tiered-index-log")
             # the threads hold no reference to the service, so one that was never closed can be garbage-collected
             self._flushes = Rounds("flusher", lambda: parts.flusher.run_once(), flush_s)
             self._rounds = Rounds("lifecycle", lambda: parts.lifecycle.run_once(), round_s)
-            for rounds in (self._flushes, self._rounds) if config.background else ():
+            self._merges = Rounds("merge", lambda: parts.merger.run_once(), ROUND_S, longest_pause_s=LONGEST_PAUSE_S)
+            self._workers = (
+                (self._flushes, self._rounds, self._merges) if parts.merger.tiers else (self._flushes, self._rounds)
+            )
+            for rounds in self._workers if config.background else ():
                 undo.callback(rounds.stop)
                 rounds.start()
             self._closing = None
@@ -171,7 +182,7 @@ class IndexService(Lookups[ItemT]):
             # in a thread of its own, because a collection may run while this one holds a lock of the index
             closing = threading.Thread(target=self._close_soon, name="tiered-index-close", daemon=True)
             closing.start()
-            closing.join(0.0 if self._flushes.is_own_thread or self._rounds.is_own_thread else _PATIENCE_S)
+            closing.join(0.0 if any(rounds.is_own_thread for rounds in self._workers) else _PATIENCE_S)
 
     def _is_left_open(self) -> bool:
         return getattr(self, "_closing", []) != [] and self._refused != IndexClosed.FORKED
@@ -327,6 +338,13 @@ class IndexService(Lookups[ItemT]):
         """Run one round of the life cycle: compact and upload all sealed files. Raises the round's first error."""
         return self._write(lambda: self._lifecycle.run_once())
 
+    def run_merge(self) -> Merged:
+        """Run one round of merges: finished windows become window tables, as the setting `merge` says.
+
+        Return what this round merged. Raises the round's first error. The call rests between pieces of work.
+        """
+        return self._write(lambda: self._parts.merger.run_once())
+
     def archive(
         self,
         store: str,
@@ -336,12 +354,13 @@ class IndexService(Lookups[ItemT]):
         modified_ms: int | None = None,
         rewritten_ms: int | None = None,
         queues: QueuesOf | None = None,
+        messages: MessagesOf | None = None,
     ) -> bool:
         """Upload a closed segment of a source's log unless it is archived already. Return whether it was uploaded.
 
         The segment is the bytes [start, start + size_bytes) of the log. `read(position, length)` returns its bytes.
-        `queues()` returns the queue offsets to archive with the segment; a copy without
-        them is replaced.
+        `queues()` returns the queue offsets to archive with the segment; a copy without them is replaced. `messages()`
+        returns the number of its messages, and their smallest and greatest time (epoch ms); None for unknown ones.
 
         An archived segment is compared with its copy: the first MiB, or all of it if `modified_ms` (the last change of
         the segment's file, epoch milliseconds) is missing or not before the upload. `rewritten_ms` is the time at which
@@ -351,8 +370,8 @@ class IndexService(Lookups[ItemT]):
         Raises `CorruptFile` if the segment differs from its copy or overlaps another one, `StorageUnavailable` (repeat
         the call), `WriterFenced`.
         """
-        given = SourceSegment(store, start, size_bytes, read, modified_ms, rewritten_ms, queues)
-        # `read` and `queues` are the caller's, and may raise any error
+        given = SourceSegment(store, start, size_bytes, read, modified_ms, rewritten_ms, queues, messages=messages)
+        # `read`, `queues` and `messages` are the caller's, and may raise any error
         return self._write(partial(self._segments.archive, given), Exception)
 
     def record_ranges(self, lost: Sequence[LostObject]) -> None:
@@ -371,13 +390,30 @@ class IndexService(Lookups[ItemT]):
         Raises `CorruptFile` if the numbers overlap those of another segment, `StorageUnavailable` (repeat the call),
         `WriterFenced`.
         """
+        return self.send_columns(store, start, count, file) and self.name_columns([(store, start)]) == 1
+
+    def send_columns(
+        self, store: str, start: int, count: int, file: bytes, rows: int | None = None, times: Times | None = None
+    ) -> bool:
+        """Upload records as `archive_columns` does, but add no log record: `name_columns` does. Raises the same.
+
+        `rows` is the number of records, `times` their smallest and greatest time (epoch ms); None: unknown.
+        """
         columns = count, footer_bytes_of(file)
 
         def read(position: int, length: int) -> bytes:
             return file[position : position + length]
 
-        given = SourceSegment(store, start, len(file), read, columns=columns)
-        return self._write(partial(self._segments.archive, given))
+        given = SourceSegment(store, start, len(file), read, columns=columns, messages=lambda: (rows, times))
+        return self._write(partial(self._segments.send, given))
+
+    def name_columns(self, places: Sequence[tuple[str, int]]) -> int:
+        """Add the records of all objects that `send_columns` uploaded to the archive, by one log record.
+
+        `places` has the `store` and the `start` of each. Returns how many were added. Until then nothing reads them; a
+        later writer deletes those of a process that ended. Raises as `archive_columns`.
+        """
+        return self._write(partial(self._segments.name_sent, places))
 
     def export(
         self,
@@ -441,7 +477,7 @@ class IndexService(Lookups[ItemT]):
     def _now(
         self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
     ) -> QueryResult[ItemT] | None:
-        request_context.set(NO_WAIT)
+        request_context.set(_AT_ONCE)
         engine = self._engine
         if engine.plain is None or is_traced() or not is_plain(key) or (whole := self._whole_view(topic, key)) is None:
             return None
@@ -472,6 +508,7 @@ class IndexService(Lookups[ItemT]):
     @property
     def expired(self) -> Expired:
         """The expired and erased entries, as the storage's log states them."""
+        self._check_process()
         return self._session.expired
 
     @property
@@ -482,16 +519,18 @@ class IndexService(Lookups[ItemT]):
     @property
     def storage(self) -> MeteredStorage:
         """The storage, metered."""
+        self._check_process()
         return self._storage
 
     @property
     def segment_archive(self) -> SegmentArchive:
         """The archived segments, for reading."""
         return SegmentArchive(
-            self._storage,
+            self.storage,
             lambda: self._session.log.state,
             partial(self._read_log, self._storage.uri),
             tables=self._cold_paths[0].caches.segments,
+            blocks=self._cold_paths[0].caches.catalogs,
         )
 
     def files(self) -> list[Handle]:
@@ -506,6 +545,7 @@ class IndexService(Lookups[ItemT]):
         - These count since the service was opened: `put_entries`, `refused_puts` (by back-pressure),
           `quarantined_entries`, `folded_entries` (see `Explain`, at each lookup), `steps` of the life cycle,
           `failed_rounds` of the workers.
+        - `merge` says when windows were last merged, how many wait, and the reasons of those that are left.
         - `position_age_s` is the time since each durable position moved.
         - `lease_left_s` is the time until the lease ends unless it is renewed (None: no lease).
 
@@ -513,7 +553,7 @@ class IndexService(Lookups[ItemT]):
         """
         if self._refused == IndexClosed.FORKED:
             return {"index_id": self.index_id, "problems": [f"process: {self._refused}"]}
-        found = self._parts.health((self._flushes, self._rounds))
+        found = self._parts.health(self._workers)
         if self._refused == IndexClosed.INTERRUPTED:
             found["problems"].append(f"writer: {self._refused}")
         return found
@@ -543,7 +583,7 @@ class IndexService(Lookups[ItemT]):
             self._closing = None
             self._go_on_closing(
                 [
-                    partial(self._stop_rounds, None),
+                    partial(self._stop_threads, None),
                     parts.flusher.end,
                     parts.lifecycle.end,
                     *parts.releases(keep_reserve=True),
@@ -554,12 +594,13 @@ class IndexService(Lookups[ItemT]):
     def _steps(self, patience_s: float | None) -> list[Callable[[], object]]:
         """Return the steps of closing. `patience_s` bounds each wait for a storage; None: until it responds."""
         parts = self._parts
-        self._releases = parts.releases(keep_reserve=False)
+        # threads first: an interrupt may have ended the step that waits for them
+        self._releases = [partial(self._stop_threads, 0.0, 0.0), *parts.releases(keep_reserve=False)]
         return [
             parts.buffer.close,
             # before the wait for a round, which may last longer than the process is allowed to
             parts.flusher.run_once,
-            partial(self._stop_rounds, patience_s),
+            partial(self._stop_threads, patience_s),
             parts.flusher.end,
             *(appender.close for appender in parts.appenders),
             parts.lifecycle.close if patience_s is None else partial(self._end_in_time, patience_s),
@@ -585,9 +626,13 @@ class IndexService(Lookups[ItemT]):
                 if self._closing and self._closing[0] is step:
                     del self._closing[0]
 
-    def _stop_rounds(self, patience_s: float | None) -> None:
-        until_s = close_until_s()
-        for rounds in (self._flushes, self._rounds):
+    def _stop_threads(self, patience_s: float | None, until_s: float | None = None) -> None:
+        """Stop the rounds and close the pools. `patience_s`: see `Rounds.stop`; `until_s`: see `DaemonPool.close`."""
+        until_s = close_until_s() if until_s is None else until_s
+        # first, because the end of a round is no failure then
+        self._merges.stop(0.0)
+        self._parts.merger.stop()
+        for rounds in self._workers:
             rounds.stop(patience_s)
         self._log_reader.close(until_s)
         self._segments.close(until_s)
@@ -597,7 +642,7 @@ class IndexService(Lookups[ItemT]):
         ending = threading.Thread(
             target=partial(self._lifecycle.close, soon=True), name="tiered-index-close", daemon=True
         )
-        ending.start()
+        start_thread(ending)
         ending.join(patience_s)
 
     def _write(self, act: Callable[[], T], expected: type[Exception] = TieredIndexError) -> T:
@@ -616,21 +661,34 @@ class IndexService(Lookups[ItemT]):
             self._refused = IndexClosed.INTERRUPTED
 
     def _log_states(self) -> Sequence[LogState]:
-        return [self._session.log.state]
+        # of the lookups' snapshot: the log may be ahead of it for a moment
+        return [self._catalog.snapshot.state]
 
-    def _ready(self) -> Files:
-        return Files(self._handles, self._freshness(), self._viewed)
+    def _begin(self) -> float:
+        return 0.0  # a writer's snapshots are never old
 
-    _begin = _ready
+    @contextlib.contextmanager
+    def _taking(self, begun_s: float) -> Iterator[Files]:
+        # the buffer first, so that an entry that is flushed meanwhile is seen at least once
+        chunks = self._buffer.snapshot()
+        with self._catalog.reading() as snapshot:
+            # after the snapshot, because closing empties the catalog
+            self._check_open()
+            error, state = self._session.log_error, snapshot.state
+            beside: list[Handle] = [] if error is None else [DamagedFile("log", "storage", error)]
+            taken = chunks, snapshot, beside
+            logs = Logs.of([(None, state.lost, self._session.expired_by(state))])
+            handles, viewed = partial(self._handles, *taken), partial(self._viewed, *taken)
+            yield Files(handles, self._freshness(state), viewed, logs, [state])
 
-    def _freshness(self) -> tuple[Freshness, ...]:
+    def _freshness(self, state: LogState) -> tuple[Freshness, ...]:
         """Return the freshness of a fenced writer, which doesn't see what its successor publishes, or of topics whose
         source is behind. Otherwise nothing.
         """
         error, bounds = self._session.fenced, self._behind()
         if error is None and bounds is None:
             return ()
-        uri, state = self._session.storage.uri, self._session.log.state
+        uri = self._session.storage.uri
         known = Freshness(source=uri, as_of_ms=state.as_of_ms, positions=state.positions, bounds=bounds)
         return (known if error is None else replace(known, not_asked=str(error), bounds=state.bounds),)
 
@@ -642,54 +700,49 @@ class IndexService(Lookups[ItemT]):
             self._behind_at = positions, bounds
         return bounds
 
-    def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return the handles of all files and buffered chunks that may have entries in the inclusive seconds.
+    def _handles(
+        self, chunks: Sequence[Chunk], snapshot: Snapshot, beside: list[Handle], second_min: int, second_max: int
+    ) -> Sequence[Handle]:
+        """Return the handles of all files and buffered chunks that may have entries in the inclusive seconds."""
+        return self._buffered(chunks, second_min, second_max) + snapshot.overlapping(second_min, second_max) + beside
 
-        The buffer is read before the catalog, so that an entry that is flushed meanwhile is seen at least once. Raises
-        `IndexClosed` if the index was closed meanwhile, because closing empties the catalog.
-        """
-        found = self._buffered(second_min, second_max)
-        found += self._catalog.overlapping(second_min, second_max)
-        if (error := self._session.log_error) is not None:
-            found.append(DamagedFile("log", "storage", error))
-        self._check_open()
-        return found
-
-    def _whole_view(self, topic: str, key: str) -> WholeView | None:
+    def _whole_view(self, topic: str, key: str, is_bounded: bool = False) -> WholeView | None:
         if compiled_views() is None:
             return None
         # the buffer first, so that an entry that is flushed meanwhile is in the view
         is_alone = self._buffer.is_empty
         if not is_alone and not (self._schema.keyed and self._buffer.lacks(topic, key)):
             return None
-        view, session = self._catalog.present_view, self._session
-        # after the view, because closing empties the catalog, and a read of the log changes both
-        if self._refused is not None or session.log_error is not None or session.expired is not NOTHING:
-            return None
-        if view is None:
+        snapshot, session = self._catalog.snapshot, self._session
+        view, state = snapshot.present_view, snapshot.state
+        # after the snapshot, because closing empties the catalog
+        if view is None or self._refused is not None or session.log_error is not None or session.expired_by(state):
             return None
         about = _NO_ABOUT
-        if session.fenced is not None or session.log.state.lost or self._behind() is not None:
-            about = self._freshness(), [(None, one) for one in session.log.state.lost.values()]
+        if session.fenced is not None or state.lost or self._behind() is not None:
+            about = self._freshness(state), [(None, one) for one in state.lost.values()]
         context = request_context.get()
-        return view if context is UNBOUNDED or context is NO_WAIT else view.local, about, is_alone
+        makes_requests = not is_bounded and (context == UNBOUNDED or not context.waits)
+        return view if makes_requests else view.local, about, is_alone
 
-    def _viewed(self, second_min: int, second_max: int, stored: bool) -> Viewed:
-        """Return the handles of `_handles` that are not in a view, and a view of the catalog (None: there is none)."""
-        # `_handles` then raises for a closed index
-        if compiled_views() is None or self._refused is not None:
+    def _viewed(
+        self,
+        chunks: Sequence[Chunk],
+        snapshot: Snapshot,
+        beside: list[Handle],
+        second_min: int,
+        second_max: int,
+        stored: bool,
+    ) -> Viewed:
+        """Return the handles of `_handles` that are not in a view, and the view (None: there is none)."""
+        if compiled_views() is None:
             return (), None
-        found = self._buffered(second_min, second_max)
-        view = self._catalog.view(partial(LocalView, self._schema, stored=True))
-        if not stored:
-            view = view.local
-        if (error := self._session.log_error) is not None:
-            found.append(DamagedFile("log", "storage", error))
-        return (found, view) if self._refused is None else ((), None)
+        view = snapshot.view(partial(LocalView, self._schema, stored=True))
+        return self._buffered(chunks, second_min, second_max) + beside, view if stored else view.local
 
-    def _buffered(self, second_min: int, second_max: int) -> list[Handle]:
+    def _buffered(self, chunks: Sequence[Chunk], second_min: int, second_max: int) -> list[Handle]:
         found: list[Handle] = []
-        for chunk in self._buffer.snapshot():
+        for chunk in chunks:
             if chunk.count:
                 buffered = BufferedChunk(chunk, self._topics, self._schema, self._rule)
                 if buffered.second_min <= second_max and buffered.second_max >= second_min:
@@ -700,7 +753,7 @@ class IndexService(Lookups[ItemT]):
         left_s = remaining_s()
         # half of the time, as in a reader
         reading = self._log_reader.submit(self._lifecycle.refresh)
-        if wait([reading], None if left_s is None else max(0.0, left_s / 2)).not_done:
+        if not have_ended([reading], None if left_s is None else left_s / 2):
             raise BudgetExceeded(f"timeout_s was reached while reading the log of {uri}")
         return reading.result()
 

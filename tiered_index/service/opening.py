@@ -13,9 +13,10 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
@@ -36,28 +37,29 @@ from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.validation import TopicTable
-from tiered_index.service.catalog.catalog import Catalog, Handle
-from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
-from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.files.compacted import CompactedFile, DamagedFile
-from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle.context import LifecycleContext
-from tiered_index.service.lifecycle.lifecycle import Lifecycle
-from tiered_index.service.lifecycle.recovery import Recovered, recover_root
+from tiered_index.service.life.context import LifecycleContext
+from tiered_index.service.life.lifecycle import Lifecycle
+from tiered_index.service.life.merge_worker import MergeWorker
+from tiered_index.service.life.recovery import Recovered, recover_root
+from tiered_index.service.life.rounds import Rounds
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.query import Logs, QueryEngine
+from tiered_index.service.read.catalog import Catalog, Handle
+from tiered_index.service.read.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.read.query import QueryEngine
+from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.service.root import ASIDE, CACHE, SENT, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.service.root.seen import SeenFile
-from tiered_index.service.rounds import Rounds
-from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
-from tiered_index.service.writing.buffer import WriteBuffer
-from tiered_index.service.writing.flusher import Flusher
+from tiered_index.service.write.appenders import MAIN, QUARANTINE, Appender, AppenderContext
+from tiered_index.service.write.buffer import WriteBuffer
+from tiered_index.service.write.flusher import Flusher
+from tiered_index.service.write.validation import TopicTable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
@@ -92,6 +94,8 @@ class Parts:
         self._opened_s = clock.monotonic_s()
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
+        session.log.shows = catalog.show
+        catalog.show(session.log.state)
         bounds = config.buffer_max_entries, config.buffer_max_bytes
         self.buffer = WriteBuffer(layout.schema, topics, *bounds, layout.hash, self._held_up)
 
@@ -123,6 +127,9 @@ class Parts:
         # positions of the log, or of the root's copy of it, count even if the claim failed
         positions = max_positions(recovered.positions, session.kept_positions)
         positions = max_positions(positions, session.log.state.positions)
+        if positions and not session.claimed:
+            # the next files of this root hold these positions: report a restore of the storage before this record
+            session.log.identity.note(session.log.state)
         self.flusher = Flusher(self.buffer, main, quarantine, clock, config.max_late_s, config.max_early_s, positions)
         # an earlier process may have published these files
         begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
@@ -130,6 +137,12 @@ class Parts:
             root, marker.root_id, catalog, session, cold, config, clock, self.flusher, recovered.deletions, begun
         )
         self.lifecycle = Lifecycle(life, recovered.damaged, recovered.journals)
+        self.merger = MergeWorker(
+            life,
+            config.merge_tiers(layout.preset),
+            is_busy=self._is_busy,
+            put_entries=lambda: self.buffer.taken_entries,
+        )
         handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
         for handle in handles:
             catalog.put(handle)
@@ -144,11 +157,7 @@ class Parts:
             # the active files bind one id to two topics: each keeps its own topic table, and the next files start empty
             self.flusher.roll()
         self.engine = QueryEngine(
-            layout.schema,
-            config.item_type or layout.schema.item_type(),
-            config.query_threads,
-            config.prices,
-            logs=lambda: Logs.of([(None, session.log.state.lost, session.expired)]),
+            layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, config.prices
         )
 
     def list_files(self) -> None:
@@ -218,13 +227,24 @@ class Parts:
             "put_entries": self.buffer.taken_entries,
             "refused_puts": self.buffer.refused,
             "steps": {
-                name: one.to_dict() for name, one in {"seal": self._context.seals, **self.lifecycle.times}.items()
+                name: one.to_dict()
+                for name, one in {
+                    "seal": self._context.seals,
+                    **self.lifecycle.times,
+                    "merge": self.merger.times,
+                }.items()
             },
+            "merge": self.merger.health(),
             "lease_left_s": self.session.lease_left_s,
             "position_age_s": self._position_ages_s(),
             "failed_rounds": {worker.name: worker.failed_rounds for worker in workers},
             "problems": [f"{name}: {error}" for name, error in self.errors(workers)],
         }
+
+    def _is_busy(self) -> bool:
+        """Return whether a flush, a compaction or an upload runs."""
+        times = self.lifecycle.times
+        return self.flusher.is_flushing or times["compact"].is_running or times["upload"].is_running
 
     def _held_up(self) -> DiskFull | None:
         """Return the error if the disk is full for the flusher. Its reason is `storage` if uploads fail, too."""
@@ -251,6 +271,7 @@ class Parts:
             *((f"{one.name} files", one.trouble) for one in self.appenders),
             ("put", self.buffer.refusal),
             *self.lifecycle.errors.items(),
+            *((f"merge of {window}", error) for window, error in list(self.merger.errors.items())),
             *((handle.file_id, handle.error) for handle in self.catalog.all() if isinstance(handle, DamagedFile)),
             ("log", self.session.log_error),
             # typed errors are reported at their origin; any other error of a worker is a defect

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -24,68 +21,44 @@ from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import (
     BudgetExceeded,
     ConfigError,
-    CorruptFile,
+    FolderDenied,
     InvalidArgument,
     NotAnIndex,
-    SchemaMismatch,
     StorageError,
     TieredIndexError,
 )
-from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
-from tiered_index.service.catalog.catalog import Catalog, Handle
-from tiered_index.service.cold.caches import Caches
-from tiered_index.service.cold.disk_cache import DiskCache
-from tiered_index.service.cold.path import RangeReadPool
-from tiered_index.service.files.compacted import CompactedFile
-from tiered_index.service.files.view import Viewed, WholeView
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.service.lookup.lookups import Lookups, config_of, opened_ones
-from tiered_index.service.lookup.query import Logs, QueryEngine
-from tiered_index.service.lookup.scan import Files, Indexes
-from tiered_index.service.reading.parts import ReaderParts, SourcedFile, hand_over, sourced_schema
-from tiered_index.service.reading.prefix import Children
-from tiered_index.service.reading.refreshed import Reading, Refreshed, wait_for
-from tiered_index.service.reading.root_view import UnsealedView
-from tiered_index.service.reading.unopened import Openings, Unopened, close_view
-from tiered_index.service.reading.views import IndexView
+from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.caches import Caches
+from tiered_index.service.read.catalog import Handle
+from tiered_index.service.read.cold_path import RangeReadPool
+from tiered_index.service.read.compacted import CompactedFile
+from tiered_index.service.read.disk_cache import DiskCache
+from tiered_index.service.read.file_view import WholeView
+from tiered_index.service.read.index_view import IndexFiles, IndexView
+from tiered_index.service.read.logs import Logs
+from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
+from tiered_index.service.read.parts import ReaderParts, sourced_schema
+from tiered_index.service.read.polled import Polled, Read, wait_for
+from tiered_index.service.read.prefix import Children
+from tiered_index.service.read.query import QueryEngine
+from tiered_index.service.read.root_view import UnsealedView
+from tiered_index.service.read.scan import Files
+from tiered_index.service.read.several import Openings, Several, SourcedFile
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import UNBOUNDED, deadline_at, remaining_s, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.pools import DaemonPool, NoThread, close_until_s
+from tiered_index.storage.pools import DaemonPool, close_until_s
 from tiered_index.types import ItemT, OpenedT, shortened
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexSettings
-
-
-class _Indexes(Indexes):
-    """The indexes that a reader of several has at the time of each access."""
-
-    def __init__(self, views: Callable[[], Sequence[IndexView]], patience_s: float) -> None:
-        self._views, self._patience_s = views, patience_s
-
-    @property
-    def patience_s(self) -> float:
-        """As `Indexes.patience_s`."""
-        return self._patience_s
-
-    def __len__(self) -> int:
-        return len(self._views())
-
-    def away(self, source: str) -> TieredIndexError | None:
-        """As `Indexes.away`."""
-        return next((view.away for view in self._views() if view.storage.uri == source), None)
-
-    def leave(self, source: str, are_over: Callable[[], bool]) -> None:
-        """As `Indexes.leave`."""
-        next(view for view in self._views() if view.storage.uri == source).leave(are_over)
 
 
 class _Archives(Mapping[str | None, SegmentArchive]):
@@ -129,12 +102,13 @@ class IndexReader(Lookups[ItemT]):
         if storages is not None and (config.root is not None or storage is not None):
             raise InvalidArgument("leave the root out: several storages are read without one")
         self.config = config
+        # also here: CPython finds an attribute of the object faster than the default of the class
+        self._refused = None
         self._clock = clock or SystemClock()
         self._storages = storages
         self._with_writers = with_writers
         self._shared: Storage | None = None
-        self._unopened: Unopened | None = None
-        self._growing = threading.Lock()
+        self._several: Several | None = None
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
             _disk_cache(config),
@@ -144,37 +118,38 @@ class IndexReader(Lookups[ItemT]):
         with contextlib.ExitStack() as undo:
             undo.callback(self._parts.close)
             if storages is None:
-                self._views = self._open_views(storage, undo)
+                views = self._open_views(storage, undo)
             else:
-                patience_s = config.source_timeout_s
                 opening = [
-                    (uri, partial(self._open_view, config.changed(storage=uri), None, patience_s)) for uri in storages
+                    (uri, partial(self._open_view, config.changed(storage=uri), None, config.source_timeout_s))
+                    for uri in storages
                 ]
-                self._views = self._open_several(f"the list of {len(opening)} indexes", lambda: opening, undo)
-            self._schema = _common_schema(self._views)
-            names = {view.number: view.storage.uri for view in self._views}
-            if len(names) < len(self._views):
-                raise InvalidArgument(
-                    "the same index is given twice, give it once: "
-                    + ", ".join(view.storage.uri for view in self._views)
-                )
-            item_type = config.item_type or self._schema.item_type()
-            self._several = storages is not None or self._shared is not None
+                views = self._open_several(f"the list of {len(opening)} indexes", lambda: opening, undo)
+            self._schema = views[0].schema
             self._sourced = sourced_schema(self._schema)
             self._prices = config.prices
-            self._catalogs: Sequence[Catalog] = tuple(view.catalog for view in self._views)
-            self._cold_paths = tuple(view.cold for view in self._views)
             self._engine = QueryEngine(
-                self._sourced if self._several else self._schema,
-                item_type,
+                self._schema if self._several is None else self._sourced,
+                config.item_type or self._schema.item_type(),
                 config.query_threads,
                 self._prices,
-                names if self._several else None,
-                _Indexes(lambda: self._views, config.source_timeout_s) if self._several else None,
-                self._logs,
+                None if self._several is None else {},
+                self._several,
             )
+            if self._several is None:
+                self._read(views)
+            else:
+                self._several.start()
             opened_ones.add(self)
             undo.pop_all()
+
+    def _read(self, views: Sequence[IndexView]) -> None:
+        """Read the indexes of `views` from now on."""
+        if self._several is not None:
+            # before lookups see the files of a new one
+            self._engine.read_of({view.number: view.storage.uri for view in views})
+        self._cold_paths = tuple(view.cold for view in views)
+        self._views = tuple(views)
 
     @classmethod
     def open(
@@ -235,27 +210,42 @@ class IndexReader(Lookups[ItemT]):
     def refresh(self) -> LogState:
         """Read new log records. Return the state of the log; for several indexes that of the first.
 
-        All indexes are read even if one fails. Raises `StorageUnavailable`, `CorruptFile`, `IndexClosed`, and
-        `BudgetExceeded` at a deadline of the caller's context. Any thread.
+        All indexes are read even if one fails. A folder below a prefix that this user may not read is left out. Raises
+        `StorageUnavailable`, `CorruptFile`, `IndexClosed`, and `BudgetExceeded` at a deadline of the caller's context.
+        Any thread.
         """
         self._check_open()
-        if not self._several:
-            return self._views[0].read_on(1.0)
+        if self._several is None:
+            state: LogState = self._views[0].read_on(1.0)
+            return state
         left_s = remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s
-        readings = [(one, one.new_refresh(self._parts.begin_or_run)) for one in self._refreshed()]
+        # the list of a prefix first, because it may have new indexes
+        listing = self._several if self._several.is_listed else None
+        errors = [] if listing is None else self._read_all([listing], until_s)
         # all are read, even if one fails
-        late = wait_for(readings, until_s, self._parts.threads, raises=False)
+        errors = self._read_all([one for one in self._several.polled() if one is not listing], until_s) + errors
+        for error in errors:
+            if not isinstance(error, FolderDenied):
+                raise error
+        return self._views[0].log_state
+
+    def _read_all(self, polled: Sequence[Polled], until_s: float | None) -> list[BaseException]:
+        """Read states again, in parallel, and return their errors."""
+        readings = [(one, one.begin_asked()[0]) for one in polled]
+        late = wait_for(readings, until_s)
+        errors: list[BaseException | None] = []
         for one, reading in readings:
             if one in late:
-                raise one.away or BudgetExceeded(f"timeout_s was reached while reading {one.name}")
-            reading.ends.result()
-        return self._views[0].log_state
+                errors.append(one.away or BudgetExceeded(f"timeout_s was reached while reading {one.name}"))
+            else:
+                errors.append(reading.exception())
+        return [error for error in errors if error is not None]
 
     def files(self) -> list[Handle]:
         """Return the handles of all files, local files in their current state."""
         self._check_process()
-        handles = [] if self._unopened is None else self._unopened.problems(self._clock.monotonic_s())
+        handles = [] if self._several is None else self._several.problems(self._clock.monotonic_s())
         handles += [handle for view in self._views for handle in view.all_handles()]
         self._check_open()
         return sorted(handles, key=lambda handle: (handle.sequence, handle.file_id))
@@ -327,11 +317,17 @@ class IndexReader(Lookups[ItemT]):
         return _Archives(lambda: {self._source_of(view): self._archive_of(view) for view in self._views})
 
     def _source_of(self, view: IndexView) -> str | None:
-        return view.storage.uri if self._several else None
+        return None if self._several is None else view.storage.uri
 
     def _archive_of(self, view: IndexView) -> SegmentArchive:
         refresh = partial(self._read_log, view.storage.uri)
-        return SegmentArchive(view.storage, lambda: view.log_state, refresh, tables=view.cold.caches.segments)
+        return SegmentArchive(
+            view.storage,
+            lambda: view.log_state,
+            refresh,
+            tables=view.cold.caches.segments,
+            blocks=view.cold.caches.catalogs,
+        )
 
     def __repr__(self) -> str:
         places = [*(self._storages or ()), *([self.config.root, self.config.storage] if self._storages is None else [])]
@@ -346,9 +342,7 @@ class IndexReader(Lookups[ItemT]):
         with contextlib.ExitStack() as each:
             if self._shared is not None:
                 each.callback(self._shared.close)
-            if self._unopened is not None:
-                each.callback(self._unopened.close, until_s)
-            for view in self._views:
+            for view in self._views if self._several is None else self._several.close():
                 each.callback(view.close)
             each.callback(self._parts.close, until_s)
             self._engine.close(until_s)
@@ -360,13 +354,13 @@ class IndexReader(Lookups[ItemT]):
         return self._views[0]
 
     def _check_one_index(self) -> None:
-        if self._several:
+        if self._several is not None:
             among = self._views[0].storage.uri if len(self._views) == 1 else f"{len(self._views)} indexes"
             raise InvalidArgument(
                 f"this needs a reader of one index, but it was opened for several ({among}): open the index by its URI"
             )
 
-    def _open_views(self, backend: Storage | None, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
+    def _open_views(self, backend: Storage | None, undo: contextlib.ExitStack) -> Sequence[IndexView]:
         """Return the view of the index. If the storage itself has no index, return the views of its children."""
         config = self.config
         if config.root is not None:
@@ -379,7 +373,7 @@ class IndexReader(Lookups[ItemT]):
         undo.callback(shared.close)
         opening = (f"opening {shared.uri}: its log was not read by then", partial(self._open_view, config, shared))
         try:
-            [view] = self._parts.in_time([opening], close_view)
+            [view] = self._parts.in_time([opening], IndexView.close)
             undo.callback(view.close)
             return (view,)
         except NotAnIndex as error:
@@ -395,186 +389,98 @@ class IndexReader(Lookups[ItemT]):
             config, self._clock, backend, self._parts, with_writer=self._with_writers, patience_s=patience_s
         )
 
-    def _open_several(self, name: str, openings: Openings, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
-        """Open indexes in parallel. If one of them answers, those that do not are opened later.
+    def _open_several(self, name: str, openings: Openings, undo: contextlib.ExitStack) -> Sequence[IndexView]:
+        """Open indexes in parallel, and return the views of those that answer. Raises as `Several.open`."""
+        given = name, self.config, self._clock, self._parts, openings
+        self._several = several = Several(*given, self._read, is_listed=self._storages is None)
 
-        Raises the first error if none can be opened, and any error that another try can't mend.
-        """
-        [found] = self._parts.in_time([(f"listing the objects below {name}", lambda: list(openings()))])
-        if twice := [uri for uri, count in Counter(uri for uri, _ in found).items() if count > 1]:
-            raise InvalidArgument("the same index is given twice: " + ", ".join(twice))
-        readings = [Reading(self._parts.begin_or_run, open_view) for _, open_view in found]
-        begun = [reading.ends for reading in readings]
-        late: dict[str, Future[IndexView | None]] = {}
-        errors: dict[str, TieredIndexError] = {}
-        views: list[tuple[str, IndexView]] = []
-        try:
-            self._wait_for_first(readings)
-            for (uri, _), opening in zip(found, begun, strict=True):
-                try:
-                    if not opening.done():
-                        late[uri] = opening
-                    elif (view := opening.result()) is not None:
-                        views.append((uri, view))
-                except (StorageError, CorruptFile) as error:
-                    errors[uri] = error
-            if not views:
-                for first in errors.values():
-                    raise first
-                for uri in late:
-                    raise BudgetExceeded(f"timeout_s was reached while opening {uri}: its log was not read by then")
-        except BaseException:  # also an interrupted wait
-            for opening in begun:
-                if not opening.cancel():
-                    opening.add_done_callback(partial(hand_over, close_view))
-            raise
-        for _, view in views:
-            undo.callback(view.close)
-        if late or errors or self._storages is None:
-            uris = {uri for uri, _ in views}
-            self._unopened = Unopened(name, self.config, self._clock, openings, self._adopt, uris, late, errors)
-            undo.callback(self._unopened.close)
-        return tuple([view for _, view in views])
+        def close() -> None:
+            for view in several.close():
+                view.close()
 
-    def _wait_for_first(self, readings: Sequence[Reading[IndexView | None]]) -> None:
-        """Wait for all openings that get responses, for half of the time left; then until one is open."""
-        left_s, patience_s = remaining_s(), self.config.source_timeout_s
-        half_s, end_s = (math.inf if left_s is None else time.monotonic() + left_s * share for share in (0.5, 1))
-        openings = [one.ends for one in readings]
-        waiting, silent = set(openings), set[Future[IndexView | None]]()
-        while waiting and (now_s := time.monotonic()) < end_s:
-            is_patient = now_s < half_s and not waiting <= silent
-            if not is_patient and any(one.done() and one.exception() is None and one.result() for one in openings):
-                return
-            until_s = half_s if now_s < half_s else end_s
-            waiting = wait(waiting, min(patience_s / 4, until_s - now_s), FIRST_COMPLETED).not_done
-            for one in readings:
-                if one.ends in waiting - silent and one.is_silent(patience_s):
-                    # those that wait for a thread get one
-                    self._parts.threads.replace_thread(one.ends)
-                    silent.add(one.ends)
-
-    def _adopt(self, view: IndexView) -> None:
-        """Include an index from now on. Raises `SchemaMismatch`, `ConfigError`."""
-        try:
-            _common_schema((*self._views, view))
-            with self._growing:
-                self._check_open()
-                if any(view.number == other.number for other in self._views):
-                    raise ConfigError(
-                        f"{view.storage.uri} has the same id as an index beside it, so it is a copy: remove one"
-                    )
-                views = (*self._views, view)
-                # before lookups see its files
-                self._engine.read_of({one.number: one.storage.uri for one in views})
-                self._catalogs = tuple(one.catalog for one in views)
-                self._cold_paths = tuple(one.cold for one in views)
-                self._views = views
-                self._check_open()
-        except BaseException:
-            view.close()
-            raise
+        undo.callback(close)
+        several.open()
+        return several.views
 
     def _log_states(self) -> Sequence[LogState]:
         return [view.log_state for view in self._views]
 
-    def _has_unopened(self) -> bool:
-        return self._unopened is not None and self._unopened.is_waiting
-
-    def _logs(self) -> Logs:
-        states = [(self._source_of(view), view.log_state) for view in self._views]
-        return Logs.of([(source, state.lost, state.expired) for source, state in states])
+    def _unopened_problem(self) -> TieredIndexError | None:
+        return None if self._several is None else self._several.problem()
 
     def _read_log(self, uri: str) -> LogState:
         self._check_open()
-        return next(view for view in self._views if view.storage.uri == uri).read_on()
+        state: LogState = next(view for view in self._views if view.storage.uri == uri).read_on()
+        return state
 
-    def _whole_view(self, topic: str, key: str) -> WholeView | None:
-        # a context that counts or bounds requests needs a search file by file
-        if self._several or compiled_views() is None or request_context.get() is not UNBOUNDED:
+    def _whole_view(self, topic: str, key: str, is_bounded: bool = False) -> WholeView | None:
+        # a lookup or context that counts or bounds requests needs a search file by file
+        if is_bounded or self._several is not None or compiled_views() is None or request_context.get() != UNBOUNDED:
             return None
         if self._refused is not None:
             return None
         whole = self._views[0].whole(self._clock.monotonic_s())
         return None if self._refused is not None else whole
 
-    def _ready(self) -> Files | None:
+    def _polled(self) -> Sequence[Polled]:
+        return self._views if self._several is None else self._several.polled()
+
+    def _begin(self) -> float:
+        """Read what is due, in parallel, by the rule of `polled`."""
         begun_s = self._clock.monotonic_s()
-        for one in self._refreshed():
-            if one.asks_before(begun_s):
-                return None
-        return self._files(begun_s)
-
-    def _refreshed(self) -> Sequence[Refreshed]:
-        return self._views if self._unopened is None else (*self._views, self._unopened)
-
-    def _begin(self) -> Files:
-        """Run due refreshes in parallel.
-
-        A lookup with a deadline waits for half of its time. The refreshes then continue in the background.
-        """
-        begun_s = self._clock.monotonic_s()
+        if not any(one.is_due(begun_s) for one in self._polled()):
+            return begun_s
         left_s = remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s / 2
-        own: set[Refreshed] = set()
-        # twice, because a refresh of another thread may have begun before this lookup
+        own: set[Polled] = set()
+        # twice, because a read of another lookup may have begun before this one, and the list of a prefix may grow
         for _ in range(2):
-            waited: list[tuple[Refreshed, Reading[object]]] = []
-            for one in self._refreshed():
-                try:
-                    found = None if one in own else one.due_refresh(begun_s, self._parts.begin)
-                except NoThread:
-                    own.add(one)
-                    # a lookup with a deadline uses the present state, and the next lookup tries again
-                    if until_s is None:
-                        one.refresh_due()
+            readings: list[tuple[Polled, Read]] = []
+            for one in self._polled():
+                if one in own or (found := one.begin_due(begun_s, is_timed=until_s is not None)) is None:
                     continue
-                if found is None:
-                    continue
-                refresh, is_own = found
-                if one.away is not None:
-                    # it continues in the background, and takes no thread from the others
-                    self._parts.threads.replace_thread(refresh.ends)
-                    continue
+                reading, is_own = found
                 if is_own:
                     own.add(one)
-                if is_own or until_s is None or one.fails(begun_s):
-                    waited.append((one, refresh))
-            wait_for(waited, until_s, self._parts.threads)
-        return self._files(begun_s)
+                readings.append((one, reading))
+            wait_for(readings, until_s)
+            for _, reading in readings:
+                if reading.done():
+                    reading.result()
+        return begun_s
 
-    def _files(self, begun_s: float) -> Files:
+    @contextlib.contextmanager
+    def _taking(self, begun_s: float) -> Iterator[Files]:
+        several = self._several
+        if several is None:
+            with self._views[0].taking(begun_s) as index:
+                self._check_open()
+                state = index.snapshot.state
+                logs = Logs.of([(None, state.lost, state.expired)])
+                freshness = tuple([seen for seen in [index.freshness] if seen is not None])
+                yield Files(index.handles, freshness, index.viewed, logs, [state], index.not_asked)
+            return
         # before the views, so that an index is in at least one of both
-        unopened = [] if self._unopened is None else self._unopened.problems(begun_s)
+        unopened = several.problems(begun_s)
         views = self._views
-        # before the handles, which may then be of a later state of the log, never of an earlier one
-        freshness = tuple([seen for view in views if (seen := view.seen()) is not None])
-        return Files(
-            partial(self._handles, views, unopened, begun_s), freshness, partial(self._viewed, views[0], begun_s)
-        )
+        with contextlib.ExitStack() as held:
+            taken = [held.enter_context(view.taking(begun_s)) for view in views]
+            self._check_open()
+            states = [index.snapshot.state for index in taken]
+            logs = Logs.of([(view.name, state.lost, state.expired) for view, state in zip(views, states, strict=True)])
+            freshness = tuple([index.freshness for index in taken if index.freshness is not None])
+            handles = partial(self._sourced_files, list(zip(views, taken, strict=True)), unopened)
+            yield Files(handles, freshness, logs=logs, states=states)
 
-    def _viewed(self, view: IndexView, begun_s: float, second_min: int, second_max: int, stored: bool) -> Viewed:
-        """Return the files of a log that can't be read, and a view of the others (None: there is none)."""
-        if not stored or self._several or compiled_views() is None:
-            return (), None
-        found = view.viewed(begun_s)
-        return found if self._refused is None else ((), None)
-
-    def _handles(
-        self, views: Sequence[IndexView], unopened: list[Handle], begun_s: float, second_min: int, second_max: int
+    def _sourced_files(
+        self, taken: Sequence[tuple[IndexView, IndexFiles]], unopened: list[Handle], second_min: int, second_max: int
     ) -> Sequence[Handle]:
-        if not self._several:
-            found = views[0].handles(second_min, second_max, begun_s)
-        else:
-            found = [
-                SourcedFile(handle, view, view.number, self._schema, self._sourced)
-                for view in views
-                for handle in view.handles(second_min, second_max, begun_s)
-            ]
-            found += unopened
-        # closing empties the catalogs, so `found` may be incomplete
-        self._check_open()
-        return found
+        found: list[Handle] = [
+            SourcedFile(handle, view, view.number, self._schema, self._sourced)
+            for view, index in taken
+            for handle in index.handles(second_min, second_max)
+        ]
+        return found + unopened
 
 
 def _disk_cache(config: IndexConfig) -> DiskCache | None:
@@ -584,13 +490,3 @@ def _disk_cache(config: IndexConfig) -> DiskCache | None:
     if config.root is not None:
         return DiskCache(config.root / CACHE, config.cache_max_bytes, read_only=True)
     return None
-
-
-def _common_schema(views: Sequence[IndexView]) -> Schema:
-    first = views[0]
-    for view in views[1:]:
-        if view.schema != first.schema:
-            raise SchemaMismatch(
-                f"{view.storage.uri} stores {view.schema.name} entries, {first.storage.uri} {first.schema.name}"
-            )
-    return first.schema

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Column, Schema
-from tiered_index.service.answers.rows import check_topic
-from tiered_index.service.answers.validation import check_keys, check_number, message_row, milliseconds
+from tiered_index.service.read.rows import check_topic
+from tiered_index.service.write.validation import check_keys, check_number, message_row, milliseconds
 from tiered_index.types import exact_time
 
 # The fields of every message, in addition to its keys and an optional `topic_id`
@@ -32,7 +32,7 @@ MAX_BLANK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class CheckedMessage:
     """One checked message. `topic_id` is None if the index assigns it."""
 
     topic: str
@@ -51,7 +51,7 @@ def checked_message(
     shown: Callable[[str], str] = repr,
     key_field: str = "keys",
     schema: Schema = ROCKETMQ_SCHEMA,
-) -> Message:
+) -> CheckedMessage:
     """Return the checked message of a mapping, with the schema's own columns. Raises `InvalidArgument`.
 
     `shown` returns a field's name for the error; `key_field` is the name of the keys there.
@@ -70,11 +70,13 @@ def checked_message(
     topic, queue_id, offset, size, time_ms = (fields[name] for name in FIELDS)
     if isinstance(time_ms, str):
         time_ms = _exact_time(time_ms)
-    given = {name: own_value(column, fields[name]) for name, column in own.items()}
-    topic, queue_id, offset, size, second, values = message_row(topic, queue_id, offset, size, time_ms, given, schema)
+    own_values = {name: own_value(column, fields[name]) for name, column in own.items()}
+    topic, queue_id, offset, size, second, values = message_row(
+        topic, queue_id, offset, size, time_ms, own_values, schema
+    )
     checked_keys = tuple(check_keys(keys))
     topic_id = check_number("topic_id", fields["topic_id"]) if fields.get("topic_id") is not None else None
-    return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id, values)
+    return CheckedMessage(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id, values)
 
 
 def own_value(column: Column, value: Any) -> Any:
@@ -112,8 +114,10 @@ def times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
         with contextlib.suppress(pa.ArrowInvalid):
             times = texts.cast(kind)
             return times if pa.types.is_integer(kind) else milliseconds(times)
-    given = texts.to_pylist()
-    return pa.chunked_array([pa.array([None if text is None else _exact_time(text) for text in given], pa.int64())])
+    plain_texts = texts.to_pylist()
+    return pa.chunked_array(
+        [pa.array([None if text is None else _exact_time(text) for text in plain_texts], pa.int64())]
+    )
 
 
 def bounded_lines(readline: Callable[[int], bytes], where: str) -> Iterator[bytes]:
@@ -213,7 +217,7 @@ def plain_text(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def columns_of(messages: list[Message], own: Sequence[str] = ()) -> dict[str, Any]:
+def columns_of(messages: list[CheckedMessage], own: Sequence[str] = ()) -> dict[str, Any]:
     """Return the entries of messages as columns, with the `own` ones. All or none of the messages have a topic id."""
     rows = [(m, key) for m in messages for key in m.keys]
     columns: dict[str, Any] = {name: [getattr(m, name) for m, _ in rows] for name in FIELDS}

@@ -37,13 +37,13 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources.columns import (
     MAX_BLANK_BYTES,
     MAX_ROW_BYTES,
-    Message,
+    CheckedMessage,
     check_kinds,
     entry_columns,
     is_text,
     own_type,
 )
-from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record, json_fields, json_object
+from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record, json_fields, json_object
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import CSV, NDJSON, LocalFile, Place, Stdin, StoredFile
 
@@ -79,7 +79,7 @@ class ParquetSource:
             handle.seek(max(0, size - _FOOTER_BYTES))
             return size, hashlib.sha256(handle.read(_FOOTER_BYTES)).hexdigest()[:16]
 
-    def batches(self, start: int) -> Iterator[Batch]:
+    def batches(self, start: int) -> Iterator[MessageBatch]:
         """Yield the rows from number `start` on."""
         if self.total is not None and start > self.total:
             raise InvalidArgument(
@@ -88,7 +88,7 @@ class ParquetSource:
         for first, rows in self._table.read(self._names, start):
             yield self._batch(rows, first + len(rows))
 
-    def _batch(self, rows: pa.Table, end: int) -> Batch:
+    def _batch(self, rows: pa.Table, end: int) -> MessageBatch:
         if self.counts_rows:
             rows = rows.append_column(ROW_NUMBER, pa.array(range(end - len(rows), end), pa.int64()))
         table = self.fields.of_table(rows)
@@ -97,7 +97,7 @@ class ParquetSource:
         # the filter leaves nulls out, too
         with_key = table if pc.all(has_key, skip_nulls=False).as_py() else table.filter(has_key)
         columns = entry_columns(with_key, self.fields.own)
-        return Batch(columns, len(rows), end, partial(self._records, table, end - len(rows)))
+        return MessageBatch(columns, len(rows), end, partial(self._records, table, end - len(rows)))
 
     def _records(self, table: pa.Table, first: int) -> Iterator[Record]:
         for number, fields in enumerate(table.to_pylist(), first):
@@ -152,7 +152,7 @@ class TextSource(ABC):
         """Return whether a line without newline is complete."""
 
     @abstractmethod
-    def _message(self, line: bytes, number: int) -> Message:
+    def _message(self, line: bytes, number: int) -> CheckedMessage:
         """Return the message of line `number`, from 0. Raises `InvalidArgument`."""
 
     def fingerprint(self, length: int | None) -> tuple[int, str]:
@@ -161,7 +161,7 @@ class TextSource(ABC):
             head = self._checked(handle.read, FINGERPRINT_BYTES if length is None else length)
         return len(head), hashlib.sha256(head).hexdigest()[:16]
 
-    def part(self, begin: int, end: int | None) -> Iterator[Batch]:
+    def part(self, begin: int, end: int | None) -> Iterator[MessageBatch]:
         """Yield the lines that begin within bytes [begin, end) of uncompressed text (None: to its end)."""
         if self._gzipped and begin:
             return
@@ -173,7 +173,7 @@ class TextSource(ABC):
         if end is None or start < end:
             yield from self.batches(start, None if self._gzipped else end)
 
-    def batches(self, start: int, end: int | None = None) -> Iterator[Batch]:
+    def batches(self, start: int, end: int | None = None) -> Iterator[MessageBatch]:
         """Yield the lines that begin from byte `start`, the end of a line, to before `end`."""
         with self._open() as handle:
             position = max(start, self.begin)
@@ -202,7 +202,7 @@ class TextSource(ABC):
                         f"{self.place}: {blank_bytes:,} bytes up to byte {stop} are blank lines only; delete them"
                     )
                 columns, messages, keyless = self._columns(block, number or 0)
-                yield Batch(columns, messages, stop, partial(self._records, block, position, number), keyless)
+                yield MessageBatch(columns, messages, stop, partial(self._records, block, position, number), keyless)
                 if len(block) < read_bytes:
                     # the rest of the held line may be there by now, and would pass for a line
                     return
@@ -356,7 +356,7 @@ class NdjsonSource(TextSource):
         empty = pc.equal(table["key"], "")
         return table.filter(pc.invert(empty.fill_null(False))) if pc.any(empty).as_py() else table
 
-    def _message(self, line: bytes, number: int) -> Message:
+    def _message(self, line: bytes, number: int) -> CheckedMessage:
         row = json_fields(line, [self.fields.names.get(name) for name in _KEY_FIELDS])
         if self.counts_rows and row.get(ROW_NUMBER) is None:
             row[ROW_NUMBER] = number
@@ -415,7 +415,7 @@ class CsvSource(TextSource):
         table = table.set_column(table.column_names.index("keys"), "keys", pc.utf8_split_whitespace(keys))
         return table.filter(pc.not_equal(keys, ""))
 
-    def _message(self, line: bytes, number: int) -> Message:
+    def _message(self, line: bytes, number: int) -> CheckedMessage:
         cells = self._cells(line)
         if len(cells) != len(self._header):
             raise InvalidArgument(f"{len(cells)} columns, not {len(self._header)}")
@@ -459,7 +459,11 @@ def open_source(place: Place, fields: Fields | None = None) -> Source:
         raise CorruptFile(name, "not a Parquet file", offset=0, expected=MAGIC, found=head[:4])
     if name.endswith(CSV):
         return CsvSource(place, fields)
-    if not name.endswith(NDJSON) and not head.lstrip().startswith(b"{") and (head or not isinstance(place, Stdin)):
+    if (
+        not name.endswith(NDJSON)
+        and not head.lstrip().startswith((b"{", b"["))
+        and (head or not isinstance(place, Stdin))
+    ):
         if b"," in head.partition(b"\n")[0]:
             return CsvSource(place, fields)
         raise InvalidArgument(f"{place} is neither NDJSON nor CSV nor Parquet: convert it to one of these")
@@ -487,14 +491,14 @@ def _path_text(source: Source) -> str:
 
 def other_files(source: Source, known: Iterable[str]) -> list[str]:
     """Return the places of files with other content than `source`, among the names `known` of an index."""
-    found = []
+    places = []
     for name in known:
         match = _NAME.fullmatch(name)
         if match is not None and match["path"] != _path_text(source):
             length = int(match["length"])
             if source.fingerprint(length) != (length, match["hash"]):
-                found.append(match["path"])
-    return found
+                places.append(match["path"])
+    return places
 
 
 def source_name(source: Source, known: Iterable[str], *, restart: bool, called: str | None = None) -> str | None:
@@ -516,8 +520,8 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
         match = _NAME.fullmatch(name)
         if match is None or match["path"] != place:
             continue
-        length, found = fingerprint(int(match["length"]))
-        if (length, found) != (int(match["length"]), match["hash"]):
+        length, digest = fingerprint(int(match["length"]))
+        if (length, digest) != (int(match["length"]), match["hash"]):
             changed = True
         elif (match["fields"] or "") == fields:
             read.append((int(match["again"] or 0), match["first"]))
@@ -530,5 +534,5 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
         return f"{first}~{again}" if again else first
     if changed and not same and not restart:
         raise InvalidArgument(f"{source.place} has changed since it was read: its beginning differs. {_AGAIN}")
-    length, found = source.fingerprint(None)
-    return f"file:{place}#{length}-{found}{fields}"
+    length, digest = source.fingerprint(None)
+    return f"file:{place}#{length}-{digest}{fields}"

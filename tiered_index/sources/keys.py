@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.rows import check_key, check_range, check_topic
-from tiered_index.service.answers.validation import milliseconds
+from tiered_index.service.read.rows import check_key, check_range, check_topic
+from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.columns import bounded_lines, check_names
 from tiered_index.sources.messages import json_fields
 from tiered_index.sources.parquet import ParquetTable
@@ -44,8 +44,8 @@ def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count
     for where, fields in _rows(file):
         try:
             begin, end = (
-                given if (found := _time(fields.get(name), end=name == "end_ms")) is None else found
-                for name, given in (("begin_ms", begin_ms), ("end_ms", end_ms))
+                default if (bound := _time(fields.get(name), end=name == "end_ms")) is None else bound
+                for name, default in (("begin_ms", begin_ms), ("end_ms", end_ms))
             )
             if missing := [name for name in ("topic", "key") if fields.get(name) is None]:
                 raise InvalidArgument(f"{missing[0]!r} is missing")
@@ -138,11 +138,11 @@ def ndjson_rows(file: Path, key: str = "key") -> Iterator[tuple[str, Mapping[str
     for number, line in enumerate(_lines(file), 1):
         if line.strip():
             where = f"line {number:,}"
-            found = json_fields(line, (key,), f"{file}: {where}: ")
+            fields = json_fields(line, (key,), f"{file}: {where}: ")
             # Tables and services refuse half a surrogate pair, as an escape or as bytes
-            if (b"\\u" in line or b"\xed" in line) and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
+            if (b"\\u" in line or b"\xed" in line) and _SURROGATE.search(json.dumps(fields, ensure_ascii=False)):
                 raise InvalidArgument(f"{file}: {where}: it has half of a surrogate pair")
-            yield where, found
+            yield where, fields
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

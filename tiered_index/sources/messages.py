@@ -17,8 +17,16 @@ from tiered_index import json_numbers
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.json_numbers import number_text
-from tiered_index.service.answers.validation import milliseconds
-from tiered_index.sources.columns import FIELDS, Message, check_names, checked_message, is_list, is_text, times_ms
+from tiered_index.service.write.validation import milliseconds
+from tiered_index.sources.columns import (
+    FIELDS,
+    CheckedMessage,
+    check_names,
+    checked_message,
+    is_list,
+    is_text,
+    times_ms,
+)
 
 
 def json_object(line: bytes, where: str = "") -> dict[str, Any]:
@@ -26,14 +34,14 @@ def json_object(line: bytes, where: str = "") -> dict[str, Any]:
     `where`.
     """
     try:
-        found = json_numbers.loads(line)
+        document = json_numbers.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{where}not JSON: {error}") from error
-    if not isinstance(found, dict):
-        is_list = isinstance(found, list)
+    if not isinstance(document, dict):
+        is_list = isinstance(document, list)
         hint = ": write one object a line, for example with `jq -c '.[]'`" if is_list else ""
         raise InvalidArgument(f"{where}not a JSON object{', but an array' if is_list else ''}: {line[:60]!r}{hint}")
-    return found
+    return document
 
 
 _KEYS = ("key", "keys")
@@ -103,10 +111,12 @@ class Fields:
                 )
         keys = [name for name in _KEYS if name in self.names and self.names[name] in there]
         if len(keys) != 1 and "key" not in self.constants:
-            given = [name for name in _KEYS if name in self.columns]
-            wanted = self.shown(given[0]) if given else "'key' (text) or a column 'keys' (list of text)"
+            key_columns = [name for name in _KEYS if name in self.columns]
+            wanted = self.shown(key_columns[0]) if key_columns else "'key' (text) or a column 'keys' (list of text)"
+            hint = "; entries of an export are read from Parquet, Arrow and NDJSON" if "key_hash" in there else ""
             raise InvalidArgument(
-                f"{whose}: give a column {wanted}; it has {listed(there)} (--column key=COLUMN says which one it is)"
+                f"{whose}: give a column {wanted}; it has {listed(there)} (--column key=COLUMN says which one "
+                f"it is){hint}"
             )
 
     def shown(self, name: str) -> str:
@@ -114,7 +124,7 @@ class Fields:
         column = self.columns.get(name, name)
         return repr(name) if column == name else f"{column!r} ({name})"
 
-    def checked(self, fields: Mapping[str, Any]) -> Message:
+    def checked(self, fields: Mapping[str, Any]) -> CheckedMessage:
         """Return the checked message of `fields`; it has no empty keys.
 
         Raises `InvalidArgument`, with the name of the source's column.
@@ -133,8 +143,8 @@ class Fields:
 
     def of_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of one message."""
-        given = {name: row[column] for name, column in self.names.items() if column in row}
-        return {**self.defaults, **given, **self.constants}
+        of_source = {name: row[column] for name, column in self.names.items() if column in row}
+        return {**self.defaults, **of_source, **self.constants}
 
     def of_table(self, table: pa.Table) -> pa.Table:
         """Return the fields of many messages as columns."""
@@ -183,7 +193,7 @@ class Record:
     where: str
     start: int
     end: int
-    message: Message | None
+    message: CheckedMessage | None
     problem: str = ""
 
     @property
@@ -193,7 +203,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Batch:
+class MessageBatch:
     """Messages up to position `end`. `columns` is None if they have a problem: use `records`, slow and exact."""
 
     columns: pa.RecordBatch | None

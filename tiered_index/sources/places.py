@@ -10,7 +10,7 @@ import select
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.storage import disk
 from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import beside
 
 # Extensions of file names
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
@@ -29,8 +30,6 @@ NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 STDIN = "-"
 # Least bytes of one request
 _BUFFER_BYTES = 1 << 20
-# Parts of an object with a smaller gap are fetched by one request
-_GAP_BYTES = 8 << 10
 # Longest time to gather a block from stdin
 _MOMENT_S = 0.2
 
@@ -55,23 +54,12 @@ class LocalFile:
 
 
 class ObjectReader(io.RawIOBase):
-    """An object of `size_bytes` as a file: each read is one ranged request, or none after `fetch`. One thread."""
+    """An object of `size_bytes` as a file: each read is one ranged request. One thread at a time."""
 
     def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
         super().__init__()
         self._storage, self._name, self._size_bytes = storage, name, size_bytes
         self._at = 0
-        self._fetched: list[tuple[int, bytes]] = []
-
-    def fetch(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Fetch the bytes [begin, end) of each part, neighbours by one request, and keep them for reads."""
-        spans: list[list[int]] = []
-        for begin, end in sorted((max(0, begin), min(end, self._size_bytes)) for begin, end in parts):
-            if spans and begin <= spans[-1][1] + _GAP_BYTES:
-                spans[-1][1] = max(spans[-1][1], end)
-            else:
-                spans.append([begin, end])
-        self._fetched = [(b, self._storage.get_range(self._name, b, max(0, end - b))) for b, end in spans]
 
     def readable(self) -> bool:
         """Return True."""
@@ -87,18 +75,10 @@ class ObjectReader(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: object) -> int:
-        """Read into `buffer`, up to the end of the object or of fetched bytes; return the byte count.
-
-        Errors: `Storage.get_range`.
-        """
+        """Read into `buffer`, up to the end of the object; return the byte count. Errors: `Storage.get_range`."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         length = min(len(view), max(0, self._size_bytes - self._at))
-        for begin, data in self._fetched:
-            if begin <= self._at < begin + len(data):
-                part = memoryview(data)[self._at - begin :][:length]
-                break
-        else:
-            part = memoryview(self._storage.get_range(self._name, self._at, length) if length else b"")
+        part = self._storage.get_range(self._name, self._at, length) if length else b""
         view[: len(part)] = part
         self._at += len(part)
         return len(part)
@@ -177,7 +157,11 @@ def local_path(source: str) -> Path | None:
 
 @contextlib.contextmanager
 def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
-    """Yield the file, object or stdin that `source` names. Raises `InvalidArgument` and the storage's errors."""
+    """Yield the file, object or stdin that `source` names. Raises `InvalidArgument` and the storage's errors.
+
+    A URI without parameters takes those of the index's storage, if it has the same scheme.
+    """
+    source = beside(source, config.storage)
     path = local_path(source)
     if path is not None:
         if path.exists() and not path.is_file() and not path.is_dir():

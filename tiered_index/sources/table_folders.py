@@ -21,8 +21,8 @@ _ICEBERG = re.compile(r"(.*/)?metadata/[^/]*\.metadata\.json(\.gz)?", re.DOTALL)
 def table_folder(names: Iterable[str]) -> str | None:
     """Return the folder of a table's metadata if one of the names, relative to a folder, is in it."""
     for name in names:
-        if found := TABLES & {*name.split("/")[:-1]}:
-            return min(found)
+        if metadata_folders := TABLES & {*name.split("/")[:-1]}:
+            return min(metadata_folders)
         if _ICEBERG.fullmatch(name):
             return "metadata"
     return None
@@ -43,9 +43,11 @@ def check_outside_tables(source: str, opened: Callable[[str], Storage]) -> None:
     """
     if (path := local_path(source)) is not None:
         for folder in (path, *path.parents):
-            metadata = (f"metadata/{found.name}" for found in (folder / "metadata").glob("*.metadata.json*"))
-            if found := next((name for name in TABLES if (folder / name).is_dir()), None) or table_folder(metadata):
-                raise table_error(folder, found)
+            metadata = (f"metadata/{file.name}" for file in (folder / "metadata").glob("*.metadata.json*"))
+            if metadata_folder := next((name for name in TABLES if (folder / name).is_dir()), None) or table_folder(
+                metadata
+            ):
+                raise table_error(folder, metadata_folder)
         return
     place, mark, parameters = source.partition("?")
     parts = urlsplit(place)
@@ -60,5 +62,5 @@ def check_outside_tables(source: str, opened: Callable[[str], Storage]) -> None:
                 listed = (
                     info.name for prefix in ("_delta_log/", "metadata/") for info in islice(storage.list(prefix), PAGE)
                 )
-                if found := table_folder(listed):
-                    raise table_error(uri, found)
+                if metadata_folder := table_folder(listed):
+                    raise table_error(uri, metadata_folder)

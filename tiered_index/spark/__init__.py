@@ -11,7 +11,7 @@ docs/api.md lists all public names, docs/spark.md has examples, and docs/spark-c
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.build.build import BuildResult, build
 from tiered_index.spark.build.erase import EraseResult, erase
-from tiered_index.spark.build.merge import CompactReport, MergeResult, compact, merge
+from tiered_index.spark.build.merge import MergeResult, merge
 from tiered_index.spark.build.positions import SourceRange
 from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
@@ -21,7 +21,6 @@ from tiered_index.spark.session import open_session, register
 __all__ = [
     "AuditResult",
     "BuildResult",
-    "CompactReport",
     "EraseResult",
     "JobMetrics",
     "LookupResult",
@@ -30,7 +29,6 @@ __all__ = [
     "StageMetrics",
     "audit",
     "build",
-    "compact",
     "erase",
     "hash_key",
     "look_up",

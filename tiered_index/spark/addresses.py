@@ -5,7 +5,6 @@ A storage is never pickled: tasks open it by its URI, with the executor's creden
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage, Usage
-from tiered_index.storage.opening import open_storage
-
-_S3A = re.compile(r"s3a://", re.IGNORECASE)
+from tiered_index.storage.opening import beside, open_storage
 
 
 @dataclass(frozen=True, slots=True)
 class StorageAddress:
-    """The address of a storage for any process; `s3a://` becomes `s3://`. Raises `ConfigError` for `memory://`.
+    """The address of a storage for any process. Raises `ConfigError` for `memory://`.
+
+    Without parameters, `uri` takes those of `index`, the URI of a storage of the same scheme.
 
     `request_stats` is a Spark accumulator; each storage opened by this address adds its counts when it is closed.
     """
@@ -32,9 +31,10 @@ class StorageAddress:
     uri: str
     options: StorageOptions | None = None
     request_stats: Any = None
+    index: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "uri", _S3A.sub("s3://", self.uri, count=1))
+        object.__setattr__(self, "uri", beside(self.uri, self.index))
         if self.uri.startswith("memory:"):
             raise ConfigError("memory:// is one process's memory, and Spark's tasks run in others: use another storage")
 

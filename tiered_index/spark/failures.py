@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, DiskFull, StorageUnavailable, TieredIndexError
 
+_log = logging.getLogger(__name__)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
 # Error classes of other modules, with the class to raise for each.
 _KINDS = {"MissingOffsets": CorruptFile}
@@ -37,7 +39,9 @@ def typed_errors(what: str) -> Iterator[None]:
         for found in reversed(list(_OURS.finditer(text))):
             kind = _KINDS.get(found["kind"]) or getattr(errors, found["kind"], None)
             if isinstance(kind, type) and issubclass(kind, TieredIndexError):
-                raise _again(kind, found["text"], what) from error
+                # in front of it, a notebook would print the traces of Java and of the worker
+                _log.debug("%s failed", what, exc_info=error)
+                raise _again(kind, found["text"], what) from None
         if _NO_ROOM in text:
             raise DiskFull(
                 f"{what}: a disk of an executor is full: give Spark's local folder (spark.local.dir), TMPDIR and a "

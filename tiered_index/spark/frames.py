@@ -6,9 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +15,7 @@ import pyarrow as pa
 from tiered_index.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
@@ -42,25 +40,6 @@ def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
     shared = spark.sparkContext.broadcast(value)
     with cleaned_up(shared.destroy):
         yield shared
-
-
-# The files of `broadcast_for_frames` on the driver's disk, with Java's weak references to their values
-_files: WeakKeyDictionary[Any, dict[Path, Any]] = WeakKeyDictionary()
-
-
-def broadcast_for_frames(spark: SparkSession, value: Any) -> Any:
-    """Send a value to each executor once; return its handle, which frames need as long as Java keeps them.
-
-    A later call deletes the value's file, if Java has freed these frames. Otherwise the file stays until Spark ends.
-    """
-    context: Any = spark.sparkContext
-    files = _files.setdefault(context, {})
-    for file in [file for file, reference in [*files.items()] if reference.get() is None]:
-        file.unlink(missing_ok=True)
-        files.pop(file, None)
-    shared = context.broadcast(value)
-    files[Path(shared._path)] = context._jvm.java.lang.ref.WeakReference(shared._jbroadcast)
-    return shared
 
 
 @contextlib.contextmanager
@@ -112,17 +91,50 @@ def shuffles_deleted(spark: SparkSession) -> contextlib.AbstractContextManager[N
     return _configured(spark, "spark.sql.classic.shuffleDependency.fileCleanup.enabled", "true")
 
 
-def rows_kept_singly(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
-    """Let Spark keep each row of the frames that are persisted in the block by itself; for rows of many KiB.
-
-    By default it groups rows up to 4 MiB. Java's serialization holds 100 groups at once, and copies of some groups.
-    """
-    return _configured(spark, "spark.sql.inMemoryColumnarStorage.batchSize", "1")
-
-
 def times_of_day_written(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
     """Let Spark write times of day to files during the block, which it refuses by default."""
     return _configured(spark, "spark.sql.timeType.enabled", "true")
+
+
+def repartitioned(frame: DataFrame, count: int, place: Column) -> DataFrame:
+    """Return the rows in `count` partitions, each in that of its number `place` (int, from 0 on)."""
+    by_id: Any = getattr(frame, "repartitionById", None)
+    return by_id(count, place) if by_id is not None else repartitioned_by_hash(frame, count, place)
+
+
+def repartitioned_by_hash(frame: DataFrame, count: int, place: Column) -> DataFrame:
+    """As `repartitioned`, before Spark 4.2: by integers whose hashes fall into the partitions."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    numbers = F.split(F.lit(",".join(map(str, hashed_into(count).tolist()))), ",")
+    return frame.repartition(count, F.get(numbers, place).cast("int"))
+
+
+def hashed_into(count: int) -> npt.NDArray[np.int64]:
+    """Return for each of `count` partitions an integer (i64, `count`) that Spark's hash partitioning places in it."""
+    found = np.full(count, -1, np.int64)
+    first = 0
+    while (found < 0).any():
+        numbers = np.arange(first, first + max(64, 4 * count), dtype=np.int64)
+        first = int(numbers[-1]) + 1
+        found[_murmur3(numbers) % count] = numbers
+    return found
+
+
+def _murmur3(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return Spark's hash (signed, i64, n) of ints: Murmur3_x86_32.hashInt with seed 42."""
+
+    def rotated(words: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+        return words << np.uint32(bits) | words >> np.uint32(32 - bits)
+
+    # u32 arithmetic wraps as Java's does; memory: three arrays of 4 bytes a number
+    words = rotated(numbers.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    words = rotated(np.uint32(42) ^ words, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    words ^= np.uint32(4)
+    for bits, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        words = (words ^ words >> np.uint32(bits)) * np.uint32(factor)
+    words ^= words >> np.uint32(16)
+    return words.view(np.int32).astype(np.int64)
 
 
 _ARROW_TYPES = {
@@ -156,6 +168,18 @@ def arrow_schema(columns: str) -> pa.Schema:
     return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (one.split() for one in columns.split(", "))])
 
 
+def arrow_type_of(kind: Any) -> pa.DataType:
+    """Return the Arrow type of a type of Spark; times have the zone UTC."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    convert: Any = to_arrow_type
+    try:
+        return convert(kind, timezone="UTC")
+    except TypeError:
+        # before Spark 4.2 it has no such parameter, and this zone
+        return convert(kind)
+
+
 def one_row(schema: pa.Schema, *cells: Any) -> pa.RecordBatch:
     """Return a batch of one row with these cells."""
     columns = [pa.array([cell], kind) for cell, kind in zip(cells, schema.types, strict=True)]
@@ -164,10 +188,18 @@ def one_row(schema: pa.Schema, *cells: Any) -> pa.RecordBatch:
 
 def arrow_function(function: Callable[..., pa.Array], kind: Any) -> Any:
     """Return a function of Spark columns that tasks compute by `function` from Arrow arrays; `kind` is its type."""
-    from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.pandas import functions
 
-    make: Any = arrow_udf  # whose declared overloads ask for what it infers
-    return make(function, kind)
+    make: Any = getattr(functions, "arrow_udf", None)
+    if make is not None:
+        return make(function, kind)
+
+    def by_pandas(*columns: Any) -> Any:
+        return function(*map(pa.Array.from_pandas, columns)).to_pandas()
+
+    # before Spark 4.1
+    made: Any = functions.pandas_udf
+    return made(by_pandas, kind, functions.PandasUDFType.SCALAR)
 
 
 def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Array:
@@ -182,3 +214,8 @@ def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Arr
     offsets = (np.append(starts, len(data)) * data.dtype.itemsize).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))]
     return pa.BinaryArray.from_buffers(pa.binary(), len(starts), buffers)
+
+
+def records_of(column: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the concatenated cells of a binary column as records (n, `dtype`)."""
+    return np.frombuffer(b"".join(cell for cell in column.to_pylist() if cell is not None), dtype)

@@ -39,7 +39,6 @@ _DOING = {
     "objects": "check every byte of objects and archived segments",
     "compare": "compare the index's entries with its source's",
     "merge": "merge files and tables into window tables",
-    "compact": "compact staged files",
     "find": "find the entries to erase",
     "overwrite": "overwrite archived segments without erased messages",
     "search": "look keys up in the stored objects",
@@ -47,14 +46,20 @@ _DOING = {
 }
 
 
+@dataclass
+class TaskCount:
+    """The number of tasks of a stage, after it has ended."""
+
+    tasks: int = 0
+
+
 @contextlib.contextmanager
-def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[list[int]]:
+def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[TaskCount]:
     """Call `progress` with (stage, tasks done, tasks) during the block and at its end.
 
-    Yields a list, to which the number of tasks is appended at the end. Spark's jobs in the block have a job group and a
-    description.
+    The number of tasks is known at the end. Spark's jobs in the block have a job group and a description.
     """
-    seen: list[int] = []
+    seen = TaskCount()
     context, group = spark.sparkContext, f"tiered_index-{stage}-{secrets.token_hex(4)}"
     named = {_GROUP: group, _DESCRIPTION: f"tiered_index {stage}: {_DOING[stage]}"}
     before: dict[str, Any] = {name: context.getLocalProperty(name) for name in named}
@@ -72,7 +77,7 @@ def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[lis
     try:
         yield seen
         done, total = _tasks(context, group)
-        seen.append(max(done, total))
+        seen.tasks = max(done, total)
     finally:
         over.set()
         thread.join()
@@ -101,7 +106,7 @@ class StageMetrics:
     - `name`: the name of the steps.
     - `tasks`: the number of tasks.
     - `seconds`: elapsed time, without that of stages inside it.
-    - `entries`: the number of entries of the merged or compacted files; other steps count none.
+    - `entries`: the number of entries of the merged files; other steps count none.
     - `bytes_read`, `bytes_written`: bytes that tasks and driver read from, and wrote to, the storage.
     - `task_requests`, `driver_requests`: requests of the tasks, and of the driver, by operation.
     - `cost_usd`: cost of the requests and bytes by the price table, in US dollars.
@@ -203,20 +208,20 @@ class JobMeter:
         """Return an address for tasks whose requests count here."""
         return replace(address, request_stats=self._request_stats)
 
-    def sources(self, s3: StorageOptions) -> Callable[[str], StorageAddress]:
-        """Return a function that returns the address of a URI, whose requests count here."""
-        return partial(StorageAddress, options=s3, request_stats=self._request_stats)
+    def sources(self, s3: StorageOptions, index: str) -> Callable[[str], StorageAddress]:
+        """Return a function that returns the address of a source of `index` by its URI; its requests count here."""
+        return partial(StorageAddress, options=s3, request_stats=self._request_stats, index=index)
 
     @contextlib.contextmanager
     def stage(self, name: str, *, tasks: bool = False) -> Iterator[_Stage]:
         """Count the block in the stage `name` and not in an enclosing one; with `tasks` it runs Spark jobs."""
         stage = self._stages.setdefault(name, _Stage())
         begun, outside, self._within = self._read(), self._within, _NOTHING
-        watch: Any = watched(self._spark, name, self._progress) if tasks else contextlib.nullcontext([])
+        watch: Any = watched(self._spark, name, self._progress) if tasks else contextlib.nullcontext(TaskCount())
         try:
             with watch as seen:
                 yield stage
-            stage.tasks += sum(seen)
+            stage.tasks += seen.tasks
         finally:
             now, inner = self._read(), self._within
             whole = (now[0] - begun[0], now[1] - begun[1], now[2] - begun[2])

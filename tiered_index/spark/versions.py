@@ -6,8 +6,10 @@ import re
 
 from tiered_index.errors import ConfigError
 
-# the first version with repartitionById
-OLDEST = (4, 2)
+OLDEST = (4, 0)
+"""The first version that runs jobs: build, merge, erase, compact, lookup and audit."""
+OLDEST_OF_SOURCES = (4, 2)
+"""The first version that runs the data sources, whose streams have limits."""
 
 
 def check_classic(spark: object) -> None:
@@ -21,12 +23,13 @@ def check_classic(spark: object) -> None:
     check_version("Spark", str(getattr(spark, "version", "")))
 
 
-def check_version(what: str, found: str) -> None:
-    """Raise `ConfigError` if a version is older than jobs need; a version without numbers passes."""
+def check_version(what: str, found: str, least: tuple[int, int] = OLDEST) -> None:
+    """Raise `ConfigError` if a version is older than `least`; a version without numbers passes."""
     numbers = re.match(r"(\d+)\.(\d+)", found)
-    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < least:
+        oldest = ".".join(map(str, least))
+        needed = "jobs need" if least == OLDEST else "data sources need"
         raise ConfigError(
-            f"{what} {found} is too old: jobs and data sources need {oldest} or later, on driver and executors: "
+            f"{what} {found} is too old: {needed} {oldest} or later, on driver and executors: "
             f"pip install 'pyspark[sql]>={oldest}', and a cluster of that version"
         )

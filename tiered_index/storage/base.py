@@ -1,36 +1,38 @@
 """The storage contract (`Storage`: named objects of bytes) and the base class of wrappers.
 
-Names are non-empty strings of `/`-separated segments from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no segment ``.`` or
-``..``. An object appears whole or not at all. Correctness depends on `put_if_absent` only; you may repeat every other
-operation. Any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable` (retry later),
-`StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call). docs/embedding.md has the steps for authors
-of storages.
+Names are strings of `/`-separated segments of 1 to 200 characters from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no
+segment ``.`` or ``..``. An object appears whole or not at all. Correctness depends on `put_if_absent` only; you may
+repeat every other operation. Any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable`
+(retry later), `StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call). docs/embedding.md has the
+steps for authors of storages.
 
-Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Amazon S3's.
+Source of the shape: zarr-python's `abc/store.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 from urllib.parse import SplitResult
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import IndexClosed, InvalidArgument
 
 if TYPE_CHECKING:
     from tiered_index.storage.disk import Disk
 
 MAX_NAME_BYTES = 512
-# Regular expression of an object's name
-NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"
-# Greatest part number. All backends have Amazon S3's bound, so that code works with each of them.
-MAX_PARTS = 10_000
+# Regular expressions of a segment and of an object's name
+SEGMENT = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]{1,200}"
+NAME = f"{SEGMENT}(/{SEGMENT})*"
+PART_BYTES = 8 << 20
+"""Most bytes that a writer has in memory. A backend sends larger objects in parts of this size, as costs assume."""
 PROBE_PREFIX = "probe/"
 """Prefix of objects that probe the storage and belong to no index. Any process may delete them."""
 
@@ -57,36 +59,92 @@ class ObjectInfo:
     modified_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartInfo:
-    """Receipt of one uploaded part: `number` counts from 1, `etag` is the storage's, `size_bytes` is in bytes."""
+class Writer(ABC):
+    """A stream of the bytes of one object, which exists whole once `close` returns; before, nothing is visible.
 
-    number: int
-    etag: str
-    size_bytes: int
+    Leaving a `with` block closes it, or aborts it after an exception. Garbage is aborted. A call that raises has
+    aborted it: start again with another writer. As after `put`, the object may exist if `close` raised. Threads: one
+    at a time. In a forked child a writer of the parent raises `IndexClosed`, and drops nothing: it is the parent's.
 
-
-@dataclass(frozen=True, slots=True)
-class UploadHandle:
-    """An unfinished multipart upload; valid in any process that opens the same storage (`to_json`, `from_json`).
-
-    - `name`: name of the object.
-    - `upload_id`: the storage's id of the upload.
-    - `started_ms`: time of the begin in epoch milliseconds, by the backend's clock.
+    A backend implements `_write`, `_finish` and `_drop`, which get valid calls only, in bounded memory.
     """
 
-    name: str
-    upload_id: str
-    started_ms: int
+    _state: Literal["open", "closed", "aborted"] = "open"
 
-    def to_json(self) -> dict[str, str | int]:
-        """Return a dict for JSON, which `from_json` accepts."""
-        return asdict(self)
+    def __init__(self, name: str) -> None:
+        self.name = check_name(name)
+        # Bytes written so far
+        self.size_bytes = 0
+        self._pid = os.getpid()
 
-    @classmethod
-    def from_json(cls, document: dict[str, str | int]) -> UploadHandle:
-        """Return the handle that `to_json` described."""
-        return cls(str(document["name"]), str(document["upload_id"]), int(document["started_ms"]))
+    def write(self, data: Bytes) -> None:
+        """Add the next bytes. The caller may change `data` afterwards. Raises `InvalidArgument` after the end."""
+        if self._state != "open":
+            raise InvalidArgument(f"the writer of {self.name!r} was {self._state}: open another one")
+        self._check_process()
+        view = memoryview(data).cast("B")
+        with self._aborted_by_errors():
+            self._write(view)
+        self.size_bytes += view.nbytes
+
+    def close(self) -> None:
+        """Make the object exist whole, durably; replace an existing one. Idempotent. Raises after `abort`."""
+        if self._state == "closed":
+            return
+        if self._state == "aborted":
+            raise InvalidArgument(f"the writer of {self.name!r} was aborted: write the object with another one")
+        self._check_process()
+        with self._aborted_by_errors():
+            self._finish()
+        self._state = "closed"
+
+    def abort(self) -> None:
+        """Drop the bytes; nothing appears. Idempotent; does nothing after `close`. `Storage.purge` drops the rest."""
+        if self._state == "open":
+            self._state = "aborted"
+            if self._pid == os.getpid():
+                self._drop()
+
+    @abstractmethod
+    def _write(self, data: memoryview) -> None:
+        """Take the next bytes. Don't keep `data`: the caller may change its buffer."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Make the object exist whole and durably, or raise."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Free the resources, and drop what was sent."""
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            problem = "belongs to the parent process, which forked this one: open another storage and writer"
+            raise IndexClosed(f"the writer of {self.name!r} {problem}")
+
+    @contextlib.contextmanager
+    def _aborted_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error tells the cause; `purge` drops the rest
+                self.abort()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            if self._state != "aborted":
+                self.close()
+            return
+        with contextlib.suppress(Exception):  # the error of the block is the cause
+            self.abort()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.abort()
 
 
 class StorageOptions:
@@ -120,14 +178,13 @@ class OpenObject:
 
 
 class Storage(ABC):
-    """One place that holds objects. `uri` names it; `min_part_bytes` bounds every part but the last.
+    """One place that holds objects, which `uri` names.
 
     With `any_names`, reads and lists of a bucket take all names, for the files of other tools.
     """
 
     uri: str
     any_names: bool = False
-    min_part_bytes: int = 1
     options_type: ClassVar[type[StorageOptions]] = StorageOptions
 
     @classmethod
@@ -189,57 +246,21 @@ class Storage(ABC):
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects whose names start with `prefix` and sort after `start_after` (exclusive).
 
-        Ascending by name (UTF-8 bytes). Lazy: pages are fetched as they are consumed. Unfinished uploads are never
-        listed.
+        Ascending by name (UTF-8 bytes). Lazy: pages are fetched as they are consumed. Half-made objects are
+        never listed.
         """
 
-    def foreign_keys(self) -> Iterator[str]:
-        """Yield the keys in this storage that are not valid object names; `list` leaves them out."""
-        return iter(())
-
-    @abstractmethod
     def delete(self, name: str) -> None:
         """Remove the object; a missing object is not an error."""
+        self.delete_many([name])
 
+    @abstractmethod
     def delete_many(self, names: Iterable[str]) -> None:
         """Remove many objects in as few requests as the backend allows. Raises if any of them was not removed."""
-        for name in names:
-            self.delete(name)
 
     @abstractmethod
-    def begin_upload(self, name: str) -> UploadHandle:
-        """Start a multipart upload; nothing is visible under `name` until `complete_upload`."""
-
-    @abstractmethod
-    def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        """Store part `number` (1 to 10,000); repeating a number replaces that part.
-
-        You may send parts in any order, from any thread or process. Raises `ObjectNotFound` if the upload was aborted
-        or completed.
-        """
-
-    @abstractmethod
-    def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object: the parts in order of number. Name every part: Ceph refuses the call otherwise.
-
-        Raises `InvalidArgument` for no parts, repeated numbers, a part that was not uploaded with that etag, or a part
-        other than the last below `min_part_bytes`; `ObjectNotFound` if the upload was aborted or completed.
-        """
-
-    @abstractmethod
-    def abort_upload(self, handle: UploadHandle) -> None:
-        """Drop the upload and its parts; one that was aborted or completed is not an error."""
-
-    @abstractmethod
-    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-        """Yield unfinished uploads under `prefix`; with `older_than_ms` (epoch ms) only those started before it."""
-
-    def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """Abort the uploads that `list_uploads` yields; return how many there were."""
-        handles = list(self.list_uploads(prefix, older_than_ms=older_than_ms))
-        for handle in handles:
-            self.abort_upload(handle)
-        return len(handles)
+    def open_writer(self, name: str) -> Writer:
+        """Return a stream for an object of any size, which appears when it is closed. Sends no request yet."""
 
     def now_ms(self) -> int:
         """Return the backend's time in epoch milliseconds. No object that is written later has an earlier time.
@@ -258,9 +279,9 @@ class Storage(ABC):
         return {}
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
-        """Erase the bytes of deleted objects and of half-made work last written before `older_than_ms` (epoch ms).
+        """Drop half-made uploads that began before `older_than_ms` (epoch ms), and erase bytes of deleted objects.
 
-        Return the names of the places that still hold such bytes.
+        Return the names of the places that still hold such bytes: those of younger uploads, too.
         """
         return ()
 
@@ -270,7 +291,7 @@ class Storage(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r})"
 
-    def __enter__(self) -> Storage:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -291,41 +312,47 @@ def check_prefix(*prefixes: str) -> None:
             raise InvalidArgument(f"not a valid prefix: {prefix[:80]!r}")
 
 
-def check_part(number: int) -> int:
-    """Return `number` if it is a valid part number, else raise `InvalidArgument`."""
-    if not 1 <= number <= MAX_PARTS:
-        raise InvalidArgument(f"a part's number is from 1 to {MAX_PARTS:,}, not {number}")
-    return number
-
-
-def check_parts(name: str, parts: Sequence[PartInfo], min_part_bytes: int) -> list[PartInfo]:
-    """Return `parts` in order of number; raise `InvalidArgument` for no part, a repeated number or a part too small."""
-    if not parts:
-        raise InvalidArgument(f"an upload of {name!r} can't be completed with no parts")
-    ordered = sorted(parts, key=lambda part: part.number)
-    for part, following in pairwise(ordered):
-        if part.number == following.number:
-            raise InvalidArgument(f"part {part.number} of {name!r} is named twice")
-        if part.size_bytes < min_part_bytes:
-            raise InvalidArgument(
-                f"part {part.number} of {name!r} has {part.size_bytes} bytes; all but the last need {min_part_bytes}"
-            )
-    for part in ordered:
-        check_part(part.number)
-    return ordered
-
-
 def check_range(*numbers: int) -> None:
     """Raise `InvalidArgument` if a number of a range (start, length) or of a suffix (length) is negative."""
     if min(numbers) < 0:
         raise InvalidArgument(f"a range has no negative numbers: {', '.join(map(str, numbers))}")
 
 
-def chosen_uploads(handles: Iterable[UploadHandle], prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
-    """Return the uploads under `prefix` that were started before `older_than_ms`, ordered by name and start."""
-    old = (one for one in handles if older_than_ms is None or one.started_ms < older_than_ms)
-    chosen = (one for one in old if one.name.startswith(prefix))
-    return iter(sorted(chosen, key=lambda one: (one.name, one.started_ms, one.upload_id)))
+class BufferedWriter(Writer):
+    """Base of writers that send a small object whole, and a larger one in parts.
+
+    `_held` has the bytes that were not sent: at the end the last part, or the whole object if `_sent_bytes` is 0.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._held = bytearray()
+        # Bytes of the parts that were sent
+        self._sent_bytes = 0
+
+    def _part_bytes(self) -> int:
+        """Return the size of the next part."""
+        return PART_BYTES
+
+    @abstractmethod
+    def _send_part(self) -> None:
+        """Send the next part, which is `_held`."""
+
+    def _send(self) -> None:
+        self._send_part()
+        self._sent_bytes += len(self._held)
+        self._held = bytearray()
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            if len(self._held) == self._part_bytes():
+                self._send()
+            room = self._part_bytes() - len(self._held)
+            self._held += data[:room]
+            data = data[room:]
+
+    def _drop(self) -> None:
+        self._held = bytearray()
 
 
 class SizedStorage(Storage):
@@ -389,7 +416,6 @@ class WrapperStorage(Storage):
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
         self.uri = inner.uri
-        self.min_part_bytes = inner.min_part_bytes
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
@@ -401,9 +427,6 @@ class WrapperStorage(Storage):
     def _full(self, name: str) -> str:
         """Return the inner storage's name of the object `name`."""
         return name
-
-    def _full_handle(self, handle: UploadHandle) -> UploadHandle:
-        return replace(handle, name=self._full(handle.name))
 
     def get(self, name: str) -> bytes:
         return self._around(Call("get", name, asked_bytes=None), lambda: self.inner.get(self._full(name)))
@@ -435,10 +458,6 @@ class WrapperStorage(Storage):
         """As `Storage.list`; one call of `_around` for each page, when the page is reached."""
         return self._pages(prefix, self.inner.list(prefix, start_after=start_after))
 
-    def foreign_keys(self) -> Iterator[str]:
-        """As `Storage.foreign_keys`; not passed through `_around`."""
-        return self.inner.foreign_keys()
-
     def delete(self, name: str) -> None:
         self._around(Call("delete", name), lambda: self.inner.delete(self._full(name)))
 
@@ -448,29 +467,9 @@ class WrapperStorage(Storage):
         call = Call("delete_many", doomed[0] if doomed else "", requests=-(-len(doomed) // PAGE))
         self._around(call, lambda: self.inner.delete_many([self._full(name) for name in doomed]))
 
-    def begin_upload(self, name: str) -> UploadHandle:
-        return self._around(Call("begin_upload", name), lambda: self.inner.begin_upload(self._full(name)))
-
-    def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        call = Call("upload_part", handle.name, sent_bytes=memoryview(data).nbytes)
-        return self._around(call, lambda: self.inner.upload_part(self._full_handle(handle), number, data))
-
-    def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        self._around(
-            Call("complete_upload", handle.name), lambda: self.inner.complete_upload(self._full_handle(handle), parts)
-        )
-
-    def abort_upload(self, handle: UploadHandle) -> None:
-        self._around(Call("abort_upload", handle.name), lambda: self.inner.abort_upload(self._full_handle(handle)))
-
-    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-        """As `Storage.list_uploads`; one call of `_around`."""
-        # all pages within the call: a lazy listing would send them later
-        return iter(
-            self._around(
-                Call("list_uploads", prefix), lambda: [*self.inner.list_uploads(prefix, older_than_ms=older_than_ms)]
-            )
-        )
+    def open_writer(self, name: str) -> Writer:
+        """As `Storage.open_writer`; a call of `_around` for each `write`, and one for the end: a `put`."""
+        return _WrapperWriter(self, name)
 
     def now_ms(self) -> int:
         return self._around(Call("now_ms", ""), self.inner.now_ms)
@@ -492,3 +491,21 @@ class WrapperStorage(Storage):
         while len(page) == PAGE:
             page = self._around(Call("list", prefix, requests=0, is_further=True), lambda: tuple(islice(infos, PAGE)))
             yield from page
+
+
+class _WrapperWriter(Writer):
+    def __init__(self, storage: WrapperStorage, name: str) -> None:
+        super().__init__(name)
+        self._storage = storage
+        self._inner = storage.inner.open_writer(storage._full(name))
+
+    def _write(self, data: memoryview) -> None:
+        # the backend tells of requests that it sends for parts
+        call = Call("write", self.name, requests=0, sent_bytes=data.nbytes)
+        self._storage._around(call, lambda: self._inner.write(data))
+
+    def _finish(self) -> None:
+        self._storage._around(Call("put", self.name), self._inner.close)
+
+    def _drop(self) -> None:
+        self._inner.abort()

@@ -1,4 +1,4 @@
-"""Base of the storages in a bucket of an object store. Pure.
+"""Base of the storages in a bucket of an object store: the checks and repeats of reads, which a `Reads` sends.
 
 Object `name` has the key `prefix/name`. Other keys below the prefix are not objects, unless `any_names` is set.
 Threads: any number.
@@ -6,27 +6,85 @@ Threads: any number.
 
 from __future__ import annotations
 
+import logging
 import re
-from typing import Any, ClassVar, Self
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlencode
 
-from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.storage.base import MAX_NAME_BYTES, Storage, check_name
+from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, TieredIndexError
+from tiered_index.storage.base import (
+    BULK_DELETES,
+    MAX_NAME_BYTES,
+    RANGES,
+    START_AFTER,
+    ObjectInfo,
+    Storage,
+    check_name,
+    check_prefix,
+    check_range,
+)
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.faults import Service
+from tiered_index.storage.retry import PassingFault, RetryLoop
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
 _MAX_KEY_BYTES = 1024
 FEWEST_CONNECTIONS = 10
 # Connections for the log, uploads and the lease, in addition to those of lookups
 _SPARE_CONNECTIONS = 4
+WAYS_ROUND = {
+    RANGES: "answers ranges with whole objects: each read takes all bytes of the object before its range",
+    START_AFTER: "ignores start-after: each listing takes a request for every 1,000 earlier objects",
+    BULK_DELETES: "refuses bulk deletes: each object is deleted by its own request",
+}
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+# A range: the first byte, and the one after the last; or `suffix` and a number of last bytes; or None: all bytes
+Asked: TypeAlias = tuple[int, int] | dict[str, int] | None
+# Key, size in bytes, time of change in epoch milliseconds
+Listed: TypeAlias = tuple[str, int, int]
+
+
+class Reads(ABC):
+    """Sends the reads of one bucket. Each call is one attempt, which raises one of `errors`; `loop` repeats it."""
+
+    errors: tuple[type[Exception], ...]
+    loop: RetryLoop
+    service: Service
+    # whether the server answered a range with a range before
+    has_ranges: bool = False
+
+    @abstractmethod
+    def get(self, key: str, asked: Asked, most: int, what: str) -> tuple[bytes, int]:
+        """Return the bytes of an object that one GET delivers, and the object's size. `what` is for messages.
+
+        Reads one byte more than `most` (0: the object's size): it shows a body that is too long.
+        """
+
+    @abstractmethod
+    def head(self, key: str) -> tuple[int, int | None] | None:
+        """Return an object's size and time of change (None: unknown); None: the answer has no size."""
+
+    @abstractmethod
+    def pages(self, prefix: str, after: str) -> Iterator[Sequence[Listed]]:
+        """Yield the objects of the folder of `prefix` after the key `after`, at most 1,000 at a time."""
+
+    def region_elsewhere(self, error: Exception) -> str | None:
+        """Return the bucket's region if the error is an answer that the bucket is in another one, or None."""
+        return None
+
+    @abstractmethod
+    def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
+        """Return the typed error for one of `errors`, raised while `doing` something to `name` (may be empty)."""
 
 
 class BucketStorage(Storage):
     """The objects of `bucket` whose keys start with `prefix` and a slash (no prefix: all objects)."""
 
     scheme: ClassVar[str]
-    # Most bytes of a key in addition to prefix and name
-    _further_bytes: ClassVar[int] = 1
 
     @classmethod
     def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
@@ -44,9 +102,12 @@ class BucketStorage(Storage):
             )
         if prefix and any(part in {"", ".", ".."} for part in prefix.split("/")):
             raise ConfigError(f"a prefix has no empty, '.' or '..' part: {prefix!r}")
-        if len(prefix.encode()) > _MAX_KEY_BYTES - MAX_NAME_BYTES - self._further_bytes:
+        if len(prefix.encode()) > _MAX_KEY_BYTES - MAX_NAME_BYTES - len("/"):
             raise ConfigError("the prefix is too long: with a name of 512 bytes a key has more than 1,024 bytes")
         self.bucket, self.options, self.connections = bucket, options, connections
+        self._shortfalls: dict[str, str] = {}
+        # Whether an answer has shown that this is such a service, and that the bucket exists
+        self._has_answered = False
         self._base = f"{prefix}/" if prefix else ""
         named = {name: value for name in options.uri_parameters if (value := getattr(options, name)) is not None}
         folder = f"/{quote(prefix)}" if prefix else ""
@@ -62,3 +123,149 @@ class BucketStorage(Storage):
             return name if self.any_names else check_name(name)
         except InvalidArgument:
             return None
+
+    @property
+    @abstractmethod
+    def _reads(self) -> Reads:
+        """The client that reads."""
+
+    def _read(self, doing: str, name: str, act: Callable[[Any], _T]) -> _T:
+        """Return `act(client)`, repeated as `RetryLoop` says."""
+        return (reads := self._reads).loop.run(doing, name, partial(act, reads))
+
+    def _prove(self, doing: str) -> None:
+        """Raise `StorageMisconfigured` if an empty listing, or a 404, does not come from the bucket."""
+
+    def get(self, name: str) -> bytes:
+        """Return the whole object."""
+        return self._get(f"reading {name!r}", name, None, 0)[0]
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`, by one verified range GET."""
+        end = start + length
+        check_range(start, length)
+        if not length:
+            self._key(name)
+            return b""
+        return self._get(f"reading bytes {start}-{end - 1} of {name!r}", name, (start, end), length)[0]
+
+    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
+        """Return the last `length` bytes and the object's size, by one GET (two requests for an empty object)."""
+        check_range(length)
+        if length == 0:
+            return b"", self.head(name).size_bytes
+        return self._get(f"reading the last {length} bytes of {name!r}", name, {"suffix": length}, length)
+
+    def _get(self, what: str, name: str, asked: Asked, most: int) -> tuple[bytes, int]:
+        """Return the bytes that are `asked` for, at most `most` (0: all), and the object's size."""
+        key, said = self._key(name), f"{what} in {self.uri}"
+
+        def act(reads: Reads) -> tuple[bytes, int]:
+            try:
+                data, size = reads.get(key, asked, most, said)
+            except reads.errors as error:
+                refused = reads.translate(error, doing=what, uri=self.uri, name=name)
+                is_odd = reads.service.odd in str(refused)
+                # an empty object has no suffix in HTTP (416), and some servers send a short object whole (200)
+                if not (isinstance(asked, dict) and (is_odd or isinstance(refused, InvalidArgument))):
+                    raise
+                if (found := reads.head(key)) is None or (is_odd and found[0] > most and not reads.has_ranges):
+                    raise
+                if found[0] > most:
+                    raise PassingFault(f"{refused}; or it was replaced between two requests") from error
+                data, size = reads.get(key, None, 0, said) if found[0] else (b"", 0)
+            self._has_answered = True
+            if isinstance(asked, tuple) and asked[1] > size:
+                raise InvalidArgument(f"{said}: the object has {size} bytes")
+            if len(data) != min(most or size, size):
+                problem = f"{said}: a body of {len(data)} bytes instead of {min(most or size, size)}"
+                raise PassingFault(problem, wasted_bytes=most or size)
+            return data, size
+
+        return self._read(what, name, act)
+
+    def head(self, name: str) -> ObjectInfo:
+        found = self._head(name)
+        if found is not None and found[1] is not None:
+            return ObjectInfo(name, found[0], found[1])
+        # some gateways leave these headers out: a listing has them, too
+        key = self._key(name)
+        for listed, size, modified_ms in self._listed(f"looking at {name!r}", key, ""):
+            if listed == key:
+                return ObjectInfo(name, size, modified_ms)
+        raise ObjectNotFound(name, self.uri)
+
+    def _head(self, name: str) -> tuple[int, int | None] | None:
+        """Return the object's size and time of change, each None if the answer lacks it."""
+        key, what = self._key(name), f"looking at {name!r}"
+        try:
+            found: tuple[int, int | None] | None = self._read(what, name, lambda reads: reads.head(key))
+        except ObjectNotFound:
+            # a HEAD's 404 does not say whether bucket or object is missing
+            self._prove(what)
+            raise
+        self._has_answered = True
+        return found
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield objects in order of name; one request for each 1,000."""
+        check_prefix(prefix, start_after)
+        start = self._base + start_after if start_after else ""
+        for key, size, modified_ms in self._listed(f"listing {prefix!r}", self._base + prefix, start):
+            if (name := self._name(key)) and (size or self._is_object(name)):
+                yield ObjectInfo(name, size, modified_ms)
+
+    def _is_object(self, name: str) -> bool:
+        """Return whether a listed name without bytes is an object."""
+        return True
+
+    def _listed(self, doing: str, prefix: str, start: str) -> Iterator[Listed]:
+        """Yield the objects whose keys begin with `prefix` and sort after `start`, in order of key."""
+        folder = prefix.rpartition("/")[0]
+        last = after = start
+        pages: Iterator[Sequence[Listed]] | None = None
+
+        def page(reads: Reads) -> Sequence[Listed] | None:
+            nonlocal after, pages
+            turned, pages = pages, None
+            if turned is None:
+                # at the start, and after a fault
+                after, turned = last, reads.pages(prefix, last)
+            found = next(turned, None)
+            pages = turned
+            return found
+
+        while (found := self._read(doing, "", page)) is not None:
+            if not found:
+                self._prove(doing)
+            for key, size, modified_ms in found:
+                if key == folder:
+                    # the mark of the folder itself, `folder/`, whose slash obstore strips
+                    continue
+                # a foreign key would be taken for another object, and perhaps deleted
+                if folder and not key.startswith(f"{folder}/"):
+                    problem = f"the service lists {key!r}, which does not begin with {prefix!r}"
+                    raise StorageMisconfigured(f"{self.uri}: {problem}: {self._reads.service.wrong}")
+                if key <= after:
+                    if key <= after.rstrip("/"):
+                        self._lacks(START_AFTER)
+                elif key > last:
+                    last = key
+                    if key.startswith(prefix):
+                        yield key, size, modified_ms
+                    elif key > prefix:
+                        return
+                elif size:
+                    raise StorageMisconfigured(
+                        f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
+                    )
+            self._has_answered = True
+
+    def shortfalls(self) -> Mapping[str, str]:
+        return dict(self._shortfalls)
+
+    def _lacks(self, ability: str) -> None:
+        """Note, and log once, that the service lacks an ability, and the backend's way round."""
+        if ability not in self._shortfalls:
+            self._shortfalls[ability] = WAYS_ROUND[ability]
+            _log.warning("%s: the service %s", self.uri, WAYS_ROUND[ability])

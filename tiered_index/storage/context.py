@@ -30,13 +30,15 @@ class RequestContext(NamedTuple):
 
     `deadline_s` is a reading of `time.monotonic()`, or None. Each of `usages` counts the requests to its metered
     storage (None: to any storage). `listeners` are notified of each request that a backend sends, the outer ones first.
-    `submit` runs a part of the work in another thread; None: the caller's thread does all work.
+    `submit` runs a part of the work in another thread; None: the caller's thread does all work. Without `waits`, only
+    memory is read, neither a disk nor a storage.
     """
 
     deadline_s: float | None = None
     usages: tuple[tuple[MeteredStorage | None, Usage], ...] = ()
     listeners: tuple[RepeatCounter, ...] = ()
     submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
+    waits: bool = True
 
     def until(self, deadline_s: float | None) -> RequestContext:
         """Return this context with the earlier of its deadline and `deadline_s`; None changes nothing."""
@@ -50,11 +52,12 @@ class RequestContext(NamedTuple):
 
     def with_threads(self, submit: Callable[[Callable[[], Any]], Future[Any]]) -> RequestContext:
         """Return this context with `submit` for parts of the work."""
-        return RequestContext(self.deadline_s, self.usages, self.listeners, submit)
+        return self._replace(submit=submit)
 
     def counting(self, usage: Usage, storage: MeteredStorage | None = None) -> RequestContext:
         """Return this context with `usage` also counting the requests to `storage` (None: to any storage)."""
-        return RequestContext(self.deadline_s, (*self.usages, (storage, usage)), self.listeners, self.submit)
+        usages = *self.usages, (storage, usage)
+        return RequestContext(self.deadline_s, usages, self.listeners, self.submit, self.waits)
 
     @property
     def is_limited(self) -> bool:
@@ -89,9 +92,7 @@ class Activation(Generic[_T]):
 
 
 UNBOUNDED = RequestContext()
-"""The context of calls without limits, counters and threads."""
-NO_WAIT = RequestContext(deadline_s=0.0)
-"""The context of a lookup that reads neither a disk nor a storage. Its deadline has passed."""
+"""The context of calls without limits, counters and threads. Compare contexts by value."""
 request_context: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
 """The context of this thread's storage calls; `RequestContext.active` sets it for a block."""
 

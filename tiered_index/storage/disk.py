@@ -12,76 +12,66 @@ import errno
 import fcntl
 import mmap
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, quote, unquote
 
-from tiered_index.errors import ConfigError, StorageMisconfigured
+from tiered_index.errors import ConfigError, DiskFull, StorageError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes
-
-# Most pieces that wait to be written; bounds their memory
-_PENDING = 4
-# Synced in steps, so that the last sync is short
-_SYNC_BYTES = 64 << 20
-
-
-class WriteBehind:
-    """Writes pieces in order on a thread of its own by `pwrite`, with a `sync` after every 64 MiB. One caller.
-
-    `write` waits while more than four pieces are queued, which bounds the memory. A later `write` or `finish` raises
-    the thread's error. The thread has ended when the context is left.
-    """
-
-    def __init__(self, pwrite: Callable[[Bytes, int], None], sync: Callable[[], None]) -> None:
-        self._pwrite, self._sync = pwrite, sync
-        self._thread = ThreadPoolExecutor(1, "tiered-index-write")
-        self._pending: deque[Future[None]] = deque()
-        self._unsynced = 0
-
-    def write(self, data: Bytes, position: int) -> None:
-        """Queue `data` to be written at `position`. Do not change `data` afterwards."""
-        self._pending.append(self._thread.submit(self._step, data, position))
-        while len(self._pending) > _PENDING:
-            self._pending.popleft().result()
-
-    def finish(self) -> None:
-        """Wait until everything is written; raises the thread's error."""
-        while self._pending:
-            self._pending.popleft().result()
-
-    def _step(self, data: Bytes, position: int) -> None:
-        self._pwrite(data, position)
-        self._unsynced += memoryview(data).nbytes
-        if self._unsynced >= _SYNC_BYTES:
-            self._sync()
-            self._unsynced = 0
-
-    def __enter__(self) -> WriteBehind:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
-
 
 DELETED_FOLDER = "the working directory was deleted: change to another one, or give absolute paths"
 LOST_AND_FOUND = "lost+found"
 """Folder at the top of an ext4 disk, in which only root may look."""
 # Prefix of unfinished files: recovery deletes them, listings never show them.
 TEMPORARY_PREFIX = ".tmp-"
-# Files of this size or more are written by a thread of their own
-_LARGE_BYTES = 16 << 20
 # Errors of an operation that a file system does not have
 _ABSENT = {errno.EINVAL, errno.ENODEV, errno.ENOLCK, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP}
 _NO_LINKS = _ABSENT | {errno.EPERM, errno.EMLINK}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NOT_POSSIBLE = {errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG, errno.EISDIR}
 # No write permission for others, whatever the umask
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 
 
 class LacksAbility(OSError):
     """The file system has no such operation. `strerror` names the place and the ability."""
+
+
+def _typed(error: OSError, doing: str, absent: set[int]) -> StorageError | DiskFull:
+    """Return the typed error for `error`."""
+    if isinstance(error, LacksAbility):
+        return StorageMisconfigured.lacking(f"{doing}: {error.strerror}")
+    text = f"{doing}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    if error.errno in _FULL:
+        return DiskFull(f"{text}: make room or move the storage")
+    if error.errno in NOT_ALLOWED | _NOT_POSSIBLE | absent:
+        return StorageMisconfigured(f"{text}: check the folder and its permissions")
+    return StorageUnavailable(text)
+
+
+@contextlib.contextmanager
+def typed_errors(doing: str, *, needs_folder: bool = False) -> Iterator[None]:
+    """Turn an `OSError` in the block into a typed error. `doing` begins its message.
+
+    With `needs_folder` a missing folder is misconfigured, since nothing here makes it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _typed(error, doing, {errno.ENOENT} if needs_folder else set()) from error
+
+
+def blocks(file: Any, size_bytes: int, block_bytes: int, doing: str) -> Iterator[bytes]:
+    """Yield the bytes of a file in blocks, the last one shorter. Raises `StorageError`, also for a read cut short."""
+    with typed_errors(doing):
+        file.seek(0)
+        for left in range(size_bytes, 0, -block_bytes):
+            block = file.read(expected := min(left, block_bytes))
+            if len(block) != expected:
+                raise OSError(errno.EIO, f"a read of the temporary file gave {len(block)} of {expected} bytes")
+            yield block
 
 
 @contextlib.contextmanager
@@ -201,27 +191,16 @@ class Disk:
             self.sync_folder(temporary.parent)
 
     def write_file(self, temporary: Path, chunks: Iterable[Bytes]) -> int:
-        """Write `chunks` to a new file, sync it, and return its size; on an error the file is removed.
-
-        A thread writes and syncs the part of a file after `_LARGE_BYTES` while the caller makes the next chunks.
-        """
+        """Write `chunks` to a new file, sync it, and return its size; on an error the file is removed."""
         descriptor, position = self.create(temporary), 0
         try:
-            with contextlib.ExitStack() as opened:
-                opened.callback(self.close, descriptor)
-                behind: WriteBehind | None = None
+            try:
                 for chunk in chunks:
-                    if behind is not None:
-                        behind.write(chunk, position)
-                    else:
-                        self.pwrite(descriptor, chunk, position)
+                    self.pwrite(descriptor, chunk, position)
                     position += memoryview(chunk).nbytes
-                    if behind is None and position >= _LARGE_BYTES:
-                        writer = WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor))
-                        behind = opened.enter_context(writer)
-                if behind is not None:
-                    behind.finish()
                 self.sync(descriptor)
+            finally:
+                self.close(descriptor)
         except Exception:
             with contextlib.suppress(OSError):
                 self.unlink(temporary)
@@ -274,7 +253,7 @@ def local_path(uri: SplitResult, example: str) -> Path:
         near = "" if ":" in given else f"; did you mean {uri.scheme}://{quote(str(absolute_path(unquote(given))))}?"
         raise ConfigError(f"{uri.scheme}://{given} is not absolute: write {example}{near}")
     path = unquote(uri.path)
-    if not path.startswith("/") or "\0" in path:
+    if not path.startswith("/") or "\0" in path or (path.endswith("/") and uri.scheme == "sqlite"):
         names = "is" if uri.scheme == "file" else "names a file,"
         raise ConfigError(f"a {uri.scheme} URI {names} absolute: {example}")
     return absolute_path("/" + path.lstrip("/") if uri.scheme == "sqlite" else path)

@@ -6,12 +6,10 @@ Storages of the same name share one table of objects. Every method takes the tab
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 from urllib.parse import SplitResult, unquote
 
@@ -19,31 +17,17 @@ from sortedcontainers import SortedDict
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import (
-    PAGE,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    SizedStorage,
-    UploadHandle,
-    check_name,
-    check_part,
-    check_parts,
-    check_prefix,
-    chosen_uploads,
-)
+from tiered_index.storage.base import Bytes, ObjectInfo, SizedStorage, Writer, check_name, check_prefix
 from tiered_index.storage.disk import Disk
 
 
 class _Shelf:
-    """The objects and unfinished uploads that all storages of one name share."""
+    """The objects that all storages of one name share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         # name -> (bytes, modified_ms)
         self.objects: SortedDict = SortedDict()
-        # id -> handle, and bytes of the parts by number and etag
-        self.uploads: dict[str, tuple[UploadHandle, dict[int, tuple[str, bytes]]]] = {}
 
 
 class MemoryStorage(SizedStorage):
@@ -109,67 +93,27 @@ class MemoryStorage(SizedStorage):
         return ObjectInfo(name, len(data), modified_ms)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects in order of name, a page at a time."""
+        """Yield objects in order of name, as they are when the listing begins."""
         check_prefix(prefix, start_after)
-        after = start_after
-        while True:
-            from_name = max(prefix, after)
-            with self._shelf.lock:
-                names = self._shelf.objects.irange(minimum=from_name, inclusive=(after < from_name or not after, True))
-                page = [(name, *self._shelf.objects[name]) for name in islice(names, PAGE)]
-            for name, data, modified_ms in page:
-                if not name.startswith(prefix):
-                    return
-                yield ObjectInfo(name, len(data), modified_ms)
-            if len(page) < PAGE:
-                return
-            after = page[-1][0]
-
-    def delete(self, name: str) -> None:
-        check_name(name)
         with self._shelf.lock:
-            self._shelf.objects.pop(name, None)
+            # DEL sorts after every character of a name
+            names = self._shelf.objects.irange(max(prefix, start_after), f"{prefix}\x7f")
+            found = [(name, *self._shelf.objects[name]) for name in names if name != start_after]
+        for name, data, modified_ms in found:
+            yield ObjectInfo(name, len(data), modified_ms)
+
+    def delete_many(self, names: Iterable[str]) -> None:
+        """Remove the objects, one after the other."""
+        for name in names:
+            check_name(name)
+            with self._shelf.lock:
+                self._shelf.objects.pop(name, None)
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
 
-    def begin_upload(self, name: str) -> UploadHandle:
-        handle = UploadHandle(check_name(name), uuid.uuid4().hex, self._clock.now_ms())
-        with self._shelf.lock:
-            self._shelf.uploads[handle.upload_id] = (handle, {})
-        return handle
-
-    def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        """Store one part; its `etag` is the SHA-256 of the bytes."""
-        value = bytes(data)
-        part = PartInfo(check_part(number), hashlib.sha256(value).hexdigest(), len(value))
-        with self._shelf.lock:
-            self._parts(handle)[number] = (part.etag, value)
-        return part
-
-    def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object and forget the upload."""
-        with self._shelf.lock:
-            stored = self._parts(handle)
-            pieces: list[bytes] = []
-            for part in check_parts(handle.name, parts, self.min_part_bytes):
-                etag, data = stored.get(part.number, (None, b""))
-                if etag != part.etag:
-                    raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that etag")
-                pieces.append(data)
-            self._shelf.objects[handle.name] = (b"".join(pieces), self._clock.now_ms())
-            del self._shelf.uploads[handle.upload_id]
-
-    def abort_upload(self, handle: UploadHandle) -> None:
-        with self._shelf.lock:
-            self._shelf.uploads.pop(handle.upload_id, None)
-
-    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-        """Yield unfinished uploads, ordered by name and start."""
-        check_prefix(prefix)
-        with self._shelf.lock:
-            handles = [handle for handle, _ in self._shelf.uploads.values()]
-        return chosen_uploads(handles, prefix, older_than_ms)
+    def open_writer(self, name: str) -> Writer:
+        return _MemoryWriter(self, name)
 
     def _read(self, name: str, extent: Callable[[int], tuple[int, int]]) -> tuple[bytes, int]:
         data, _ = self._find(name)
@@ -184,11 +128,22 @@ class MemoryStorage(SizedStorage):
             raise ObjectNotFound(name, self.uri)
         return found
 
-    def _parts(self, handle: UploadHandle) -> dict[int, tuple[str, bytes]]:
-        begun, parts = self._shelf.uploads.get(handle.upload_id, (None, {}))
-        if begun is None or begun.name != handle.name:
-            raise ObjectNotFound(handle.name, f"the unfinished uploads of {self.uri}")
-        return parts
+
+class _MemoryWriter(Writer):
+    def __init__(self, storage: MemoryStorage, name: str) -> None:
+        super().__init__(name)
+        self._storage = storage
+        self._held = bytearray()
+
+    def _write(self, data: memoryview) -> None:
+        self._held += data
+
+    def _finish(self) -> None:
+        self._storage.put(self.name, self._held)
+        self._held = bytearray()
+
+    def _drop(self) -> None:
+        self._held = bytearray()
 
 
 os.register_at_fork(after_in_child=MemoryStorage._renew_locks)

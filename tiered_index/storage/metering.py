@@ -24,6 +24,8 @@ from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import span
 
 _T = TypeVar("_T")
+# A response is not late as long as it may come at this rate
+_LEAST_BYTES_PER_S = 1 << 20
 # Guards all counts: all usages in scope admit a call, or none does
 _lock = threading.Lock()
 
@@ -57,6 +59,7 @@ class Usage:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self.max_cost_usd = max_cost_usd
+        self._is_cancelled = False
         self._requests: dict[str, int] = {}
         # Payload bytes that reads delivered, and that writes sent
         self.bytes_read = self.bytes_written = 0
@@ -75,8 +78,10 @@ class Usage:
 
     @property
     def requests_left(self) -> int | None:
-        """The number of further requests that `max_requests` allows; None: no limit."""
+        """The number of further requests that `max_requests` allows, 0 after `cancel`; None: no limit."""
         with _lock:
+            if self._is_cancelled:
+                return 0
             return None if self.max_requests is None else max(0, self.max_requests - sum(self._requests.values()))
 
     @property
@@ -108,10 +113,26 @@ class Usage:
         """Whether any request was counted."""
         return bool(self._requests or self.bytes_read or self._bytes_held)
 
+    def is_silent(self, patience_s: float) -> bool:
+        """Return whether calls are under way, and none of this usage had a response for `patience_s`.
+
+        Each MiB that was asked for gets a second more.
+        """
+        with _lock:
+            if not self.under_way:
+                return False
+            silent_s = time.monotonic() - max(self.since_s, self.heard_s)
+            return silent_s >= patience_s + self._bytes_held / _LEAST_BYTES_PER_S
+
     @property
     def limited(self) -> bool:
-        """Whether there is a limit."""
-        return self.max_requests is not None or self.max_bytes is not None or self.max_cost_usd is not None
+        """Whether there is a limit, or the work was cancelled."""
+        bounds = self.max_requests, self.max_bytes, self.max_cost_usd
+        return self._is_cancelled or any(bound is not None for bound in bounds)
+
+    def cancel(self) -> None:
+        """Refuse all further requests, because nobody needs their results. Requests under way continue. Idempotent."""
+        self._is_cancelled = True
 
     def begin(self, call: Call) -> None:
         """Count the requests of a call and reserve its bytes. Raises `BudgetExceeded`, and then counts nothing."""
@@ -148,32 +169,27 @@ class Usage:
         self._bytes_held -= call.asked_bytes or 0
 
     def _admit(self, call: Call) -> None:
-        """Raise `BudgetExceeded` for a call that would exceed a limit."""
-        if self.max_requests is not None:
-            requests = sum(self._requests.values()) + call.requests
-            if requests > self.max_requests:
-                raise BudgetExceeded(
-                    f"max_requests={self.max_requests} reached before {call.operation} of {call.name!r} "
-                    f"(request {requests}): raise the bound"
-                )
-        if self.max_bytes is not None:
-            known = self.bytes_read + self._bytes_held
-            past = known >= self.max_bytes if call.asked_bytes is None else known + call.asked_bytes > self.max_bytes
-            if past:
-                asks = "an unknown number of" if call.asked_bytes is None else call.asked_bytes
-                raise BudgetExceeded(
-                    f"max_bytes={self.max_bytes} reached before {call.operation} of {call.name!r} "
-                    f"({asks} bytes after {known}): raise the bound"
-                )
+        """Raise `BudgetExceeded` for a call that would exceed a limit, or that follows `cancel`."""
+        before = f"before {call.operation} of {call.name!r}"
+        if self._is_cancelled:
+            raise BudgetExceeded(f"the call was cancelled {before}: call again")
+        requests = self._requests | {call.operation: self._requests.get(call.operation, 0) + call.requests}
+        known = self.bytes_read + self._bytes_held
+        # at the limit, an object of unknown size is refused
+        asked_bytes = 1 if call.asked_bytes is None else call.asked_bytes
+        if self.max_requests is not None and (total := sum(requests.values())) > self.max_requests:
+            bound = f"max_requests={self.max_requests} reached {before} (request {total})"
+            raise BudgetExceeded(f"{bound}: raise the bound")
+        # at the limit, an object of unknown size is refused
+        if self.max_bytes is not None and known + asked_bytes > self.max_bytes:
+            asks = "an unknown number of" if call.asked_bytes is None else call.asked_bytes
+            bound = f"max_bytes={self.max_bytes} reached {before} ({asks} bytes after {known})"
+            raise BudgetExceeded(f"{bound}: raise the bound")
         if self.max_cost_usd is not None:
-            requests_of = self._requests | {call.operation: self._requests.get(call.operation, 0) + call.requests}
-            read = self.bytes_read + self._bytes_held + (call.asked_bytes or 0)
-            cost_usd = self.prices.cost_usd(requests_of, read)
+            cost_usd = self.prices.cost_usd(requests, known + (call.asked_bytes or 0))
             if cost_usd > self.max_cost_usd:
-                raise BudgetExceeded(
-                    f"max_cost_usd={self.max_cost_usd:g} reached before {call.operation} of {call.name!r} "
-                    f"(the cost would be {cost_usd:g}): raise the bound"
-                )
+                bound = f"max_cost_usd={self.max_cost_usd:g} reached {before} (the cost would be {cost_usd:g})"
+                raise BudgetExceeded(f"{bound}: raise the bound")
 
 
 class MeteredStorage(WrapperStorage):
@@ -208,7 +224,7 @@ class MeteredStorage(WrapperStorage):
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         if self._pid != os.getpid():
             # Parent and child share its connections: each could read the other's responses
-            raise IndexClosed(f"a parent process opened {self.uri}, and this process is its fork: open it again")
+            raise IndexClosed(IndexClosed.FORKED)
         context = active_context()
         usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
         _begin(usages, call)

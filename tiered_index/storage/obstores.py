@@ -1,54 +1,66 @@
 """Base of the backends that send requests through obstore, the binding of Rust's object_store.
 
-obstore is loaded on use. Its threads do not survive a fork: a process that was forked after obstore was loaded can't
-use it. Threads: any number.
+obstore is loaded on use. Its threads do not survive a fork: a process that was forked after its parent used obstore
+can't use it. Threads: any number.
 """
 
 from __future__ import annotations
 
-import functools
+import gc
 import importlib
 import os
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
+
+from tiered_index.errors import ObjectNotFound, StorageMisconfigured, TieredIndexError
+from tiered_index.storage.base import PAGE, START_AFTER
+from tiered_index.storage.buckets import WAYS_ROUND, Asked, Listed, Reads
+from tiered_index.storage.context import sending
+from tiered_index.storage.faults import CERTIFICATE, NO_TLS, Refusal, of_refusal
+from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
 
 # `RetryLoop` repeats requests and counts them
 NO_RETRIES = {"max_retries": 0}
 # A proxy that can't exist: nothing listens on port 0. obstore follows redirects, and would send signatures and tokens
 # to the other host.
-_NOWHERE = "127.0.0.1:0"
+NOWHERE = "127.0.0.1:0"
 _ANSWERED = re.compile(r"status code: (\d{3})[^:]*: ?(.*?)(?:\n\nDebug source:|$)", re.DOTALL)
-_forked_after_loading = False
-
-
-def _after_fork() -> None:
-    global _forked_after_loading
-    _forked_after_loading = _forked_after_loading or "obstore" in sys.modules
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-@functools.cache
-def _loaded() -> Any:
-    try:
-        importlib.import_module("obstore.store")
-        return importlib.import_module("obstore")
-    except ImportError:
-        return None
+# Patterns are compiled when they are needed: each takes a part of a millisecond
+_CODE, _MESSAGE = "<Code>([^<]*)</Code>", r"<Message>([^<\n]*)"
+# in the description of an error's source
+_CAUSE = r'(?:message|error): "([^"]+)"'
+# Parts of obstore's messages, the class of the typed error, and the remedy, with those of the service
+_TOLD: tuple[tuple[str, Callable[[str], TieredIndexError], str], ...] = (
+    (f"redirect without LOCATION|{NOWHERE},", StorageMisconfigured, "{0.redirected}"),
+    (
+        "non-partial|missing from response|(?i:content.range)|invalid path|parse path",
+        StorageMisconfigured.lacking,
+        "{0.odd}",
+    ),
+    ("missing field", StorageMisconfigured.lacking, "the service leaves out what a listing needs"),
+    ("Requested |body error|ill-formed", PassingFault, "the answer is not the one that was asked for"),
+    ("invalid list response", StorageMisconfigured, "the response is not a listing: {0.wrong}"),
+    ("InvalidCertificate|CERTIFICATE_VERIFY_FAILED", StorageMisconfigured, CERTIFICATE),
+    ("InvalidContentType", StorageMisconfigured, NO_TLS),
+    ("Received None|Access key is None|Secret key is None", StorageMisconfigured, "{0.no_credentials}"),
+    ("kind: Timeout", RequestFault, "timeout"),
+)
+# obstore, and the process that loaded it
+_loaded: tuple[Any, int] | None = None
 
 
 def obstore() -> Any:
-    """Return the module `obstore`; None if it is not installed or can't work in this process."""
-    return None if _forked_after_loading else _loaded()
-
-
-def errors() -> tuple[type[Exception], ...]:
-    """Return the classes of obstore's errors, for failed requests and for invalid settings."""
-    return obstore().exceptions.BaseError, OSError, ValueError
+    """Return the module `obstore`; None in a process that was forked after its parent had called this."""
+    global _loaded
+    if _loaded is None:
+        importlib.import_module("obstore.store")
+        _loaded = importlib.import_module("obstore"), os.getpid()
+        # a collection of the parent's garbage would wait for threads of obstore, which do not exist in a child
+        os.register_at_fork(after_in_child=gc.freeze)
+    module, loaded_by = _loaded
+    return module if loaded_by == os.getpid() else None
 
 
 def client_options(
@@ -68,17 +80,108 @@ def client_options(
         # Of a whole request: the body of a response may take any time
         "timeout": timedelta(days=1),
         "pool_max_idle_per_host": str(connections),
-        "proxy_url": f"http://{_NOWHERE}",
+        "proxy_url": f"http://{NOWHERE}",
         "proxy_excludes": ",".join(hosts),
     }
 
 
-def answered(text: str) -> tuple[int, str] | None:
-    """Return status and body of an error response from the text of obstore's error; None: there was no response."""
-    found = _ANSWERED.search(text)
-    return (int(found[1]), found[2]) if found else None
+class StoreReads(Reads):
+    """Reads one bucket through obstore, which makes one attempt of each request. The subclass sets `_store`."""
+
+    # Whether each page of a listing is a listing of its own. obstore takes a page without the token of the next one
+    # for the last, and not every service can begin a listing after a name.
+    _lists_anew: ClassVar[bool]
+    # The start of a body that may be the service's
+    _bodies: ClassVar[str] = r"\ufeff?\s*($|<\?xml|<Error)"
+    _store: Any
+
+    def __init__(self, uri: str, loop: Callable[..., RetryLoop]) -> None:
+        self._uri, self._obstore = uri, obstore()
+        # an assertion: a session without credentials
+        self.errors = (self._obstore.exceptions.BaseError, OSError, ValueError, AssertionError)
+        self.loop = loop(errors=self.errors, translate=self.translate)
+        self._has_read = False
+
+    def send(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """Send one request by a function of obstore, and count it."""
+        sending()
+        return getattr(self._obstore, operation)(*arguments, **options)
+
+    def get(self, key: str, asked: Asked, most: int, what: str) -> tuple[bytes, int]:
+        try:
+            answer = self.send("get", self._store, key, options={"range": asked} if asked else {})
+            size = int(answer.meta["size"])
+            data = next(iter(answer.stream((most or size) + 1)), b"")
+        except self.errors as error:
+            if "body error" not in (text := str(error)):
+                raise
+            raise PassingFault(
+                f"{what}: the body broke off: {text.partition(chr(10))[0]}", wasted_bytes=most
+            ) from error
+        self._has_read, self.has_ranges = True, self.has_ranges or bool(asked)
+        return data, size
+
+    def head(self, key: str) -> tuple[int, int | None] | None:
+        try:
+            found = self.send("head", self._store, key)
+        except self.errors as error:
+            if "missing from response" in str(error):
+                return None
+            raise
+        return int(found["size"]), epoch_ms(found["last_modified"]) or None
+
+    def pages(self, prefix: str, after: str) -> Iterator[Sequence[Listed]]:
+        """As `Reads.pages`. A page that ends a listing counts as a request only if it has objects."""
+        folder = prefix.rpartition("/")[0] or None
+        start = "" if prefix.endswith("/") else prefix[:-1]
+        listing: Any = None
+        is_later = False
+        while True:
+            is_sent = listing is None or self._lists_anew
+            if is_sent:
+                # obstore strips slashes from the end
+                offset = max(after, start).partition("//")[0].rstrip("/") or None
+                listing = self.send("list", self._store, folder, offset=offset, chunk_size=PAGE)
+            found = next(listing, ())
+            if found and not is_sent:
+                sending()
+            page = [(str(one["path"]), int(one["size"]), epoch_ms(one["last_modified"])) for one in found]
+            if is_later and self._lists_anew and page and page[0][0] <= after:
+                problem = f"{self._uri}: the service {WAYS_ROUND[START_AFTER]}"
+                raise StorageMisconfigured.lacking(f"{problem}: {self.service.odd}")
+            yield page
+            if len(page) < PAGE:
+                return
+            after, is_later = page[-1][0], True
+
+    def _refusal_of(self, text: str) -> Refusal | None:
+        """Return the answer that obstore's error tells; None: there was no answer."""
+        if (told := _ANSWERED.search(text)) is None:
+            return None
+        status, body = int(told[1]), told[2]
+        code, message = re.search(_CODE, body), re.search(_MESSAGE, body)
+        # obstore does not give the response's headers
+        kind = None if re.match(self._bodies, body) else "text/html" if "<html" in body else "text/plain"
+        is_head = "performing HEAD " in text
+        return Refusal(status, code[1] if code else "", message[1] if message else "", kind, is_head)
+
+    def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
+        text = str(error)
+        if (refusal := self._refusal_of(text)) is not None:
+            return of_refusal(refusal, self.service, doing=doing, uri=uri, name=name)
+        if "Object at location" in text and isinstance(error, FileNotFoundError):
+            return ObjectNotFound(name, uri)
+        said = f"{doing} in {uri}: {text.partition(chr(10))[0]}"
+        for part, kind, remedy in _TOLD:
+            if re.search(part, text):
+                return kind(f"{said}: {remedy.format(self.service)}")
+        if "error sending request" in text or isinstance(error, OSError):
+            cause = re.search(_CAUSE, text)
+            return RequestFault(f"{said}: {cause[1]}" if cause else said)
+        return StorageMisconfigured(said)
 
 
-def went_elsewhere(text: str) -> bool:
-    """Return whether obstore's error says that a request was redirected to a host that is not allowed."""
-    return f"{_NOWHERE}," in text
+def epoch_ms(moment: Any) -> int:
+    """Return a time in epoch milliseconds."""
+    milliseconds: int = round(moment.timestamp() * 1000)
+    return milliseconds

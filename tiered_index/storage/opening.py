@@ -1,10 +1,10 @@
 """Opens a storage by its URI, and lists its children.
 
     file:///dir                                                             a folder, absolute
-    s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=&request_payer=]
+    s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=&request_payer=&client=]
                                                                             a bucket; credentials come from the usual
                                                                             chain
-    gs://bucket[/prefix], az://container[/prefix]?account=                  Google's and Azure's stores (extra `object`)
+    gs://bucket[/prefix], az://container[/prefix]?account=                  Google's and Azure's stores
     sqlite:///file.db                                                       a database file, absolute
     memory://name                                                           this process's memory
 
@@ -33,7 +33,6 @@ from tiered_index.storage.base import (
     ObjectInfo,
     Storage,
     StorageOptions,
-    UploadHandle,
     WrapperStorage,
     check_name,
     check_prefix,
@@ -53,8 +52,13 @@ _BUILT_IN = {
     "gs": "tiered_index.storage.clouds:GoogleStorage",
     "memory": "tiered_index.storage.memory:MemoryStorage",
     "s3": "tiered_index.storage.s3.storage:S3Storage",
-    "sqlite": "tiered_index.storage.sqlite.storage:SqliteStorage",
+    "sqlite": "tiered_index.storage.sqlite:SqliteStorage",
 }
+# Spellings of other tools, such as Hadoop's
+_SPELLINGS = {"s3a": "s3", "s3n": "s3", "gcs": "gs", **dict.fromkeys(("abfs", "abfss", "wasb", "wasbs"), "az")}
+# container@account.dfs.core.windows.net, with the rest of the URI
+_OF_HADOOP = re.compile(r"([^/@?]*)@([^/@.?]+)\.(?:dfs|blob)\.([^/?]+)([^?]*)(\?.*)?", re.DOTALL)
+_AZURES_DOMAIN = "core.windows.net"
 # A message repeats only a word; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
 # A word or a path
@@ -89,6 +93,43 @@ def open_storage(
     return storage
 
 
+def spelled(uri: str) -> str:
+    """Return a storage's URI, and that of an object, with this package's scheme: `s3a://bucket/x` as `s3://bucket/x`.
+
+    `abfss://container@account.dfs.core.windows.net/x` becomes `az://container/x?account=account`. Other URIs are
+    returned as they are.
+    """
+    scheme, separator, rest = uri.partition("://")
+    if not separator or (known := _SPELLINGS.get(scheme.lower())) is None:
+        return uri
+    if known != "az" or (found := _OF_HADOOP.fullmatch(rest)) is None:
+        return f"{known}://{rest}"
+    container, account, domain, path, query = found.groups()
+    parameters = f"account={account}" + ("" if query is None else f"&{query[1:]}")
+    if domain.lower() != _AZURES_DOMAIN and "endpoint_url=" not in parameters:
+        parameters += f"&endpoint_url=https://{account}.blob.{domain}"
+    return f"az://{container}{path}?{parameters}"
+
+
+def beside(uri: str, storage: str | None) -> str:
+    """Return the URI of an object or storage with the parameters of `storage`, if it has none and the same scheme.
+
+    So the source of an index is read at the index's endpoint. Hadoop's spelling names the account alone: it takes the
+    other parameters of a storage of the same account, or of one that names none.
+    """
+    place, _, query = spelled(uri).partition("?")
+    where, _, theirs = spelled(storage or "").partition("?")
+    scheme, mark, _ = place.partition("://")
+    if theirs and mark and where.lower().startswith(f"{scheme.lower()}://"):
+        if not query:
+            return f"{place}?{theirs}"
+        others = [parameter for parameter in theirs.split("&") if parameter != query]
+        is_account = "?" not in uri and "&" not in query
+        if is_account and not any(parameter.startswith("account=") for parameter in others):
+            return f"{place}?{'&'.join((query, *others))}"
+    return spelled(uri)
+
+
 def _entry_points() -> dict[str, EntryPoint]:
     """Return the storages of other packages by scheme."""
     # imported on use: it takes as long to import as the rest of this layer
@@ -116,6 +157,7 @@ def split_uri(uri: str) -> SplitResult:
     if not isinstance(uri, str):
         near = f"; did you mean {uri.uri!r}?" if isinstance(uri, Storage) else ""
         raise ConfigError(f"a storage is named by its URI, not by a {type(uri).__name__}{near}")
+    uri = spelled(uri)
     scheme, separator, _ = uri.partition("://")
     if not separator or (scheme.lower() not in _BUILT_IN and scheme.lower() not in _entry_points()):
         known = sorted({*_BUILT_IN, *_entry_points()})
@@ -205,17 +247,6 @@ class PrefixedStorage(WrapperStorage):
         check_prefix(prefix, start_after)
         found = self.inner.list(self._base + prefix, start_after=self._base + start_after)
         return (replace(info, name=info.name[len(self._base) :]) for info in found)
-
-    def foreign_keys(self) -> Iterator[str]:
-        return (key[len(self._base) :] for key in self.inner.foreign_keys() if key.startswith(self._base))
-
-    def begin_upload(self, name: str) -> UploadHandle:
-        return replace(super().begin_upload(name), name=name)
-
-    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-        check_prefix(prefix)
-        found = self.inner.list_uploads(self._base + prefix, older_than_ms=older_than_ms)
-        return (replace(handle, name=handle.name[len(self._base) :]) for handle in found)
 
     def close(self) -> None:
         """Leave `inner` open."""

@@ -1,9 +1,10 @@
-"""Pools of threads that read storages, and shares of a pool.
+"""Pools of threads that read storages.
 
 A request may hang, and nothing can interrupt it. So the threads are daemon threads, other than those of
 `concurrent.futures`: `close` and the end of the interpreter wait only briefly for them. `side_by_side` runs the parts
 of a call in the pool. The caller runs the parts that no thread has begun, so it never waits for a free thread, and
-parts may have parts. Threads: every function and method from any thread. A forked child needs pools of its own.
+parts may have parts. An interrupt of the caller leaves no lock held for which a thread of the pool would wait.
+Threads: every function and method from any thread. A forked child needs pools of its own.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from contextvars import copy_context
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
@@ -38,6 +40,70 @@ class NoThread(StorageUnavailable):
     """The process can't start a thread and the pool has none; retry later."""
 
 
+class Condition(threading.Condition):
+    """A condition whose lock an interrupt can't leave held: `with` takes and frees it without Python code."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        super().__init__(self.lock)
+
+    __enter__ = property(attrgetter("lock.__enter__"))
+    __exit__ = property(attrgetter("lock.__exit__"))
+
+
+class PoolFuture(Future[T]):
+    """A future whose caller may be interrupted. Wait for it by its own methods or by `have_ended`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # `Future` has no other way to give it a condition. It is `with self._condition` in each of its methods
+        self._condition = Condition()
+
+
+def have_ended(futures: Iterable[Future[Any]], wait_s: float | None) -> bool:
+    """Wait at most `wait_s` seconds for all futures (None: no bound), and return whether they have ended.
+
+    `concurrent.futures.wait` would hold the locks of the futures after an interrupt.
+    """
+    until_s = None if wait_s is None else time.monotonic() + wait_s
+    for future in futures:
+        try:
+            future.exception(None if until_s is None else max(0.0, until_s - time.monotonic()))
+        except TimeoutError:
+            return False
+        except CancelledError:
+            pass
+    return True
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread. Raises `NoThread` if the process can't start another one."""
+    handled = sys.exception()
+    try:
+        thread.start()
+    except (RuntimeError, KeyError) as error:
+        interrupt = error.__context__
+        if interrupt is None or interrupt is handled:
+            raise NoThread(f"no thread for {thread.name}: {error}") from error
+        # `Thread.start` fails to clean up after an interrupt
+        raise interrupt from None
+
+
+def _complete(future: Future[T], call: Callable[[], T], end: Callable[[], object]) -> None:
+    """Run `call` unless its future was cancelled. Call `end` before the waiting caller continues."""
+    if not future.set_running_or_notify_cancel():
+        end()
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
+        end()
+        future.set_exception(error)
+    else:
+        end()
+        future.set_result(result)
+
+
 class _Work:
     """The state that a pool shares with its threads, without a reference to the pool, so that it can be collected."""
 
@@ -54,20 +120,8 @@ class _Work:
 
     def run(self) -> None:
         while (item := self.queue.get()) is not None:
-            future, call = item
-            if not future.set_running_or_notify_cancel():
-                self.count(-1)
-            else:
-                try:
-                    result = call()
-                except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
-                    self.count(-1)
-                    future.set_exception(error)
-                else:
-                    self.count(-1)
-                    future.set_result(result)
-                    del result
-            del item, future, call
+            _complete(*item, partial(self.count, -1))
+            del item
         # for the next thread
         self.queue.put(None)
 
@@ -96,17 +150,17 @@ class DaemonPool:
         """
         if self._pid != os.getpid():
             raise IndexClosed(IndexClosed.FORKED)
-        future: Future[T] = Future()
+        future = PoolFuture[T]()
         with self._lock:
             if self._closed:
                 raise IndexClosed("the index was closed during the lookup")
             if self._work.count(1) > len(self._threads) < self._most:
                 try:
                     self._start()
-                except RuntimeError as error:
+                except NoThread:
                     if not self._threads:
                         self._work.count(-1)
-                        raise NoThread(f"no thread for {self._name}: {error}") from error
+                        raise
             self._work.queue.put((future, partial(copy_context().run, call, *arguments)))
         return future
 
@@ -118,7 +172,7 @@ class DaemonPool:
             self._replaced.add(hanging)
             self._most += 1
             if not self._closed and self._work.count(0) > len(self._threads) < self._most:
-                with contextlib.suppress(RuntimeError):
+                with contextlib.suppress(NoThread):
                     self._start()
         hanging.add_done_callback(self._put_back)
 
@@ -131,7 +185,7 @@ class DaemonPool:
         name = f"{self._name}_{len(self._threads)}"
         self._threads.append(threading.Thread(target=self._work.run, name=name, daemon=True))
         try:
-            self._threads[-1].start()
+            start_thread(self._threads[-1])
         except BaseException:
             del self._threads[-1]
             raise
@@ -165,7 +219,7 @@ def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
         for part, future in zip(parts[1:], futures, strict=False):
             if future.cancel():
                 found.append(part())
-            elif wait([future], remaining_s()).not_done:
+            elif not have_ended([future], remaining_s()):
                 raise BudgetExceeded("timeout_s was reached while waiting for parts of a file")
             else:
                 found.append(future.result())
@@ -185,77 +239,3 @@ def each(parts: Sequence[T], act: Callable[[T], object], threads: int) -> None:
     with contextlib.closing(DaemonPool(max(threads, 1), "tiered-index-messages")) as pool:
         for future in [pool.submit(act, part) for part in parts]:
             future.result()
-
-
-def share_of(threads: int, indexes: int) -> int:
-    """Return how many of the threads one of the indexes may use: a quarter, or an equal part of fewer indexes."""
-    return max(1, threads // min(4, max(1, indexes)))
-
-
-class Share:
-    """Runs calls in `pool`, at most `most()` of them at the same time. Further calls wait in order.
-
-    Calls of one index that hang thus leave threads for the others.
-    """
-
-    def __init__(self, pool: DaemonPool, most: Callable[[], int]) -> None:
-        self._pool, self._most = pool, most
-        self._lock = threading.Lock()
-        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._running: set[Future[Any]] = set()
-
-    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """As `DaemonPool.submit`. A call that had to wait gets the errors of `DaemonPool.submit` as its result."""
-        bound = partial(copy_context().run, call, *arguments)
-        future: Future[T] = Future()
-        try:
-            with self._lock:
-                if len(self._running) >= self._most():
-                    self._waiting.append((future, bound))
-                    return future
-                self._running.add(future)
-            self._pool.submit(self._run, future, bound)
-        except BaseException:
-            self._end(future)
-            raise
-        return future
-
-    def replace_threads(self) -> None:
-        """Give the pool one more thread for each running call of this share, until the call ends."""
-        with self._lock:
-            running = [one for one in self._running if one.running()]
-        for one in running:
-            self._pool.replace_thread(one)
-
-    def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                result = call()
-            except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
-                self._end(future)
-                future.set_exception(error)
-            else:
-                self._end(future)
-                future.set_result(result)
-        else:
-            self._end(future)
-
-    def _end(self, ended: Future[Any]) -> None:
-        """Free a place, and begin the next calls that wait."""
-        with self._lock:
-            self._running.discard(ended)
-        while True:
-            with self._lock:
-                if not self._waiting or len(self._running) >= self._most():
-                    return
-                future, call = self._waiting.popleft()
-                self._running.add(future)
-            try:
-                self._pool.submit(self._run, future, call)
-            except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
-                with self._lock:
-                    self._running.discard(future)
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(error)
-            else:
-                return

@@ -10,7 +10,7 @@ from tiered_index.errors import ConfigError
 
 _READS = frozenset({"get", "get_range", "get_suffix", "head"})
 _MOST_USD = 10**9
-_FREE = frozenset({"delete", "delete_many", "abort_upload"})
+_FREE = frozenset({"delete", "delete_many"})
 
 
 def rounded_usd(amount: float) -> float:
@@ -24,7 +24,7 @@ class PriceTable(Struct, frozen=True, kw_only=True):
     Raises `ConfigError` for a price that is negative, not finite or above 10**9.
     """
 
-    # Price of 1,000 PUT, COPY, POST and LIST requests, and calls of a multipart upload.
+    # Price of 1,000 PUT, COPY, POST and LIST requests, and requests for the parts of an upload.
     put_per_1000_usd: float = 0.005
     # Price of 1,000 GET and HEAD requests.
     get_per_1000_usd: float = 0.0004

@@ -27,7 +27,7 @@ from tiered_index.errors import (
     TieredIndexError,
     without_frames,
 )
-from tiered_index.storage.base import BULK_DELETES, PROBE_PREFIX, RANGES, START_AFTER, Storage
+from tiered_index.storage.base import BULK_DELETES, PART_BYTES, PROBE_PREFIX, RANGES, START_AFTER, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, LacksAbility, lock_file, map_file
 
 # All bytes, more than once, so that a range is no prefix of them
@@ -79,21 +79,15 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     The object's name begins with `name`. Raises `StorageMisconfigured` if the second put succeeds, or is refused but
     stored, and if other bytes come back than were put. Passes on other errors.
     """
-    # Two tries: if this process sleeps for a day between two steps, another one may sweep the object
-    problem = ""
-    for _ in range(2):
-        unique = f"{name}-{uuid.uuid4().hex}"
-        try:
-            problem = _twice_put(storage, unique)
-        except TieredIndexError:
-            # the first error is the one to raise
-            with contextlib.suppress(TieredIndexError):
-                storage.delete(unique)
-            raise
-        storage.delete(unique)
-        if not problem:
-            return
-    raise StorageMisconfigured.lacking(f"{storage.uri} {problem}")
+    unique = f"{name}-{uuid.uuid4().hex}"
+    try:
+        problem = _twice_put(storage, unique)
+    finally:
+        # the first error is the one to raise
+        with contextlib.suppress(TieredIndexError):
+            storage.delete(unique)
+    if problem:
+        raise StorageMisconfigured.lacking(f"{storage.uri} {problem}")
 
 
 def probe(storage: Storage, clock: Clock | None = None, *, uploads: bool = True) -> list[Finding]:
@@ -101,11 +95,7 @@ def probe(storage: Storage, clock: Clock | None = None, *, uploads: bool = True)
 
     `clock` is this machine's. Raises `StorageError` if the storage can't be used at all, for example without access.
     """
-    found = _Probe(storage, clock or SystemClock(), uploads).findings()
-    if any(one.state == "missing" for one in found):
-        # if this process slept for a day between two steps, another one may have swept the objects
-        found = _Probe(storage, clock or SystemClock(), uploads).findings()
-    return found
+    return _Probe(storage, clock or SystemClock(), uploads).findings()
 
 
 def probe_folder(folder: Path, disk: Disk | None = None) -> Iterator[Finding]:
@@ -193,7 +183,7 @@ class _Probe:
             ("the bytes that come back", "every checksum", self._bytes),
             (RANGES, "a lookup reads a piece of a file", self._ranges),
             (START_AFTER, "a reader finds the log's end", self._lists),
-            *([("multipart uploads", "files of more than 16 MiB", self._upload)] if self._has_uploads else []),
+            *([("multipart uploads", "files of more than 8 MiB", self._upload)] if self._has_uploads else []),
             (BULK_DELETES, "checkpoints, merges, erasures", self._deletes),
             ("clock", "ages of orphans", self._times),
         ]
@@ -259,15 +249,12 @@ class _Probe:
         return ""
 
     def _upload(self) -> str:
-        handle = self._storage.begin_upload(self._big)
-        try:
-            part = self._storage.upload_part(handle, 1, _BODY)
-            self._storage.complete_upload(handle, [part])
-        except TieredIndexError:
-            with contextlib.suppress(TieredIndexError):
-                self._storage.abort_upload(handle)
-            raise
-        return "" if self._storage.get(self._big) == _BODY else "other bytes come back than were uploaded"
+        with self._storage.open_writer(self._big) as stream:
+            stream.write(bytes(PART_BYTES))
+            stream.write(_BODY)
+        whole = _BODY, PART_BYTES + len(_BODY)
+        is_whole = self._storage.get_suffix(self._big, len(_BODY)) == whole
+        return "" if is_whole else "other bytes come back than were uploaded"
 
     def _deletes(self) -> str:
         self._storage.delete_many(self.names)

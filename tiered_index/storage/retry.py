@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -46,9 +45,9 @@ class RetryLoop:
     """
 
     uri: str
-    max_attempts: int
-    transfer_attempts: int
-    backoff_s: float
+    max_attempts: int = 5
+    transfer_attempts: int = 4
+    backoff_s: float = 0.1
     sleep: Callable[[float], None] = time.sleep
     uniform: Callable[[float, float], float] = random.uniform
     # The errors of a backend's library, and the function that returns the typed error: (error, doing=, uri=, name=)
@@ -62,7 +61,7 @@ class RetryLoop:
         `BudgetExceeded` in place of an attempt or a wait that would exceed the deadline.
         """
         what = f"{doing} in {self.uri}"
-        faults: Counter[type[PassingFault]] = Counter()
+        faults: dict[type[PassingFault], int] = {}
         while True:
             check_deadline(what)
             try:
@@ -71,6 +70,9 @@ class RetryLoop:
                 raise BudgetExceeded(f"{what}: {error}") from error
             except PassingFault as error:
                 self._repeat(error, faults, error)
+            except TieredIndexError:
+                # some are ValueErrors or OSErrors, as are errors of libraries
+                raise
             except self.errors as error:
                 fault = self.translate(error, doing=doing, uri=self.uri, name=name)
                 try:
@@ -81,12 +83,11 @@ class RetryLoop:
                     # Break the cycle of this frame and the error's traceback: it would keep the request's bytes
                     del fault
 
-    def _repeat(self, fault: PassingFault, faults: Counter[type[PassingFault]], cause: Exception) -> None:
+    def _repeat(self, fault: PassingFault, faults: dict[type[PassingFault], int], cause: Exception) -> None:
         """Count a fault and wait, or raise the error that ends the call."""
         if fault.wasted_bytes:
             wasted(fault.wasted_bytes)
-        faults[type(fault)] += 1
-        count = faults[type(fault)]
+        count = faults[type(fault)] = faults.get(type(fault), 0) + 1
         is_request = isinstance(fault, RequestFault)
         most = self.max_attempts if is_request else self.transfer_attempts
         if count >= most:

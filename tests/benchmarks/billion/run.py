@@ -21,7 +21,7 @@ from tests.benchmarks.billion.watch import measured
 from tests.support.later import Later
 from tiered_index.clock import SystemClock
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 

@@ -41,7 +41,6 @@ from tests.benchmarks.machine.setting import (
     require,
     scratch,
 )
-from tests.support.cold_index import without_summary
 from tests.support.foreign_lookups import bare_slot_run
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import LatencyStorage
@@ -52,7 +51,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import key_hash, normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout
 from tiered_index.format.trailer import Run
-from tiered_index.service.files.compacted import CompactedFile, StorageBytes
+from tiered_index.service.read.compacted import CompactedFile, StorageBytes
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
@@ -127,8 +126,6 @@ def make_files(setting: Setting, layout: Layout, count: int, folder: Path, *, pl
                 index.flush()
             index.run_lifecycle()
         require([file.place for file in index.files()], ["storage"] * count, "states of the files")
-    # a summary has filters, but the suite also measures lookups without filters
-    without_summary(storage)
     return made
 
 
@@ -184,17 +181,11 @@ def _raw_get(network: Network, threads: int) -> _RawGet:
 
 
 def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) -> IndexReader:
-    """Open a reader of the index in `storage`. It has filters only if `cache` is the writer's cache."""
+    """Open a reader of the index in `storage`. It fetches no filters after misses; `cache` is the writer's cache."""
     config = IndexConfig.load(
         block_cache_bytes=0, filter_after_probes=_NO_FILTERS, refresh_interval_s=1e9, cache_dir=cache, **settings
     )
     return IndexReader.open(config=config, storage_backend=storage)
-
-
-def warm(reader: IndexReader, files: StoredFiles) -> None:
-    """Read the directories of all files into the reader's cache."""
-    found = len(reader.query(TOPIC, files.key_in_all(0), max_count=files.count))
-    require(found >= files.count, True, "answers of all files")
 
 
 @dataclass(frozen=True)
@@ -220,7 +211,7 @@ def _runs_of(files: Sequence[StorageBytes], topic: str, key: str) -> list[tuple[
     for file in files:
         trailer = file.trailer()
         slot = hash31 % trailer.metadata.layout.slots
-        found += [(file.stored.name, run) for run in trailer.directory.runs(slot, hash31, 0, 1 << 62)]
+        found += [(file.stored.name, run) for run in trailer.directory.runs_of(np.array([slot]), 0, 1 << 62)]
     return found
 
 
@@ -351,8 +342,9 @@ def _measure_lookups(network: Network, files: StoredFiles, amounts: ColdAmounts,
     network.begin(0)
     with open_reader(network) as plain, open_reader(network, files.cache) as filtered:
         threads = plain.config.query_threads
-        warm(plain, files)
-        warm(filtered, files)
+        # reads the directories, and no filters
+        plain.topics()
+        filtered.topics()
         get = _raw_get(network, threads)
         files_newest_first = sorted(plain.files(), key=lambda file: -file.second_max)
         newest = [f.stored for f in files_newest_first if isinstance(f, CompactedFile) and f.stored is not None]

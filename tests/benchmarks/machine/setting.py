@@ -264,8 +264,7 @@ def fill(index: IndexService, first: int, count: int, put: Any = None, flush: An
 def without_uploads(folder: Path) -> FaultStorage:
     """Return the index's storage in a state in which it refuses index files, so that files stay compacted."""
     storage = FaultStorage(LocalStorage(folder / "storage"))
-    for operation in ("put", "begin_upload"):
-        storage.fail(operation, times=None, name_prefix=DATA_PREFIX)
+    storage.fail("put", times=None, name_prefix=DATA_PREFIX)
     return storage
 
 

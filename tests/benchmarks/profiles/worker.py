@@ -29,10 +29,9 @@ import pyarrow as pa
 import tiered_index
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
+from tiered_index.service.jobs.job import Rewrite, TaskResult
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.plan import MergeJob
-from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.storage.opening import open_storage
 
 _HOME = str(Path(tiered_index.__file__).parent) + os.sep
@@ -213,11 +212,11 @@ class Operations:
         read = sum(stored.size_bytes for stored in log.open().objects.values())
         profile, clock = Profile(), SystemClock()
 
-        def run_tasks(job: MergeJob) -> list[TaskResult]:
-            return [run_task(task, storage, clock.now_ms(), lambda _: None) for task in job.tasks]
+        def in_this_thread(rewrite: Rewrite) -> list[TaskResult]:
+            return [task.run(storage, clock.now_ms(), lambda _: None) for task in rewrite.tasks]
 
         with profile.running():
-            merge(storage, log, clock, MergeOptions(window_s=86_400, min_age_s=0), run_tasks=run_tasks)
+            merge(storage, log, clock, MergeOptions(window_s=86_400, min_age_s=0), workers=in_this_thread)
         written = sum(stored.size_bytes for stored in log.open().objects.values())
         limit_us = (_copy_us(read) + _copy_us(written) + _crc_us(read) + _crc_us(written)) / self._entries
         limit = f"memcpy and CRC32 of {read / self._entries:.0f} bytes read, {written / self._entries:.0f} written"

@@ -54,22 +54,20 @@ class Load:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which sends `requests` until the load ends, at least one. It waits before the first one and
-    between them.
+    """One connection, which sends `requests` until the load ends, at least one. It waits between
+    them.
     """
 
-    def __init__(
-        self, load: Load, requests: Iterator[Request], until_s: float, first_s: float = 0.0, pause_s: float = 0.0
-    ) -> None:
+    def __init__(self, load: Load, requests: Iterator[Request], until_s: float, pause_s: float = 0.0) -> None:
         self._load, self._requests = load, requests
-        self._until_s, self._first_s, self._pause_s = until_s, first_s, pause_s
+        self._until_s, self._pause_s = until_s, pause_s
         self._request: Request | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        asyncio.get_running_loop().call_later(self._first_s, self._ask)
+        self._ask()
 
     def _ask(self) -> None:
         is_over = self._request is not None and time.perf_counter() >= self._until_s
@@ -134,7 +132,9 @@ async def drive(
     for number in range(connections):
         # the connections do not begin all at once
         first_s = pause_s * number / connections
-        one = Connection(load, asked[number], began_s + seconds, first_s, pause_s)
+        one = Connection(load, asked[number], began_s + seconds, pause_s)
+        # a service ends connections without a request
+        await asyncio.sleep(began_s + first_s - time.perf_counter())
         await loop.create_connection(lambda one=one: one, *address)
         made.append(one)
     await asyncio.gather(*(one.ended for one in made))

@@ -76,12 +76,13 @@ def test_retention_that_overtakes_is_named_with_its_range(producing, topics, ind
 
 
 def test_compaction_with_tombstones_before_and_behind_the_position(producing, topics, index, topic):
-    topics.create(topic, cleanup_policy="compact", min_cleanable_dirty_ratio=0.01, delete_retention_ms=0, **_SMALL)
+    topics.create(topic, min_cleanable_dirty_ratio=0.01, delete_retention_ms=0, **_SMALL)
     for turn in range(3):
         producing.send(topic, [{"key": f"k{n}", "value": f"{turn} " + "v" * 20_000} for n in range(30)])
         producing.send(topic, [{"key": f"k{n}", "value": None} for n in range(0, 30, 3)])
     before = topics.records(topic)
     archive(index, topics.servers, topic)
+    topics.configure(topic, cleanup_policy="compact")
     producing.send(topic, [{"key": "last", "value": "v"}])
     until(lambda: len(topics.records(topic)) < len(before), every_s=0.2)
     # a second index reads the log with its holes

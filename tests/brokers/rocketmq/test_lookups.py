@@ -4,9 +4,14 @@ client as the broker does, field for field.
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections import Counter
+
 import pytest
 
-from tests.brokers.rocketmq.living import RocketmqError, assert_same, made_topic, same_by_key, until
+from tests.brokers.rocketmq.living import RocketmqError, assert_same, made_topic, same_by_key, tiered_index, until
+from tiered_index.rocketmq.classic import classic_file_names, read_entries
 
 TEXT = "7b7d"
 # The messages that a producer sends of each kind, how, and the keys under which all of it is found
@@ -112,6 +117,24 @@ def test_mqadmin_prints_the_same(beside, topic, command, asked):
     assert (sent["id"] in printed[1]) or command not in ("queryMsgByKey", "queryMsgByUniqueKey", "printMsg")
 
 
+def test_ingest_gives_every_entry_of_the_brokers_own_index_files(beside, topic, tmp_path):
+    """RocketMQ 5.4.0 indexes tags, too."""
+    living, ours, broker = beside.living, beside.ours, beside.broker
+    living.send(topic, {"keys": "k k2", "body": TEXT, "tags": "paid"})
+    same_by_key(living, ours, topic, "k", 1)
+    index = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
+    tiered_index("ingest", broker.store, *index, "--topics", "*", "--index-tags", "--wait")
+    files = (tiered_index("inspect", path, "--entries") for path in (tmp_path / "root").rglob("*.index"))
+    entries = [json.loads(line) for printed in files for line in printed.splitlines()[:-1]]
+    ours_of = Counter(entry["offset"] for entry in entries)
+    classic = [read_entries(broker.store / "index" / name) for name in classic_file_names(broker.store / "index")]
+    theirs = {
+        *itertools.chain(*(zip(rows["offset"].tolist(), rows["key_hash"].tolist(), strict=True) for rows in classic))
+    }
+    assert len(theirs) >= 3
+    assert all(ours_of[offset] >= count for offset, count in Counter(offset for offset, _ in theirs).items())
+
+
 def test_the_time_range_and_the_count_of_a_lookup(beside, topic):
     living, ours = beside.living, beside.ours
     living.send(topic, *[{"keys": "k", "body": f"{n:02d}"} for n in range(4)])
@@ -151,3 +174,21 @@ def test_a_consumer_with_a_group_gets_nothing_and_its_log_says_why(beside, topic
     asked = {"topic": topic, "group": f"{consumer}-{topic}", "most": 1, "wait_ms": wait_ms}
     more = until(lambda: ours.ask(consumer, **asked) == [] and told()[before:])
     assert "connect the consumer to the broker" in more[0]
+
+
+def test_the_configuration_of_our_name_server_is_empty_and_not_missing(beside):
+    printed = beside.ours.mqadmin("getNamesrvConfig")
+    assert beside.ours.namesrv in printed and "null" not in printed and "Exception" not in printed, printed
+
+
+def test_a_trace_is_refused_with_the_reason(beside, topic):
+    (sent,) = beside.living.send(topic, {"keys": "k", "body": TEXT})
+
+    def told() -> int:
+        # the tool only prints that the topic has no route; its log has the answer's reason
+        logs = [path.read_text(errors="replace") for path in beside.client.log_folder.glob("*.log")]
+        return sum(log.count("ingest leaves out RocketMQ's own topics") for log in logs)
+
+    before = told()
+    assert beside.ours.mqadmin("queryMsgTraceById", "-i", sent["id"]) == ""
+    until(lambda: told() > before)

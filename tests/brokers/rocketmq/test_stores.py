@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from tests.brokers.rocketmq.conftest import NEWEST, OLDEST
 from tests.brokers.rocketmq.living import (
     RocketmqError,
     assert_same,
@@ -161,3 +162,23 @@ def found_again(living, topic, key):
         return living.by_key(topic, key)
     except RocketmqError:
         return []
+
+
+@pytest.mark.parametrize("version", [NEWEST, OLDEST])
+def test_a_commit_log_in_several_folders(new_broker, topic, index, tmp_path, version):
+    """A broker with several folders in `storePathCommitLog` writes its segments to one after the other."""
+    folders = [tmp_path / "disk-1" / "commitlog", tmp_path / "disk-2" / "commitlog"]
+    broker, living = new_broker(
+        version, storePathCommitLog=",".join(map(str, folders)), mappedFileSizeCommitLog=1 << 17
+    )
+    made_topic(living, broker, topic)
+    living.send(topic, *[{"keys": f"k k{n}", "body": "ab" * 4000, "queue": n % 2} for n in range(60)])
+    until(lambda: len(living.by_key(topic, "k")) == 60)
+    assert all(any(path.name.isdecimal() for path in folder.iterdir()) for folder in folders)
+    given = [part for folder in folders for part in ("--commitlog", folder)]
+    told = json.loads(tiered_index("ingest", broker.store, *given, *index, "--wait", "--json"))
+    assert told["messages"] >= 60 and told["loss_count"] == 0
+    for n in (0, 30, 59):
+        (one,) = living.by_key(topic, f"k{n}")
+        (entry,) = json.loads(tiered_index("query", topic, f"k{n}", *index, "--json"))["items"]
+        assert (entry["offset"], entry["queue_id"]) == (one["log_offset"], one["queue"])

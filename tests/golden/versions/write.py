@@ -18,8 +18,8 @@ from pathlib import Path
 import tiered_index
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.opening import open_storage
 
 BASE_MS, DAY_MS = 1_700_000_000_000 // 86_400_000 * 86_400_000, 86_400_000

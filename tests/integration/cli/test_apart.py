@@ -33,25 +33,19 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("command", ["ingest", "import-classic"])
 @pytest.mark.parametrize(("root", "storage"), PLACES.values(), ids=PLACES.keys())
-def test_a_place_within_the_store_is_refused(
-    in_process, tmp_path: Path, store: Path, command: str, root: str, storage: str
-) -> None:
+def test_a_place_within_the_store_is_refused(in_process, tmp_path: Path, store: Path, root: str, storage: str) -> None:
     (tmp_path / "link").symlink_to(store)
     before = contents(tmp_path)
-    source = store if command == "ingest" else store / "index"
     where = ("--root", str(tmp_path / root), "--storage", storage.format(tmp_path))
-    assert in_process(command, str(source), *where) == 2
+    assert in_process("ingest", str(store), *where) == 2
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["ingest", "import-classic"])
-def test_places_beside_the_store_are_taken(in_process, tmp_path: Path, store: Path, command: str) -> None:
-    source = store if command == "ingest" else store / "index"
+def test_places_beside_the_store_are_taken(in_process, tmp_path: Path, store: Path) -> None:
     before = contents(store)
     where = ("--root", tmp_path / "broker" / "store-index", "--storage", f"file://{tmp_path}/broker/objects")
-    assert in_process(command, source, *where, "--quiet", "--set", "slots=50", "--set", "items=2000") == 0
+    assert in_process("ingest", store, *where, "--quiet", "--set", "slots=50", "--set", "items=2000") == 0
     assert contents(store) == before
 
 

@@ -281,10 +281,10 @@ def test_inspect_an_unsealed_file_with_its_journal(run_here, original):
     assert run_here("inspect", path.with_suffix(".journal"), "--json").document == document
 
 
-def test_dump_prints_every_entry_of_every_file_once(run_here, original):
+def test_every_entry_of_every_file_is_printed_once(run_here, original):
     seen = []
     for path in (*original.files("uploaded"), *original.files("unsealed")):
-        outcome = run_here("dump", path)
+        outcome = run_here("inspect", path, "--entries")
         assert outcome.code == 0
         *entries, status = outcome.records
         assert status == {"status": "complete", "entries": len(entries), "checksummed": True}
@@ -294,13 +294,13 @@ def test_dump_prints_every_entry_of_every_file_once(run_here, original):
     assert {topic for topic, o, _, _, _ in seen if o % 3 == 0} == {"payments"}
 
 
-def test_dump_prints_nothing_that_does_not_verify(run_here, damaged):
+def test_no_entry_is_printed_that_does_not_verify(run_here, damaged):
     path = damaged.files("uploaded")[0]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    good = run_here("dump", damaged.files("uploaded")[1]).records[-1]["entries"]
-    outcome = run_here("dump", path)
+    good = run_here("inspect", damaged.files("uploaded")[1], "--entries").records[-1]["entries"]
+    outcome = run_here("inspect", path, "--entries")
     assert outcome.code == 4
     *entries, status = outcome.records
     assert status["status"] == "corrupt"
@@ -323,7 +323,7 @@ def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
     sizes = ("--set", "slots=16", "--set", "items=100")
     document = run_here("inspect", bare, *sizes, "--json").document
     assert (document["kind"], document["metadata"]["count"]) == ("unsealed without journal", 50)
-    records = run_here("dump", bare, *sizes).records
+    records = run_here("inspect", bare, *sizes, "--entries").records
     assert records[-1] == {"status": "complete", "entries": 50, "checksummed": False}
     assert [record["offset"] for record in records[:-1]] == list(range(50))
     assert run_here("verify", bare, *sizes).code == 0

@@ -107,6 +107,21 @@ def test_a_key_without_entries_is_named_beside_others(run_here, store):
     assert people.code == 1 and "later entries have 'k1': see --before" in people.err
 
 
+def test_a_key_that_is_stored_by_another_spelling_is_matched(run_here, tmp_path):
+    """The certificate said that no entry has the key, and the command ended with 1, although it hid the entry."""
+    uri = f"file://{tmp_path}/stored"
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=11, items=50) as index:
+        for offset, key in enumerate(("\0*", "plain")):
+            index.put("t", 0, key, offset, 1, 1_700_000_000_000)
+        index.seal()
+        index.run_lifecycle()
+    asked = ("erase", "--topic", "t", "--key", "0x002A", "--storage", uri)
+    for keys, lacking in (((), []), (("--key", "plain"), []), (("--key", "none"), ["none"])):
+        done = run_here(*asked, *keys, "--json")
+        assert (done.code, done.document["unmatched_keys"]) == (len(lacking), lacking), done.err
+    assert run_here(*asked, "--yes").code == 0
+
+
 def test_a_bound_in_seconds_is_asked_about(run_here, store):
     outcome = run_here("erase", "--topic", "orders", "--before", "1700000000", "--storage", store)
     assert outcome.code == 1, outcome.err

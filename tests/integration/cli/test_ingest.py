@@ -405,10 +405,10 @@ def test_text_columns_are_text_in_and_out(run_here, made, tmp_path, monkeypatch,
         else:
             rows = [json.loads(line) for line in out.read_text().splitlines()]
         assert seen(rows) == expected
-    dumped = run_here("dump", next(made.root.rglob("*.index"))).out.splitlines()
+    dumped = run_here("inspect", next(made.root.rglob("*.index")), "--entries").out.splitlines()
     assert seen(json.loads(line) for line in dumped[:-1]) == expected
     again = ("--root", tmp_path / "again", "--storage", f"file://{tmp_path}/again-objects", *SMALL)
-    assert run_here("import", out, *again, "--json").document["put"] == 5
+    assert run_here("ingest", out, *again, "--json").document["entries"] == 5
     assert seen(run_here(*asked[:3], *again[:2], "--json").document["items"]) == expected
     # an error for a wrong text; a constant is text, too
     long = written("long", [{**row, "offset": 10 + n, "town": "12345678901é"} for n, row in enumerate(VISITS[:1])])

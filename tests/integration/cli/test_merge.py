@@ -1,4 +1,4 @@
-"""`merge` and `orphans` as commands, and `files`, `inspect`, `dump` and `verify` on window tables and their shards."""
+"""`merge` and `orphans` as commands, and `files`, `inspect` and `verify` on window tables and their shards."""
 
 import json
 import os
@@ -212,7 +212,7 @@ def test_inspect_and_dump_of_a_shard(run_here, merged):
     assert (shown["kind"], shown["header"]["magic"], meta["count"]) == ("shard", "0x54495853", stored.count)
     assert (meta["table"], meta["slot_map"]) == (stored.shard.table, stored.shard.slots.to_json())
     assert "shard" in run_here("inspect", name, "--storage", merged).out
-    lines = run_here("dump", name, "--storage", merged, "--json")
+    lines = run_here("inspect", name, "--entries", "--storage", merged, "--json")
     assert lines.code == 0 and len(lines.records) == stored.count + 1
 
 

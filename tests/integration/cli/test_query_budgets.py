@@ -209,7 +209,7 @@ def test_one_index_has_no_column_of_sources(query):
     assert "source" not in query("--json").document["items"][0]
 
 
-@pytest.mark.parametrize("line", ["files", "verify", "recover", "inspect x", "message x --topic t", "dump x"])
+@pytest.mark.parametrize("line", ["files", "verify", "recover", "inspect x", "message x --topic t"])
 def test_other_commands_read_one_index(cluster, line):
     done = run_here(*line.split(), "--storage", cluster.uri("a"), "--storage", cluster.uri("b"), "--json")
     assert (done.code, done.out) == (2, "")

@@ -487,6 +487,13 @@ def test_files_lists_archived_segments(run_here, made):
     assert f"archived of {listed[0]['store']}: 5 segments, 80.0 KiB, offsets 0 to 81,919\n" in text
 
 
+def test_a_list_of_files_has_some_archived_segments_and_a_text_has_the_sums_of_all(run_here, made, monkeypatch):
+    monkeypatch.setattr("tiered_index.service.read.inventory.MOST_SEGMENTS", 2)
+    document = run_here("files", "--storage", made.uri, "--json").document
+    assert (len(document["archived"]), document["archived_more"]) == (2, True)
+    assert ": 5 segments, 80.0 KiB, offsets 0 to 81,919\n" in run_here("files", "--storage", made.uri).out
+
+
 def test_an_index_of_a_file_has_no_words_of_a_store(run_here, tmp_path):
     """Its entries have places, and no messages: the answer says so, and names no log, segment or broker."""
     source = tmp_path / "orders.ndjson"

@@ -1,7 +1,6 @@
-"""`verify --deep --repair` restores objects and reports lost ones; `rebuild` makes an index from the archive."""
+"""`verify --deep --repair` restores objects, `recover --lost` gives others up, `ingest archive:URI` starts again."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -83,15 +82,64 @@ def test_files_without_a_copy_are_given_up_by_name(run_here, damaged):
     flip(first, first.stat().st_size // 2)
     second.unlink()
     where = ("verify", "--deep", "--repair", "--storage", damaged.uri)
+    left = run_here(*where, "--yes", "--json")
+    files = {one["file"] for one in left.document["not_repaired"]}
+    assert (
+        left.code == 1
+        and not left.document["repairs"]
+        and {Path(name).name for name in files} == {first.name, second.name}
+    )
     told = run_here(*where)
-    for action in ("give up", "salvage"):
-        # in the list of one repair
-        assert told.code == 1 and re.search(rf"  action +{action}\n(?:  .+\n)*?  .*entries \d", told.out)
-    assert "topics orders, payments" in told.out and "first run it there with --root" in told.err
-    assert run_here(*where, "--yes").code == 0
+    assert "the writer's root with --root" in told.err and "`tiered-index recover --lost NAME`" in told.err
+    lost = ("recover", "--storage", damaged.uri, *(part for name in sorted(files) for part in ("--lost", name)))
+    planned = run_here(*lost, "--dry-run", "--json").document
+    assert run_here(*where, "--json").code == 1, "a dry run changes nothing"
+    done = run_here(*lost, "--json")
+    assert done.code == 0 and done.document["lost"] == planned["lost"]
+    assert {one["object"] for one in planned["lost"]} == files and all(one["entries"] for one in planned["lost"])
     assert run_here("verify", "--deep", "--storage", damaged.uri).code == 0
     found = run_here("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000, "--json").document
     assert found["status"] == "complete" and found["lost"]
+
+
+def test_a_whole_object_is_not_given_up(run_here, damaged):
+    first, *_ = damaged.objects()
+    name = f"data/{first.parent.name.rstrip('%')}/{first.name}"
+    done = run_here("recover", "--storage", damaged.uri, "--lost", name, "--json")
+    assert done.code == 2 and "its objects are whole" in done.error["message"]
+
+
+def test_a_root_with_a_damaged_copy_gives_up_the_object_and_with_a_whole_one_does_not(run_here, damaged):
+    first, *_ = damaged.objects()
+    first.unlink()
+    file_id = first.parent.name.rstrip("%")
+    (copy,) = [path for path in damaged.files("uploaded") if path.stem == file_id]
+    where = ("recover", "--root", damaged.root, "--lost", file_id, "--json")
+    refused = run_here(*where)
+    assert refused.code == 2 and "the root has a copy" in refused.error["message"]
+    flip(copy, copy.stat().st_size // 2)
+    left = run_here("verify", "--deep", "--repair", "--yes", "--root", damaged.root, "--json").document["not_repaired"]
+    assert f"data/{file_id}/{first.name}" in {one["file"] for one in left}
+    done = run_here(*where)
+    assert done.code == 0 and [one["file"] for one in done.document["lost"]] == [file_id], done
+
+
+def test_a_source_of_another_name_is_told(run_here, place):
+    segment, *_ = (place / "store" / "segments%").rglob("*.log")
+    flip(segment, 5000)
+    where = (
+        "verify",
+        "--deep",
+        "--repair",
+        "--storage",
+        f"file://{place}/store",
+        "--source",
+        place / "broker",
+        "--json",
+    )
+    notes = run_here(*where).document["notes"]
+    assert any("archived segments of 'b'" in note and "--store-name" in note for note in notes), notes
+    assert not any("--store-name" in note for note in run_here(*where, "--store-name", "b").document["notes"])
 
 
 def test_a_copied_index_has_the_lost_objects(run_here, damaged, tmp_path):
@@ -100,7 +148,7 @@ def test_a_copied_index_has_the_lost_objects(run_here, damaged, tmp_path):
     first, *_ = damaged.objects()
     first.unlink()
     where = ("verify", "--deep", "--repair", "--yes", "--storage", damaged.uri)
-    done = run_here(*where, "--copy", copy, "--json")
+    done = run_here(*where, "--from", copy, "--json")
     assert (done.code, [one["action"] for one in done.document["repairs"]]) == (0, ["restore"]), done.err
     assert done.document["repairs"][0]["source"].startswith(copy)
     assert run_here("verify", "--deep", "--storage", damaged.uri).code == 0
@@ -126,28 +174,31 @@ def test_archived_segments_are_put_back_and_lost_files_are_given_up(run_here, pl
     assert alone.code == 1 and left >= {first.name, second.name}
     more = ("--source", place / "broker", "--store-name", "b")
     told, done = run_here(*where, *more), run_here(*where, *more, "--yes")
-    assert (told.code, done.code) == (1, 0) and done.document["not_repaired"] == [], done.err
     actions = [[one["action"] for one in run.document["repairs"]] for run in (told, done)]
-    assert actions == [["restore", "restore", "give up"]] * 2
-    missing = done.document["repairs"][-1]["missing"]
+    assert actions == [["restore", "restore"]] * 2
+    (left,) = done.document["not_repaired"]
+    lost = run_here("recover", "--storage", f"file://{place}/store", "--lost", left["file"], "--json")
+    (missing,) = lost.document["lost"]
     assert missing["entries"] and missing["begin_ms"] <= missing["end_ms"]
     assert run_here("verify", "--deep", "--storage", f"file://{place}/store").code == 0
 
 
-def test_segments_without_a_copy_are_given_up_when_that_is_asked_for(run_here, place, tmp_path):
+def test_segments_without_a_copy_are_given_up_by_name(run_here, place, tmp_path):
     """Everything else is then copied, and answers name the lost segments as missing. The source restores them."""
     segments = sorted((place / "store" / "segments%").rglob("*.log"))
     flip(segments[1], 5000)
     uri, copy = f"file://{place}/store", f"file://{tmp_path}/target"
     assert run_here("copy", "--from", uri, "--to", copy).code == 4
-    where = ("verify", "--deep", "--repair", "--storage", uri, "--json")
-    assert run_here(*where, "--yes").code == 1
-    told = run_here(*where, "--give-up-segments")
-    assert [one["action"] for one in told.document["repairs"]] == ["give up"] and not told.document["not_repaired"]
+    left = run_here("verify", "--deep", "--repair", "--storage", uri, "--yes", "--json")
+    (name,) = {one["file"] for one in left.document["not_repaired"]}
+    assert left.code == 1 and name.endswith(segments[1].name)
+    lost = ("recover", "--storage", uri, "--lost", name, "--json")
+    planned = run_here(*lost, "--dry-run").document
     assert run_here("copy", "--from", uri, "--to", copy).code == 4
-    done = run_here(*where, "--give-up-segments", "--yes")
-    (repair,) = done.document["repairs"]
-    assert done.code == 0 and repair["object"].endswith(segments[1].name) and "of b" in repair["source"]
+    done = run_here(*lost)
+    assert done.code == 0 and done.document["segments"] == planned["segments"]
+    assert [one["object"] for one in planned["segments"]] == [name]
+    assert (run_here(*lost).code, "no such file" in run_here(*lost).error["message"]) == (2, True)
     assert run_here("copy", "--from", uri, "--to", copy).code == 0
     checked = run_here("verify", "--deep", "--storage", uri, "--json").document
     assert checked["status"] == "ok" and any("gave up the archived segment of b" in note for note in checked["notes"])
@@ -171,39 +222,52 @@ def test_places_without_copies_are_refused_by_name(run_here, damaged, archived, 
     damaged.objects()[0].unlink()
     where = ("verify", "--deep", "--repair", "--yes", "--storage", damaged.uri)
     uri = {"nothing": f"file://{tmp_path}/none", "another": f"file://{archived}/store", "empty": ""}
-    given = ("--source", tmp_path) if wrong == "no store" else ("--copy", uri[wrong])
+    given = ("--source", tmp_path) if wrong == "no store" else ("--from", uri[wrong])
     done = run_here(*where, *given, "--json")
     message = json.loads(done.err.splitlines()[-1])["error"]["message"]
-    assert done.code == 2 and (str(tmp_path) if wrong == "no store" else "--copy") in message, message
+    assert done.code == 2 and (str(tmp_path) if wrong == "no store" else "--from") in message, message
     assert run_here("verify", "--storage", damaged.uri).code == 1
 
 
 def test_a_copy_with_credentials_is_refused_without_showing_them(run_here, damaged):
     where = ("verify", "--deep", "--repair", "--storage", damaged.uri)
-    refused = run_here(*where, "--copy", "s3://key:secret@bucket/index")
-    assert refused.code == 2 and "--copy" in refused.err and "secret" not in refused.err
+    refused = run_here(*where, "--from", "s3://key:secret@bucket/index")
+    assert refused.code == 2 and "--from" in refused.err and "secret" not in refused.err
 
 
-def test_a_rebuilt_index_is_the_one_that_was_followed(run_here, archived, tmp_path):
+def of_archive(run_here, old, code=0, *more):
+    """Return the entries and the checksum that the archive of an index gives."""
+    told = run_here("ingest", f"archive:{old}", "--dry-run", "--json", *more)
+    assert told.code == code, told.err
+    return told.document["archive"]
+
+
+def of_index(run_here, uri, tmp_path):
+    out = tmp_path / f"sums-{len([*tmp_path.iterdir()])}.parquet"
+    told = run_here("export", "--storage", uri, "--out", out, "--json").document
+    return {name: told[name] for name in ("entries", "checksum")}
+
+
+def test_an_index_of_an_archive_is_the_one_that_was_followed(run_here, archived, tmp_path):
     old, new = f"file://{archived}/store", f"file://{tmp_path}/new"
-    built = run_here("rebuild", "--from", old, "--storage", new, "--check", "--json")
+    built = run_here("ingest", f"archive:{old}", "--storage", new, "--json")
     assert built.code == 0, built.err
-    check = built.document["check"]
-    assert check["same"] and check["from"]["entries"] == built.document["entries"] > 0
+    assert of_index(run_here, new, tmp_path) == of_archive(run_here, old)
+    assert built.document["entries"] > 0
     assert built.document["segments"] == 5
-    again = run_here("rebuild", "--from", old, "--storage", new, "--json")
+    again = run_here("ingest", f"archive:{old}", "--storage", new, "--json")
     assert (again.code, again.document["entries"], again.document["messages"]) == (0, 0, 0)
     (source,) = built.document["stores"].values()
     assert again.document["stores"]["b"]["resumed_from"] == source["end"]
     assert run_here("verify", "--deep", "--storage", new).code == 0
 
 
-def test_a_rebuilt_index_brings_back_nothing_that_was_erased(run_here, place, tmp_path):
+def test_an_index_of_an_archive_brings_back_nothing_that_was_erased(run_here, place, tmp_path):
     old, new = f"file://{place}/store", f"file://{tmp_path}/new"
-    whole = run_here("rebuild", "--from", old, "--storage", f"file://{tmp_path}/whole", "--json").document
+    whole = run_here("ingest", f"archive:{old}", "--storage", f"file://{tmp_path}/whole", "--json").document
     assert run_here("erase", "--storage", old, "--topic", "TopicPay", "--yes").code == 0
-    built = run_here("rebuild", "--from", old, "--storage", new, "--check", "--json")
-    assert built.code == 0 and built.document["check"]["same"], built.err
+    built = run_here("ingest", f"archive:{old}", "--storage", new, "--json")
+    assert built.code == 0 and of_index(run_here, new, tmp_path) == of_archive(run_here, old), built.err
     assert built.document["expired"] == whole["entries"] - built.document["entries"] > 0
     # nor does the store that the new index then follows
     follow = ("ingest", place / "broker", "--root", tmp_path / "root", "--storage", new, *SMALL, "--store-name", "b")
@@ -215,23 +279,26 @@ def test_a_rebuilt_index_brings_back_nothing_that_was_erased(run_here, place, tm
 
 
 @pytest.mark.parametrize("root", [True, False])
-def test_a_stopped_rebuild_continues_where_it_was(run_here, place, tmp_path, root):
+def test_a_run_over_an_archive_that_stopped_continues_where_it_was(run_here, place, tmp_path, root):
     segments = sorted((place / "store" / "segments%").rglob("*.log"))
     flip(segments[2], 5000)
-    where = ["rebuild", "--from", f"file://{place}/store", "--storage", f"file://{tmp_path}/new", "--json"]
+    where = ["ingest", f"archive:file://{place}/store", "--storage", f"file://{tmp_path}/new", "--json"]
     where += ["--root", tmp_path / "root"] if root else []
     assert run_here(*where).code == 4
     flip(segments[2], 5000)
-    done = run_here(*where, "--check", "--wait")
-    assert done.code == 0 and done.document["check"]["same"], done.err
+    done = run_here(*where, "--wait")
+    assert done.code == 0, done.err
+    assert of_index(run_here, where[3], tmp_path) == of_archive(run_here, f"file://{place}/store")
     resumed = done.document["stores"]["b"]["resumed_from"]
     assert resumed == 2 * golden_store.SEGMENT_BYTES if root else resumed is None
 
 
 @pytest.mark.parametrize("root", [True, False])
 @pytest.mark.parametrize("calls", [(29, 37), pytest.param(range(1, 60), marks=pytest.mark.slow)], ids=["some", "all"])
-def test_a_rebuild_whose_storage_fails_at_a_call_continues(run_here, archived, tmp_path, monkeypatch, calls, root):
-    open_storage = config.open_storage
+def test_a_run_over_an_archive_whose_storage_fails_at_a_call_continues(
+    run_here, archived, tmp_path, monkeypatch, calls, root
+):
+    open_storage, archive = config.open_storage, of_archive(run_here, f"file://{archived}/store")
     for nth in calls:
         new = f"file://{tmp_path}/{nth}/new"
 
@@ -241,54 +308,72 @@ def test_a_rebuild_whose_storage_fails_at_a_call_continues(run_here, archived, t
                 storage.fail("*", nth=nth, times=None)
             return storage
 
-        where = ["rebuild", "--from", f"file://{archived}/store", "--storage", new, "--json", "--patience", 0, *SMALL]
+        where = ["ingest", f"archive:file://{archived}/store", "--storage", new, "--json", "--patience", 0, *SMALL]
         where += ["--root", tmp_path / str(nth) / "root", "--wait"] if root else []
         with monkeypatch.context() as patched:
             patched.setattr(config, "open_storage", mortal)
             run_here(*where)
         shutil.rmtree(tmp_path / str(nth) / "new" / "lease%", ignore_errors=True)  # as if it had ended
-        done = run_here(*where, "--check")
+        done = run_here(*where)
         if done.code == 2:
-            assert not root and "interrupted rebuild" in done.err
+            assert not root and "interrupted run" in done.err
         else:
-            assert done.code == 0 and done.document["check"]["same"], (nth, done.err)
+            assert done.code == 0, (nth, done.err)
+            assert of_index(run_here, new, tmp_path) == archive
 
 
-def test_rebuild_takes_an_empty_place_and_another_one(run_here, archived, damaged, tmp_path):
+def test_an_archive_needs_an_empty_place_and_another_one(run_here, archived, damaged, tmp_path):
     old = f"file://{archived}/store"
-    assert run_here("rebuild", "--from", old, "--storage", old).code == 2
-    assert run_here("rebuild", "--from", old, "--storage", damaged.uri, "--slots", 64, "--items", 1500).code == 2
-    assert run_here("rebuild", "--from", damaged.uri, "--storage", f"file://{tmp_path}/n").code == 2
-    assert run_here("rebuild", "--from", old, "--store", "x", "--storage", f"file://{tmp_path}/n").code == 2
+    assert run_here("ingest", f"archive:{old}", "--storage", old).code == 2
+    assert run_here("ingest", f"archive:{old}", "--storage", damaged.uri, "--slots", 64, "--items", 1500).code == 2
+    assert run_here("ingest", f"archive:{damaged.uri}", "--storage", f"file://{tmp_path}/n").code == 2
+    for wrong in ("--follow", "--restart", "--skip-bad", "--archive-segments"):
+        assert run_here("ingest", f"archive:{old}", "--storage", f"file://{tmp_path}/n", wrong).code == 2
+    assert run_here("ingest", tmp_path / "x.ndjson", "--dry-run").code == 2
+    assert run_here("ingest", f"archive:{old}", "--store-name", "x", "--storage", f"file://{tmp_path}/n").code == 2
+
+
+def test_an_archive_is_never_indexed_into_its_own_prefix_and_no_writer_opens_it(run_here, place, tmp_path):
+    store = place / "store"
+    (tmp_path / "link").symlink_to(store)
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    for target in (f"{store}", f"{store}/", f"{tmp_path}/link", f"{store}/new", f"{tmp_path}/link/data"):
+        done = run_here("ingest", f"archive:file://{store}", "--storage", f"file://{target}")
+        assert done.code == 2 and "the index of these segments" in done.err, (target, done)
+    assert run_here("ingest", f"archive:file://{store}", "--root", place / "root").code == 2
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+    # a name that only begins alike is another place
+    assert run_here("ingest", f"archive:file://{store}", "--storage", f"file://{store}-2").code == 0
 
 
 def test_a_segment_that_is_missing_in_between_is_never_passed_over_unsaid(run_here, place, tmp_path):
     segments = sorted((place / "store" / "segments%").rglob("*.log"))
     flip(segments[1], 5000)
-    where = ("rebuild", "--from", f"file://{place}/store", "--storage", f"file://{tmp_path}/new")
+    where = ("ingest", f"archive:file://{place}/store", "--storage", f"file://{tmp_path}/new")
     stopped = run_here(*where)
     assert stopped.code == 4 and "CRC32" in stopped.err
     assert "run `tiered-index verify --deep` to list the damage, and `verify --deep --repair` to mend it" in stopped.err
-    passed = run_here(*where, "--skip-corrupt", "--check", "--json")
-    assert passed.code == 1 and passed.document["status"] == "different"
+    passed = run_here(*where, "--skip-corrupt", "--json")
+    assert passed.code == 0 and of_archive(run_here, f"file://{place}/store", 1, "--skip-corrupt")
     assert passed.document["skipped"]
     json.dumps(passed.document)
 
 
-def test_a_check_leaves_out_entries_that_no_archived_segment_has(run_here, place, tmp_path):
+def test_a_comparison_leaves_out_entries_that_no_archived_segment_has(run_here, place, tmp_path):
     old = f"file://{place}/store"
     flip(sorted((place / "store" / "segments%").rglob("*.log"))[1], 5000)
-    repair = ("verify", "--deep", "--repair", "--yes", "--give-up-segments", "--storage", old)
-    assert run_here(*repair).code == 0
-    where = ("rebuild", "--from", old, "--storage", f"file://{tmp_path}/new")
-    done = run_here(*where, "--skip-missing", "--check", "--json")
-    assert done.code == 0 and done.document["check"]["same"] and done.document["skipped"], done
+    damaged = run_here("verify", "--deep", "--storage", old, "--json").document["findings"]
+    assert run_here("recover", "--storage", old, "--lost", damaged[0]["file"]).code == 0
+    where = ("ingest", f"archive:{old}", "--storage", f"file://{tmp_path}/new")
+    done = run_here(*where, "--skip-missing", "--json")
+    assert done.code == 0 and done.document["skipped"], done
+    new = f"file://{tmp_path}/new"
+    assert of_index(run_here, new, tmp_path) == of_archive(run_here, old, 0, "--skip-missing")
 
 
-def test_a_check_of_several_stores_is_refused_before_the_work(run_here, place, tmp_path):
+def test_a_comparison_of_several_stores_is_refused_before_the_work(run_here, place, tmp_path):
     old = f"file://{place}/store"
     more = ("--root", place / "root", "--storage", old, "--store-name", "c", "--restart", "--archive-segments")
     assert run_here("ingest", place / "broker", *more, "--wait").code == 0
-    done = run_here("rebuild", "--from", old, "--storage", f"file://{tmp_path}/new", "--check", "--json")
-    assert (done.code, "--check" in done.error["message"]) == (2, True)
-    assert not (tmp_path / "new").exists()
+    done = run_here("ingest", f"archive:{old}", "--dry-run", "--json")
+    assert (done.code, "--dry-run" in done.error["message"]) == (2, True)

@@ -6,24 +6,19 @@ from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""
 range-end-exclusive: a lookup leaves out an entry of the range's last second
-  in _in_lookup
-  - (seconds <= lookup.second_max)
-  + (seconds < lookup.second_max)
-  tests/unit/service/test_parts_of_lookups.py::test_both_ends_of_the_range_are_in_it
-range-begin-exclusive: a lookup leaves out an entry of the range's first second
-  in _in_lookup
-  - (seconds >= lookup.second_min)
-  + (seconds > lookup.second_min)
-  tests/unit/service/test_parts_of_lookups.py::test_both_ends_of_the_range_are_in_it
-batch-range-exclusive: batched lookups leave out the range's last second
   in LookupBatch.select
   - (seconds <= self.second_max[lookups])
   + (seconds < self.second_max[lookups])
-  tests/property/test_query_many.py::test_equals_single_queries_in_every_state[native]
+  tests/unit/service/test_parts_of_lookups.py::test_both_ends_of_the_range_are_in_it
+range-begin-exclusive: a lookup leaves out an entry of the range's first second
+  in LookupBatch.select
+  - (seconds >= self.second_min[lookups])
+  + (seconds > self.second_min[lookups])
+  tests/unit/service/test_parts_of_lookups.py::test_both_ends_of_the_range_are_in_it
 reader-file-end-exclusive: a reader skips a file whose last second is the range's first one
-  in IndexView.handles
-  - handle.second_max >= second_min
-  + handle.second_max > second_min
+  in IndexView._local_and_stored
+  - one.second_max >= second_min
+  + one.second_max > second_min
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
 behind-its-partitions: an answer is complete as of a time that a partition of its topic was not read up to
   in types.py:freshness_of
@@ -37,48 +32,48 @@ read-by-some-partitions: a topic counts as read whole although one partition is 
   tests/kafka/test_read_whole.py::test_a_topic_is_read_up_to_a_look_once_every_partition_has_reached_its_end_of_then
 as-of-the-future: a producer with a fast clock makes answers complete up to its time
   in LogState.as_of_ms
-  - return min(newest_ms, self.put_before_ms // 1000 * 1000)
-  + return max(newest_ms, self.put_before_ms // 1000 * 1000)
+  - return min(newest_ms, min(bounds_ms) // 1000 * 1000)
+  + return max(newest_ms, min(bounds_ms) // 1000 * 1000)
   tests/unit/service/test_freshness.py::test_a_fast_clock_makes_no_answer_complete_up_to_the_future
 order-by-second: answers are in rising order of time
-  in rows.py:answer_order
+  in with_repeats
   - ~rows["offset"], -rows["second"], *owners]
   + ~rows["offset"], rows["second"], *owners]
   tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set
 order-by-offset: within a second, answers are in rising order of offset
-  in rows.py:answer_order
+  in with_repeats
   - ~rows["offset"], -rows["second"], *owners]
   + rows["offset"], -rows["second"], *owners]
   tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set
 identity-without-queue: messages of one offset in two queues become one answer
-  in rows.py:answer_order
+  in with_repeats
   - for name in ("queue_id", "offset", *
   + for name in ("offset", *
   tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set
 identity-kept-twice: an entry that was put twice becomes two answers
-  in rows.py:answer_order
-  - kept[again] = False
-  + kept[again] = True
+  in OrderedRows.first
+  - is_wanted[self._repeats] = False
+  + is_wanted[self._repeats] = True
   tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set
 identity-without-topic: answers include entries of another topic whose key has the same hash
-  in select_items
-  - topic_ids is not None and len(places)
-  + topic_ids is None and len(places)
-  tests/regressions/rocketmq/test_topics_of_equal_hashes.py::test_a_topic_that_has_nothing_gets_nothing
+  in LookupBatch.select
+  - keep &= topics == allowed[0] if
+  + keep &= topics >= 0 if
+  tests/unit/service/test_parts_of_lookups.py::test_both_ends_of_the_range_are_in_it
 one-answer-too-many: an answer has one entry more than max_count (RocketMQ 10471)
-  in TopK.answers
-  - page, more = self._first[: self._max_count],
-  + page, more = self._first[: self._max_count + 1],
+  in batch.py:best_answers
+  - page = rows[: limits[0]]
+  + page = rows[: limits[0] + 1]
   tests/unit/service/test_paging_and_cursors.py::test_a_file_is_skipped_only_below_the_last_answers_second
 file-skipped-one-second-early: a file is skipped although it ends in the second of the last answer
-  in TopK.can_skip
+  in MatchAccumulator.can_skip
   - second_max >= self._cutoff
   + second_max > self._cutoff
   tests/unit/service/test_paging_and_cursors.py::test_a_file_is_skipped_only_below_the_last_answers_second
 skipped-file-called-complete: an answer that left out files is called complete
-  in TopK.answers
-  - self.skipped or len(self._first) > self._max_count
-  + len(self._first) > self._max_count
+  in MatchAccumulator.answers
+  - has_more=self.skipped)
+  + has_more=False)
   tests/unit/service/test_paging_and_cursors.py::test_an_answer_that_left_files_out_is_not_called_complete
 failed-file-called-complete: an answer is called complete although a file could not be read
   in QueryEngine.query
@@ -125,14 +120,14 @@ true-interval-lost: a compacted file's interval begins at its begin time, so tha
   + begin_ms // 1000
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
 group-before: the first slot of a group is looked up in the group before
-  in Directory.runs
-  - _first_slots.searchsorted(slot, "right")) - 1
-  + _first_slots.searchsorted(slot, "left")) - 1
+  in Directory.runs_of
+  - self._first_slots, slots, "right")
+  + self._first_slots, slots, "left")
   tests/unit/format/test_compacted.py::test_runs_skip_right_blocks
 block-bound-exclusive: a block is not read if its newest second is the range's first one
-  in Directory.runs
-  - & (blocks["second_max"] >= second_min)
-  + & (blocks["second_max"] > second_min)
+  in Directory._runs_within
+  - (blocks["second_max"] >= second_min)
+  + (blocks["second_max"] > second_min)
   tests/unit/format/test_compacted.py::test_runs_skip_right_blocks
 chain-cut-at-limit: a chain longer than the limit is cut there, as RocketMQ's are at 512
   in format/unsealed.py:walk_chains
@@ -164,22 +159,23 @@ skiplist-begin-exclusive: a scan misses a handle that ends in the range's first 
   - begin <= node.end and
   + begin < node.end and
   tests/property/test_skiplist.py::test_it_yields_what_a_sorted_list_yields
-catalog-remove-before-insert: for a moment the list has neither a file nor its successor
-  in Catalog.put
-  - self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
-  - if old is not None:
-  -     self._list.remove(old)
-  + if old is not None:
-  +     self._list.remove(old)
-  + self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
+catalog-buried-too-early: for a moment the snapshot has neither a file nor its successor
+  in Catalog._bury
+  - node.until = self._generation + 1
+  + node.until = self._generation
   tests/unit/service/test_buffer_flush_catalog.py::test_a_file_is_visible_at_every_moment_of_a_change[put]
+catalog-snapshot-half-changed: a lookup sees a part of a log record's changes
+  in Catalog._changed
+  - if not self._is_changing:
+  + if dispose is None:
+  tests/unit/service/test_buffer_flush_catalog.py::test_a_snapshot_stays_as_it_was_taken
 catalog-begin-not-extended: a file's interval does not grow with late entries
   in Catalog.extend
   - begin, end = min(old.begin, handle.second_min),
   + begin, end = old.begin,
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
 batch-done-with-a-hole: a lookup of a batch ends although a block before its answers is unread
-  in GiantSlot.settle
+  in _GiantSlot.settle
   - np.logical_or.accumulate(unread, axis=0) & self._needing
   + np.logical_or.accumulate(unread & False, axis=0) & self._needing
   tests/unit/service/test_parts_of_lookups.py::test_what_was_read_behind_a_hole_does_not_make_a_page[True]
@@ -194,7 +190,7 @@ ties-of-sources-lost-between-pages: a page leaves out entries of a later source 
   + if self._number < last:
   tests/unit/service/several/test_one_order.py::test_pages_by_readers_of_other_orders_and_of_one_source_more[False-2]
 complete-however-old: an answer is called complete although the log has not responded for hours
-  in Refreshed._oldest_s
+  in Polled._oldest_s
   - return self._interval_s + max(self._interval_s, _OVERDUE_S)
   + return 1e9
   tests/unit/service/cold/test_overdue_logs.py::test_one_that_may_make_no_request_is_not_complete_either

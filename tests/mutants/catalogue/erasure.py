@@ -20,30 +20,25 @@ erase-the-neighbour-topic: a merge leaves out entries of other topics from befor
   - mine = ids == topic_id
   + mine = ids >= 0
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-topic]
-erased-shown-by-one-lookup: a lookup shows erased entries whose bytes are still there
-  in QueryEngine.query
-  - kept = logs.kept(lookup)
-  + kept = {}
-  tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-by-window-tables: a lookup shows erased entries of a window table
-  in QueryEngine.query.look
-  - kept.get((handle.source, handle.hash)) or lookup.under(handle.hash)
-  + type(handle).__name__ != "WindowTable" and kept.get((handle.source, handle.hash)) or lookup.under(handle.hash)
+  in LookupScan.look
+  - self.kept.get((handle.source, handle.hash)) or
+  + type(handle).__name__ != "WindowTable" and self.kept.get((handle.source, handle.hash)) or
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
-erased-shown-by-hot-files: a lookup of a few hot entries shows those of an erased queue
-  in _select_few
-  - if lookup.after is not None or lookup.queues else rows
-  + if lookup.after is not None else rows
+erased-shown-of-a-queue: a lookup shows entries of an erased queue
+  in LookupBatch.select
+  - | (seconds >= begin)
+  + | (seconds >= 0)
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
 erased-shown-behind-a-cursor: a further page shows entries of an erased queue
-  in _in_lookup
-  - for queue_id, begin in lookup.queues:
-  + for queue_id, begin in () if lookup.after is not None else lookup.queues:
+  in LookupBatch.select
+  - in self.queues.items():
+  + in () if self.after is not None else self.queues.items():
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
-erased-shown-by-a-batch: a batch of lookups shows erased entries
-  in QueryEngine.query_many
-  - kept = logs.kept(batch)
-  + kept = {}
+erased-shown-by-lookups: a lookup shows erased entries whose bytes are still there
+  in QueryEngine._search
+  - scan.kept = run.files.logs.kept(scan.batch)
+  + scan.kept = {}
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-by-exports: merges and exports keep erased entries
   in Expired.keeps
@@ -62,7 +57,7 @@ erase-removes-a-table-for-one-shard: a window table is removed as a whole becaus
   + for group in groups(state) if any(map(is_hidden, group))
   tests/unit/service/test_erase.py::test_a_table_of_which_one_shard_is_erased_stays
 erase-trusts-what-it-could-not-read: the certificate says erased although an object can't be read
-  in service/erasure/erase.py:erase
+  in service/jobs/erase.py:erase
   - if held.hidden or held.problem)),
   + if held.hidden)),
   tests/unit/service/test_erase.py::test_the_certificate_tells_what_remains
@@ -74,19 +69,19 @@ erased-segment-over-another: a segment replaces one that was rewritten meanwhile
   in record_instead.make
   - if there is None or there.name != segment.name:
   -     return None
-  - return LogRecord(0, kind, 0, "", 0, archive=(fresh,), remove=(segment.name,))
+  - return LogRecord(0, kind, 0, "", 0, archive=(fresh,), **segments.removal(there))
   + if there is None:
   +     return None
-  + return LogRecord(0, kind, 0, "", 0, archive=(fresh,), remove=(there.name,))
+  + return LogRecord(0, kind, 0, "", 0, archive=(fresh,), **segments.removal(there))
   tests/rocketmq/test_archive_erased.py::test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there
 erased-segment-that-nobody-read: the certificate says erased although a segment can't be read
   in erase_messages
-  - dict.fromkeys(names, one.remains or one.found.problem is not None)
-  + dict.fromkeys(names, one.remains)
+  - if one.remains or one.found.problem is not None:
+  + if one.remains:
   tests/rocketmq/test_archive_erased.py::test_a_segment_that_can_not_be_read_is_not_written_again_and_remains[lost]
 erased-by-not-looking: the certificate says erased although the messages may be in unread archived segments
-  in service/erasure/erase.py:erase
-  - or (state.archive and not now))
+  in service/jobs/erase.py:erase
+  - or (Segments(state, storage) and not now))
   + )
   tests/rocketmq/test_archive_erased.py::test_without_now_archived_messages_are_hidden_and_not_erased
 erased-messages-of-other-keys: messages of other keys are overwritten
@@ -95,7 +90,7 @@ erased-messages-of-other-keys: messages of other keys are overwritten
   + if self.request.keys and not len(places):
   tests/rocketmq/test_archive_erased.py::test_what_a_request_finds_is_told_by_the_real_key
 erase-with-two-moments: messages that came during the erasure are overwritten, but their entries stay
-  in service/erasure/erase.py:erase
+  in service/jobs/erase.py:erase
   - sought = messages(stones[0].before_ms, schema.keyed)
   + sought = messages(clock.now_ms() // 1000 * 1000 + 1000, schema.keyed)
   tests/rocketmq/test_archive_erased.py::test_tombstones_and_overwritten_messages_are_of_one_moment

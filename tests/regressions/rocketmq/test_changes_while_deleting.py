@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import StorageUnavailable
-from tiered_index.service.catalog.skiplist import TimeRangeSkipList
+from tiered_index.service.read.skiplist import TimeRangeSkipList
 
 T = 1_700_000_000_000
 

@@ -10,8 +10,6 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.server.conftest import index_in, instead_of_query, serving
 from tests.server.console.pages import BEGIN_MS, HOUR_MS, put_messages, settled_in_hours
 from tiered_index import IndexService
-from tiered_index.server.history import History
-from tiered_index.server.metrics import Metrics
 from tiered_index.types import Explain, FileReport, QueryResult
 
 expect.set_options(timeout=30_000)
@@ -99,36 +97,3 @@ def ten_thousand_files(monkeypatch):
     answer = QueryResult(items=(), status="complete", explain=Explain(files=reports, requests=3334))
     instead_of_query(monkeypatch, lambda *_, **__: answer)
     return files
-
-
-@pytest.fixture
-def an_hour(made):
-    """The history of a writer whose follower falls behind at the end."""
-    now = SimpleNamespace(number=0)
-    counters = Metrics(made.index)
-
-    present = made.index.health()
-
-    def health():
-        n = now.number
-        return present | {
-            "lease_left_s": 59.0 - n // 4 % 10,
-            "unpublished": {"files": n // 20 % 4, "entries": 0},
-            "buffered_entries": n % 30 << 15,
-            "steps": {"upload": {"seconds": n // 20 * 0.8, "count": n // 20, "errors": 0}},
-            "problems": [],
-            "failed_rounds": {"lifecycle": n // 200},
-        }
-
-    served = SimpleNamespace(
-        lookups=made.index,
-        writer=SimpleNamespace(health=health, durable_positions=lambda: {"store": (now.number << 20) + (1 << 40)}),
-        gauges=lambda: {"follow_lag_seconds": ("", 5.0 + now.number % 7 + max(0, now.number - 430) ** 1.7)},
-    )
-    past = History(served, counters, lambda: now.number * 15.0)
-    for now.number in range(481):
-        for _ in range(3):
-            counters.request("/v1/query", "GET", 502 if now.number % 90 == 0 else 200, 0.01)
-            counters.lookup("query", "complete", Explain(requests=1 + now.number % 3, bytes=5000))
-        past.run_once()
-    return past

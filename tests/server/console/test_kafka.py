@@ -7,7 +7,7 @@ from tests.server.conftest import serving
 from tests.server.console.pages import BEGIN_MS
 from tiered_index import IndexService
 from tiered_index.kafka.record import KafkaRecord, TimestampType
-from tiered_index.service.lookup.messages import Fetched
+from tiered_index.service.read.messages import Fetched
 
 HEADERS = (("traceparent", b"00-4bf9"), ("retry", b"\xff"), ("retry", None))
 VALUES = [b'{"order": {"id": "order-4711"}}', b"plain <b>text</b>", b"\x00\xff", None]

@@ -543,15 +543,9 @@ def answering(body):
 
 def test_an_answer_that_broke_off_is_reported(opened, shop):
     page = opened(shop[0])
-    slow = {"error": {"status": 408, "title": "Request Timeout", "detail": "it was taken too slowly"}}
-    for body, told in (
-        ('{"messages": [\n' + json.dumps(slow) + "\n", "it was taken too slowly"),
-        ('{"messages": [', "The answer was cut off"),
-    ):
-        page.route("**/v1/browse?*", answering(body))
-        page.goto(f"{shop[0]}/console/#browse?topic=orders&at_ms={T}&of={len(told)}")
-        expect(page.locator("#browse-said [role=alert]")).to_contain_text(told)
-        page.unroute("**/v1/browse?*")
+    page.route("**/v1/browse?*", answering('{"messages": ['))
+    page.goto(f"{shop[0]}/console/#browse?topic=orders&at_ms={T}")
+    expect(page.locator("#browse-said [role=alert]")).to_contain_text("The answer was cut off")
 
 
 def test_messages_that_can_not_be_read_are_counted_by_browse(opened, shop):

@@ -4,7 +4,6 @@
 """
 
 import os
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.server.tokens import add_token
-from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.read.compacted import DamagedFile
 
 pytestmark = pytest.mark.long
 
@@ -74,19 +73,11 @@ def test_empty(opened, folder, tmp_path):
         look(page, folder, "empty-files", WIDTHS[:1])
 
 
-def test_health(opened, folder, made, an_hour):
-    """One figure is beyond the threshold of its alert."""
+def test_health(opened, folder, made):
     with serving(made.index) as client:
         page = opened(str(client.base_url))
-        page.route("**/v1/history", lambda route: route.fulfill(json=an_hour.document()))
         page.get_by_role("link", name="Health").click()
-        figures = page.locator("#history figure")
-        lag = figures.filter(has_text="Lag behind the source")
-        expect(lag).to_contain_text("Beyond its alert: above 5 min or not known for 10 min.")
-        expect(lag).to_have_class("beyond")
-        expect(lag.get_by_role("img")).to_have_attribute("aria-label", re.compile("^Lag behind the source: now 13 min"))
-        expect(figures.filter(has_text="Lease left")).to_contain_text("Alert: at most 0 s for 5 min.")
-        assert drawn(page, "#history figure.beyond", "--failed")
+        expect(page.locator("#reasons")).to_contain_text("The service is ready")
         expect(page.locator("#metrics-table tbody tr")).to_have_count(0)
         look(page, folder, "health")
         page.locator("#raw summary").click()

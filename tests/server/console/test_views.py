@@ -15,7 +15,7 @@ from tests.support.hanging import until
 from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
 
-SHOWN = {"Files": "#files-table tbody tr", "Health": "#history figure", "Cost": "#cost-table tbody tr"}
+SHOWN = {"Files": "#files-table tbody tr", "Health": "#reasons p", "Cost": "#cost-table tbody tr"}
 
 
 def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path):
@@ -211,17 +211,12 @@ def test_every_view_is_readable_in_the_dark(opened, service):
         check_access(page)
 
 
-def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made, monkeypatch):
-    # the first sample stays the only one
-    monkeypatch.setattr("tiered_index.server.history.EVERY_S", 1e6)
+def test_health_tells_reasons_and_how_far_answers_reach(opened, made):
     problems, late = [], []
-    lag = {"follow_lag_seconds": ("Seconds behind.", 7.0), "follow_lag_bytes": ("Bytes.", 2048.0)}
-    told = {"problems": lambda: problems, "behind": lambda: next(iter(late), None), "gauges": lambda: lag}
+    told = {"problems": lambda: problems, "behind": lambda: next(iter(late), None)}
     with serving(made.index, **told) as client:
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#ready")).to_have_text("ready")
-        # the figures since the service's start
-        expect(page.locator("figure").filter(has_text="Lag behind the source")).to_contain_text("7 s")
         check_access(page)
         problems.append("archive: a segment is passed over")
         page.get_by_role("link", name="Files").click()
@@ -238,17 +233,6 @@ def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made, monkey
     with IndexReader.open(made.storage.as_uri()) as reader, serving(reader) as client:
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#fresh")).to_contain_text("/storage: the newest published entry is from 2025-11-01 0")
-        expect(page.get_by_text("No figures yet")).to_be_visible()
-
-
-def test_a_lag_that_is_not_known_is_beyond_its_alert(opened, made):
-    with serving(made.index, gauges=lambda: {"follow_lag_seconds": ("Seconds behind.", float("nan"))}) as client:
-        page = opened(str(client.base_url), "#health")
-        lag = page.locator("figure").filter(has_text="Lag behind the source")
-        expect(lag).to_contain_text("Beyond its alert: above 5 min or not known for 10 min.")
-        expect(lag).to_have_class("beyond")
-        summary = "Lag behind the source: now not known. Beyond its alert: above 5 min or not known for 10 min."
-        expect(lag.get_by_role("img")).to_have_attribute("aria-label", summary)
 
 
 def test_a_service_of_several_indexes_refuses_files_and_cost_once(opened, tmp_path):
@@ -268,7 +252,7 @@ def test_a_service_of_several_indexes_refuses_files_and_cost_once(opened, tmp_pa
         assert "readyz" in asked and asked.count("files") == 2
 
 
-def test_the_pictures_of_the_docs(opened, service, an_hour, tmp_path):
+def test_the_pictures_of_the_docs(opened, service, tmp_path):
     folder = Path(os.environ.get("CONSOLE_IMAGES", tmp_path))
     page = opened(service, "#search?topic=orders&key=order-2", viewport={"width": 1040, "height": 700})
     rows(page).last.get_by_role("button").click()
@@ -279,9 +263,9 @@ def test_the_pictures_of_the_docs(opened, service, an_hour, tmp_path):
     expect(page.locator("#files-table tbody tr")).to_have_count(9)
     page.screenshot(path=folder / "console-files.png", clip={"x": 0, "y": 0, "width": 1040, "height": 420})
     page.emulate_media(color_scheme="light")
-    page.route("**/v1/history", lambda route: route.fulfill(json=an_hour.document()))
     page.get_by_role("link", name="Health").click()
-    expect(page.locator("figure.beyond")).to_be_visible()
+    page.locator("#raw summary").click()
+    expect(page.locator("#metrics-table")).to_contain_text("lookups_total")
     page.screenshot(path=folder / "console-health.png", clip={"x": 0, "y": 0, "width": 1040, "height": 700})
     for image in ("console-search.png", "console-files.png", "console-health.png"):
         assert 5_000 < (folder / image).stat().st_size < 300_000
@@ -313,20 +297,6 @@ def test_a_proxy_that_answers_for_the_service_does_not_make_it_ready(opened, ser
     expect(page.locator("#reasons")).to_contain_text("This page keeps trying.")
 
 
-def test_a_figure_that_is_not_reported_any_more_is_not_shown(opened, service, an_hour):
-    document = an_hour.document()
-    page = opened(service)
-    page.route("**/v1/history", lambda route: route.fulfill(json=document))
-    page.get_by_role("link", name="Health").click()
-    lag = page.locator("#history figure").filter(has_text="Lag behind the source")
-    expect(lag).to_be_visible()
-    assert document["figures"].pop(0)["title"] == "Lag behind the source"
-    page.get_by_role("link", name="Files").click()
-    page.get_by_role("link", name="Health").click()
-    expect(lag).to_be_hidden()
-    expect(page.locator("#history figure").filter(has_text="Lease left")).to_be_visible()
-
-
 def test_a_search_leaves_the_focus_in_its_form(opened, service):
     page = opened(service, "#search?topic=orders&key=order-4711")
     button = rows(page).get_by_role("button")
@@ -346,13 +316,10 @@ def test_freshness_is_shown_at_once_after_an_error(opened, service):
     page.route("**/v1/topics?begin_ms=*", lambda route: route.fulfill(status=502, json={}))
     page.get_by_role("link", name="Health").click()
     expect(page.locator("#fresh").get_by_role("alert")).to_be_visible()
-    expect(page.locator("#history figure").first).to_be_visible()
     page.unroute("**/v1/topics?begin_ms=*")
     page.get_by_role("link", name="Files").click()
-    with page.expect_request("**/v1/history"):
-        page.get_by_role("link", name="Health").click()
-    # the page asks for the figures after it has shown the freshness
-    assert "answers have all flushed entries" in page.locator("#fresh").inner_text()
+    page.get_by_role("link", name="Health").click()
+    expect(page.locator("#fresh")).to_contain_text("answers have all flushed entries")
 
 
 def test_a_refresh_of_the_files_says_nothing_again(opened, service, ten_thousand_files):

@@ -23,6 +23,7 @@ RAISED = {
     errors.SchemaMismatch("bad"): 2,
     errors.StorageUnavailable("bad"): 3,
     errors.StorageMisconfigured("bad"): 3,
+    errors.FolderDenied("bad"): 3,
     errors.ObjectNotFound("bad"): 3,
     errors.CorruptFile("bad", "worse"): 4,
     errors.UnsupportedVersion("bad", "worse"): 4,

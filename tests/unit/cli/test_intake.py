@@ -7,8 +7,8 @@ import pytest
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
-from tiered_index.cli.ingest import Intake
-from tiered_index.cli.progress import Progress
+from tiered_index.cli.ingest import FileIntake
+from tiered_index.cli.progress import ProgressDisplay
 from tiered_index.cli.putting import settle
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
@@ -37,7 +37,7 @@ def make_index(tmp_path, storage):
 
 
 def intake_of(index, path, **settings):
-    return Intake(
+    return FileIntake(
         index,
         open_source(LocalFile(path)),
         "source",
@@ -88,7 +88,7 @@ def test_back_pressure_is_answered_by_flushing(make_index, write_lines, make_mes
 
 
 def no_progress(title, total):
-    return Progress(title, total, quiet=True)
+    return ProgressDisplay(title, total, quiet=True)
 
 
 def test_settle_waits_for_a_storage_that_returns_and_fails_for_one_that_does_not(

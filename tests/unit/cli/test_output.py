@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tiered_index.cli.output import Output, describe_error, human_bytes, human_count, human_seconds
-from tiered_index.cli.progress import Progress
+from tiered_index.cli.progress import ProgressDisplay
 from tiered_index.errors import CorruptFile, LockHeld
 
 
@@ -156,8 +156,8 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
     monkeypatch.setattr("tiered_index.cli.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
     stream, quiet = io.StringIO(), io.StringIO()
     with (
-        Progress("ingesting", 200, quiet=False, stream=stream) as shown,
-        Progress("x", 200, quiet=True, stream=quiet) as silent,
+        ProgressDisplay("ingesting", 200, quiet=False, stream=stream) as shown,
+        ProgressDisplay("x", 200, quiet=True, stream=quiet) as silent,
     ):
         for step in range(12):
             now[0] += 1
@@ -169,7 +169,7 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
 
 def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
     monkeypatch.setattr("tiered_index.cli.progress._LINE_INTERVAL_S", 0.0)
-    with open("/dev/full", "w") as full, Progress("ingesting", 2, quiet=False, stream=full) as shown:
+    with open("/dev/full", "w") as full, ProgressDisplay("ingesting", 2, quiet=False, stream=full) as shown:
         shown.update(1)
         shown.update(2)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 from tiered_index import IndexConfig
-from tiered_index.service.files.unsealed import SHOWN_EVERY_MS
-from tiered_index.service.lookup.messages import MessageState
+from tiered_index.service.read.messages import MessageState
+from tiered_index.service.read.unsealed import SHOWN_EVERY_MS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rocketmq.md").read_text()
 COMMANDS = sorted(set(re.findall(r"(?:^|`)tiered-index ([^`\n]+)", PAGE, re.MULTILINE)))
 
 
 def test_the_page_has_commands() -> None:
-    assert {line.split()[0] for line in COMMANDS} == {"ingest", "query", "message", "import-classic", "serve"}
+    assert {line.split()[0] for line in COMMANDS} == {"ingest", "query", "message", "serve"}
     assert all(f"`{name} " in PAGE for name in ("queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey"))
 
 

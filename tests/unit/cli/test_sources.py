@@ -5,12 +5,9 @@ Fast and slow reading agree, positions continue, and another file at the same pa
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import itertools
 import json
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -21,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.memory import arrow_memory
 from tiered_index import KeyedIndexItem, column
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
@@ -30,7 +26,6 @@ from tiered_index.sources import columns as incoming
 from tiered_index.sources import files, parquet
 from tiered_index.sources.columns import columns_of
 from tiered_index.sources.files import ParquetSource, source_name
-from tiered_index.sources.footers import column_chunks
 from tiered_index.sources.keys import read_lookups
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import LocalFile, opened_place
@@ -479,6 +474,7 @@ def test_a_pause_of_a_pipe_that_does_not_block_is_no_end(make_message, monkeypat
 
 
 def test_a_parquet_file_whose_orders_of_columns_are_damaged_does_not_end_the_process(make_message, tmp_path):
+    """Arrow aborts the process if it is asked for the metadata of a column of this file."""
     path = tmp_path / "m.parquet"
     pq.write_table(table([make_message(0)]), path)
     data = bytearray(path.read_bytes())
@@ -491,12 +487,13 @@ from tiered_index.errors import CorruptFile
 from tiered_index.sources.files import open_source
 from tiered_index.sources.places import LocalFile
 try:
-    list(open_source(LocalFile(Path({str(path)!r}))).batches(0))
+    print(sum(batch.messages for batch in open_source(LocalFile(Path({str(path)!r}))).batches(0)))
 except CorruptFile as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, "not a Parquet file that can be read" in done.stdout) == (0, True), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1\n") or "not a Parquet file that can be read" in done.stdout
 
 
 def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path, damaged_copies):
@@ -521,19 +518,6 @@ NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 def numbers(rows):
     """Return columns of numbers. All rows have the same numbers."""
     return {name: [5] * rows for name in NUMBERS}
-
-
-def test_text_that_many_rows_share_is_not_copied_into_all_of_them(tmp_path):
-    count, path = 1_000, tmp_path / "m.parquet"
-    shared = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * (1 << 20)]))
-    for names in ({"topic": shared, "key": ["k"] * count}, {"topic": ["t"] * count, "key": shared}):
-        pq.write_table(pa.table(names | numbers(count)), path, store_schema=False)
-        assert path.stat().st_size < 1 << 20
-        with arrow_memory() as pool:
-            list(itertools.islice(open_source(path).batches(0), 2))
-        assert pool.max_memory() < 200 << 20
-        record = next(next(open_source(path).batches(0)).records())
-        assert "UTF-16 code units; the limit is" in record.problem
 
 
 @pytest.mark.parametrize(
@@ -565,48 +549,6 @@ def test_keys_that_take_no_bytes_of_a_file_are_bounded(tmp_path, monkeypatch, ki
     monkeypatch.setattr(parquet, "MAX_ROW_KEYS", 999)
     with pytest.raises(InvalidArgument, match=r"m.parquet, row 1: it has 1,000 keys; 999 are allowed"):
         next(open_source(path).batches(0))
-
-
-def test_a_row_of_keys_without_number_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
-    count, path = 1 << 20, tmp_path / "m.parquet"
-    lists = pa.ListArray.from_arrays(pa.array([0, 1, count], pa.int32()), pa.array([""] * count))
-    pq.write_table(pa.table({"keys": lists, "topic": ["t"] * 2} | numbers(2)), path, row_group_size=1)
-    assert path.stat().st_size < 1 << 13
-    monkeypatch.setattr(parquet, "DECODED_BYTES", 1 << 20)
-    batches = open_source(path).batches(0)
-    assert next(batches).messages == 1
-    problem = r"m.parquet: row group 1 has a row whose pages become more than 1,048,576 bytes .* column 'keys': write"
-    with arrow_memory() as pool, pytest.raises(InvalidArgument, match=problem):
-        next(batches)
-    assert pool.max_memory() < 1 << 16
-    # a column that is not read may have any number of keys
-    pq.write_table(pa.table({"more": lists, "key": ["k"] * 2, "topic": ["t"] * 2} | numbers(2)), path)
-    assert len(read(open_source(path))) == 2
-
-
-def test_column_chunks_are_read_without_arrow(tmp_path):
-    path, random_numbers = tmp_path / "m.parquet", random.Random(3)
-    for version in ("1.0", "2.6"):
-        same = {"s": {"a": 1.5, "b": [[1], []]}, "n": None}
-        made = pa.Table.from_pylist([same | {"keys": ["k"] * random_numbers.randrange(5)} for _ in range(50)])
-        made = made.replace_schema_metadata({"x" * 300: "y"})
-        pq.write_table(made, path, row_group_size=20, version=version, data_page_version=version[:1] + ".0")
-        data = path.read_bytes()
-        length = int.from_bytes(data[-8:-4], "little")
-        footer = data[-8 - length : -8]
-        with pq.ParquetFile(path) as file:
-            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-            columns = [map(group.column, range(group.num_columns)) for group in groups]
-        told = [[(c.path_in_schema, c.num_values, c.total_compressed_size) for c in own] for own in columns]
-        chunks = column_chunks(footer)
-        assert [[(".".join(c.path), c.values, c.size_bytes) for c in group] for group in chunks] == told
-        for _ in range(300):
-            at = random_numbers.randrange(len(footer))
-            broken = bytearray(footer[: at if random_numbers.random() < 0.3 else None])
-            if at < len(broken):
-                broken[at] = random_numbers.randrange(256)
-            with contextlib.suppress(ValueError):
-                column_chunks(bytes(broken))
 
 
 def test_columns_of_another_type_are_refused_before_a_row_is_read(make_message, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.query import growing
 from tiered_index.errors import BudgetExceeded, InvalidArgument
-from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.context import remaining_s
 from tiered_index.types import Explain, Freshness, LostFile, Provenance, QueryResult
 

@@ -12,7 +12,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.server.parameters import BatchBody, QueryParameters, of_body, of_query
 from tiered_index.sources.columns import times_ms
 from tiered_index.sources.keys import read_lookups
-from tiered_index.spark.lookup.plan import times_of
+from tiered_index.spark.lookup.answers import times_of
 from tiered_index.types import format_time, parse_time
 
 MOMENT_MS = 1_700_000_000_000

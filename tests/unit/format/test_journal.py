@@ -152,7 +152,7 @@ def test_not_a_journal():
         parse_journal(b"something else entirely", "j")
     impossible = json.loads(OPEN[20:])
     impossible["layout"]["slots"] = 0
-    with pytest.raises(CorruptFile, match=r"\.slots is 0") as caught:
+    with pytest.raises(CorruptFile, match=r"at `\$\.layout\.slots`") as caught:
         parse_journal(OPEN[:12] + record(impossible), "j")
     assert caught.value.file == "j"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
 import re
@@ -207,10 +206,10 @@ def test_names():
 
 def test_a_used_layout_can_be_pickled():
     """Spark broadcasts the layout with its schema and all cached properties of the schema."""
-    schema = dataclasses.replace(KEYED_SCHEMA)
+    schema = Schema(KEYED_SCHEMA.name, KEYED_SCHEMA.extra)
     for name in [name for name, one in vars(Schema).items() if isinstance(one, cached_property)]:
         getattr(schema, name)
-    assert len(vars(schema)) > len(dataclasses.fields(Schema)) + 3
+    assert len(vars(schema)) > 6
     assert pickle.loads(pickle.dumps(schema)) == schema
 
 

@@ -17,6 +17,7 @@ from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, SealedFile
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, recognise
 from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Header, Layout
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
+from tiered_index.stored import typed
 
 NATIVES = [kind for kind in sorted(LAYOUTS) if not LAYOUTS[kind][0].newest_first]
 
@@ -133,10 +134,10 @@ def test_a_sealed_file_says_how_it_is_compacted():
         "sequence": 1, "predecessor": None, "created_ms": 0, "offset_space": "custom", "topics": [], "positions": {},
         "writer": "w",
     }  # fmt: skip
-    assert not SealedFile.from_json(stored).packed
-    sealed = SealedFile.from_json({**stored, "packed": True})
+    assert not typed(stored, SealedFile).packed
+    sealed = typed({**stored, "packed": True}, SealedFile)
     assert sealed.packed and sealed.to_json()["packed"]
-    assert "packed" not in SealedFile.from_json(stored).to_json()
+    assert "packed" not in typed(stored, SealedFile).to_json()
     of_rocketmq = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20).to_json()
     with pytest.raises(ValueError, match="packed"):
-        SealedFile.from_json({**stored, "packed": True, "layout": of_rocketmq})
+        typed({**stored, "packed": True, "layout": of_rocketmq}, SealedFile)

@@ -13,7 +13,7 @@ from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
-from tiered_index.service.cold.path import check_run
+from tiered_index.service.read.cold_path import check_run
 
 BEGIN_MS = 1_700_000_000_000
 SPLIT, JOINED = [SlotMap(1000, split=3), SlotMap(7, split=101)], [SlotMap(1000, join=10), SlotMap(1000, join=999)]
@@ -105,7 +105,7 @@ def test_every_key_is_found_by_the_directory(slots, count, hashes, packed):
         wanted = ordered[ordered["key_hash"] == key_hash]
         found = [
             part[part["key_hash"] == key_hash]
-            for run in trailer.directory.runs(slots.slot_of(key_hash), key_hash, 0, 2**62)
+            for run in trailer.directory.runs_of(np.array([slots.slot_of(key_hash)]), 0, 2**62)
             for part in [meta.items_of(data[run.offset : run.offset + run.length], run.count, "shard")]
         ]
         assert b"".join(part.tobytes() for part in found) == wanted.tobytes()

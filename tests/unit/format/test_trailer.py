@@ -1,6 +1,5 @@
 """A reader notices every cut and every flipped bit of a compacted file's trailer, and names later versions."""
 
-import dataclasses
 import json
 import struct
 import zlib
@@ -8,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
+from tests.support.changes import replace
 from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE
@@ -45,7 +45,7 @@ def test_round_trip(small):
 
 def test_lone_surrogates_and_unknown_fields_survive(small):
     meta = parse_trailer(small, "file", len(small)).metadata
-    odd = dataclasses.replace(meta, topics=((1, "\ud83d"), (2, "中😀")), more={"k": 4})
+    odd = replace(meta, topics=((1, "\ud83d"), (2, "中😀")), more={"k": 4})
     assert Metadata.decode(odd.encode(), "file") == odd
 
 
@@ -140,7 +140,7 @@ def test_ids_of_many_topics_are_gathered_in_few_passes(small):
 
     meta = parse_trailer(small, "file", len(small)).metadata
     topics = Counted((number, f"topic-{number % 400}") for number in range(500))
-    many = dataclasses.replace(meta, topics=topics)
+    many = replace(meta, topics=topics)
     Counted.passes = 0
     assert many.ids_by_topic["topic-7"] == {7, 407}
     assert len(many.ids_by_topic) == 400

@@ -1,12 +1,12 @@
 """`verify_compacted` names every kind of defect in files whose checksums are right but whose content is wrong."""
 
-import dataclasses
 import struct
 import zlib
 
 import numpy as np
 import pytest
 
+from tests.support.changes import replace
 from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Header, Layout
@@ -37,8 +37,8 @@ def rebuilt(data, *, body=None, metadata=None, more=None, directory=None, filter
     crcs = {"header_crc32": zlib.crc32(body[:HEADER_SIZE])}
     if not is_shard(trailer):
         crcs["slots_crc32"] = zlib.crc32(body[HEADER_SIZE : items_position(trailer)])
-    meta = dataclasses.replace(trailer.metadata, **(crcs | (metadata or {})))
-    meta = dataclasses.replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
+    meta = replace(trailer.metadata, **(crcs | (metadata or {})))
+    meta = replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
     if filter_bytes is None:
         filter_bytes = data[trailer.tail.position : trailer.tail.directory_position]
     return body + build_trailer(trailer.tail.position, Directory(groups, blocks), meta, filter_bytes)

@@ -1,7 +1,7 @@
 """The write buffer has bounds, and a flush handles wild clocks. Files are sealed by age, and handles are released."""
 
+import contextlib
 import sys
-import threading
 
 import pytest
 
@@ -10,10 +10,11 @@ from tests.support.rounds import upload
 from tiered_index import IndexReader, Lookup, kernels
 from tiered_index.clock import ManualClock
 from tiered_index.format import journal
-from tiered_index.service.answers.batch import LookupBatch
-from tiered_index.service.catalog.catalog import Catalog
-from tiered_index.service.writing import flusher
-from tiered_index.service.writing.buffer import OpenChunk
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.batch import LookupBatch
+from tiered_index.service.read.catalog import Catalog
+from tiered_index.service.write import flusher
+from tiered_index.service.write.buffer import OpenChunk
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -304,7 +305,7 @@ def test_what_a_running_query_may_need_is_kept():
     first = catalog.reading()
     first.__enter__()
     catalog.put(new, lambda: gone.append("old"))
-    assert catalog.overlapping(0, 10) == [new]
+    assert catalog.snapshot.overlapping(0, 10) == [new]
     catalog.reclaim()
     assert gone == []
     second = catalog.reading()
@@ -319,47 +320,50 @@ def test_what_a_running_query_may_need_is_kept():
     assert catalog.all() == []
 
 
-def test_a_table_that_appears_behind_a_walk_is_seen(monkeypatch):
-    """The walk is between the table's place, which begins later, and the place of the file from which the table was
-    made.
-    """
+def test_a_snapshot_stays_as_it_was_taken():
     catalog = Catalog()
-    for handle in (_Handle("file", 0, 10), _Handle("beside", 4, 6)):
-        catalog.put(handle)
-    walk = catalog._list.overlapping
+    catalog.put(_Handle("file", 0, 10))
+    catalog.put(_Handle("beside", 4, 6))
+    with catalog.reading() as before:
+        with catalog.changing(LogState(number=7), 5.0):
+            catalog.put(_Handle("table", 5, 10))
+            catalog.remove("file")
+            # the change is seen whole or not at all
+            assert catalog.snapshot is before
+        after = catalog.snapshot
+        assert (after.state.number, after.as_of_s) == (7, 5.0)
+        assert {handle.file_id for handle in after.overlapping(0, 10)} == {"table", "beside"}
+        catalog.remove("beside")
+        catalog.reclaim()
+        assert {handle.file_id for handle in before.overlapping(0, 10)} == {"file", "beside"}
+        assert (before.state.number, before.view(len)) == (0, 2)
+    catalog.reclaim()
+    # no lookup needs the removed files any more
+    assert len(catalog._list.overlapping(-100, 100)) == 1
 
-    def interrupted(*seconds):
-        for node in walk(*seconds):
-            yield node
-            if catalog.get("table") is None:
-                catalog.put(_Handle("table", 5, 10))
-                catalog.remove("file")
 
-    monkeypatch.setattr(catalog._list, "overlapping", interrupted)
-    assert {handle.file_id for handle in catalog.overlapping(0, 10)} == {"table", "beside"}
+def test_a_change_that_fails_half_way_keeps_each_entry_and_the_earlier_state():
+    catalog = Catalog()
+    catalog.put(_Handle("file", 0, 10))
+    with contextlib.suppress(MemoryError), catalog.changing(LogState(number=7), 5.0):
+        catalog.put(_Handle("table", 0, 10))
+        raise MemoryError
+    snapshot = catalog.snapshot
+    assert {handle.file_id for handle in snapshot.overlapping(0, 10)} == {"file", "table"}
+    assert snapshot.state.number == 0
 
 
-def test_a_view_that_a_change_makes_old_is_shown_to_nobody():
-    """The change comes just before the view is kept. A lookup that begins after the change must see it."""
-    changer = None
-
-    class Watched(Catalog):
-        def __setattr__(self, name, value):
-            nonlocal changer
-            changed = False
-            if name == "_view" and value is not None and changer is None:
-                changer = threading.Thread(target=self.put, args=(_Handle("new", 0, 10),))
-                changer.start()
-                changer.join(0.2)
-                changed = not changer.is_alive()
-            super().__setattr__(name, value)
-            assert not changed or self.present_view is None
-
-    catalog = Watched()
+def test_the_view_is_that_of_its_snapshot():
+    catalog = Catalog()
     catalog.put(_Handle("old", 0, 10))
-    catalog.view(len)
-    changer.join()
-    assert catalog.view(len) == 2
+    first = catalog.snapshot
+    assert first.view(len) == 1
+    catalog.show(LogState(number=3))
+    # the same files
+    assert catalog.snapshot.present_view == 1
+    catalog.put(_Handle("new", 0, 10))
+    assert catalog.snapshot.present_view is None
+    assert (catalog.snapshot.view(len), first.view(len)) == (2, 1)
 
 
 @pytest.mark.parametrize("change", ["put", "extend", "put lower"])
@@ -372,9 +376,10 @@ def test_a_file_is_visible_at_every_moment_of_a_change(change):
     meetings = []
 
     def look(frame, event, arg):
-        if not frame.f_code.co_filename.endswith(("service/catalog/catalog.py", "service/catalog/skiplist.py")):
+        if not frame.f_code.co_filename.endswith(("service/read/catalog.py", "service/read/skiplist.py")):
             return None
-        meetings.append("f3" in {handle.file_id for handle in catalog.overlapping(4, 12)})
+        with catalog.reading() as snapshot:
+            meetings.append("f3" in {handle.file_id for handle in snapshot.overlapping(4, 12)})
         return look
 
     if change == "extend":
@@ -438,7 +443,7 @@ def test_a_batch_is_answered_while_entries_of_a_new_topic_are_written(index, mon
 
 
 def test_positions_alone_move_to_another_journal_once_there_are_many(open_index, clock, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.writing.appenders._POSITIONS", 3)
+    monkeypatch.setattr("tiered_index.service.write.appenders._POSITIONS", 3)
     index = open_index("root", seal_after_s=100)
     for position in range(1, 6):
         index.put_batch(batch(0), "s", position)

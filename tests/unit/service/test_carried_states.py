@@ -1,22 +1,22 @@
 """A log state carries over the lookup tables of the state before. A catalog examines only changed files."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from tests.benchmarks.scale import synthetic_objects
+from tests.support.changes import replace
 from tests.support.cold_index import cold_index
 from tests.support.log_records import open_log, publish
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, StorageBehind
 from tiered_index.format.names import log_name
-from tiered_index.service.catalog.catalog import Catalog
-from tiered_index.service.files import window_table
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, digest_of
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read import window_table
+from tiered_index.service.read.catalog import Catalog
 
 LAYOUT = IndexConfig.load(environment=False, slots=64, items=100).geometry()
 CARRIED = ("files", "tables", "_newest_s")

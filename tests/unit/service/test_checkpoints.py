@@ -2,14 +2,18 @@
 with sweeps.
 """
 
+import base64
 import json
-from dataclasses import replace
+import threading
+import zlib
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.log_records import GENESIS, an_object, open_log, publish
+from tests.support.changes import replace
+from tests.support.log_records import GENESIS, an_object, checkpoint_document, earlier_checkpoint, open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -22,16 +26,16 @@ from tiered_index.errors import (
     UnsupportedVersion,
     WriterFenced,
 )
-from tiered_index.format.names import base_of, checkpoint_name, checkpoint_of, log_name
+from tiered_index.format.names import checkpoint_name, checkpoint_of, log_name
 from tiered_index.format.slots import SlotMap
-from tiered_index.service.checks.checks import _check_log
-from tiered_index.service.checks.report import Report
+from tiered_index.service.jobs.verify import _check_log
+from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.log import checkpoint
 from tiered_index.service.log import log as log_module
-from tiered_index.service.log import state as state_module
-from tiered_index.service.log import summary as summary_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, TableShard, decode_document, encode_document
 from tiered_index.service.log.state import CHAINED, LogState
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
 
@@ -84,13 +88,14 @@ def test_a_reader_of_any_number_of_files_opens_with_three_requests(objects, at_o
         assert reader.storage.total.requests_by_kind == {"list": 3, "get": 1}
 
 
-def test_a_checkpoint_of_objects_and_none_is_one_line_of_json():
-    for objects in (0, 1, 3):
-        document = a_log(MemoryStorage(), objects=objects).state.encode().rpartition(b"\n#crc32 ")[0]
-        members = json.loads(document)
-        assert list(members)[:6] == ["version", "kind", "number", "epoch", "genesis", "objects"]
-        assert list(members)[6:] == ["positions", "digest", "chain"]
-        assert document == json.dumps(members, separators=(",", ":")).encode()
+@pytest.mark.parametrize("objects", [0, 1, 3])
+def test_a_checkpoint_of_objects_and_none_is_one_line_of_json(objects):
+    """SPEC.md section 9 describes it."""
+    members = checkpoint_document(a_log(MemoryStorage(), objects=objects).state.encode())
+    assert list(members)[:5] == ["number", "epoch", "genesis", "tables", "objects"]
+    assert list(members)[5:] == ["positions", "digest", "chain"]
+    assert members["objects"]["sequence"] == [*range(objects)]
+    assert {len(column) for column in members["objects"].values()} == {objects}
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5])
@@ -146,10 +151,8 @@ def test_records_that_were_read_within_a_budget_are_not_read_again():
 
 @pytest.fixture
 def large(monkeypatch):
-    """Count states of more than five objects as large: their checkpoints have rows, and changes."""
-    monkeypatch.setattr(state_module, "MOST_DOCUMENTS", 5)
-    monkeypatch.setattr(log_module, "_WHOLE_BYTES", 5000)
-    monkeypatch.setattr(state_module, "_MOST_RECORDS", 20)
+    """Count states of some 40 objects and more as large."""
+    monkeypatch.setattr(log_module, "_SMALL_BYTES", 1500)
 
 
 def a_shard(number):
@@ -158,25 +161,27 @@ def a_shard(number):
 
 
 @pytest.mark.usefixtures("large")
-def test_a_record_of_a_large_state_costs_its_changes_and_is_opened_by_one_request_more():
+def test_a_large_checkpoint_is_written_after_every_32nd_record():
+    """Also if several processes append in turn. A reader replays the records after it."""
     metered = MeteredStorage(MemoryStorage())
-    log = a_log(metered, objects=600, at_once=200)
-    whole, kinds = len(log.state.encode()), []
-    for n in range(60):
-        publish(log, EPOCH, (an_object(1000 + n), a_shard(n)), remove=[an_object(n).name] if n % 3 == 0 else [])
-        name, size_bytes = max((info.name, info.size_bytes) for info in metered.inner.list("checkpoint/"))
-        kinds.append(bool(base_of(name)))
+    log = a_log(metered, objects=300, at_once=100)
+    job, written = open_log(metered), [max(stored_checkpoints(metered.inner))]
+    for n in range(100):
+        one = job if n % 3 == 0 and n < 80 else log
+        publish(one, EPOCH, (an_object(1000 + n), a_shard(n)), remove=[an_object(n).name] if n % 3 == 0 else [])
+        there = stored_checkpoints(metered.inner)
+        written += [there[-1]] if there[-1] > written[-1] else []
         state, requests = opened(metered.inner)
-        assert state == log.state and list(state.objects) == list(log.state.objects)
-        assert requests == {"list": 2, "get": 2 if base_of(name) else 1}
-        if base_of(name):
-            assert size_bytes < whole / 7
-        assert len(stored_checkpoints(metered.inner)) < 12
-    assert kinds.count(False) == 60 // 20
-    for _ in range(2):  # the next writers continue with the same whole checkpoint
+        assert state == one.state and list(state.objects) == list(one.state.objects)
+        assert requests == {"list": 2, "get": 1 + state.number - there[-1]} and requests["get"] <= 32
+    # at most: a process writes the next one without knowledge of the other's
+    gaps = [after - before for before, after in pairwise(written)]
+    assert max(gaps) == 32 and len(gaps) <= 6
+    for _ in range(2):  # the next writers continue
         log = open_log(metered)
         publish(log, EPOCH, (an_object(5000 + log.state.number),))
-        assert base_of(max(info.name for info in metered.inner.list("checkpoint/")))
+        assert max(stored_checkpoints(metered.inner)) == written[-1]
+    assert len(stored_checkpoints(metered.inner)) <= 2 + len(gaps) // 2
     report = Report()
     _check_log(metered.inner, report)
     assert [found for found in report.findings if found.part == "checkpoint"] == []
@@ -184,98 +189,61 @@ def test_a_record_of_a_large_state_costs_its_changes_and_is_opened_by_one_reques
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("share", [1, 3])
-def test_two_processes_do_not_rely_on_whole_checkpoints_that_the_other_has_deleted(share):
-    """A writer and a job append in turn. Then the job ends."""
+def test_an_opening_reads_the_records_after_a_large_checkpoint_side_by_side():
     storage = MemoryStorage()
-    log = a_log(storage, objects=400, at_once=200)
-    job = open_log(storage)
-    for n in range(120):
-        one = job if n % (share + 1) and n < 90 else log
-        publish(one, EPOCH, (an_object(1000 + n),))
-        state, requests = opened(storage)
-        assert state == one.state
-        assert requests["get"] <= 2
-        assert len(stored_checkpoints(storage)) < 24
-
-
-@pytest.mark.usefixtures("large")
-def test_a_record_that_changes_much_is_followed_by_a_whole_checkpoint():
-    storage = MemoryStorage()
-    log = a_log(storage, objects=400, at_once=100)
-    gone = [an_object(n).name for n in range(200)]
-    publish(log, EPOCH, tuple(an_object(1000 + n) for n in range(100)), remove=gone)
-    assert max(info.name for info in storage.list("checkpoint/")) == named(log.state)
-    assert opened(storage) == (log.state, {"list": 2, "get": 1})
-
-
-@pytest.mark.usefixtures("large")
-def test_segments_and_losses_are_among_the_changes():
-    storage = MemoryStorage()
-    log = a_log(storage, objects=600, at_once=200)
+    log = a_log(storage, objects=300, at_once=100)
+    begun = max(stored_checkpoints(storage))
     for n in range(8):
-        make = LogRecord(0, "a", EPOCH, "", 0, archive=(a_segment(n),), remove=(an_object(n).name,))
-        log.append("s", EPOCH, lambda state, make=make: make)
-        gone = a_segment(n - 1).name if n % 2 else an_object(100 + n).name
-        publish(log, EPOCH, remove=(gone,))
-        assert base_of(max(info.name for info in storage.list("checkpoint/")))
-        assert opened(storage) == (log.state, {"list": 2, "get": 2})
+        publish(log, EPOCH, (an_object(1000 + n),))
+    records = 8 + log.state.number - 8 - begun
+    together = threading.Barrier(records)
+
+    class Together(WrapperStorage):
+        def get(self, name):
+            if name.startswith("log/"):
+                together.wait(60)
+            return super().get(name)
+
+    with IndexReader.open(storage_backend=Together(storage), background=False, query_threads=16) as reader:
+        assert len(reader.files()) == 308
 
 
-@pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("lost", ["whole", "changes", "both"])
-@pytest.mark.parametrize("how", ["gone", "damaged"])
-def test_changes_without_their_whole_checkpoint_cost_requests_only(lost, how):
-    storage = MemoryStorage()
-    log = a_log(storage, objects=600, at_once=200)
-    publish(log, EPOCH, (an_object(1000),))
-    names = [info.name for info in storage.list("checkpoint/")]
-    for name in names:
-        if lost == "both" or bool(base_of(name)) == (lost == "changes"):
-            storage.delete(name)
-            if how == "damaged":
-                storage.put(name, b"damaged")
-    assert opened(storage)[0] == log.state
-    next_one = open_log(storage)
-    publish(next_one, EPOCH, (an_object(2000),))
-    assert opened(storage)[0] == next_one.state
-    assert opened(storage)[1]["get"] <= 2
-
-
-@pytest.mark.usefixtures("large")
-def test_changes_since_a_checkpoint_of_another_history_are_refused():
-    logs = [a_log(MemoryStorage(), objects=600, at_once=200) for _ in range(2)]
-    bases = [LogState.decode(log.state.encode(), "base") for log in logs]
-    state = publish(logs[0], EPOCH, (an_object(1000),))
-    base = logs[0]._checkpoints._base
-    data = state.encode_since(base)
-    assert LogState.decode(data, "changes", bases[0]) == state
-    for other in (None, bases[1], state):
-        with pytest.raises(CorruptFile, match="base is another state"):
-            LogState.decode(data, "changes", other)
-
-
-@pytest.mark.usefixtures("large")
-def test_a_checkpoint_of_rows_is_refused_by_name_in_versions_before():
+def test_a_checkpoint_is_refused_by_name_in_versions_before_and_its_values_are_checked():
     log = a_log(MemoryStorage(), objects=20)
     data = publish(log, EPOCH, tuple(map(a_shard, range(100, 104)))).encode()
     assert LogState.decode(data, "checkpoint") == log.state
-    with pytest.raises(UnsupportedVersion):
-        decode_document(data, "checkpoint", newest=4)
-    document = json.loads(data.rpartition(b"\n#crc32")[0])
-    for place, wrong in ((0, 7), (1, "a/b"), (4, 10**9), (6, 0), (8, 10**9), (14, 99), (16, 0)):
-        rows = [list(row) for row in document["objects"]]
-        rows[-1][place] = wrong
+    with pytest.raises(UnsupportedVersion, match="log version 7 is newer"):
+        decode_document(data, "checkpoint", newest=6)
+    document = checkpoint_document(data)
+    wrong_values = [
+        ("file_id", 7),
+        ("tail", "a/b"),
+        ("tail", ".."),
+        ("sequence", -1),
+        ("second_min", 10**9),
+        ("count", 0),
+    ]
+    for name, wrong in [*wrong_values, ("size_bytes", 10**9), ("slot_high", 0), ("table", 99), ("tail", 5)]:
+        columns = {**document["objects"], name: [*document["objects"][name][:-1], wrong]}
+        if name == "size_bytes":
+            columns["size_bytes"][-1] = 1
         with pytest.raises(CorruptFile, match="is invalid"):
-            LogState.decode(encode_document({**document, "objects": rows}), "checkpoint")
+            LogState.decode(checkpoint.encode({**document, "objects": columns}), "checkpoint")
+    columns = {**document["objects"], "count": document["objects"]["count"][1:]}
+    with pytest.raises(CorruptFile, match="is invalid"):
+        LogState.decode(checkpoint.encode({**document, "objects": columns}), "checkpoint")
 
 
-def test_a_document_an_object_takes_three_times_the_bytes_of_its_row(monkeypatch):
-    state = a_log(MemoryStorage()).state
-    state = replace(state, objects={o.name: o for o in map(a_shard, range(1000))})
-    documents = len(state.encode())
-    monkeypatch.setattr(state_module, "MOST_DOCUMENTS", 999)
-    assert len(replace(state).encode()) < documents / 3
+@pytest.mark.parametrize("state", ["", "AAAA", "not base64", 7, None])
+def test_a_state_that_is_not_compressed_is_refused(state):
+    document = {"version": 7, "kind": "checkpoint", "state": state}
+    with pytest.raises(CorruptFile):
+        LogState.decode(encode_document(document), "checkpoint")
+    whole = zlib.compress(json.dumps({"number": 1}).encode())
+    for packed in (whole[:-3], whole + b"x"):
+        data = encode_document({**document, "state": base64.b64encode(packed).decode()})
+        with pytest.raises(CorruptFile, match=r"length|decompressed"):
+            LogState.decode(data, "checkpoint")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -313,8 +281,8 @@ def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
             assert len(there) < 10
     assert usage.requests_by_kind["put"] == usage.requests_by_kind["put_if_absent"] == 100
     assert usage.requests_by_kind["delete_many"] <= 100 / 8
-    # the log is listed before each record, and once per 8 objects for the summary, but checkpoints are not
-    assert usage.requests_by_kind["list"] == 100 + 100 // 8
+    # the log is listed before each record, but checkpoints are not
+    assert usage.requests_by_kind["list"] == 100
 
 
 @pytest.mark.parametrize("records", [1, 2])
@@ -520,35 +488,81 @@ def test_a_checkpoint_older_than_the_known_records_is_compared_with_the_log(is_o
             opened(storage)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 40), max_size=12), st.booleans()), max_size=12),
-    st.integers(0, 30),
-)
-@settings(max_examples=60, deadline=None)
-def test_a_checkpoint_is_the_same_from_every_writer(steps, most_documents):
-    """The texts of a state's objects come from the state before, or from the objects."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_module, "MOST_DOCUMENTS", most_documents)
-        log = a_log(MemoryStorage())
-        for number, (count, gone, of_tables) in enumerate(steps):
-            make = a_shard if of_tables else an_object
-            added = tuple(make(100 * number + n) for n in range(count))
-            names = list(log.state.objects)
-            state = publish(log, EPOCH, added, remove=sorted({names[n] for n in gone if n < len(names)}))
-            assert state.encode() == replace(state).encode()
-            assert LogState.decode(state.encode(), "checkpoint") == state
-
-
-def test_a_few_more_files_are_not_compared_with_the_summary(monkeypatch):
-    compared = []
-    wanted = summary_module._wanted
-    monkeypatch.setattr(summary_module, "_wanted", lambda state: compared.append(state.number) or wanted(state))
+@given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 40), max_size=12), st.booleans()), max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_a_checkpoint_of_any_version_has_the_whole_state(steps):
     log = a_log(MemoryStorage())
-    for n in range(40):
-        publish(log, EPOCH, (an_object(n),))
-    # one of each eight records renews the summary, and the next one compares its content
-    assert 0 < len(compared) <= 2 * (40 // 8) + 2
-    compared.clear()
-    publish(log, EPOCH, remove=[an_object(0).name])
-    publish(log, EPOCH, (a_shard(1),))
-    assert compared == [log.state.number - 1, log.state.number]
+    base = log.state
+    for number, (count, gone, of_tables) in enumerate(steps):
+        make = a_shard if of_tables else an_object
+        added = tuple(make(100 * number + n) for n in range(count))
+        names = list(log.state.objects)
+        state = publish(log, EPOCH, added, remove=sorted({names[n] for n in gone if n < len(names)}))
+        found = LogState.decode(state.encode(), "checkpoint")
+        assert (found, found.digest, found.chain) == (state, state.digest, state.chain)
+        assert list(found.objects) == list(state.objects) and found.encode() == state.encode()
+        make = LogRecord(0, "archive", EPOCH, "", 0, archive=(a_segment(number),))
+        state = log.append("segment", EPOCH, lambda _, make=make: make)
+        for rows in (True, False):
+            for since in (None, base):
+                data = earlier_checkpoint(state, since, rows=rows)
+                assert LogState.decode(data, "checkpoint", since) == state
+        base = state if number % 3 == 0 else base
+
+
+def test_changes_of_an_earlier_version_need_their_whole_checkpoint():
+    logs = [a_log(MemoryStorage(), objects=60, at_once=20) for _ in range(2)]
+    base = logs[0].state
+    state = publish(logs[0], EPOCH, (an_object(1000),))
+    data = earlier_checkpoint(state, base)
+    assert LogState.decode(data, "changes", base) == state
+    for other in (None, logs[1].state, state):
+        with pytest.raises(CorruptFile, match="base is another state"):
+            LogState.decode(data, "changes", other)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "whole", "changes", "both"])
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_a_log_with_changes_of_an_earlier_version_is_read_and_continued(lost, how):
+    storage = MemoryStorage()
+    log = a_log(storage, objects=60, at_once=20)
+    base = log.state
+    state = publish(log, EPOCH, (an_object(1000),), remove=[an_object(0).name])
+    storage.delete_many([info.name for info in storage.list("checkpoint/")])
+    names = {"whole": named(base), "changes": f"{named(state)}.{named(base).removeprefix('checkpoint/')}"}
+    storage.put(names["whole"], earlier_checkpoint(base))
+    storage.put(names["changes"], earlier_checkpoint(state, base))
+    assert opened(storage) == (state, {"list": 2, "get": 2})
+    for kind, name in names.items():
+        if lost in (kind, "both"):
+            storage.delete(name)
+            if how == "damaged":
+                storage.put(name, b"damaged")
+    assert opened(storage)[0] == state
+    next_one = open_log(storage)
+    for n in range(12):
+        publish(next_one, EPOCH, (an_object(2000 + n),))
+        assert opened(storage)[0] == next_one.state
+    assert opened(storage)[1] == {"list": 2, "get": 1}
+    assert not {info.name for info in storage.list("checkpoint/")} & {*names.values()}
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_summary_of_an_earlier_version_is_deleted_with_the_next_record(crashes):
+    """It has filters, also of keys that an erasure deletes. `crashes`: the record is there already."""
+    storage = FaultStorage(MemoryStorage())
+    log = a_log(storage, objects=3)
+    name = f"{named(log.state)}.summary"
+    storage.put(name, b"filters")
+    assert opened(storage) == (log.state, {"list": 2, "get": 1})
+    job = open_log(storage)
+    storage.fail("delete_many", name_prefix=name)
+    publish(job, EPOCH, (an_object(10),))
+    assert name in {info.name for info in storage.list("checkpoint/")}
+    if crashes:
+        job = open_log(storage)
+    publish(job, EPOCH, (an_object(10 if crashes else 11),))
+    assert name not in {info.name for info in storage.list("checkpoint/")}
+    report = Report()
+    _check_log(storage, report)
+    assert not report.findings

@@ -77,7 +77,6 @@ def test_a_wrong_value_is_named(setting):
         ({"preset": "x"}, "setting preset must be one of 'native' or 'rocketmq'"),
         ({"query_threads": 257}, "setting query_threads must be at most 256"),
         ({"flush_interval_s": 0}, "setting flush_interval_s must be greater than 0"),
-        ({"upload_part_bytes": 5}, "setting upload_part_bytes must be at least 5242880"),
         ({"item_type": int}, "setting item_type must be a class that derives from IndexItem"),
         ({"s3": 7}, "setting s3 must be a table of settings, such as s3.endpoint_url"),
         ({"s3": {"endpoint_url": "x"}}, "setting s3.endpoint_url must look like https://host[:port]"),
@@ -198,7 +197,7 @@ def test_a_gap_is_a_number_of_bytes_or_price(wrong):
 def test_true_is_not_an_age_of_a_topic():
     with pytest.raises(ConfigError, match=r"retention\.topics"):
         IndexConfig(retention={"topics": {"audit": True}})
-    assert not IndexConfig(s3={"lean_gets": False}).s3.lean_gets
+    assert IndexConfig(s3={"client": "boto3"}).s3.client == "boto3"
     assert IndexConfig(background=False).background is False
 
 
@@ -329,8 +328,7 @@ GREATEST = {
     **dict.fromkeys(PAUSES.split(), 1e9),
     **dict.fromkeys(("seal_after_s", "local_keep_s", "max_late_s", "max_early_s"), 1e12),
     **dict.fromkeys([f"{name}_bytes" for name in SIZES.split()], 10**18),
-    **dict.fromkeys(("buffer_max_entries", "filter_after_probes", "checkpoint_every"), 10**18),
-    "upload_part_bytes": 5 << 30,
+    **dict.fromkeys(("buffer_max_entries", "merge_max_entries", "filter_after_probes", "checkpoint_every"), 10**18),
     "query_threads": 256,
 }
 GREATEST_IN_TABLES = {

@@ -5,13 +5,13 @@ Only its own bytes are removed. The certificate is true.
 
 import contextlib
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.support.batches import batch
 from tests.support.cases import each
+from tests.support.changes import replace
 from tests.support.log_records import read_by_earlier_version
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
@@ -21,17 +21,16 @@ from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVe
 from tiered_index.format import compacted
 from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
-from tiered_index.service.erasure import find
-from tiered_index.service.erasure.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
-from tiered_index.service.erasure.find import ScannedObject, find_hidden
-from tiered_index.service.lifecycle.expiry import record_expiry
+from tiered_index.service.jobs import erase_find as find
+from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
+from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
+from tiered_index.service.jobs.expiry import record_expiry
+from tiered_index.service.jobs.job import publish
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.run import publish
-from tiered_index.service.merge.task import run_task
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.tombstones import Tombstone, Tombstones
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -293,9 +292,9 @@ def test_a_merge_that_began_before_the_tombstone_is_followed(native):
     native.later()
     stale = native.plan()
     wipe(native, keys=("k",))
-    for job in stale.jobs:
-        results = [run_task(task, native.storage, native.clock.now_ms()) for task in job.tasks]
-        publish(job, results, native.storage, native.log())
+    for job in stale.rewrites:
+        results = [task.run(native.storage, native.clock.now_ms()) for task in job.tasks]
+        publish(job, results, native.log())
     native.check()
     done = wipe(native, keys=("k",), now=True, grace_s=0)
     assert (done.status, done.entries_removed) == ("erased", 4)
@@ -355,7 +354,7 @@ def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
     assert stones(later).joined(stones(topic)).tombstones == (later, topic)
     assert stones(key, later, other).joined(Expired((Horizon(8000, (("u", 4000),)),))).tombstones == (later, other)
     assert Tombstone.of("t", 5001).before_ms == 6000
-    monkeypatch.setattr("tiered_index.service.erasure.erase.MOST_TOMBSTONES", 2)
+    monkeypatch.setattr("tiered_index.service.jobs.erase.MOST_TOMBSTONES", 2)
     assert _check_bound(stones(key, queue), stones(topic)).tombstones == (topic,)
     with pytest.raises(InvalidArgument, match="3 tombstones; the limit is 2"):
         _check_bound(stones(key, queue), stones(other))

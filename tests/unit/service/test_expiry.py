@@ -4,12 +4,12 @@ Only whole objects are deleted, after a delay.
 """
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 import tiered_index
+from tests.support.changes import replace
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
@@ -17,15 +17,15 @@ from tiered_index.cli.main import app
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.retention import NOTHING, Retention
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
-from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.expiry import expire as run_expiry
-from tiered_index.service.lifecycle.expiry import record_expiry, sweep
-from tiered_index.service.lifecycle.lifecycle import Lifecycle
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.expiry import expire as run_expiry
+from tiered_index.service.jobs.expiry import record_expiry, sweep
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
+from tiered_index.service.read.cold_path import ColdPath
 from tiered_index.storage.local.storage import LocalStorage
 
 TOPICS = ("orders", "debug-x", "t")
@@ -95,6 +95,28 @@ def test_window_tables_hide_expired_entries_or_are_removed(life, age_h, topics, 
     assert {o.name for o in plan.objects} == {o.name for table in gone for o in tables[table]}
     life.check()
     life.check(life.index)
+
+
+def test_now_rewrites_objects_with_other_entries_too(life):
+    fill(life, range(60), files=20)
+    life.later()
+    life.merge(DAY_S)
+    fill(life, range(60, 70))
+    past_s = (life.clock.now_ms() - BASE_MS) // 1000
+    rule = Retention(age_s=past_s - 40 * HOUR_S, topics={"debug-*": past_s - 65 * HOUR_S})
+
+    def expired(**more):
+        return run_expiry(life.storage, life.log(), rule, life.clock, yes=True, **more)[0]
+
+    horizon = rule.horizon(life.clock.now_ms())
+    life.model.expire(horizon.before_ms, dict(horizon.topics))
+    assert (expired().rewritten, len(expired().mixed)) == (0, 3)
+    done = expired(now=True)
+    held = {topic.topic: topic.entries for topic in life.reader().topics().topics}
+    assert held == {"orders": 30, "t": 30, "debug-x": 5}
+    assert done.rewritten == 3 and done.entries_removed + sum(held.values()) == 3 * 70 - 3 * 24
+    life.check()
+    assert (expired(now=True).rewritten, expired().mixed) == (0, ())
 
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
@@ -285,7 +307,7 @@ def test_a_writer_renews_its_lease_while_it_reads_the_topics_of_objects(monkeypa
     fill(life)
     life.index.run_lifecycle()
     life.clock.advance(40 * HOUR_S)
-    monkeypatch.setattr("tiered_index.service.lifecycle.lifecycle.sweep", lambda *_, **__: None)
+    monkeypatch.setattr("tiered_index.service.life.lifecycle.sweep", lambda *_, **__: None)
     monkeypatch.setattr(Lifecycle, "_renew", lambda _: renewed.append(1))
     life.index.run_lifecycle()
     assert len(renewed) >= len(life.state.objects) > 3
@@ -299,7 +321,7 @@ def test_a_sweep_that_fails_is_not_in_each_round_again(monkeypatch, merging):
         raise StorageUnavailable("no permission to delete")
 
     life = merging(settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
-    monkeypatch.setattr("tiered_index.service.lifecycle.lifecycle.sweep", fails)
+    monkeypatch.setattr("tiered_index.service.life.lifecycle.sweep", fails)
     for _ in range(4):
         life.clock.advance(61)
         with contextlib.suppress(StorageUnavailable):

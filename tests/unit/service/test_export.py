@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from tests.support.damage import flip
+from tests.support.pending import merge_all
 from tests.support.rounds import upload
-from tests.support.staging import merge_all
 from tiered_index import IndexReader, KeyedIndexItem, column, hash_key
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.format import compacted
-from tiered_index.service.lookup import export as module
-from tiered_index.service.lookup.export import entries_checksum, export_schema
+from tiered_index.service.read import export as module
+from tiered_index.service.read.export import entries_checksum, export_schema
 
 T = 1_700_000_000_000
 
@@ -275,7 +275,7 @@ def test_bad_arguments(index):
 
 
 def test_a_topic_of_an_earlier_version_that_is_no_unicode_is_not_exported_as_text(index, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.answers.rows.check_text", lambda name, text: text)
+    monkeypatch.setattr("tiered_index.service.read.rows.check_text", lambda name, text: text)
     index.put("bad \ud800", 0, "k", 1, 1, T)
     with pytest.raises(InvalidArgument, match="lone surrogate"):
         list(index.export())

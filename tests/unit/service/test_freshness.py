@@ -1,13 +1,11 @@
 """An answer says as of when it is, and which topics the files have. A reader says who writes the index."""
 
-from dataclasses import replace
-
 import pyarrow as pa
 import pytest
 
-from tests.support.cold_index import without_summary
+from tests.support.changes import replace
+from tests.support.pending import merge_all
 from tests.support.rounds import upload
-from tests.support.staging import merge_all
 from tiered_index import IndexReader, Lookup, TopicSummary
 from tiered_index.errors import BudgetExceeded, CorruptFile, WriterFenced
 from tiered_index.format.metadata import TopicStats
@@ -15,7 +13,7 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.reads import read_name, unread_name
 from tiered_index.service.log.records import LostObject, TableShard
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.query import _summary
+from tiered_index.service.read.query import _summary
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Freshness, LostFile, Provenance
 
@@ -183,10 +181,12 @@ def test_an_answer_never_claims_more_than_its_files_hold(index, storage, clock, 
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         publish(index, 5)
         seen = []
-        monkeypatch.setattr(
-            "tiered_index.service.reading.views.apply_changes",
-            lambda *_: seen.append(reader._begin().freshness[0].as_of_ms),
-        )
+
+        def look(*_):
+            with reader._taking(reader._begin()) as files:
+                seen.append(files.freshness[0].as_of_ms)
+
+        monkeypatch.setattr("tiered_index.service.read.index_view.apply_changes", look)
         reader.refresh()
         assert seen == [T + 1000]
 
@@ -293,7 +293,6 @@ def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
     upload(index)
     clock.advance(7200)
     assert merge_all(storage, clock).shards >= 2
-    without_summary(storage)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         asked = [(topic, f"{n * 7_919_777}-nobody") for n in range(40) for topic in ("rare", "x")]
         told = [reader.query(*one).unknown_topics for one in asked]

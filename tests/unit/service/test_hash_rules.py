@@ -16,7 +16,7 @@ from tiered_index.errors import ConfigError
 from tiered_index.format.hashing import java_string_hash
 from tiered_index.format.layout import Layout
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
 
 T = 1_700_000_000_000
 KEYS = [f"{number * 0x9E3779B1 % 2**32:08x}-order" for number in range(12)]

@@ -10,7 +10,7 @@ import pytest
 from tests.support.rounds import upload
 from tiered_index import IndexReader
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
-from tiered_index.service.lookup.inventory import _shared
+from tiered_index.service.read.inventory import _shared
 
 DAY_MS = 86_400_000
 T = 19_700 * DAY_MS

@@ -11,7 +11,7 @@ import pytest
 from tests.support.core import compiled_core, using
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
-from tiered_index.service.answers.results import AnswerForm
+from tiered_index.service.read.results import AnswerForm
 from tiered_index.types import IndexItem, KeyedIndexItem, column
 
 

@@ -1,4 +1,4 @@
-"""A root keeps the storage's log: a whole state now and then, and changes in between. A crash at any step is safe."""
+"""A root keeps a state of the storage's log. A crash at any step is safe."""
 
 import errno
 import logging
@@ -7,12 +7,10 @@ import random
 import pytest
 
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
-from tests.support.log_records import GENESIS, an_object, publish
+from tests.support.log_records import GENESIS, an_object, earlier_checkpoint, publish
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
 from tiered_index.storage.memory import MemoryStorage
 
@@ -41,46 +39,37 @@ def a_root(path, disk=None):
     return Root(path, disk or FaultDisk())
 
 
-def test_each_state_is_read_and_most_cost_their_changes(tmp_path, states):
+def test_each_state_is_read(tmp_path, states):
     root = a_root(tmp_path / "root")
-    kept, reader, sizes = KeptLog(root), KeptLog(root), []
+    kept, reader = KeptLog(root), KeptLog(root)
     assert reader.read() is None
     for state in states:
         kept.keep(state)
         assert like(reader.read()) == like(state) == like(KeptLog(root).read())
         assert reader.read() is reader.read()
-        sizes.append(kept.path.stat().st_size)
-    whole = len(states[0].encode())
-    assert sizes[0] == whole and sum(size > whole / 8 for size in sizes) <= 4
     # an earlier state changes nothing
     kept.keep(states[3])
     assert like(KeptLog(root).read()) == like(states[-1])
 
 
-def test_the_next_writer_begins_with_a_whole_one_as_earlier_versions_wrote_it(tmp_path, states):
+def keep_changes(root, base, state):
+    """Keep a state as earlier versions did: as changes since a whole one."""
+    (root.path / "log-whole").write_bytes(earlier_checkpoint(base))
+    (root.path / "log").write_bytes(earlier_checkpoint(state, base))
+
+
+def test_changes_of_an_earlier_version_are_read_and_replaced(tmp_path, states):
     root = a_root(tmp_path / "root")
-    for state in states[:3]:
-        KeptLog(root).keep(state)
-        assert kept_by_an_earlier_version(root) == state.encode()
-        assert like(KeptLog(root).read()) == like(state)
+    keep_changes(root, states[2], states[9])
+    assert like(KeptLog(root).read()) == like(states[9])
+    KeptLog(root).keep(states[10])
+    assert like(KeptLog(root).read()) == like(states[10])
+    assert not (root.path / "log-whole").exists()
 
 
-def kept_by_an_earlier_version(root):
-    return (root.path / "log").read_bytes()
-
-
-def test_an_earlier_version_takes_changes_for_damage(tmp_path, states):
-    root = a_root(tmp_path / "root")
-    kept = KeptLog(root)
-    for state in states[:3]:
-        kept.keep(state)
-    with pytest.raises(CorruptFile, match="base is another state"):
-        LogState.decode(kept_by_an_earlier_version(root), "log")
-
-
-@pytest.mark.parametrize("number", [1, 2, 12, 40])
-def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, states, number):
-    """The four cases are the first whole state, the first changes, later changes, and another whole state."""
+@pytest.mark.parametrize("number", [1, 12])
+@pytest.mark.parametrize("by", ["this version", "an earlier version"])
+def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, states, number, by):
     rng = random.Random(number)
     steps = 0
     while True:
@@ -88,8 +77,10 @@ def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, s
         disk = FaultDisk()
         root = a_root(tmp_path / f"root{steps}", disk)
         kept = KeptLog(root)
-        for state in states[:number]:
-            kept.keep(state)
+        if by == "this version":
+            kept.keep(states[number - 1])
+        else:
+            keep_changes(root, states[0], states[number - 1])
         disk.crash(nth=steps, torn=steps % 2 == 0)
         try:
             kept.keep(states[number])
@@ -107,7 +98,7 @@ def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, s
     assert steps > 4
 
 
-@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "link"])
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename"])
 def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, operation):
     disk = FaultDisk()
     root = a_root(tmp_path / "root", disk)
@@ -115,9 +106,7 @@ def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, 
     kept.keep(states[0])
     disk.fail(operation, error=errno.ENOSPC, times=None)
     kept.keep(states[1])
-    found = KeptLog(root).read()
-    # if the whole state gets no second name, the root writes another whole state
-    assert found is None if operation != "link" else like(found) == like(states[1])
+    assert KeptLog(root).read() is None
     disk.clear()
     for state in states[2:6]:
         kept.keep(state)
@@ -128,16 +117,17 @@ def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, 
 @pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone", "another's"])
 def test_damage_gives_no_state_and_is_logged_once(tmp_path, states, file, how, caplog):
     root = a_root(tmp_path / "root")
-    kept = KeptLog(root)
-    for state in states[:4]:
-        kept.keep(state)
+    if file == "log":
+        KeptLog(root).keep(states[3])
+    else:
+        keep_changes(root, states[2], states[3])
     path = root.path / file
     data = path.read_bytes()
     damaged = {
         "flipped": data[:70] + bytes([data[70] ^ 1]) + data[71:],
         "cut": data[: len(data) // 2],
         "empty": b"",
-        "another's": states[9].encode() if file == "log-whole" else states[30].encode_since(states[9].as_base("", 1)),
+        "another's": states[9].encode() if file == "log-whole" else earlier_checkpoint(states[30], states[9]),
     }
     path.unlink() if how == "gone" else path.write_bytes(damaged[how])
     reader = KeptLog(root)
@@ -145,9 +135,8 @@ def test_damage_gives_no_state_and_is_logged_once(tmp_path, states, file, how, c
         assert [reader.read() for _ in range(3)] == [None] * 3
     told = [one for one in caplog.messages if "kept in the root can't be used" in one]
     assert len(told) == (0 if (file, how) == ("log", "gone") else 1)
-    # the next change rewrites `log`, and not `log-whole`
-    kept.keep(states[4])
-    assert (reader.read() is None) == (file == "log-whole")
+    KeptLog(root).keep(states[4])
+    assert like(reader.read()) == like(states[4])
 
 
 def test_a_power_cut_brings_no_earlier_state_back(tmp_path, states):

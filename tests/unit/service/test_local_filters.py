@@ -10,7 +10,7 @@ from tests.support.core import compiled_core
 from tests.support.rounds import compact_only
 from tiered_index.errors import CorruptFile
 from tiered_index.format.trailer import TAIL_SIZE, Tail
-from tiered_index.service.files.compacted import LocalBytes
+from tiered_index.service.read.compacted import LocalBytes
 from tiered_index.types import Lookup
 
 KEYS = [f"k{number}" for number in range(3_000)]

@@ -4,14 +4,14 @@ import json
 import os
 import socket
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.log_records import GENESIS, an_object, publish
+from tests.support.changes import replace
+from tests.support.log_records import GENESIS, an_object, checkpoint_document, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -26,6 +26,7 @@ from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Expired
+from tiered_index.service.log import checkpoint
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import (
     ArchivedSegment,
@@ -91,15 +92,18 @@ def test_a_checkpoint_comes_back_as_it_was(objects, where, number, epoch, archiv
     assert LogState.decode(state.encode(), "x") == state
 
 
-PLAIN = LogRecord(7, "publish", 3, "a", 5), LogState(7, 3, GENESIS)
+RECORD, STATE = LogRecord(7, "publish", 3, "a", 5), LogState(7, 3, GENESIS)
+DOCUMENTS = [
+    (LogRecord, json.loads(RECORD.encode().partition(b"\n")[0]), encode_document),
+    (LogState, checkpoint_document(STATE.encode()), checkpoint.encode),
+]
 
 
 @pytest.mark.parametrize("member", ["archive", "batches", "expired"])
 def test_members_that_earlier_versions_lack_are_empty(member):
-    for kind in PLAIN:
-        document = json.loads(kind.encode().partition(b"\n")[0])
+    for kind, document, encode in DOCUMENTS:
         assert member not in document
-        assert not getattr(type(kind).decode(encode_document(document), "x"), member)
+        assert not getattr(kind.decode(encode(document), "x"), member)
 
 
 SHORT = {"number": 4, "entries": 1}
@@ -112,10 +116,9 @@ WRONG = {
 
 @pytest.mark.parametrize(("member", "wrong"), [(name, wrong) for name in WRONG for wrong in WRONG[name]])
 def test_members_of_the_wrong_shape_are_damage(member, wrong):
-    for kind in PLAIN:
-        document = json.loads(kind.encode().partition(b"\n")[0])
+    for kind, document, encode in DOCUMENTS:
         with pytest.raises(CorruptFile, match=r"is invalid|expired"):
-            type(kind).decode(encode_document(document | {member: wrong}), "x")
+            kind.decode(encode(document | {member: wrong}), "x")
 
 
 def test_the_document_of_a_batch_is_the_one_of_the_specification():
@@ -140,7 +143,7 @@ def test_an_invalid_record_is_damage(data):
         decode_document(data, "x")
 
 
-@pytest.mark.parametrize("document", [{"version": 7}, {"version": None}, {"version": "1"}])
+@pytest.mark.parametrize("document", [{"version": 8}, {"version": None}, {"version": "1"}])
 def test_other_versions_are_refused(document):
     with pytest.raises(UnsupportedVersion):
         decode_document(encode_document(document), "x")
@@ -185,6 +188,37 @@ def test_a_claim_whose_answer_was_lost_is_recognised(storage, clock):
     assert StorageLog(storage, clock).open() == log.state
 
 
+def _racing(faulty, clock, log, prefix, races, seconds):
+    """Return the log of a process that loses the next `races` puts under a prefix (None: all), each so late."""
+
+    def lose():
+        clock.advance(seconds)
+        if prefix == "log/":
+            log.append("a race", None, lambda state: LogRecord(0, "positions", 0, "", 0, positions={"a": state.number}))
+        else:
+            log.claim_epoch()
+
+    faulty.meanwhile("put_if_absent", lose, times=races, name_prefix=prefix)
+    racing = StorageLog(faulty, clock)
+    racing.open()
+    return racing
+
+
+@pytest.mark.parametrize("prefix", ["log/", "epoch/"])
+@pytest.mark.parametrize(("races", "seconds"), [(1, 3600), (150, 0)])
+def test_a_process_that_was_suspended_or_is_slow_takes_the_next_number(faulty, clock, log, prefix, races, seconds):
+    racing = _racing(faulty, clock, log, prefix, races, seconds)
+    assert racing.claim_epoch() == racing.state.epoch
+    assert log.refresh() == racing.state
+
+
+@pytest.mark.parametrize("prefix", ["log/", "epoch/"])
+def test_a_process_that_always_loses_gives_up(faulty, clock, log, prefix):
+    racing = _racing(faulty, clock, log, prefix, None, 1)
+    with pytest.raises(StorageUnavailable, match=r"the last 100 .* first.*; try again"):
+        racing.claim_epoch()
+
+
 @pytest.mark.parametrize("listed", [lambda infos: [info for info in infos for _ in range(2)], lambda infos: infos[:-2]])
 def test_a_listing_that_repeats_or_lacks_records_makes_none_of_them_old(log, storage, clock, monkeypatch, listed):
     epoch = log.claim_epoch()
@@ -223,7 +257,7 @@ LOST = LostObject("data/x/9.index", "x9", 0, 1, 1)
         ({"kind": "fence"}, {"kind": 5}, "kind"),
         ({"positions": {"s": 7}}, {"positions": {"s": 7.5}}, "positions"),
         ({"add": (an_object(1),)}, {"add": (replace(an_object(1), count=0),)}, "count"),
-        ({"add": (TABLE,)}, {"add": (replace(an_object(1), second_max=-1),)}, "second_max"),
+        ({"add": (TABLE,)}, {"add": (replace(an_object(1), second_max=2**50),)}, "second_max"),
         ({"remove": (an_object(0).name,)}, {"remove": (None,)}, "remove"),
         ({"archive": (SEGMENT,)}, {"archive": (replace(SEGMENT, name="../s"),)}, "name"),
         ({"batches": {"b": StreamBatch(1, 2, 3)}}, {"batches": {"b": StreamBatch(-1, 2, 3)}}, "number"),

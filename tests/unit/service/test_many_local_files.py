@@ -16,11 +16,11 @@ from tiered_index.format.schema import row_form
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.kernels import compiled_views
-from tiered_index.service.answers.batch import LookupBatch, in_core
-from tiered_index.service.answers.rows import PreparedLookup
-from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.files.view import LocalView
-from tiered_index.service.lookup import scan
+from tiered_index.service.read import scan
+from tiered_index.service.read.batch import LookupBatch, in_core
+from tiered_index.service.read.file_view import LocalView
+from tiered_index.service.read.rows import PreparedLookup
+from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.types import Lookup
 
 T = 1_700_000_000

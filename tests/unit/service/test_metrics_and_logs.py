@@ -94,7 +94,7 @@ def test_each_step_of_a_file_is_one_line_at_info(settings, tmp_path, caplog):
         assert retired.startswith(f"retired the local copy of {file.file_id}: ")
     merge(uri)
     (merged,) = told()
-    assert merged.startswith("merge of 1 objects with 1 entries into tables: ")
+    assert merged.startswith("carried out a merge of 1 objects with 1 entries; new objects: data/")
 
 
 def test_an_outage_of_the_storage_is_logged_once(settings, caplog):

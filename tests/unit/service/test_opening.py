@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.pending import merge_all
 from tests.support.rounds import compact_only, upload
-from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import (
@@ -91,7 +91,7 @@ def test_topic_ids_of_other_roots_and_lives_do_not_collide(open_index):
 
 
 def test_two_topics_of_one_crc_get_different_ids(open_index, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.answers.validation.assigned_topic_id", lambda topic: 2**31 - 1)
+    monkeypatch.setattr("tiered_index.service.write.validation.assigned_topic_id", lambda topic: 2**31 - 1)
     index = open_index("root")
     for number, topic in enumerate(("x", "y", "z")):
         index.put(topic, 0, "k", number, 1, T)

@@ -16,7 +16,8 @@ from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.answers.rows import concatenate, decode_cursor, encode_cursor, first_answers
+from tiered_index.service.read.batch import Matches, best_answers
+from tiered_index.service.read.rows import concatenate, decode_cursor, encode_cursor
 
 T = 1_700_000_000_000
 EXTENDED = Schema(
@@ -24,6 +25,11 @@ EXTENDED = Schema(
 )
 
 small = st.integers(0, 2)
+
+
+def best_of(rows, limit):
+    """Return the best answers of one lookup."""
+    return best_answers(np.array([limit]), [Matches(np.zeros(len(rows), np.int64), rows)], EXTENDED)
 
 
 ROW = st.tuples(*[small] * 6, st.sampled_from([0.0, 1.5]), st.sampled_from([b"", b"a", b"ab"]))
@@ -43,7 +49,7 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
     ordered = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())
     kept = concatenate([], EXTENDED)
     for part in range(parts + 1):  # file by file, as the budget does it
-        kept = first_answers(concatenate([kept, array[part :: parts + 1]], EXTENDED), EXTENDED, limit)
+        kept = best_of(concatenate([kept, array[part :: parts + 1]], EXTENDED), limit).rows
     found = []
     for second, offset, queue, zone, size, topic_id, price, tag in kept[list(names)].tolist():
         found.append(((-second, -offset, queue, zone), (size, price, tag.ljust(3, b"\0"), topic_id)))
@@ -67,9 +73,8 @@ def test_repeats_are_counted_without_comparing_records(count):
     rows = np.zeros(count, EXTENDED.row).view(NeverCompared)
     rows["offset"] = np.arange(count) // 2
     rows["size"] = np.arange(count)
-    folded = []
-    found = first_answers(rows, EXTENDED, count, folded.append)
-    assert found["size"].tolist() == list(range(count - 1, 0, -2)) and sum(folded) == count // 2
+    found = best_of(rows, count)
+    assert found.rows["size"].tolist() == list(range(count - 1, 0, -2)) and found.folded == count // 2
 
 
 def fill(index):

@@ -12,10 +12,10 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import BLOCK_DTYPE, Run
-from tiered_index.service.answers.asked import LookupColumns, check_lookups
-from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.rows import PreparedLookup, select_items
-from tiered_index.service.files.search import GiantSlot, scan_runs
+from tiered_index.service.read.batch import LookupBatch, Matches, matching
+from tiered_index.service.read.file_search import _GiantSlot, scan_runs
+from tiered_index.service.read.lookup_columns import LookupColumns, check_lookups
+from tiered_index.service.read.rows import PreparedLookup
 
 
 def slot(batch, spans, *, ordered):
@@ -24,7 +24,7 @@ def slot(batch, spans, *, ordered):
     blocks["hash_min"], blocks["hash_max"] = -(2**31), 2**31 - 1
     blocks["second_min"], blocks["second_max"] = zip(*spans, strict=True)
     runs = [Run(100 * place, 80, 0, 2) for place in range(len(spans))]
-    return GiantSlot(blocks, runs, np.arange(len(batch)), batch, ordered=ordered)
+    return _GiantSlot(blocks, runs, np.arange(len(batch)), batch, ordered=ordered)
 
 
 def found(*seconds):
@@ -38,16 +38,31 @@ def read(giant):
     """Read a round. Return the numbers of the blocks that were read."""
     runs = giant.next_runs()
     for run in runs:
-        assert len(giant.take(run))
+        assert len(giant.asking(run))
+        giant.take(run)
     return [run.offset // 100 for run in runs]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_unread_entries_of_the_last_second_count_if_there_is_no_order(ordered):
+def test_blocks_of_the_last_second_are_read_together_if_there_is_no_order(ordered):
     giant = slot(LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 10), (5, 9)], ordered=ordered)
-    assert read(giant) == [0]
+    assert read(giant) == ([0] if ordered else [0, 1])
     giant.settle(found([10, 10]))
+    assert read(giant) == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_unread_entries_of_the_last_second_count_if_there_is_no_order(ordered):
+    giant = slot(LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 9), (5, 9)], ordered=ordered)
+    assert read(giant) == [0]
+    giant.settle(found([10, 9]))
     assert read(giant) == ([] if ordered else [1, 2])
+
+
+def test_blocks_that_the_page_before_may_have_used_promise_nothing():
+    asked = PreparedLookup("t", "k", 1, 1, 1, 0, 10, 1, after=(10, 5, 0))
+    giant = slot(LookupBatch.of_one(asked), [(10, 10), (10, 10), (8, 10), (0, 8)], ordered=True)
+    assert read(giant) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -112,12 +127,12 @@ def test_windows_fit(lengths, window_bytes, gap_bytes):
 
 
 BEGIN_S = 1_700_000_000
-TOPICS = frozenset({7})
+TOPICS = ((7, "t"),)
 
 
 def question(second_min, second_max, after=None):
     hashes = key_hash("t", "k", "abs"), key_hash("t", "k", "mask"), fingerprint("t", "k")
-    return PreparedLookup("t", "k", *hashes, BEGIN_S + second_min, BEGIN_S + second_max, 64, after)
+    return PreparedLookup("t", "k", *hashes, BEGIN_S + second_min, BEGIN_S + second_max, 1_000, after)
 
 
 def made(count):
@@ -137,7 +152,8 @@ def made(count):
 @pytest.mark.parametrize("count", [1, 4, 5, 6, 100])
 def test_both_ends_of_the_range_are_in_it(count):
     for low, high in ((0, count - 1), (1, count - 2), (count // 2, count // 2)):
-        rows = select_items(made(count), BEGIN_S, question(low, high), TOPICS, KEYED_SCHEMA)
+        items, batch = made(count), LookupBatch.of_one(question(low, high))
+        rows = matching(batch, items, lambda some: BEGIN_S + some["time_diff_s"], TOPICS, KEYED_SCHEMA).rows
         assert sorted((rows["second"] - BEGIN_S).tolist()) == list(range(low, high + 1))
         assert rows["offset"].tolist() == (rows["second"] - BEGIN_S).tolist()
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.core import compiled_core, using
 from tiered_index.errors import TieredIndexError
-from tiered_index.service.lookup.query import QueryEngine
+from tiered_index.service.read.query import QueryEngine
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
 
 T_MS = 1_700_000_000_000
@@ -173,7 +173,7 @@ def test_a_topic_that_only_the_buffer_has_is_known(index):
 
 def test_a_large_buffer_is_searched_entry_by_entry(index, monkeypatch):
     index.query("t", "k")
-    monkeypatch.setattr("tiered_index.service.writing.buffer._LISTED", 2)
+    monkeypatch.setattr("tiered_index.service.write.buffer._LISTED", 2)
     for number in range(3):
         assert index.query_nowait("t", "k") is not None
         index.put("t", 0, "other", number, 1, T_MS)

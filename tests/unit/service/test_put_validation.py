@@ -14,7 +14,7 @@ from tests.support.batches import batch
 from tests.support.cases import each
 from tiered_index import IndexService, hash_key
 from tiered_index.errors import BackPressure, InvalidArgument
-from tiered_index.service.erasure.erase import EraseRequest
+from tiered_index.service.jobs.erase import EraseRequest
 
 GOOD = {"topic": "t", "queue_id": 0, "keys": "k", "offset": 1, "size": 2, "timestamp_ms": 1_700_000_000_000}
 NO_INTEGERS = [None, True, np.True_, 1.0, float("nan"), "1", b"1", 1j, [1], np.float64(1)]

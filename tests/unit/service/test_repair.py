@@ -1,4 +1,4 @@
-"""A repair restores each finding of `verify` from a good copy, or names the lost object.
+"""A repair restores each finding of `verify` from a good copy. An object without one is given up by name.
 
 No answer is silently short.
 """
@@ -6,32 +6,33 @@ No answer is silently short.
 import contextlib
 import zlib
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from tests.support.batches import batch
+from tests.support.changes import replace
 from tests.support.damage import flip as flip_file
 from tests.support.damage import flip_object, flipped
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
-from tiered_index.errors import CorruptFile, LockHeld, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, LockHeld, StorageUnavailable
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
-from tiered_index.service.checks import checks, repair
-from tiered_index.service.checks.checks import check_root, check_storage
-from tiered_index.service.checks.repair import Repairs
-from tiered_index.service.checks.report import Report
-from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs import job, repair
+from tiered_index.service.jobs import merge_plan as plan_module
+from tiered_index.service.jobs import verify as checks
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.verify import check_root, check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord
-from tiered_index.service.merge import plan as plan_module
+from tiered_index.service.log.records import LogRecord, LostObject
+from tiered_index.service.read.cold_path import ColdPath
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.memory import MemoryStorage
 
 WRITING = ("put", "put_if_absent")
 READING = ("head", "get_range", "get", "list")
@@ -54,7 +55,7 @@ def put(life, rows, topic="t"):
         offset = life.messages
         life.messages += 1
         life.model.put(topic, 1, key, offset, 9, timestamp_ms)
-        life.asked.add((topic, key))
+        life.questions.add((topic, key))
         life.index.put(topic, 1, key, offset, 9, timestamp_ms)
 
 
@@ -162,8 +163,8 @@ def test_an_object_that_can_not_be_read_keeps_no_other_from_its_check(life):
 
 
 def test_the_topics_of_a_tables_missing_objects_are_read_once(life, monkeypatch):
-    make = plan_module._job
-    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
+    make = plan_module._rewrite
+    monkeypatch.setattr(plan_module, "_rewrite", lambda *given: make(*given[:-1], 1 << 10))
     life.later()
     life.merge(DAY_S * 30)
     first, second, third, *rest = life.state.objects.values()
@@ -211,12 +212,11 @@ def test_a_damaged_copy_is_not_used(life):
     life.index.abandon()
     flip_file(path, first.trailer_position // 3)
     remove(life, first)
-    (planned,) = mend(life, "root", yes=False)
-    assert planned.action == "give up"
+    assert not [one for one in mend(life, "root", yes=False) if one.object == first.name]
 
 
 def test_a_repair_makes_no_entries_of_hidden_ones(life):
-    """A merge left out hidden entries of a table, so a repair cannot know its entries. It declares the table lost."""
+    """A merge left out hidden entries of a table, so nobody can make its entries of the messages again."""
     request = EraseRequest("t", keys=("k1",), before_ms=BASE_MS + 24 * HOUR_MS)
     erase(life.storage, life.log(), EraseRequest("t", queue_id=7), life.clock, yes=True)
     erase(life.storage, life.log(), request, life.clock, yes=True)
@@ -225,12 +225,10 @@ def test_a_repair_makes_no_entries_of_hidden_ones(life):
     (table,) = life.state.objects.values()
     remove(life, table)
     number = life.state.number
-    (planned,) = mend(life, yes=False)
+    assert mend(life) == []
+    planned = give_up(life.storage, life.log(), [table.name], dry_run=True)
     assert life.state.number == number, "a dry run changes nothing"
-    told = planned.missing
-    assert planned.action == "give up" and told is not None
-    assert (told.entries, told.begin_ms, told.end_ms) == (table.count, table.second_min * 1000, table.second_max * 1000)
-    assert [one.action for one in mend(life)] == ["give up"]
+    assert give_up(life.storage, life.log(), [table.name]) == planned == [LostObject.of(table)]
     life.index._lifecycle.refresh()
     answer = life.index.query("t", "k2", max_count=1000)
     assert [one.entries for one in answer.lost] == [table.count] and not len(answer)
@@ -244,8 +242,9 @@ def test_an_object_without_a_good_copy_is_named_permanently(life, harm):
         remove(life, first)
     else:
         flip(life, first, first.directory_position + 5)
-    (done,) = mend(life)
-    assert (done.action, done.object) == ("give up", first.name) and done.missing is not None
+    assert mend(life) == []
+    (lost,) = give_up(life.storage, life.log(), [first.name])
+    assert lost == LostObject.of(first)
     report, _ = checked(life, None)
     assert not report.findings and [one.object for one in report.lost] == [first.name]
     life.index._lifecycle.refresh()
@@ -255,10 +254,9 @@ def test_an_object_without_a_good_copy_is_named_permanently(life, harm):
     assert missed and missed <= set(range(first.count))
 
 
-@pytest.mark.parametrize("preset", ["native", "rocketmq"])
 @pytest.mark.parametrize("merged", [False, True])
-def test_the_undamaged_part_of_an_object_is_kept(merging, preset, merged):
-    life = merging(preset=preset, settings={"items": 1 << 16})
+def test_undamaged_groups_answer_until_the_object_is_given_up(merging, merged):
+    life = merging(settings={"items": 1 << 16})
     count = 30_000
     keys, times = [f"k{n // 3}" for n in range(count)], [BASE_MS + 1000 * n for n in range(count)]
     life.index.put_batch(batch(count, queue_id=1, size=9, key=keys, timestamp_ms=times))
@@ -266,58 +264,40 @@ def test_the_undamaged_part_of_an_object_is_kept(merging, preset, merged):
     if merged:
         life.later()
         life.merge(DAY_S * 30)
-    keys = [("t", f"k{n}") for n in range(0, count // 3, 7)]
-    before = [tuple(answer.items) for answer in life.index.query_many(keys)]
+    asked = [("t", f"k{n}") for n in range(0, count // 3, 7)]
+    before = [tuple(answer.items) for answer in life.index.query_many(asked)]
     stored = next(iter(life.state.objects.values()))
     flip(life, stored, stored.trailer_position * 2 // 3)
-    flip(life, stored, stored.trailer_position * 2 // 3 + 20_000)
-    (planned,) = mend(life, yes=False)
-    (done,) = mend(life)
-    assert planned.action == done.action == "salvage" and done.missing is not None and done.missing == planned.missing
-    assert 0 < done.missing.entries < count // 4 and done.missing.topics == ("t",)
-    report, _ = checked(life, None)
-    assert not report.findings and [one.entries for one in report.lost] == [done.missing.entries]
-    assert sum(one.count for one in life.state.objects.values()) == count - done.missing.entries
-    life.index._lifecycle.refresh()
-    missed = 0
-    for old, answer in zip(before, life.index.query_many(keys), strict=True):
-        assert [item for item in old if item in answer.items] == list(answer.items)
-        if len(answer.items) < len(old):
-            missed += 1
-            assert [one.file for one in answer.lost] == [done.missing.file], (
-                "a lookup that lacks entries names the lost object"
-            )
-    assert missed
-    if merged:
-        assert any(not answer.lost for answer in life.index.query_many(keys)), "only the damaged slots lose entries"
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_damaged_filter_loses_nothing(life, merged):
-    if merged:
-        life.later()
-        life.merge(DAY_S)
-    first, *_ = life.state.objects.values()
-    flip(life, first, first.trailer_position + 3)
-    (done,) = mend(life)
-    assert (done.action, done.missing) == ("salvage", None)
-    sound(life)
+    assert mend(life) == []
+    with IndexReader.open(storage_backend=life.storage, clock=life.clock, environment=False) as reader:
+        answers = reader.query_many(asked, allow_partial=True)
+        statuses = Counter(answer.status for answer in answers)
+        assert statuses["complete"] > statuses["partial"] > 0
+        for old, answer in zip(before, answers, strict=True):
+            assert tuple(answer.items) == (old if answer.status == "complete" else ())
+        give_up(life.storage, life.log(), [stored.name])
+        reader.refresh()
+        for old, answer in zip(before, reader.query_many(asked), strict=True):
+            assert (answer.status, len(answer.items)) == ("complete", 0) and [one.entries for one in answer.lost] == [
+                count
+            ]
+            assert old
 
 
 def test_an_object_that_was_merged_meanwhile_is_left_alone(life, monkeypatch):
     first, *_ = life.state.objects.values()
     data = life.storage.get(first.name)
     remove(life, first)
-    send = repair.Publication.complete
+    check = job.Publication.check
 
     def merged_first(publication):
         monkeypatch.undo()
-        send(publication)
+        check(publication)
         life.storage.put(first.name, data)
         life.later()
         life.merge(DAY_S)
 
-    monkeypatch.setattr(repair.Publication, "complete", merged_first)
+    monkeypatch.setattr(job.Publication, "check", merged_first)
     (done,) = mend(life, "root")
     assert done.replaced_by is None
     assert not any(name.startswith(f"data/{first.file_id}") for name in life.state.objects)
@@ -328,14 +308,14 @@ def test_an_object_that_was_merged_meanwhile_is_left_alone(life, monkeypatch):
 def test_an_upload_that_was_damaged_on_the_way_is_not_recorded(life, monkeypatch):
     first, *_ = life.state.objects.values()
     remove(life, first)
-    complete = repair.Publication.complete
+    send = repair.send_object
 
-    def damaged(publication):
-        complete(publication)
-        name = publication.sent.name
-        flip_object(life.storage, name, len(life.storage.get(name)) // 4)
+    def damaged(storage, name, *more):
+        sent = send(storage, name, *more)
+        flip_object(life.storage, name, sent.size_bytes // 4)
+        return sent
 
-    monkeypatch.setattr(repair.Publication, "complete", damaged)
+    monkeypatch.setattr(repair, "send_object", damaged)
     number = life.state.number
     with pytest.raises(CorruptFile, match="does not verify"):
         mend(life, "root")
@@ -375,45 +355,26 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(li
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("how", ["salvage", "give up"])
-def test_a_repair_that_dies_at_any_write_changes_nothing_else_and_continues(life, how, when):
-    if how == "salvage":
-        # this file has several groups of slots, and one is damaged
-        keys = [f"k{n}" for n in range(4000)]
-        life.index.put_batch(batch(4000, queue_id=1, size=9, timestamp_ms=BASE_MS, key=keys))
-        life.messages += 4000
-        life.publish()
-    *others, first = sorted(life.state.objects.values(), key=lambda stored: stored.size_bytes)
-    begun = {info.name: life.storage.get(info.name) for info in life.storage.list()}
-    if how == "salvage":
-        begun[first.name] = flipped(begun[first.name], first.trailer_position // 2)
-    else:
-        del begun[first.name]
-    nth, struck = 0, True
-    while struck:
-        nth += 1
-        storage = MemoryStorage(clock=life.clock)
-        for name, data in begun.items():
-            storage.put(name, data)
-        faulty = FaultStorage(storage)
-        for operation in ("put", "put_if_absent"):
-            faulty.fail(operation, nth=nth, when=when)
-        for on in (faulty, storage):
-            found, records = Report(), StorageLog(on, life.clock)
-            check_storage(storage, {}, found, lambda *_: None, deep=True, threads=1)
-            with contextlib.suppress(StorageUnavailable):
-                records.open()
-                done = Repairs(on, records).run(found, yes=True)
-                assert on is faulty or all(one.action == how for one in done)
-            state = StorageLog(storage, life.clock).open()
-            assert {stored.name: stored for stored in others}.items() <= state.objects.items()
-            lost = sum(one.count for one in state.lost.values())
-            # each entry is in an object, or counts as lost
-            assert sum(stored.count for stored in state.objects.values()) + lost == life.messages
-        assert first.name not in state.objects
-        assert lost
-        struck = faulty.calls("put") >= nth or faulty.calls("put_if_absent") >= nth
-    assert nth > 1
+@pytest.mark.parametrize("harm", [flip, remove])
+def test_giving_up_that_dies_at_its_write_changes_nothing_else_and_continues(life, harm, when):
+    first, *others = life.state.objects.values()
+    harm(life, first)
+    faulty = FaultStorage(life.storage)
+    faulty.fail("put_if_absent", nth=1, when=when)
+    log = StorageLog(faulty, life.clock)
+    log.open()
+    with contextlib.suppress(StorageUnavailable):
+        give_up(faulty, log, [first.name])
+    give_up(life.storage, life.log(), [first.name])
+    state = life.state
+    assert {*state.objects} == {stored.name for stored in others}
+    assert [*state.lost.values()] == [LostObject.of(first)]
+
+
+def test_a_whole_object_is_not_given_up(life):
+    first, *_ = life.state.objects.values()
+    with pytest.raises(InvalidArgument, match="whole"):
+        give_up(life.storage, life.log(), [first.name])
 
 
 def test_a_damaged_copy_is_fetched_from_its_object(life):

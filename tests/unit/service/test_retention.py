@@ -1,20 +1,20 @@
 """A retention rule has a horizon. Horizons of several rules add up. Whole objects expire."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from tests.support.cases import each
+from tests.support.changes import replace
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S
 from tiered_index import IndexConfig
 from tiered_index.errors import ConfigError
 from tiered_index.format.metadata import TopicStats
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import NOTHING, Expired, Horizon, Retention, parse_bytes, parse_duration
-from tiered_index.service.lifecycle.expiry import plan_expiry
+from tiered_index.service.jobs.expiry import SegmentSums, plan_expiry, with_sums
 from tiered_index.service.log.records import ArchivedSegment, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
 
 NOW_MS = BASE_MS + 100 * DAY_MS
 
@@ -177,13 +177,14 @@ def test_archived_segments_expire_by_the_age_of_their_topic():
     topics = {"debug-*": 7 * DAY_S, "audit": 60 * DAY_S}
     rule = Retention(age_s=5 * DAY_S, segments_age_s=30 * DAY_S, segments_topics=topics)
     plan = plan_expiry(rule, state, NOW_MS)
-    assert plan.segments == (*debug, other[0], mixed[0])
-    assert plan.segments_kept == plan.segments_of_age == (*audit, other[1], mixed[1])
+    assert plan.segments == (mixed[0], *debug, other[0])
+    told = with_sums(plan, Segments(state))
+    assert told.segments_kept == told.segments_of_age == SegmentSums.of((mixed[1], *audit, other[1]))
     # without an age for all, only the named topics have one
     plan = plan_expiry(Retention(topics={"o*": 20 * DAY_S}, segments_topics=topics), state, NOW_MS)
     assert plan.segments == tuple(debug)
     # entries of orders expire, which a log of many topics may have, too
-    assert plan.segments_of_age == (other[0], *mixed)
+    assert with_sums(plan, Segments(state)).segments_of_age == SegmentSums.of((*mixed, other[0]))
 
 
 @pytest.mark.parametrize(

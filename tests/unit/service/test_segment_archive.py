@@ -5,7 +5,6 @@ import zlib
 import pytest
 
 from tests.support.log_records import GENESIS, publish
-from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -19,6 +18,7 @@ from tiered_index.errors import (
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
+from tiered_index.storage.memory import MemoryStorage
 
 
 def names(storage, prefix="segments/"):
@@ -67,14 +67,13 @@ def test_a_segment_is_uploaded_once(open_index, faulty):
     assert index.archived("u") == ()
 
 
-def test_a_large_segment_is_uploaded_in_parts(open_index, faulty):
-    index = open_index(storage_backend=faulty, upload_part_bytes=5 << 20)
+def test_a_large_segment_is_read_and_written_in_pieces(open_index, faulty):
+    index = open_index(storage_backend=faulty)
     data = content(HEAD_BYTES) * 12 + b"tail"
-    steps = "begin_upload", "upload_part", "complete_upload"
-    # the probe of a new index uploads an object, too
-    probed = [faulty.calls(step) for step in steps]
+    before = faulty.calls("write")
     assert archive(index, data)
-    assert [faulty.calls(step) - calls for step, calls in zip(steps, probed, strict=True)] == [1, 3, 1]
+    # pieces of 8 MiB, and the table
+    assert faulty.calls("write") - before == 3
     (segment,) = index.archived()
     assert faulty.get(segment.name)[: len(data)] == data
     assert len(index.segment_archive.table(segment).pieces) == 12 * HEAD_BYTES // PIECE_BYTES + 1
@@ -230,18 +229,18 @@ def test_a_failed_upload_leaves_nothing_and_is_repeated(open_index, faulty, what
     assert len(named()) == 1 and names(faulty, what) == named()
 
 
-@pytest.mark.parametrize("operation", ["begin_upload", "upload_part", "complete_upload"])
-def test_a_failed_upload_in_parts_leaves_nothing(open_index, faulty, operation):
-    index = open_index(storage_backend=faulty, upload_part_bytes=5 << 20)
+@pytest.mark.parametrize("operation", ["write", "put"])
+def test_a_failed_upload_leaves_nothing(open_index, faulty, operation):
+    index = open_index(storage_backend=faulty)
     faulty.fail(operation, name_prefix="segments/")
     with pytest.raises(StorageUnavailable):
-        archive(index, bytes(6 << 20))
-    assert (names(faulty), list(faulty.list_uploads()), index.archived()) == ([], [], ())
+        archive(index, bytes(9 << 20))
+    assert (names(faulty), index.archived()) == ([], ())
 
 
-@pytest.mark.parametrize("size", [1000, 6 << 20])
+@pytest.mark.parametrize("size", [1000, 9 << 20])
 def test_a_segment_that_ends_early_or_raises_leaves_nothing(open_index, faulty, size):
-    index = open_index(storage_backend=faulty, upload_part_bytes=5 << 20)
+    index = open_index(storage_backend=faulty)
     with pytest.raises(StorageUnavailable, match="cut meanwhile"):
         index.archive("s", 0, size, lambda at, length: bytes(length - (at + length == size)))
 
@@ -252,16 +251,18 @@ def test_a_segment_that_ends_early_or_raises_leaves_nothing(open_index, faulty, 
 
     with pytest.raises(FileNotFoundError):
         index.archive("s", 0, size, gone)
-    assert (names(faulty), list(faulty.list_uploads()), index.archived()) == ([], [], ())
+    assert (names(faulty), index.archived()) == ([], ())
 
 
 @pytest.mark.parametrize("what", ["segments/", "data/"])
-def test_an_object_that_arrived_cut_short_is_not_recorded(open_index, storage, what):
-    class Cuts(FaultStorage):
-        def put(self, name, data):
-            super().put(name, data[:-1] if name.startswith(what) else data)
+def test_an_object_that_arrived_cut_short_is_not_recorded(open_index, storage, monkeypatch, what):
+    whole = MemoryStorage.put
 
-    send, named = sending(open_index(storage_backend=Cuts(storage)), what)
+    def cut(self, name, data):
+        whole(self, name, data[:-1] if name.startswith(what) else data)
+
+    send, named = sending(open_index(storage_backend=storage), what)
+    monkeypatch.setattr(MemoryStorage, "put", cut)
     with pytest.raises(StorageUnavailable, match="after its upload"):
         send()
     assert (names(storage, what), named()) == ([], [])
@@ -281,17 +282,13 @@ def test_a_record_of_unknown_outcome_is_there_once(open_index, faulty, when):
 
 
 def crashed(open_index, faulty):
-    """Crash a writer between upload and record, and in an upload in parts."""
-    index = open_index("a", storage_backend=faulty, upload_part_bytes=5 << 20)
-    # a dead process deletes nothing
-    faulty.fail("abort_upload", error=RuntimeError)
-    for operation, prefix, size, start in (("put_if_absent", "log/", 1000, 0), ("upload_part", "", 6 << 20, 10**7)):
-        faulty.fail(operation, error=RuntimeError, name_prefix=prefix)
-        with pytest.raises(RuntimeError):
-            archive(index, bytes(size), start=start)
+    """Crash a writer between upload and record."""
+    index = open_index("a", storage_backend=faulty)
+    faulty.fail("put_if_absent", error=RuntimeError, name_prefix="log/")
+    with pytest.raises(RuntimeError):
+        archive(index, bytes(1000))
     index.abandon()
     assert len(names(faulty)) == 1
-    assert len(list(faulty.list_uploads("segments/"))) == 1
 
 
 def test_objects_of_a_crash_are_swept_by_the_next_run(open_index, faulty):
@@ -303,7 +300,6 @@ def test_objects_of_a_crash_are_swept_by_the_next_run(open_index, faulty):
     assert names(faulty) == left  # the sweep of a recovery deletes only index files
     assert archive(again, bytes(1000))
     assert sorted(names(faulty)) == sorted([again.archived()[0].name, *left[1:]])
-    assert list(faulty.list_uploads("segments/")) == []
 
 
 def test_an_object_that_a_record_has_just_removed_is_not_swept(open_index, faulty, clock):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tiered_index import Lookup, erase
-from tiered_index.service.erasure.erase import EraseRequest
+from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.spelling import is_plain, key_text, other_spellings
 from tiered_index.types import MAX_KEY_UNITS
 

@@ -15,9 +15,9 @@ from tests.support.rounds import upload
 from tiered_index import IndexReader, KeyedIndexItem, column
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import KEYED_SCHEMA, Column, Schema
-from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.copying import Copier
-from tiered_index.service.lookup.export import entries_checksum
+from tiered_index.service.jobs.copying import Copier
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.read.export import entries_checksum
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import items_table
@@ -183,7 +183,7 @@ def test_an_index_of_bytes_stays_one(open_index, storage):
 def test_bytes_that_an_earlier_version_put_into_text(open_index, monkeypatch):
     """It checks no UTF-8."""
     index = open_index(item_type=Place)
-    monkeypatch.setattr("tiered_index.service.answers.validation._stored_text", lambda name, value, width: value)
+    monkeypatch.setattr("tiered_index.service.write.validation._stored_text", lambda name, value, width: value)
     index.put("t", 0, "k", 0, 1, T, town=b"\xffParis")
     index.put("t", 0, "k", 1, 1, T, town=b"Rome")
     index.flush()

@@ -46,6 +46,15 @@ def metered(sent: Sent) -> MeteredStorage:
     return MeteredStorage(sent)
 
 
+def test_a_cancelled_usage_refuses_requests_whatever_its_limits(sent: Sent, metered: MeteredStorage) -> None:
+    with metered.measure(Usage()) as usage:
+        metered.head("a")
+        usage.cancel()
+        with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
+            metered.head("a")
+    assert (usage.requests, usage.requests_left, usage.limited, sent.requests) == (1, 0, True, 1)
+
+
 def test_a_call_beyond_max_requests_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
     with metered.measure() as outer, metered.measure(Usage(max_requests=3)) as usage, metered.measure() as inner:
         metered.get_range("a", 0, 10)

@@ -3,6 +3,7 @@
 A close of several pools waits once.
 """
 
+import sys
 import threading
 from concurrent.futures import wait
 
@@ -12,7 +13,7 @@ from tests.support.hanging import until
 from tests.support.thread_limit import ThreadLimit
 from tiered_index.errors import IndexClosed, StorageUnavailable
 from tiered_index.storage import pools as pool_module
-from tiered_index.storage.pools import DaemonPool
+from tiered_index.storage.pools import Condition, DaemonPool, PoolFuture, have_ended, start_thread
 
 NAME = "tested-pool"
 
@@ -186,3 +187,49 @@ def test_calls_that_hang_one_after_the_other_get_one_more_thread_in_all():
         event.set()
     wait(calls, 60)
     pool.close()
+
+
+def test_a_condition_runs_no_python_code_between_its_lock_and_the_block():
+    """A signal's handler runs between instructions of Python code, and would leave the lock held."""
+    called = []
+    for condition in (Condition(), PoolFuture()._condition):
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        with condition:
+            pass
+        sys.setprofile(None)
+    assert called == []
+
+
+def test_a_wait_for_results_ends_with_the_last_or_at_its_bound():
+    ended, failed, cancelled, waits = (PoolFuture() for _ in range(4))
+    ended.set_result(1)
+    failed.set_exception(ValueError())
+    cancelled.cancel()
+    assert have_ended([ended, failed, cancelled], None)
+    assert not have_ended([ended, waits], 0) and not have_ended([waits], -1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
+@pytest.mark.parametrize("failed", [RuntimeError("release unlocked lock"), KeyError("a thread")], ids=repr)
+def test_an_interrupt_of_a_start_is_raised_as_it_is(monkeypatch, failed, error):
+    """Python's own start fails to clean up, and raises another error."""
+
+    def interrupted(thread):
+        try:
+            raise error
+        finally:
+            raise failed
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(type(error)) as raised:
+        start_thread(threading.Thread())
+    assert raised.value is error
+
+
+def test_a_refused_start_in_a_handler_is_not_what_it_handles(limit):
+    limit.refuse(NAME)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(StorageUnavailable, match="can't start new thread"):
+            start_thread(threading.Thread(name=NAME))

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError
 from tiered_index.errors import BudgetExceeded, StorageError
 from tiered_index.storage.context import check_deadline, deadline_at, remaining_s
 from tiered_index.storage.retry import PassingFault, RetryLoop
-from tiered_index.storage.s3.client import REQUEST_ERRORS, translate
+from tiered_index.storage.s3.boto import REQUEST_ERRORS, translate
 
 FAR_S = 3600.0
 

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.cases import each
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, ObjectNotFound
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import open_storage
+from tiered_index.storage.opening import beside, open_storage, spelled
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
-from tiered_index.storage.sqlite.storage import SqliteStorage
+from tiered_index.storage.sqlite import SqliteStorage
 
 
 def test_file(tmp_path: Path) -> None:
@@ -219,3 +220,58 @@ def test_another_package_adds_a_scheme_with_options_of_its_own(tmp_path: Path) -
 def test_options_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(reversed(wrong))):
         S3Options(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "uri"),
+    [
+        ("s3a://bucket/p?region=x", "s3://bucket/p?region=x"),
+        ("GCS://bucket/p", "gs://bucket/p"),
+        ("abfss://box@acc.dfs.core.windows.net/p/q", "az://box/p/q?account=acc"),
+        ("wasbs://box@acc.blob.core.windows.net", "az://box?account=acc"),
+        (
+            "abfs://box@acc.dfs.core.chinacloudapi.cn/p",
+            "az://box/p?account=acc&endpoint_url=https://acc.blob.core.chinacloudapi.cn",
+        ),
+        ("abfss://box/p?account=acc", "az://box/p?account=acc"),
+        ("file:///dir", "file:///dir"),
+        ("/dir", "/dir"),
+    ],
+)
+def test_spellings_of_other_tools_name_the_same_storage(spelling, uri, tmp_path):
+    assert spelled(spelling) == spelled(uri) == uri
+    if "://" in uri:
+        assert IndexConfig(storage=spelling).storage == uri
+        assert open_storage(spelling).uri.split("?")[0] == open_storage(uri).uri.split("?")[0] == uri.split("?")[0]
+
+
+@pytest.mark.parametrize(
+    ("uri", "storage", "expected"),
+    [
+        ("s3a://other/day.csv", "s3://b/p?endpoint_url=http://h:1", "s3://other/day.csv?endpoint_url=http://h:1"),
+        ("s3://other/day.csv?region=x", "s3://b/p?endpoint_url=http://h:1", "s3://other/day.csv?region=x"),
+        ("s3://other/day.csv", "gs://b/p?endpoint_url=http://h:1", "s3://other/day.csv"),
+        ("s3://other/day.csv", None, "s3://other/day.csv"),
+        ("day.csv?", "s3://b/p?endpoint_url=http://h:1", "day.csv?"),
+        ("s3", "s3://b/p?region=x", "s3"),
+        ("S3://other/day.csv", "s3://b/p?region=x", "S3://other/day.csv?region=x"),
+        (
+            "abfss://box@acc.dfs.core.windows.net/day.csv",
+            "az://b/p?account=acc&endpoint_url=http://h:1/acc",
+            "az://box/day.csv?account=acc&endpoint_url=http://h:1/acc",
+        ),
+        (
+            "abfss://box@acc.dfs.core.windows.net/day.csv",
+            "az://b/p?account=other&endpoint_url=http://h:1/other",
+            "az://box/day.csv?account=acc",
+        ),
+    ],
+)
+def test_a_source_without_parameters_takes_those_of_the_index(uri, storage, expected):
+    assert beside(uri, storage) == expected
+
+
+def test_tasks_read_a_source_at_the_indexs_endpoint_too():
+    index = "s3a://bucket/index?endpoint_url=http://host:1"
+    assert StorageAddress("s3a://other/rows", index=index).uri == "s3://other/rows?endpoint_url=http://host:1"
+    assert StorageAddress("s3://other/rows?region=x", index=index).uri == "s3://other/rows?region=x"

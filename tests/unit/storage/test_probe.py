@@ -43,21 +43,6 @@ def test_the_probe_passes_other_errors_on_and_cleans_up(faulty: FaultStorage) ->
         probe_put_if_absent(faulty, "probe/x")
 
 
-@pytest.mark.parametrize("step", ["put_if_absent", "get", "delete"])
-def test_the_probe_tries_again_if_its_object_is_swept(faulty: FaultStorage, step: str) -> None:
-    """The process may sleep for a day between two steps."""
-    swept: list[str] = []
-
-    def sweep() -> None:
-        for info in faulty.inner.list("probe/"):
-            faulty.inner.delete(info.name)
-            swept.append(info.name)
-
-    faulty.meanwhile(step, sweep, nth=2 if step == "put_if_absent" else 1)
-    probe_put_if_absent(faulty, "probe/x")
-    assert len(swept) == 1 and list(faulty.list()) == []
-
-
 class Framing(WrapperStorage):
     """Stores the frames of a transfer (aws-chunked) as content."""
 
@@ -101,7 +86,7 @@ def test_each_ability_that_is_missing_is_named(faulty: FaultStorage) -> None:
         "clock": "missing",
     }
     assert [one.result for one in found if "deletes" in one.what] == ["deleting 3 objects: MethodNotAllowed"]
-    assert list(faulty.list()) == list(faulty.list_uploads()) == []
+    assert list(faulty.list()) == []
 
 
 def test_a_server_that_stores_frames_is_not_accused_of_another_lack(faulty: FaultStorage) -> None:
@@ -137,11 +122,3 @@ def test_a_probe_passes_on_what_later_passes(faulty: FaultStorage) -> None:
         with pytest.raises(StorageUnavailable):
             check_storage(faulty)
         assert list(faulty.list()) == []
-
-
-def test_a_probe_whose_objects_are_swept_is_made_again(faulty: FaultStorage) -> None:
-    def sweep() -> None:
-        faulty.inner.delete_many([info.name for info in faulty.inner.list("probe/")])
-
-    faulty.meanwhile("get_suffix", sweep)
-    assert set(states(probe(faulty)).values()) == {"ok"}

@@ -1,14 +1,12 @@
-"""Silence is measured from the last response, and only while requests are under way."""
+"""A usage is silent if no response came for a while. Only the time in which requests are under way counts."""
 
 import pytest
 
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
 from tiered_index.storage import metering
-from tiered_index.storage import silence as silence_module
 from tiered_index.storage.base import Call
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
-from tiered_index.storage.silence import Silence
 
 PATIENCE_S = 5.0
 
@@ -17,16 +15,15 @@ PATIENCE_S = 5.0
 def now(monkeypatch):
     """The present time, a list of one number."""
     time_s = [100.0]
-    assert silence_module.time is metering.time
-    monkeypatch.setattr(silence_module.time, "monotonic", lambda: time_s[0])
+    monkeypatch.setattr(metering.time, "monotonic", lambda: time_s[0])
     return time_s
 
 
 class Request:
-    """A range read that is under way until it `ends`."""
+    """A range read that is under way until it `ends`, of a `usage`."""
 
-    def __init__(self, size=10):
-        self.usage, self.call = Usage(), Call("get_range", "object", asked_bytes=size)
+    def __init__(self, usage, size=10):
+        self.usage, self.call = usage, Call("get_range", "object", asked_bytes=size)
         self.begins()
 
     def begins(self):
@@ -39,52 +36,54 @@ class Request:
 
 
 def test_a_request_without_a_response_is_silent_after_the_patience(now):
-    silence, request = Silence(), Request()
-    assert not silence.lasts([request.usage], PATIENCE_S)
+    usage = Usage()
+    Request(usage)
+    assert not usage.is_silent(PATIENCE_S)
     now[0] += PATIENCE_S - 0.1
-    assert not silence.lasts([request.usage], PATIENCE_S)
+    assert not usage.is_silent(PATIENCE_S)
     now[0] += 0.2
-    assert silence.lasts([request.usage], PATIENCE_S)
-    # another part of the work, which began later, does not end the silence
-    assert silence.lasts([request.usage, Request().usage], PATIENCE_S)
+    assert usage.is_silent(PATIENCE_S)
+    # another request, which began later, does not end the silence
+    Request(usage)
+    assert usage.is_silent(PATIENCE_S)
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
-def test_only_a_response_to_any_part_ends_the_silence(now, is_heard):
-    silence, one, other = Silence(), Request(), Request()
-    work = [one.usage, other.usage]
+def test_only_a_response_to_any_request_ends_the_silence(now, is_heard):
+    usage = Usage()
+    Request(usage)
+    other = Request(usage)
     for _ in range(4):
         now[0] += PATIENCE_S - 0.1
         # nobody looks meanwhile
         other.ends(is_heard=is_heard)
         other.begins()
     now[0] += 0.2
-    assert silence.lasts(work, PATIENCE_S) is not is_heard
+    assert usage.is_silent(PATIENCE_S) is not is_heard
     now[0] += PATIENCE_S
-    assert silence.lasts(work, PATIENCE_S)
-    silence.heard()
-    assert not silence.lasts(work, PATIENCE_S)
+    assert usage.is_silent(PATIENCE_S)
 
 
 def test_work_between_two_requests_is_not_silent(now):
-    silence, request = Silence(), Request()
+    usage = Usage()
+    request = Request(usage)
     request.ends()
     now[0] += 100
-    assert not silence.lasts([request.usage], PATIENCE_S)
-    assert not silence.lasts([], PATIENCE_S)
+    assert not usage.is_silent(PATIENCE_S)
     # the next request gets its own patience
     request.begins()
-    assert not silence.lasts([request.usage], PATIENCE_S)
+    assert not usage.is_silent(PATIENCE_S)
     now[0] += PATIENCE_S + 0.1
-    assert silence.lasts([request.usage], PATIENCE_S)
+    assert usage.is_silent(PATIENCE_S)
 
 
 def test_each_mebibyte_of_a_response_gets_a_second_more(now):
-    silence, request = Silence(), Request(16 << 20)
+    usage = Usage()
+    Request(usage, 16 << 20)
     now[0] += PATIENCE_S + 15.9
-    assert not silence.lasts([request.usage], PATIENCE_S)
+    assert not usage.is_silent(PATIENCE_S)
     now[0] += 0.2
-    assert silence.lasts([request.usage], PATIENCE_S)
+    assert usage.is_silent(PATIENCE_S)
 
 
 def test_a_metered_storage_notes_calls_and_responses(now):

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.storage_faults import FaultStorage, LatencyStorage
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
-from tiered_index.service.lookup.budget import RequestStats
-from tiered_index.storage.base import PAGE, ObjectInfo, UploadHandle
+from tiered_index.service.read.budget import RequestStats
+from tiered_index.storage.base import PAGE, ObjectInfo, Writer
 from tiered_index.storage.context import sending
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
@@ -31,17 +31,17 @@ def test_every_kind_of_call_is_counted_and_priced() -> None:
         metered.get_suffix("a", 4)
         metered.head("a")
         list(metered.list())
-        handle = metered.begin_upload("c")
-        metered.complete_upload(handle, [metered.upload_part(handle, 1, b"1234567")])
+        with metered.open_writer("c") as writer:
+            writer.write(b"1234")
+            writer.write(b"567")
         metered.delete("a")
         metered.delete_many(str(n) for n in range(2500))
     once = ["put", "put_if_absent", "get", "get_suffix", "head", "list", "delete"]
-    once += ["begin_upload", "upload_part", "complete_upload"]
-    assert usage.requests_by_kind == dict.fromkeys(once, 1) | {"get_range": 3, "delete_many": 3}
-    assert usage.requests == 16
+    assert usage.requests_by_kind == dict.fromkeys(once, 1) | {"put": 2, "get_range": 3, "delete_many": 3}
+    assert usage.requests == 14
     assert usage.bytes_written == 5 + 3 + 7
     assert usage.bytes_read == 5 + 2 + 5 + 4
-    puts, gets = 6, 6
+    puts, gets = 4, 6
     assert usage.cost_usd == pytest.approx(puts * 0.005 / 1000 + gets * 0.0004 / 1000 + 16 / 2**30 * 0.09)
     assert metered.total.requests_by_kind == usage.requests_by_kind
 
@@ -97,17 +97,31 @@ def test_no_request_is_counted_behind_a_listings_last_page(
     assert usage.requests == pages - 1
 
 
-def test_the_pages_of_a_listing_of_uploads_are_counted() -> None:
-    class Paged(MemoryStorage):
-        def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-            for _ in range(3):
-                sending()
-                yield from super().list_uploads(prefix, older_than_ms=older_than_ms)
+def test_the_parts_of_an_upload_are_counted_if_the_backend_tells_of_them() -> None:
+    class InParts(MemoryStorage):
+        def open_writer(self, name: str) -> Writer:
+            inner = super().open_writer(name)
 
-    metered = MeteredStorage(Paged())
-    metered.begin_upload("a")
-    assert [handle.name for handle in metered.list_uploads()] == ["a"] * 3
-    assert metered.total.requests_by_kind == {"begin_upload": 1, "list_uploads": 3}
+            class Telling(Writer):
+                def _write(self, data: memoryview) -> None:
+                    sending()
+                    inner.write(data)
+
+                def _finish(self) -> None:
+                    sending()
+                    inner.close()
+
+                def _drop(self) -> None:
+                    inner.abort()
+
+            return Telling(name)
+
+    metered = MeteredStorage(InParts())
+    with metered.open_writer("a") as writer:
+        writer.write(b"first")
+        writer.write(b"second")
+    assert metered.total.requests_by_kind == {"write": 2, "put": 1}
+    assert metered.total.bytes_written == 11
 
 
 def test_a_further_page_that_fails_is_counted() -> None:
@@ -175,13 +189,6 @@ def test_scopes_nest_and_belong_to_their_storage() -> None:
     assert (outer.requests, inner.requests, both.requests) == (2, 1, 3)
 
 
-def test_a_prefix_tells_only_its_own_foreign_keys() -> None:
-    inner = MemoryStorage()
-    inner.foreign_keys = lambda: iter(["a b", "index/c d", "indexes/e f"])  # type: ignore[method-assign]
-    assert list(PrefixedStorage(inner, "index").foreign_keys()) == ["c d"]
-    assert list(LatencyStorage(inner, 1, 20.0, 0.5).foreign_keys()) == ["a b", "index/c d", "indexes/e f"]
-
-
 def test_a_prefix_hides_everything_else() -> None:
     inner = MemoryStorage()
     inner.put("index/a", b"inner")
@@ -198,8 +205,8 @@ def test_a_prefix_hides_everything_else() -> None:
     with pytest.raises(ObjectNotFound) as caught:
         prefixed.get("missing")
     assert caught.value.name == "missing"
-    inner.begin_upload("other")
-    handle = prefixed.begin_upload("c")
-    assert list(prefixed.list_uploads()) == [handle]
-    assert prefixed.abort_uploads() == 1
-    assert [upload.name for upload in inner.list_uploads()] == ["other"]
+    with prefixed.open_writer("c") as writer:
+        writer.write(b"streamed")
+    assert inner.get("index/c") == b"streamed"
+    with pytest.raises(InvalidArgument):
+        prefixed.open_writer("../indexes")

@@ -13,9 +13,9 @@ from tiered_index.cli.output import Output, likely_seconds, unknown_topic
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.errors import InvalidArgument, listed
-from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
-from tiered_index.service.erasure.erase import EraseRequest, Erasure
-from tiered_index.service.erasure.erase import erase as erase_index
+from tiered_index.service.jobs.erase import EraseRequest, Erasure
+from tiered_index.service.jobs.erase import erase as erase_index
+from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.root import CACHE
 from tiered_index.spelling import other_spellings
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time
@@ -27,20 +27,28 @@ _AS_REMARKS = ("unknown_topics", "in_force", "unmatched_keys", "later_keys", "si
 _OF_CHANGES = ("objects_removed", "entries_removed", "deleted", "segments", "log_numbers", "scan", "pending")
 
 
-def erase_request(given: EraseOptions) -> EraseRequest:
+def erase_request(erasure: EraseOptions) -> EraseRequest:
     """Return the request that the options state. Raises `InvalidArgument`."""
-    if given.queue is not None and given.before is None:
+    if erasure.queue is not None and erasure.before is None:
         raise InvalidArgument("--queue needs --before: the time before which the queue is erased")
-    return EraseRequest(given.topic, tuple(given.key or ()), given.queue, given.before)
+    return EraseRequest(erasure.topic, tuple(erasure.key or ()), erasure.queue, erasure.before)
 
 
 @command
 def erase(
     session: Session,
-    given: EraseOptions,
+    erasure: EraseOptions,
     now: bool = Option(False, "--now", help="Also rewrite the objects that hold the entries, and delete the bytes."),
 ) -> int:
     """Erase the entries of a topic before a time: all, or those of some keys or of a queue.
+
+    [bold]Examples[/bold]
+
+      tiered-index erase --storage s3://bucket/index --topic orders --key order-4711
+
+      tiered-index erase --storage s3://bucket/index --topic orders --key order-4711 --key order-4712 --now --yes --json
+
+      tiered-index erase --storage s3://bucket/index --topic debug --queue 3 --before 2026-01-01 --yes
 
     The command prints the objects, entries and bytes that it would remove. Pass --yes to apply.
 
@@ -51,7 +59,7 @@ def erase(
     of a scan of the stored bytes, and the places that the scan can't see.
 
     Status hidden (without --now): bytes may be left. Status erased: no byte is left. Status pending: removed objects,
-    unfinished uploads or staged files may still have bytes; run the command again later. Status remains: objects of the
+    unfinished uploads may still have bytes; run the command again later. Status remains: objects of the
     index still hold some of the bytes, or can't be read (exit code 1).
 
     If nothing matches, or a key has no entry, the exit code is 1, and the command names similar keys and topics. --yes
@@ -59,41 +67,33 @@ def erase(
 
     With preset rocketmq, entries have no fingerprint. So the command also erases other keys of the topic with the same
     hash.
-
-    [bold]Examples[/bold]
-
-      tiered-index erase --storage s3://bucket/index --topic orders --key order-4711
-
-      tiered-index erase --storage s3://bucket/index --topic orders --key order-4711 --key order-4712 --now --yes --json
-
-      tiered-index erase --storage s3://bucket/index --topic debug --queue 3 --before 2026-01-01 --yes
     """
-    return erase_here(session, given, now=now)
+    return erase_here(session, erasure, now=now)
 
 
-def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
+def erase_here(session: Session, erasure: EraseOptions, *, now: bool) -> int:
     """Erase in this process; return the exit code. Raises as `erase_request`."""
-    request, config = erase_request(given), session.config()
+    request, config = erase_request(erasure), session.config()
     with open_stored_index(config) as index, session.progress("erasing", None) as bar:
         done = erase_index(
             index.storage,
             index.log,
             request,
             index.clock,
-            yes=given.yes,
+            yes=erasure.yes,
             now=now,
-            grace_s=given.grace,
+            grace_s=erasure.grace,
             threads=config.query_threads,
             messages=messages_to_erase(request, index.log.state),
             progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}", total),
         )
         folder, state = config.cache_dir or (config.root / CACHE if config.root is not None else None), index.log.state
-        if given.yes and folder is not None and state.genesis is not None:
+        if erasure.yes and folder is not None and state.genesis is not None:
             # removed objects: the writer that would delete them may have ended
             cached = CacheFolder(DiskCache(folder, config.cache_max_bytes), state.genesis.index_id)
             cached.forget_unnamed(state.objects)
         costs = index.costs
-    return write_erasure(session.out, done, costs, allow_none=given.allow_none)
+    return write_erasure(session.out, done, costs, allow_none=erasure.allow_none)
 
 
 def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any], *, allow_none: bool) -> int:

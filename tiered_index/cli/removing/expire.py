@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
 
 from typer import Option
 
@@ -11,32 +10,19 @@ from tiered_index.cli.output import counted, describe_object, human_bytes, unkno
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.errors import ConfigError, listed
-from tiered_index.service.cold.path import ColdSettings
-from tiered_index.service.lifecycle.expiry import ExpiryPlan
-from tiered_index.service.lifecycle.expiry import expire as expire_index
-from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.jobs.expiry import ExpiryPlan, SegmentSums
+from tiered_index.service.jobs.expiry import expire as expire_index
+from tiered_index.service.read.cold_path import ColdSettings
 from tiered_index.types import format_time
 
 
 @command
-def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the changes.")) -> int:
+def expire(
+    session: Session,
+    now: bool = Option(False, "--now", help="Also rewrite the objects that hold expired entries beside others."),
+    yes: bool = Option(False, "--yes", help="Apply the changes."),
+) -> int:
     """Expire entries by age, topic or size.
-
-    Give the rule as the settings `retention.*`, for example by --set. The command prints the objects, entries, bytes
-    and monthly cost that it would remove. Pass --yes to apply.
-
-    With --yes the command appends a log record with the time before which entries expire, such as 365 days ago. You
-    can't undo this. From then on lookups leave out older entries, and answers state this time as expired_before_ms. The
-    record also removes the objects that have only expired entries. Objects that also have other entries stay until the
-    next merge, which leaves expired entries out.
-
-    Archived messages have an age of their own, counted from their upload: retention.segments_age_s for all,
-    retention.segments_topics.TOPIC for one topic. The command prints the segments that expire, and those that stay
-    although the entries of their age expire.
-
-    The command deletes the bytes of objects that were removed at least retention.grace_s ago. To delete the bytes of
-    objects that it removes now, run it again after that time. Writers and readers may run. A writer with these settings
-    expires entries by itself.
 
     [bold]Examples[/bold]
 
@@ -45,7 +31,24 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
       tiered-index expire --storage s3://bucket/index --set retention.age_s=365d --set 'retention.topics.debug-*=7d'
       --yes
 
-      tiered-index expire --storage s3://bucket/index --config index.toml --yes --json
+      tiered-index expire --storage s3://bucket/index --config index.toml --now --yes --json
+
+    Give the rule as the settings `retention.*`, for example by --set. The command prints the objects, entries, bytes
+    and monthly cost that it would remove. Pass --yes to apply.
+
+    With --yes the command appends a log record with the time before which entries expire, such as 365 days ago. You
+    can't undo this. From then on lookups leave out older entries, and answers state this time as expired_before_ms. The
+    record also removes the objects that have only expired entries. Objects that also have other entries stay until the
+    next merge, which leaves expired entries out. A window table of the longest tier is merged again only if late
+    entries arrive. --now does not wait for a merge: it rewrites these objects.
+
+    Archived messages have an age of their own, counted from their upload: retention.segments_age_s for all,
+    retention.segments_topics.TOPIC for one topic. The command prints the segments that expire, and those that stay
+    although the entries of their age expire.
+
+    The command deletes the bytes of objects that were removed at least retention.grace_s ago. To delete the bytes of
+    objects that it removes now, run it again after that time. Writers and readers may run. A writer with these settings
+    expires entries by itself.
     """
     config = session.config()
     if not config.retention.any:
@@ -55,7 +58,7 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
     with open_stored_index(config) as index:
         known = index.log.state.expired
         plan, gone = expire_index(
-            index.storage, index.log, config.retention, index.clock, yes=yes, settings=ColdSettings.of(config)
+            index.storage, index.log, config.retention, index.clock, yes=yes, now=now, settings=ColdSettings.of(config)
         )
         document = {
             "status": "expired" if yes else "planned",
@@ -64,15 +67,16 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
             "objects": [describe_object(stored) for stored in plan.objects],
             "segments": [{"object": s.name, "store": s.store, "bytes": s.object_bytes} for s in plan.segments],
             "archive": {
-                "expired" if yes else "to_expire": _sums(plan.segments),
-                "kept": _sums(plan.segments_kept),
-                "kept_of_expired_age": _sums(plan.segments_of_age),
+                "expired" if yes else "to_expire": asdict(SegmentSums.of(plan.segments)),
+                "kept": asdict(plan.segments_kept),
+                "kept_of_expired_age": asdict(plan.segments_of_age),
             },
             "entries": plan.entries,
             "bytes": plan.size_bytes,
             "usd_a_month": config.prices.month_usd(plan.size_bytes),
             "mixed_objects": len(plan.mixed),
             "mixed_entries": plan.mixed_entries,
+            **({"rewritten": plan.rewritten, "entries_removed": plan.entries_removed} if yes and now else {}),
             "unknown_topics": plan.unknown_topics,
             "deleted" if yes else "to_delete": {"objects": len(gone.objects), "bytes": gone.size_bytes},
             **index.costs,
@@ -86,7 +90,7 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
             session.out.line(
                 f"{topics}: {'expired' if yes or ms <= known_ms else 'would expire'} before {format_time(ms)}"
             )
-    if plan.segments or plan.segments_kept:
+    if plan.segments or plan.segments_kept.segments:
         _tell_archive(session, plan, yes=yes)
     for pattern in plan.unknown_topics:
         session.out.remark(unknown_topic(pattern, plan.known_topics))
@@ -95,29 +99,18 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
     return 0
 
 
-def _sums(segments: Sequence[ArchivedSegment]) -> dict[str, Any]:
-    """Return the number of archived segments, their bytes, and their offsets by topic of Kafka."""
-    offsets: dict[str, int] = {}
-    for segment in segments:
-        if segment.topic is not None:
-            offsets[segment.topic] = offsets.get(segment.topic, 0) + segment.end - segment.start
-    size_bytes = sum(segment.object_bytes for segment in segments)
-    return {"segments": len(segments), "bytes": size_bytes, "offsets_by_topic": offsets}
-
-
 def _tell_archive(session: Session, plan: ExpiryPlan, *, yes: bool) -> None:
     """Tell people which archived segments expire, and which stay though the entries of their age expire."""
-    gone, kept = map(_told, (plan.segments, plan.segments_kept))
-    session.out.line(f"archive: {'expired' if yes else 'would expire'}: {gone}; kept: {kept}")
-    if plan.segments_of_age:
+    gone, staying = map(_told, (SegmentSums.of(plan.segments), plan.segments_kept))
+    session.out.line(f"archive: {'expired' if yes else 'would expire'}: {gone}; kept: {staying}")
+    if plan.segments_of_age.segments:
         session.out.remark(
             f"of the archive, {_told(plan.segments_of_age)} were uploaded before the entries' time above, and stay: to "
             "expire them, too, set retention.segments_age_s or retention.segments_topics.TOPIC"
         )
 
 
-def _told(segments: Sequence[ArchivedSegment]) -> str:
-    sums = _sums(segments)
-    topics = [f"{topic}: {counted(offsets, 'offset')}" for topic, offsets in sums["offsets_by_topic"].items()]
-    details = "; ".join([human_bytes(sums["bytes"]), *([listed(topics)] if topics else [])])
-    return f"{counted(len(segments), 'segment')} ({details})" if segments else "no segment"
+def _told(sums: SegmentSums) -> str:
+    topics = [f"{topic}: {counted(offsets, 'offset')}" for topic, offsets in sums.offsets_by_topic.items()]
+    details = "; ".join([human_bytes(sums.bytes), *([listed(topics)] if topics else [])])
+    return f"{counted(sums.segments, 'segment')} ({details})" if sums.segments else "no segment"

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index.cli.options import SparkOptions, pairs
-from tiered_index.cli.progress import Progress
+from tiered_index.cli.progress import ProgressDisplay
 from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
 from tiered_index.spark.addresses import StorageAddress
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tiered_index.spark.build.build import BuildResult
-    from tiered_index.spark.build.merge import CompactReport, MergeResult
+    from tiered_index.spark.build.merge import MergeResult
 
 
 _STDERR = 2
@@ -48,7 +48,7 @@ def check_index(config: IndexConfig) -> None:
         pass
 
 
-def spark_of(given: SparkOptions) -> SparkSession:
+def spark_of(options: SparkOptions) -> SparkSession:
     """Return the session; with `--ship` its executors get this package from the driver.
 
     Raises `ConfigError` if PySpark or Java is missing, or the session is one of Spark Connect.
@@ -57,13 +57,13 @@ def spark_of(given: SparkOptions) -> SparkSession:
     from tiered_index.spark.versions import check_classic
 
     with _interrupts_after(), java_apart():
-        spark = open_session(given.master, settings=pairs("--conf", given.conf))
+        spark = open_session(options.master, settings=pairs("--conf", options.conf))
         check_classic(spark)
         spark.sparkContext.setLogLevel("ERROR")
     # py4j logs every interrupt with a traceback
     logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    if given.ship:
+    if options.ship:
         ship_package(spark)
     return spark
 
@@ -116,7 +116,7 @@ def _interrupts_after() -> Iterator[None]:
 @contextlib.contextmanager
 def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function (stage, done, total) that shows the progress of consecutive stages."""
-    bars: dict[str, Progress] = {}
+    bars: dict[str, ProgressDisplay] = {}
     # closes the bar of the previous stage
     with contextlib.ExitStack() as shown:
 
@@ -159,7 +159,7 @@ def of_index(config: IndexConfig) -> dict[str, Any]:
     return {"storage": storage_uri(config), "s3": config.s3, "prices": config.prices}
 
 
-def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:
+def job_document(result: BuildResult | MergeResult) -> dict[str, Any]:
     """Return a job's result, JSON-ready."""
     return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from typer import Option
 
+from tiered_index.cli.exit_codes import FINDING, PARTIAL
 from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, given_columns, pairs
 from tiered_index.cli.results import show, show_fields, show_rows
 from tiered_index.cli.session import Session, command, storage_uri
@@ -16,13 +17,10 @@ from tiered_index.cli.spark import progress_of, run_job, spark_columns, spark_of
 from tiered_index.cli.verify import write_findings
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import watched
+from tiered_index.storage.opening import beside
 from tiered_index.types import format_time
 
-_PARTIAL = 6
-_FIGURES = (
-    *("rows", "skipped_null", "objects", "tasks", "log_number"),
-    *("requests", "bytes_read", "cost_usd", "plans"),
-)
+_FIGURES = (*("rows", "skipped_null", "objects", "tasks", "log_number"), *("requests", "bytes_read", "cost_usd"))
 
 
 @command
@@ -50,15 +48,16 @@ def lookup(
 ) -> int:
     """Look up every key of a file with Spark.
 
-    The job opens each stored object once. A row of the file has topic, key and optionally begin_ms and end_ms (epoch ms
-    or ISO 8601). --begin and --end apply to all rows. Answers also have the other columns of their row.
-
     [bold]Examples[/bold]
 
       tiered-index spark lookup --keys keys.parquet --storage s3://bucket/index --out answers/
 
       tiered-index spark lookup --keys orders.csv --column key=order_id --topic orders --storage file:///tmp/index
       --out answers.ndjson
+
+    Each task reads its range of slots in the stored files. A row of the file has topic, key and optionally begin_ms and
+    end_ms (epoch ms or ISO 8601). --begin and --end apply to all rows. Answers also have the other columns of their
+    row.
     """
     begin, end = within.begin, within.end
     config = session.config()
@@ -66,25 +65,25 @@ def lookup(
     if out is None:
         raise InvalidArgument("no folder for the answers is given: pass --out FOLDER")
     columns: dict[str, Any] = dict(pairs("--column", column))
-    given = {"topic": topic, "begin_ms": begin, "end_ms": end}
-    if both := [name for name, value in given.items() if value is not None and name in columns]:
+    bounds = {"topic": topic, "begin_ms": begin, "end_ms": end}
+    if both := [name for name, value in bounds.items() if value is not None and name in columns]:
         raise InvalidArgument(f"{both[0]} is given by --column and for all rows")
     if begin is not None and end is not None and begin > end:
         raise InvalidArgument(f"--begin {format_time(begin)} is after --end {format_time(end)}")
     from tiered_index.spark.lookup.keys import check_out, key_files, read_keys, write_answers
     from tiered_index.spark.lookup.lookup import look_up, opened_index
 
+    keys, out = beside(keys, storage), beside(out, storage)
     # checked before Spark, which takes seconds to start
     check_out(out, config.s3)
     key_files(keys, config.s3)
-    asked: dict[str, Any] = {"max_count": max_count, "messages": messages}
-    with opened_index(storage, config, **asked):
-        pass
+    options: dict[str, Any] = {"max_count": max_count, "messages": messages}
+    opened_index(storage, config, **options)
     spark = spark_of(on)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}
-    columns |= {name: F.lit(value).cast(kinds[name]) for name, value in given.items() if value is not None}
+    columns |= {name: F.lit(value).cast(kinds[name]) for name, value in bounds.items() if value is not None}
     begun = time.monotonic()
     with contextlib.ExitStack() as ending:
         progress = ending.enter_context(progress_of(session))
@@ -97,7 +96,7 @@ def lookup(
             skip_null=skip_null,
             config=config,
             progress=progress,
-            **asked,
+            **options,
         )
         ending.callback(result.release)
         with watched(spark, "write", progress):
@@ -112,11 +111,10 @@ def lookup(
         "expired_before_ms": result.expired_before_ms,
         "elapsed_s": round(time.monotonic() - begun, 3),
     }
-    show(session.out, document, without=("plans",))
-    return _PARTIAL if statuses.get("partial") else 0
+    show(session.out, document)
+    return PARTIAL if statuses.get("partial") else 0
 
 
-_FOUND = 1
 _SHOWN = 20
 # fields that `write_findings` prints
 _OF_REPORT = ("findings", "notes", "missing", "lost", "unchecked")
@@ -142,10 +140,6 @@ def audit(
 ) -> int:
     """Check every byte of an index, and compare its entries with its source. Changes nothing.
 
-    With --source the index must have each entry of the source, and no other. Without --source the command is
-    `tiered-index verify --deep` on many machines. Exit code 1: something is wrong. Exit code 3: something could not be
-    read.
-
     [bold]Examples[/bold]
 
       tiered-index spark audit --storage s3://bucket/index
@@ -155,6 +149,10 @@ def audit(
 
       tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end
       2026-11-30T23:59:59
+
+    With --source the index must have each entry of the source, and no other. Without --source the command is
+    `tiered-index verify --deep` on many machines. Exit code 1: something is wrong. Exit code 3: something could not be
+    read.
     """
     begin, end = within.begin, within.end
     config = session.config()
@@ -170,14 +168,14 @@ def audit(
     # checked before Spark, which takes seconds to start
     if report is not None:
         check_report_name(report, config.s3)
-    asked: dict[str, Any] = {"storage": storage, "config": config}
-    check_audit(source or None, fields={**columns, **dict.fromkeys(constants)}, **asked)
+    options: dict[str, Any] = {"storage": storage, "config": config}
+    check_audit(source or None, fields={**columns, **dict.fromkeys(constants)}, **options)
     spark = spark_of(on)
-    asked |= {"columns": spark_columns(columns, constants), "begin_ms": begin, "end_ms": end, "most_listed": list_}
-    result, elapsed_s = run_job(session, audit_index, spark, source or None, **asked)
+    options |= {"columns": spark_columns(columns, constants), "begin_ms": begin, "end_ms": end, "most_listed": list_}
+    result, elapsed_s = run_job(session, audit_index, spark, source or None, **options)
     differences = None if result.differences is None else asdict(result.differences)
-    for one in differences["listed"] if differences is not None else ():
-        one |= {name: plain(one[name]) for name in ("expected", "found")}
+    for difference in differences["listed"] if differences is not None else ():
+        difference |= {name: plain(difference[name]) for name in ("expected", "found")}
     document = {
         **result.report.to_dict(),
         **{name: getattr(result, name) for name in ("status", "entries", "objects", "log_number")},
@@ -190,12 +188,12 @@ def audit(
     if result.differences is not None:
         show_fields(session.out, document["differences"], without=("listed",))
         for kind, count in result.differences.counts.items():
-            rows = [one for one in document["differences"]["listed"] if one["kind"] == kind]
+            rows = [difference for difference in document["differences"]["listed"] if difference["kind"] == kind]
             show_rows(session.out, kind, rows, count)
         for remark in result.differences.remarks:
             session.out.line(remark)
     if report is not None:
         write_report(result, report, config.s3)  # last: findings are reported even if this fails
     if result.status == "findings":
-        return _FOUND
+        return FINDING
     return 0 if result.status == "ok" else 3

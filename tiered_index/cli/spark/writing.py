@@ -1,8 +1,7 @@
-"""`tiered-index spark build`, `compact`, `merge` and `erase`: commands whose executors write to a storage."""
+"""`tiered-index spark build`, `merge` and `erase`: commands whose executors write to a storage."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -24,10 +23,8 @@ from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
 from tiered_index.cli.spark import check_index, job_document, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.erasure.erase import check_shard_bytes
+from tiered_index.service.jobs.erase import check_shard_bytes
 from tiered_index.spark.metrics import JobMetrics
-
-_UNAVAILABLE, _CORRUPT = 3, 4
 
 
 @command
@@ -61,12 +58,6 @@ def build(
 ) -> int:
     """Build window tables from files or a commit log with Spark.
 
-    One log record publishes all tables at once. `--mode replace` removes the tables that earlier builds wrote in the
-    same windows. It keeps entries that a writer put, even if a merge moved them into tables. `--mode replace-all`
-    removes these tables, too. Before Spark writes anything, the command prints the topics and entries that it will
-    remove. Entries with an
-    implausible time (settings max_late_s, max_early_s) get windows of their own, and are counted.
-
     [bold]Examples[/bold]
 
       tiered-index spark build --source messages/ --storage file:///tmp/index --window 1d
@@ -75,6 +66,12 @@ def build(
       s3://bucket/index --dry-run
 
       tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
+
+    One log record publishes all tables at once. `--mode replace` removes the tables that earlier builds wrote in the
+    same windows. It keeps entries that a writer put, even if a merge moved them into tables. `--mode replace-all`
+    removes these tables, too. Before Spark writes anything, the command prints the topics and entries that it will
+    remove. Entries with an
+    implausible time (settings max_late_s, max_early_s) get windows of their own, and are counted.
     """
     config = session.config()
     storage = storage_uri(config)
@@ -86,13 +83,13 @@ def build(
     from tiered_index.spark.build.build import check_build
 
     # checked before Spark, which takes seconds to start
-    asked: Any = {"storage": storage, "window": window, "shards": wanted_shards, "mode": mode, "config": config}
-    check_build(source, fields={**columns, **dict.fromkeys(constants)}, **asked)
+    options: Any = {"storage": storage, "window": window, "shards": wanted_shards, "mode": mode, "config": config}
+    check_build(source, fields={**columns, **dict.fromkeys(constants)}, **options)
     spark = spark_of(on)
-    asked |= {"columns": spark_columns(columns, constants), "max_windows": max_windows}
-    asked |= {"begin_ms": begin, "end_ms": end}
+    options |= {"columns": spark_columns(columns, constants), "max_windows": max_windows}
+    options |= {"begin_ms": begin, "end_ms": end}
     result, elapsed_s = run_job(
-        session, build_tables, spark, source, skip_corrupt=skip_corrupt, dry_run=dry_run, **asked
+        session, build_tables, spark, source, skip_corrupt=skip_corrupt, dry_run=dry_run, **options
     )
     document = {
         "status": "planned" if result.dry_run else "built",
@@ -109,63 +106,27 @@ def build(
 
 
 @command
-def compact(
-    session: Session,
-    dry_run: bool = Option(False, "--dry-run", help="Print the staged files and the cost; do not start Spark."),
-    *,
-    on: SparkOptions,
-) -> int:
-    """Compact staged files: those that writers with compaction = "spark" uploaded uncompacted.
-
-    One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged. Its
-    writer compacts the local file after the setting compact_timeout_s. Exit code 3: a file failed because of storage or
-    disk. The command publishes the others, and the next run tries that file again.
-
-    [bold]Examples[/bold]
-
-      tiered-index spark compact --storage s3://bucket/index
-
-      tiered-index spark compact --storage s3://bucket/index --dry-run --json
-    """
-    config = session.config()
-    index = of_index(config)
-    from tiered_index.spark.build.merge import compact as compact_staged_files
-
-    begun_s = time.monotonic()
-    if not dry_run:
-        check_index(config)
-    report, _ = run_job(session, compact_staged_files, None if dry_run else spark_of(on), dry_run=dry_run, **index)
-    document = job_document(report)
-    if dry_run:
-        # a dry run has no metrics
-        del document["metrics"]
-    status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
-    document = {"status": status, **document, "elapsed_s": round(time.monotonic() - begun_s, 3)}
-    show(session.out, document)
-    return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
-
-
-@command
 def merge(
     session: Session,
-    given: WindowOptions,
+    windows: WindowOptions,
     shard_bytes: int = Option(256 << 20, help="Approximate bytes of an object (shard). A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:
     """Merge uploaded files into window tables, as `tiered-index merge`, with Spark.
 
-    Tables of shorter windows are merged too. --dry-run does not start Spark.
-
     [bold]Examples[/bold]
 
       tiered-index spark merge --storage s3://bucket/index --window 1d --dry-run
 
       tiered-index spark merge --storage s3://bucket/index --tiers 1d,30d --master spark://host:7077
+
+    Tables of shorter windows are merged too, and so are pending files, whatever their age: those that writers with the
+    setting compaction = spark uploaded as they are. --dry-run does not start Spark.
     """
-    options = merge_options(given, shard_bytes)
+    options = merge_options(windows, shard_bytes)
     config = session.config()
-    if given.dry_run:
+    if windows.dry_run:
         with open_stored_index(config) as index:
             show_plans(session, index, options, config.prices)
         return 0
@@ -188,17 +149,12 @@ def merge(
 @command
 def erase(
     session: Session,
-    given: EraseOptions,
+    erasure: EraseOptions,
     shard_bytes: int = Option(256 << 20, help="Approximate bytes of an object (shard). A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:
     """Erase entries of a topic, as `tiered-index erase --now`, with Spark.
-
-    Executors read the objects and archived segments, and rewrite those that hold the entries. Then they read all of
-    them again for the certificate. The driver publishes and deletes. Without --yes the command changes nothing, and
-    reads the objects without Spark. Output and exit codes are those of `tiered-index erase --now`. If a killed task
-    left an upload unfinished, the status is `pending` for a day.
 
     [bold]Examples[/bold]
 
@@ -208,17 +164,22 @@ def erase(
       spark://host:7077
 
       tiered-index spark erase --storage s3://bucket/index --topic orders --key order-4711 --yes --json
+
+    Executors read the objects and archived segments, and rewrite those that hold the entries. Then they read all of
+    them again for the certificate. The driver publishes and deletes. Without --yes the command changes nothing, and
+    reads the objects without Spark. Output and exit codes are those of `tiered-index erase --now`. If a killed task
+    left an upload unfinished, the status is `pending` for a day.
     """
-    request = erase_request(given)
+    request = erase_request(erasure)
     check_shard_bytes(shard_bytes)
-    if not given.yes:
-        return erase_here(session, given, now=True)
+    if not erasure.yes:
+        return erase_here(session, erasure, now=True)
     config = session.config()
     check_index(config)
     spark = spark_of(on)
     from tiered_index.spark.build.erase import erase as erase_on
 
-    asked = {**asdict(request), "keys": request.keys or None, "grace_s": given.grace, **of_index(config)}
-    done, _ = run_job(session, erase_on, spark, yes=True, shard_bytes=shard_bytes, **asked)
+    options = {**asdict(request), "keys": request.keys or None, "grace_s": erasure.grace, **of_index(config)}
+    done, _ = run_job(session, erase_on, spark, yes=True, shard_bytes=shard_bytes, **options)
     costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
-    return write_erasure(session.out, done, costs, allow_none=given.allow_none)
+    return write_erasure(session.out, done, costs, allow_none=erasure.allow_none)

@@ -12,26 +12,28 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.queue_offsets import ENTRY, encode_queues
+from tiered_index.format.segment import Times, times_of
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
-from tiered_index.rocketmq.log.columns import ALL_TOPICS, IndexBatch, Selection, SkippedRange
+from tiered_index.rocketmq.log.columns import ALL_TOPICS, IndexBatch, MessageColumns, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tiered_index.rocketmq.log.message import HEAD_BYTES
 from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread, segment_name
 from tiered_index.service.index import IndexService
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
 from tiered_index.storage.context import check_deadline
 
 Stamp = tuple[int, ...]
@@ -57,23 +59,22 @@ def closed_segments(folder: Path) -> tuple[Segment, ...]:
     return ()
 
 
-def segments_by_store(state: LogState, stores: Sequence[str], where: str) -> dict[str, list[ArchivedSegment]]:
+def segments_by_store(known: Segments, stores: Sequence[str], where: str) -> dict[str, list[ArchivedSegment]]:
     """Return the archived segments of each of `stores`, without any of every store. Raises `InvalidArgument` for none.
 
     `where` names the index in errors.
     """
-    others = sum(one.columns is not None for one in state.archive.values())
-    if others and not state.byte_stores:
+    if (others := len(known)) and not known.byte_stores:
         raise InvalidArgument(
             f"{where} has no archived segments of a RocketMQ store, but {others:,} archived files of Kafka's records. "
             f"Use `copy` for another index with them, or read them as Parquet (docs/kafka.md), and `ingest` those"
         )
-    if unknown := [name for name in stores if name not in state.byte_stores]:
-        known = ", ".join(map(repr, state.byte_stores)) or "none"
-        raise InvalidArgument(f"{where} has no archived segments of store {unknown[0]!r}; stores with some: {known}")
-    if not state.byte_stores:
+    if unknown := [name for name in stores if name not in known.byte_stores]:
+        names = ", ".join(map(repr, known.byte_stores)) or "none"
+        raise InvalidArgument(f"{where} has no archived segments of store {unknown[0]!r}; stores with some: {names}")
+    if not known.byte_stores:
         raise InvalidArgument(f"{where} has no archived segments: `ingest --archive-segments` makes them")
-    return {name: state.segments_of(name) for name in stores or state.byte_stores}
+    return {name: list(known.of(name)) for name in stores or known.byte_stores}
 
 
 class SegmentArchiver:
@@ -129,7 +130,8 @@ class SegmentArchiver:
         segments = self._settled()
         self._lose_deleted(segments)
         # an archived segment that was given up is archived again
-        there = {one.start for one in self.index.archived(self.store_name)}
+        archived = self.index.segments()
+        there = {segment.start for segment in segments if archived.at(self.store_name, segment.start) is not None}
         expired = self.index.expired.segments.get(self.store_name, 0)
         done = [s.start for s in segments if s.start in there or s.end <= expired]
         self._done = {start: self._done[start] for start in done if start in self._done}
@@ -163,7 +165,7 @@ class SegmentArchiver:
         """Note the segments between the last archived one and `segments`: the broker deleted them before."""
         if not segments or segments[0].start in self._done:
             return
-        begin = max((one.end for one in self.index.archived(self.store_name)), default=segments[0].start)
+        begin = self.index.segments().end(self.store_name) or segments[0].start
         begin = max(begin, self.index.expired.segments.get(self.store_name, 0))
         problem = "not archived: the broker deleted them before"
         loss = Loss("missing", begin, segments[0].start, None, problem)
@@ -198,9 +200,17 @@ class SegmentArchiver:
                 raise StorageUnavailable(f"{segment.path} was changed while it was read; try again")
             return data
 
-        queues = partial(queue_offsets, segment.start, segment.file_size, read) if self._queues else None
+        # one reading of the messages for both
+        facts = cache(partial(segment_facts, segment.start, segment.file_size, read, queues=self._queues))
         fresh = self.index.archive(
-            self.store_name, segment.start, segment.file_size, read, stamp[1] // 1_000_000, rewritten_ms, queues
+            self.store_name,
+            segment.start,
+            segment.file_size,
+            read,
+            stamp[1] // 1_000_000,
+            rewritten_ms,
+            (lambda: facts().queues) if self._queues else None,
+            lambda: (facts().rows, facts().times),
         )
         self._done[segment.start] = seen
         self._passed_over.pop(segment.start, None)
@@ -218,6 +228,27 @@ def _stamp(path: Path) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
+class _Messages(NamedTuple):
+    """Successive messages of a segment. `numbers` has the place of each topic in `topics`, `end` is behind them."""
+
+    columns: MessageColumns
+    topics: list[str]
+    numbers: npt.NDArray[np.int32]
+    end: int
+
+
+def _sound_messages(segment: Segment, begin: int) -> Iterator[_Messages]:
+    """Yield the messages of a segment from offset `begin` on. Raises `CorruptFile`, and the errors of reading."""
+    log = CommitLogReader(segment.path.parent, selection=_NO_KEYS, fixed=(segment,))
+    for batch in log.batches(begin):
+        check_deadline(f"reading the messages of {segment.path.name}")
+        columns = batch.message_columns()
+        topics, topic_numbers = columns.topics()
+        if columns.count < len(batch.positions):
+            raise CorruptFile(str(segment.path), "a message is damaged", offset=batch.begin - segment.start)
+        yield _Messages(columns, topics, topic_numbers, batch.end)
+
+
 class QueueScan:
     """The queue offsets of the visible messages of one segment, read from the messages themselves.
 
@@ -232,24 +263,23 @@ class QueueScan:
 
     def read_on(self, segment: Segment) -> None:
         """Read the messages from `end` on. Raises `CorruptFile` for damage, and the errors of reading."""
-        log = CommitLogReader(segment.path.parent, selection=_NO_KEYS, fixed=(segment,))
-        for batch in log.batches(self.end):
-            check_deadline(f"reading the queue offsets of {segment.path.name}")
-            columns = batch.message_columns()
-            topics, index = columns.topics()
-            if columns.count < len(batch.positions):
-                raise CorruptFile(str(segment.path), "a message is damaged", offset=self.end - self.begin)
-            transaction = columns.head["sys_flag"] & TRANSACTION_MASK
-            # the broker's queues have no other messages
-            shown = (transaction != TRANSACTION_PREPARED) & (transaction != TRANSACTION_ROLLBACK)
-            head, places = columns.head[shown], columns.positions[shown]
-            numbers = np.array([self._names.setdefault(name, len(self._names)) for name in topics], np.int32)
-            queue_offset = columns.raw[places[:, None] + _QUEUE_OFFSET_AT].view(">i8")[:, 0].astype(np.int64)
-            entries = np.empty(len(places), ENTRY)
-            entries["position"] = head["physical_offset"] - self.begin
-            entries["size"], entries["store_ms"] = head["size"], head["store_ms"]
-            self._parts.append((numbers[index[shown]], head["queue_id"], queue_offset, entries))
-            self.end = batch.end
+        for messages in _sound_messages(segment, self.end):
+            self.add(messages)
+
+    def add(self, messages: _Messages) -> None:
+        """Take the next messages."""
+        columns = messages.columns
+        transaction = columns.head["sys_flag"] & TRANSACTION_MASK
+        # the broker's queues have no other messages
+        shown = (transaction != TRANSACTION_PREPARED) & (transaction != TRANSACTION_ROLLBACK)
+        head, places = columns.head[shown], columns.positions[shown]
+        numbers = np.array([self._names.setdefault(name, len(self._names)) for name in messages.topics], np.int32)
+        queue_offset = columns.raw[places[:, None] + _QUEUE_OFFSET_AT].view(">i8")[:, 0].astype(np.int64)
+        entries = np.empty(len(places), ENTRY)
+        entries["position"] = head["physical_offset"] - self.begin
+        entries["size"], entries["store_ms"] = head["size"], head["store_ms"]
+        self._parts.append((numbers[messages.numbers[shown]], head["queue_id"], queue_offset, entries))
+        self.end = messages.end
 
     def is_of(self, segment: Segment) -> bool:
         """Return whether the last message that was read is still there, and forget it: it may have been half written.
@@ -274,21 +304,41 @@ class QueueScan:
         return encode_queues(self.begin, list(self._names), *self._parts[0])
 
 
-def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> bytes:
-    """Return the encoded queue offsets of a segment that begins at `start`; empty if it is damaged.
+class SegmentFacts(NamedTuple):
+    """The encoded queue offsets of a segment (empty: unknown), the number of its messages, and their times.
 
-    The offsets of a damaged segment would lack messages. `read(position, length)` returns bytes; its errors are raised.
+    Messages that are prepared or rolled back count, too. `rows` and `times` as in `ArchivedSegment`.
+    """
+
+    queues: bytes = b""
+    rows: int | None = None
+    times: Times | None = None
+
+
+def segment_facts(
+    start: int, size_bytes: int, read: Callable[[int, int], bytes], *, queues: bool = True
+) -> SegmentFacts:
+    """Return the facts of a segment that begins at `start`, with or without `queues`. Those of a damaged one are empty.
+
+    The facts of a damaged segment would lack messages. `read(position, length)` returns bytes; its errors are raised.
     """
     name = Path(segment_name(start))
     segment = Segment(name, start, size_bytes, start + size_bytes, lambda length, position: read(position, length))
-    scan = QueueScan(start)
+    scan, end, rows, bounds = QueueScan(start), start, 0, list[int]()
     try:
-        scan.read_on(segment)
+        for messages in _sound_messages(segment, start):
+            end, rows = messages.end, rows + messages.columns.count
+            if messages.columns.count:
+                store_ms = messages.columns.head["store_ms"]
+                bounds += int(store_ms.min()), int(store_ms.max())
+            if queues:
+                scan.add(messages)
     except CorruptFile:
-        return b""
-    if scan.end < segment.end or size_bytes > 0xFFFFFFFF:
-        return b""
-    return scan.encoded()
+        return SegmentFacts()
+    if end < segment.end:
+        return SegmentFacts()
+    has_queues = queues and size_bytes <= 0xFFFFFFFF
+    return SegmentFacts(scan.encoded() if has_queues else b"", rows, times_of(np.array(bounds, np.int64)))
 
 
 class ArchivedLog(CommitLogReader):

@@ -22,9 +22,9 @@ from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.layout import COMPRESSED, COMPRESSION_MASK, ERASED, VALUE_END
 from tiered_index.rocketmq.log.message import body_crc
 from tiered_index.rocketmq.log.property_columns import key_columns
-from tiered_index.service.erasure.erase import EraseRequest
-from tiered_index.service.erasure.segments import FoundMessages, Patch
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.erase import EraseRequest
+from tiered_index.service.jobs.erase_segments import FoundMessages, Patch
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.types import inclusive
 
@@ -53,11 +53,11 @@ class MessagesToErase:
             log = ArchivedLog(archive, segment, skip_corrupt=True)
             for batch in log.batches(skip_corrupt=True, skip_missing=True):
                 # a damaged piece may be within the properties of a message that is valid otherwise
-                around = [one for one in log.damaged if one.begin < batch.end and batch.begin < one.end]
+                around = [damage for damage in log.damaged if damage.begin < batch.end and batch.begin < damage.end]
                 for skipped in (*batch.skipped, *around):
                     problem = f"{segment.name}: offsets {inclusive(skipped.begin, skipped.end)}: {skipped.problem}"
-                found, alike = self._patches(batch, segment.start)
-                rows.append(found)
+                rows_of_batch, alike = self._patches(batch, segment.start)
+                rows.append(rows_of_batch)
                 collisions += alike
         except (CorruptFile, ObjectNotFound) as error:
             problem = str(error)
@@ -82,11 +82,11 @@ class MessagesToErase:
         topics, index = columns.topics()
         wanted = [place for place, topic in enumerate(topics) if topic == self.request.topic]
         head = columns.head
-        asked = np.isin(index, wanted) & (head["store_ms"] // 1000 * 1000 < self.before_ms)
-        asked &= head["sys_flag"] & ERASED == 0
+        is_requested = np.isin(index, wanted) & (head["store_ms"] // 1000 * 1000 < self.before_ms)
+        is_requested &= head["sys_flag"] & ERASED == 0
         if self.request.queue_id is not None:
-            asked &= head["queue_id"] == self.request.queue_id
-        return columns, np.flatnonzero(asked)
+            is_requested &= head["queue_id"] == self.request.queue_id
+        return columns, np.flatnonzero(is_requested)
 
 
 def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) -> npt.NDArray[np.int64]:

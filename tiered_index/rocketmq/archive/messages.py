@@ -33,11 +33,11 @@ from tiered_index.rocketmq.log.message import (
     peek_topic,
 )
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment, SourceRange
-from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
-from tiered_index.service.lookup.lookups import Lookups
-from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult, MessageState
+from tiered_index.service.read.budget import LookupBudget, LookupLimits
+from tiered_index.service.read.lookups import Lookups
+from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult, MessageState
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
 from tiered_index.systems import ROCKETMQ, Words, words_of
@@ -190,8 +190,8 @@ class RocketmqMessages:
             for search in searches:
                 of_sources.setdefault(search.item.source if search.item is not None else None, []).append(search)
 
-            def read(one: tuple[SegmentArchive, list[MessageSearch]]) -> None:
-                self._read_archived(*one, self._threads // len(several))
+            def read(searches_of_archive: tuple[SegmentArchive, list[MessageSearch]]) -> None:
+                self._read_archived(*searches_of_archive, self._threads // len(several))
 
             several = [(self._archive_of(source), of_source) for source, of_source in of_sources.items()]
             if len(several) == 1:
@@ -260,9 +260,24 @@ class RocketmqMessages:
 
     def _read_archived(self, archive: SegmentArchive, searches: Sequence[MessageSearch], threads: int) -> None:
         """Try the segments that hold each place, one store after the other, until its message is found."""
-        one_store = len(archive.state().byte_stores) <= 1
+        one_store = len(archive.segments().byte_stores) <= 1
         open_searches = [s for s in searches if s.found is None and not (one_store and s.collision is not None)]
-        candidates = {id(search): archive.holding(search.offset, self._store_name) for search in open_searches}
+        if not open_searches:
+            return
+        name, reads = self._store_name, list[int]()
+        try:
+            archive.prefetch([search.offset for search in open_searches], name, reads)
+            candidates = {id(search): archive.holding(search.offset, name, reads) for search in open_searches}
+        except (StorageError, BudgetExceeded, CorruptFile) as error:
+            for search in open_searches:
+                if isinstance(error, CorruptFile):
+                    search.damaged = True
+                else:
+                    search.error = search.error or error
+                search.problems.append(str(error))
+            return
+        finally:
+            open_searches[0].charge(reads)
         if unknown := [search for search in open_searches if not candidates[id(search)] and search.collision is None]:
             try:
                 # it may have been archived since the log was last read
@@ -271,7 +286,9 @@ class RocketmqMessages:
                 for search in unknown:
                     search.error = search.error or error
                     search.problems.append(str(error))
-            candidates |= {id(search): archive.holding(search.offset, self._store_name) for search in unknown}
+            reads.clear()
+            candidates |= {id(search): archive.holding(search.offset, name, reads) for search in unknown}
+            unknown[0].charge(reads)
         for _ in range(_LOOKS):
             turn, looked_for = 0, open_searches
             while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
@@ -282,7 +299,12 @@ class RocketmqMessages:
                 tables: dict[str, SegmentTable] = {}
                 several = [of_segments[name] for name in sorted(of_segments)]
                 each(several, partial(_read_table, archive, tables), threads)
-                runs = [run for one, of in several if one.name in tables for run in _runs(one, tables[one.name], of)]
+                runs = [
+                    run
+                    for segment, of in several
+                    if segment.name in tables
+                    for run in _runs(segment, tables[segment.name], of)
+                ]
                 each(runs, partial(_read_run, archive), threads)
                 turn += 1
             # an erasure or a repair may have replaced the segments since the log was read
@@ -297,14 +319,13 @@ class RocketmqMessages:
     def _gap_of(self, search: MessageSearch) -> str | None:
         """Return the problem if a place is in a gap between archived segments, else None."""
         for archive in self._archives.values():
-            state = archive.state()
-            for store in state.byte_stores if self._store_name is None else (self._store_name,):
-                segments = state.segments_of(store)
-                if segments and segments[0].end <= search.offset < segments[-1].start:
-                    behind = min(segment.start for segment in segments if segment.start > search.offset)
+            segments = archive.segments()
+            for store in segments.byte_stores if self._store_name is None else (self._store_name,):
+                first, later = segments.first(store), segments.after(store, search.offset)
+                if first is not None and first.end <= search.offset and later is not None:
                     return (
-                        f"no archived segment of {store} has the offsets before {behind:,}: it was lost, and a record "
-                        f"removed it, or the broker deleted them before they were archived"
+                        f"no archived segment of {store} has the offsets before {later.start:,}: it was lost, and a "
+                        f"record removed it, or the broker deleted them before they were archived"
                     )
         return None
 
@@ -314,12 +335,12 @@ class RocketmqMessages:
         archive = self._archives.get(item.source) if item is not None else None
         if item is None or archive is None:
             return None
-        for one in archive.state().lost.values():
-            lost = one.range
+        for lost_file in archive.state().lost.values():
+            lost = lost_file.range
             if lost is None or lost.kind != "rewritten" or not lost.begin <= item.offset < lost.end:
                 continue
             of_store = self._store_name is None or lost.source == SOURCE_PREFIX + self._store_name
-            if of_store and item.timestamp_ms // 1000 <= one.second_max:
+            if of_store and item.timestamp_ms // 1000 <= lost_file.second_max:
                 return lost
         return None
 
@@ -398,10 +419,10 @@ def _charged(segment: ArchivedSegment, search: MessageSearch) -> Iterator[None]:
 
 
 def _read_table(
-    archive: SegmentArchive, tables: dict[str, SegmentTable], one: tuple[ArchivedSegment, list[MessageSearch]]
+    archive: SegmentArchive, tables: dict[str, SegmentTable], searched: tuple[ArchivedSegment, list[MessageSearch]]
 ) -> None:
     """Add the table of a segment to `tables`, or note the error in its searches."""
-    segment, searches = one
+    segment, searches = searched
     for search in searches:
         search.read_from = segment.name
     if (known := archive.known_table(segment)) is not None:
@@ -533,10 +554,10 @@ class ByUniqueKey:
         """Return the result for each of `items`."""
         fetched = self.source.fetch(items, topic, key)
         return [
-            one
-            if one.message is None or getattr(one.message, "uniq_key", None) == key
-            else replace(one, carries_key=False)
-            for one in fetched
+            fetched_message
+            if fetched_message.message is None or getattr(fetched_message.message, "uniq_key", None) == key
+            else replace(fetched_message, carries_key=False)
+            for fetched_message in fetched
         ]
 
 
@@ -557,37 +578,33 @@ class Containing:
 
     It searches body, tags, keys, ids and properties, and ignores case. A message that can't be read, or decompressed
     within `max_body_bytes`, may have the text, and stays in the answer. A message that is not searched before the
-    deadline has an error. `claim`, if given, is called before a body is decompressed, with its plain size in bytes.
-    Bodies are decompressed one after the other.
+    deadline has an error.
     """
 
     source: MessageSource
     text: str
     max_body_bytes: int = MAX_BODY_BYTES
-    claim: Callable[[int], object] | None = None
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return the result for each of `items`."""
         wanted = self.text.casefold()
-        return [self._searched(one, wanted) for one in self.source.fetch(items, topic, key)]
+        return [self._searched(fetched, wanted) for fetched in self.source.fetch(items, topic, key)]
 
-    def _searched(self, one: Fetched, wanted: str) -> Fetched:
+    def _searched(self, fetched: Fetched, wanted: str) -> Fetched:
         try:
             # a few stored bytes can become megabytes of text
             check_deadline("searching messages for a text")
         except BudgetExceeded as error:
-            if one.message is None or not one.carries_key:
-                return one
-            return replace(one, state="missing", message=None, problem=str(error), error=error)
-        message = one.message
-        if not isinstance(message, Searched) or not one.carries_key or self._has(message, wanted):
-            return one
+            if fetched.message is None or not fetched.carries_key:
+                return fetched
+            return replace(fetched, state="missing", message=None, problem=str(error), error=error)
+        message = fetched.message
+        if not isinstance(message, Searched) or not fetched.carries_key or self._has(message, wanted):
+            return fetched
         # free the memory of the message
-        return replace(one, message=one.message if one.instead is not None else None, carries_key=False)
+        return replace(fetched, message=fetched.message if fetched.instead is not None else None, carries_key=False)
 
     def _has(self, message: Searched, wanted: str) -> bool:
-        if self.claim is not None and isinstance(message, Message) and message.compression is not None:
-            self.claim(message.plain_bytes(self.max_body_bytes))
         try:
             body = message.body(self.max_body_bytes)
         except CorruptFile:

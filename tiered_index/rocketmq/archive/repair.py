@@ -3,8 +3,7 @@
 A copy is used only if its bytes have the segment's CRC32 in the log. If messages of the segment were erased, the
 source's file and earlier uploads still have them. The repair then overwrites, in a copy, the messages that the damaged
 object marks as erased, or that the tombstones of that time hide. This result, too, must have the segment's CRC32: a
-tombstone has only a hash of a key, which other keys may have. If you ask for it, a segment without a good copy is
-removed from the log. One thread.
+tombstone has only a hash of a key, which other keys may have. One thread.
 """
 
 from __future__ import annotations
@@ -28,16 +27,17 @@ from tiered_index.rocketmq.log.layout import ERASED
 from tiered_index.rocketmq.log.property_columns import key_columns
 from tiered_index.rocketmq.log.segments import Segment, list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.checks.checks import check_segments
-from tiered_index.service.checks.repair import Repair
-from tiered_index.service.checks.report import Report
-from tiered_index.service.erasure.segments import Patch, patched, put_in_place
+from tiered_index.service.jobs.catalogs import replace_catalog
+from tiered_index.service.jobs.erase_segments import Patch, patched, put_in_place
+from tiered_index.service.jobs.repair import Repair
+from tiered_index.service.jobs.verify import check_catalogs, check_segments
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog, own_objects
-from tiered_index.service.log.records import ArchivedSegment, LogRecord
+from tiered_index.service.log.records import ArchivedSegment, StoredCatalog
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
 from tiered_index.storage.base import Storage
 from tiered_index.tombstones import Tombstones
-from tiered_index.types import inclusive
 
 _STEP_BYTES = 16 << 20
 
@@ -46,43 +46,44 @@ _STEP_BYTES = 16 << 20
 class SegmentRepairs:
     """Repairs the archived segments of one index.
 
-    `standby` is the storage of a copy of the index, `source` a store's folder. With `give_up` a log record removes
-    segments without a good copy.
+    `standby` is the storage of a copy of the index, `source` a store's folder.
     """
 
     storage: Storage
     log: StorageLog
     standby: Storage | None = None
     source: StoreDirectory | None = None
-    give_up: bool = False
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
         """Repair the archived segments with findings in a deep `report`; return the repairs. Without `yes` only plan.
 
         Adds a note to the report for a copy that can't be used. Raises as `Repairs.run`.
         """
-        found = {one.file for one in report.findings}
-        done: list[Repair] = []
-        for segment in [one for one in self.log.refresh().archive.values() if one.name in found]:
+        reported = {defect.file for defect in report.findings}
+        catalogs = [stored for name, stored in self.log.refresh().catalogs.items() if name in reported]
+        done = [repair for stored in catalogs if (repair := self._repaired_catalog(stored, yes=yes)) is not None]
+        for segment in Segments(self.log.refresh(), self.storage).named(reported):
             again = Report()
             check_segments(self.storage, [segment], again, lambda number, what: None, deep=True)
             if not again.findings:
                 continue
             if (repair := self._repaired(segment, report, yes=yes)) is not None:
                 done.append(repair)
-            elif self.give_up:
-                done.append(self._given_up(segment, yes=yes))
         return done
 
-    def _given_up(self, segment: ArchivedSegment, *, yes: bool) -> Repair:
-        def make(state: LogState) -> LogRecord | None:
-            if segment.name not in state.archive:
-                return None  # removed already, by an earlier attempt or because it expired
-            return LogRecord(0, "remove", 0, "", 0, remove=(segment.name,))
-
+    def _repaired_catalog(self, stored: StoredCatalog, *, yes: bool) -> Repair | None:
+        """Restore a catalog from the copy of the index, whose catalogs have the same names."""
+        if self.standby is None:
+            return None
+        name, again = stored.name, Report()
+        check_catalogs(self.standby, LogState(catalogs={name: stored}), again)
+        if again.findings or again.unchecked:
+            return None
+        fresh = None
         if yes:
-            self.log.append("an archived segment that was lost", None, make)
-        return Repair(segment.name, "give up", f"offsets {inclusive(segment.start, segment.end)} of {segment.store}")
+            rows = Segments(LogState(catalogs={name: stored}), self.standby).all()
+            fresh = replace_catalog(self.log, stored, rows)
+        return Repair(name, "restore", f"{self.standby.uri}: {name}", fresh)
 
     def _repaired(self, segment: ArchivedSegment, report: Report, *, yes: bool) -> Repair | None:
         originals: list[_Copy] = []
@@ -100,7 +101,7 @@ class SegmentRepairs:
                     return Repair(segment.name, "restore", f"{copy.name}, erased messages left out", name)
             report.note(
                 f"{segment.name} is not restored from {copy.name}: the log and the damaged object do not show exactly "
-                f"which of its messages were erased. Pass --copy with a copy of the index that has the segment"
+                f"which of its messages were erased. Pass --from with a copy of the index that has the segment"
             )
         return None
 
@@ -135,7 +136,7 @@ class SegmentRepairs:
             if record.expired:
                 stones = stones.joined(record.expired.tombstones)
             # a repair stores the same bytes: tombstones since the last erasure do not apply to them
-            if record.kind != "repair" and any(one.place == segment.place for one in record.archive):
+            if record.kind != "repair" and any(archived.place == segment.place for archived in record.archive):
                 erased = stones
         return erased
 
@@ -150,7 +151,7 @@ class SegmentRepairs:
             CorruptFile.unless_equal(copy.name, "changed while it was read", segment.crc32, sent)
 
         state = put_in_place(self.log, segment, pieces, "repair")
-        there = state.segment_at(*segment.place)
+        there = Segments(state, self.storage).at(*segment.place)
         return there.name if there is not None else None
 
 
@@ -220,8 +221,8 @@ def _hidden(batch: IndexBatch, columns: MessageColumns, stones: Tombstones) -> n
         return {"topic_id": index[of], "queue_id": columns.head["queue_id"][of]}
 
     everyone = np.arange(len(seconds))
-    whole = Tombstones(tuple([one for one in stones if not one.hashes]))
-    keyed = Tombstones(tuple([one for one in stones if one.hashes]))
+    whole = Tombstones(tuple([stone for stone in stones if not stone.hashes]))
+    keyed = Tombstones(tuple([stone for stone in stones if stone.hashes]))
     hidden = whole.hides(items(everyone), seconds, names) if len(whole) else np.zeros(len(seconds), np.bool_)
     if len(keyed) and len(hashes):
         rows = items(keys.message) | {"key_hash": hashes, "fingerprint": prints}

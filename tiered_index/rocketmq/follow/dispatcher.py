@@ -106,7 +106,11 @@ def note_tags(index: IndexService, selection: Selection) -> None:
 
 
 class Dispatcher:
-    """Follows one store for one index: the `Source` of a RocketMQ store."""
+    """Follows one store for one index: the `Source` of a RocketMQ store.
+
+    Its attributes are the options, the parts that read and check the log, and the place and the damage of the last
+    round. They change together, in `batches`, so they are of one class.
+    """
 
     unit = "bytes"
     offsets = "commit log offsets"
@@ -220,24 +224,24 @@ class Dispatcher:
         if self._follow and self._evidence_s is not None and now_s - self._evidence_s < _EVIDENCE_S:
             return last
         self._evidence_s = now_s
-        found = gather(self.store)
+        evidence = gather(self.store)
         position = self.position or 0
-        if found.end <= self._rewritten_end():
-            found = found._replace(end=0)  # entries of messages that the broker cut off
-        self.trouble = problem_of(self.store, position, found, self.fingerprints.greatest_store_ms)
+        if evidence.end <= self._rewritten_end():
+            evidence = evidence._replace(end=0)  # entries of messages that the broker cut off
+        self.trouble = problem_of(self.store, position, evidence, self.fingerprints.greatest_store_ms)
         if self.trouble is None or self._follow:
             return last
         if not self._skip_missing:
             raise MissingMessages(str(self.store.commitlog), self.trouble, position)
-        begin_ms, end = self._time_before() or 0, max(found.end, position + 1)
+        begin_ms, end = self._time_before() or 0, max(evidence.end, position + 1)
         count = self.store.messages_named(position, end)
         loss = Loss("missing", position, end, count, self.trouble, begin_ms=begin_ms, is_least=count is not None)
         return replace(last, losses=(*last.losses, loss))
 
     def _rewritten_end(self) -> int:
         """Return the end of the last range of the log that was found rewritten; 0: there is none."""
-        ranges = [one.range for one in self._index.log_state.lost.values() if one.range is not None]
-        ends = [one.end for one in ranges if (one.source, one.kind) == (self.store.source, "rewritten")]
+        ranges = [lost.range for lost in self._index.log_state.lost.values() if lost.range is not None]
+        ends = [lost.end for lost in ranges if (lost.source, lost.kind) == (self.store.source, "rewritten")]
         return max(ends, default=0)
 
     def _end(
@@ -375,7 +379,7 @@ class Dispatcher:
             source=self.store.source,
             position=batch.end,
             columns=batch.columns if is_new else None,
-            losses=tuple([self._loss(one, batch, before_ms) for one in batch.skipped]),
+            losses=tuple([self._loss(skipped, batch, before_ms) for skipped in batch.skipped]),
             **{name: getattr(batch, name) for name in ("messages", "hidden", "left_out", "replaced_keys")},
         )
 
@@ -425,16 +429,16 @@ class Dispatcher:
         if not self.position:
             return ()
         newest = self.fingerprints.ranges[-1:]
-        changed = any(one.compare_last(segments) is Verdict.CHANGED for one in newest)
+        changed = any(fingerprint.compare_last(segments) is Verdict.CHANGED for fingerprint in newest)
         return (self._rewritten(),) if changed else ()
 
     def _begin_of_log(self, segments: tuple[Segment, ...]) -> int:
         """Return the first offset of the log. Raises `StorageUnavailable` without a segment: brokers always keep 1."""
         if not segments:
-            found = "has no segment" if self.store.commitlog.is_dir() else "is not there"
+            state = "has no segment" if self.store.commitlog.is_dir() else "is not there"
             read = max(self.position or 0, self._known or 0)
             raise StorageUnavailable(
-                f"{self.store.commitlog} {found}, and was read up to offset {read}: it was moved, or isn't mounted"
+                f"{self.store.commitlog} {state}, and was read up to offset {read}: it was moved, or isn't mounted"
             )
         return segments[0].start
 
@@ -478,10 +482,10 @@ class Dispatcher:
 
         An unavailable storage is no error here: the next run finds the range again.
         """
-        of_source = [one.range for one in self._index.log_state.lost.values() if one.range is not None]
+        of_source = [lost.range for lost in self._index.log_state.lost.values() if lost.range is not None]
         if any(
-            (one.source, one.kind, one.begin, one.end) == (self.store.source, "rewritten", begin, end)
-            for one in of_source
+            (lost.source, lost.kind, lost.begin, lost.end) == (self.store.source, "rewritten", begin, end)
+            for lost in of_source
         ):
             return
         with contextlib.suppress(StorageUnavailable):
@@ -498,7 +502,7 @@ class Dispatcher:
         """
         if same is not None and same.end < end:
             # the clock may have gone back since a segment was archived
-            archived_ms = max((one.published_ms for one in self._index.archived()), default=0)
+            archived_ms = self._index.segments().latest_ms
             known.add_rewritten(same.end, end, max(self._clock.now_ms(), archived_ms))
 
     def _settle(self) -> None:

@@ -23,31 +23,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tiered_index.documents import (
-    COUNT,
-    CRC32,
-    MILLISECONDS,
-    SIZE,
-    Malformed,
-    checked,
-    fields_of,
-    integer,
-    list_of,
-    load,
-    nullable,
-    record,
-    text,
-    tuple_of,
-)
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.segments import Segment, stored_bytes
 from tiered_index.service.root import FOLLOWERS, Root, disk_error, disk_errors
 from tiered_index.storage.disk import Disk
+from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, decoded
 
 _POLYNOMIAL = 0xEDB88320
 # Polynomials 1 and x^8; the bits are reflected: the highest is x^0.
@@ -64,11 +50,11 @@ def joined_crc(first: int, second: int, second_bytes: int) -> int:
     return _times(_power(second_bytes), first) ^ second
 
 
-def _times(one: int, other: int) -> int:
+def _times(first: int, other: int) -> int:
     """Return the product of two polynomials."""
     product = 0
     for bit in range(31, -1, -1):
-        if one >> bit & 1:
+        if first >> bit & 1:
             product ^= other
         other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
     return product
@@ -94,7 +80,6 @@ _READ_BYTES = 1 << 22
 _SPARSE = 4
 # A batch has several fingerprints: if the log was rewritten within it, it need not be read again from its begin
 _PIECES, _PIECE_BYTES = 8, 1 << 16
-_POSITION = integer(0, 2**62)
 
 
 class Verdict(Enum):
@@ -113,16 +98,16 @@ class RangeFingerprint(NamedTuple):
     `messages` counts the messages in these bytes. A skipped range has 0; `offset` and `size` are of its first bytes.
     """
 
-    end: int
+    end: Place
     # The last message, its size in bytes and the CRC-32 of its stored bytes.
-    offset: int
-    size: int
-    crc: int
-    messages: int
+    offset: Place
+    size: Size
+    crc: Crc32
+    messages: Count
     # Negative: only the last message is known.
-    begin: int = -1
+    begin: Annotated[int, Meta(ge=-1, le=2**62)] = -1
     # CRC-32 of the bytes [begin, end).
-    range_crc: int = 0
+    range_crc: Crc32 = 0
 
     def compare(self, segments: Sequence[Segment]) -> Verdict:
         """Compare the bytes [begin, end) with the segments of the log."""
@@ -152,10 +137,10 @@ def fingerprints_of(batch: IndexBatch) -> list[RangeFingerprint]:
     made = [
         # a broker that truncates its log there writes messages over it
         RangeFingerprint(
-            one.end, one.begin, one.size, one.crc, 0, *((-1, 0) if one.whole is None else (one.begin, one.whole))
+            gap.end, gap.begin, gap.size, gap.crc, 0, *((-1, 0) if gap.whole is None else (gap.begin, gap.whole))
         )
-        for one in batch.non_messages
-        if one.size
+        for gap in batch.non_messages
+        if gap.size
     ]
     if not batch.messages:
         return made
@@ -182,26 +167,13 @@ def fingerprints_of(batch: IndexBatch) -> list[RangeFingerprint]:
     return made
 
 
-def _checked_range(value: Any) -> RangeFingerprint:
-    """Check a stored fingerprint: a list of its numbers. Older versions did not store the last two."""
-    if not isinstance(value, list) or not len(_NUMBERS) - 2 <= len(value) <= len(_NUMBERS):
-        raise Malformed(f"a list of {len(_NUMBERS) - 2} to {len(_NUMBERS)} numbers", value)
-    one = RangeFingerprint(*(check(number) for check, number in zip(_NUMBERS, value, strict=False)))
-    if not one.begin <= one.end >= one.offset:
-        raise Malformed("a stretch of a log", value)
-    return one
-
-
-_NUMBERS = (_POSITION, _POSITION, SIZE, CRC32, COUNT, integer(-1, 2**62), CRC32)
-
-
-def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
+def _joined(earlier: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
     """Return one fingerprint for two successive ones. If there are bytes between them, it covers the later's bytes."""
-    messages = one.messages + later.messages
-    if one.begin < 0 or one.end != later.begin:
+    messages = earlier.messages + later.messages
+    if earlier.begin < 0 or earlier.end != later.begin:
         return later._replace(messages=messages)
-    crc = joined_crc(one.range_crc, later.range_crc, later.end - later.begin)
-    return later._replace(messages=messages, begin=one.begin, range_crc=crc)
+    crc = joined_crc(earlier.range_crc, later.range_crc, later.end - later.begin)
+    return later._replace(messages=messages, begin=earlier.begin, range_crc=crc)
 
 
 @dataclass
@@ -210,18 +182,18 @@ class LogFingerprints:
 
     path: Path
     disk: Disk
-    source: Annotated[str, text()]
+    source: str
     # Set while a part of the log is put again: a restart continues there
-    continue_at: Annotated[int | None, nullable(_POSITION)]
+    continue_at: int | None
     ranges: list[RangeFingerprint] = field(default_factory=list)
     # Rewritten offsets [begin, end), each with the time of its detection (epoch ms)
-    rewritten: Annotated[tuple[tuple[int, int, int], ...], list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS))] = ()
+    rewritten: tuple[tuple[int, int, int], ...] = ()
     # The selection of indexed messages, in words; None: unknown
-    selection: Annotated[str | None, text()] = None
+    selection: str | None = None
     # Store timestamp of the last message before the last range (epoch ms); None: unknown
-    last_store_ms: Annotated[int | None, MILLISECONDS] = None
+    last_store_ms: int | None = None
     # Greatest store timestamp of all messages that were read (epoch ms), 0 before the first one; None: unknown
-    greatest_store_ms: Annotated[int | None, MILLISECONDS] = None
+    greatest_store_ms: int | None = None
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
@@ -229,9 +201,10 @@ class LogFingerprints:
         path = root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json"
         file = str(path)
         try:
-            fields = checked(_FOLLOWER, load(path.read_bytes(), file, "memory"), file, "memory")
-            CorruptFile.unless_equal(file, "memory of another source", source, fields["source"])
-            return cls(path, disk, **fields)
+            stored = decoded(path.read_bytes(), _Memory, file, "memory")
+            CorruptFile.unless_equal(file, "memory of another source", source, stored.source)
+            known = {name: value for name in _IF_KNOWN if (value := getattr(stored, name)) is not UNSET}
+            return cls(path, disk, source, stored.continue_at, stored.witnesses, stored.rewritten, **known)
         except FileNotFoundError:
             return cls(path, disk, source, None)
         except OSError as error:
@@ -264,7 +237,7 @@ class LogFingerprints:
         """Remove the fingerprints that end after `position`."""
         if self.ranges and self.ranges[-1].end > position:
             self.last_store_ms = None
-        self.ranges = [one for one in self.ranges if one.end <= position]
+        self.ranges = [fingerprint for fingerprint in self.ranges if fingerprint.end <= position]
 
     def add_rewritten(self, begin: int, end: int, now_ms: int) -> None:
         """Note that the offsets [begin, end) were rewritten; keep only the last such ranges."""
@@ -278,56 +251,67 @@ class LogFingerprints:
     def add(self, newest: RangeFingerprint, durable: int) -> None:
         """Add the newest fingerprint, and join durable ones: the older, the fewer."""
         self.ranges.append(newest)
-        settled = [one for one in self.ranges if one.end <= durable]
+        settled = [fingerprint for fingerprint in self.ranges if fingerprint.end <= durable]
         if len(settled) < _MANY:
             return
-        kept = settled[:1]
+        joined = settled[:1]
         for place in range(1, len(settled) - 1):
-            one, later = settled[place], settled[place + 1]
-            if later.end - kept[-1].end <= (newest.end - later.end) // _SPARSE:
-                settled[place + 1] = _joined(one, later)
+            earlier, later = settled[place], settled[place + 1]
+            if later.end - joined[-1].end <= (newest.end - later.end) // _SPARSE:
+                settled[place + 1] = _joined(earlier, later)
             else:
-                kept.append(one)
-        self.ranges[: len(settled)] = [*kept, settled[-1]]
+                joined.append(earlier)
+        self.ranges[: len(settled)] = [*joined, settled[-1]]
 
     def is_changed(self, segments: Sequence[Segment], span_bytes: int, most: int | None = None) -> bool:
         """Return whether the last `span_bytes`, of the newest `most` fingerprints (None: all), differ from the log."""
         newest = reversed(self.ranges[-most:] if most else self.ranges)
         return any(
-            one.compare(segments) is Verdict.CHANGED
-            for one in itertools.takewhile(lambda one: self._is_within(one, span_bytes), newest)
+            fingerprint.compare(segments) is Verdict.CHANGED
+            for fingerprint in itertools.takewhile(lambda fingerprint: self._is_within(fingerprint, span_bytes), newest)
         )
 
-    def _is_within(self, one: RangeFingerprint, span_bytes: int) -> bool:
-        return one is self.ranges[-1] or self.ranges[-1].end - one.end < span_bytes
+    def _is_within(self, fingerprint: RangeFingerprint, span_bytes: int) -> bool:
+        return fingerprint is self.ranges[-1] or self.ranges[-1].end - fingerprint.end < span_bytes
 
     def last_same(self, segments: Sequence[Segment], span_bytes: int) -> RangeFingerprint | None:
         """Return the newest fingerprint before which nothing changed, within the last `span_bytes` bytes.
 
         Older fingerprints are compared by their last message only.
         """
-        found: RangeFingerprint | None = None
-        for one in reversed(self.ranges):
-            if not self._is_within(one, span_bytes):
-                older = (known for known in reversed(self.ranges) if known.end <= one.end)
-                return found or next((o for o in older if o.compare_last(segments) is Verdict.SAME), None)
-            verdict = one.compare(segments)
-            found = None if verdict is Verdict.CHANGED else found or (one if verdict is Verdict.SAME else None)
-        return found
+        unchanged: RangeFingerprint | None = None
+        for fingerprint in reversed(self.ranges):
+            if not self._is_within(fingerprint, span_bytes):
+                older = (known for known in reversed(self.ranges) if known.end <= fingerprint.end)
+                return unchanged or next((o for o in older if o.compare_last(segments) is Verdict.SAME), None)
+            verdict = fingerprint.compare(segments)
+            unchanged = (
+                None if verdict is Verdict.CHANGED else unchanged or (fingerprint if verdict is Verdict.SAME else None)
+            )
+        return unchanged
 
     def messages_behind(self, position: int) -> int:
         """Return the number of messages that were put after a position, by the fingerprints."""
-        return sum(one.messages for one in self.ranges if one.end > position)
+        return sum(fingerprint.messages for fingerprint in self.ranges if fingerprint.end > position)
 
 
 # Fields that older versions did not store
 _IF_KNOWN = ("selection", "last_store_ms", "greatest_store_ms")
-_FOLLOWER = record(
-    lambda follower, witnesses, **others: {"ranges": list(witnesses), **others},
-    follower=integer(_VERSION, _VERSION),
-    witnesses=list_of(_checked_range),
-    **fields_of(LogFingerprints),
-)
+
+
+class _Memory(Struct):
+    follower: Annotated[int, Meta(ge=_VERSION, le=_VERSION)]
+    source: str
+    witnesses: list[RangeFingerprint]
+    continue_at: Place | None
+    rewritten: tuple[tuple[Place, Place, Milliseconds], ...] = ()
+    selection: str | UnsetType = UNSET
+    last_store_ms: Milliseconds | UnsetType = UNSET
+    greatest_store_ms: Milliseconds | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if not all(witness.begin <= witness.end >= witness.offset for witness in self.witnesses):
+            raise ValueError("One of `witnesses` ends before it begins")
 
 
 # Every round compares at most so many of the newest fingerprints, within the last bytes
@@ -381,23 +365,25 @@ class Scrubber:
             if self._range is None:
                 return False
             self._at, self._crc = self._range.begin, 0
-        one = self._range
-        if one.begin < 0:
-            return self._done(one, one.offset, changed=one.compare_last(segments) is Verdict.CHANGED)
-        data = stored_bytes(segments, self._at, min(SCRUB_BYTES, one.end - self._at))
+        fingerprint = self._range
+        if fingerprint.begin < 0:
+            return self._done(
+                fingerprint, fingerprint.offset, changed=fingerprint.compare_last(segments) is Verdict.CHANGED
+            )
+        data = stored_bytes(segments, self._at, min(SCRUB_BYTES, fingerprint.end - self._at))
         if not data:  # deleted meanwhile, or cut short
-            return self._done(one, one.begin, changed=data is not None)
+            return self._done(fingerprint, fingerprint.begin, changed=data is not None)
         self._at, self._crc = self._at + len(data), zlib.crc32(data, self._crc)
-        if self._at < one.end:
+        if self._at < fingerprint.end:
             return False
-        return self._done(one, one.begin, changed=self._crc != one.range_crc)
+        return self._done(fingerprint, fingerprint.begin, changed=self._crc != fingerprint.range_crc)
 
     def _next(self, fingerprints: LogFingerprints, begin: int) -> RangeFingerprint | None:
         """Return the newest range after `begin` that is not done; if all are done, begin again with the newest."""
-        ahead = [one for one in fingerprints.ranges if begin < one.end <= self._below]
+        ahead = [fingerprint for fingerprint in fingerprints.ranges if begin < fingerprint.end <= self._below]
         self._below = self._below if ahead else _NO_BOUND
         return next(reversed(ahead or fingerprints.ranges), None)
 
-    def _done(self, one: RangeFingerprint, below: int, *, changed: bool) -> bool:
-        self._range, self._below = None, min(below, one.end - 1)
+    def _done(self, fingerprint: RangeFingerprint, below: int, *, changed: bool) -> bool:
+        self._range, self._below = None, min(below, fingerprint.end - 1)
         return changed

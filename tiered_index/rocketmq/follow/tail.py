@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
-from tiered_index.documents import checked, load, record, text
 from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
 from tiered_index.follow import Torn
 from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, Verdict
@@ -41,6 +41,7 @@ from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_se
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
+from tiered_index.stored import decoded
 
 _PAGE = 4_096
 # Bytes after a batch that are searched for a message's head
@@ -216,7 +217,10 @@ def torn_tail(store: StoreDirectory, position: int) -> TornTail:
 
 # Most bytes that are read to find the log's end
 _FAR_BYTES = 1 << 26
-_SOURCE = record(lambda source: str(source), source=text())
+
+
+class _Follower(Struct):
+    source: str
 
 
 class TruncatedTail:
@@ -249,14 +253,14 @@ class TruncatedTail:
 
     @cached_property
     def _followers(self) -> list[LogFingerprints]:
-        found = []
+        followers = []
         for path in sorted((self._root / FOLLOWERS).glob("*.json")) if self._root is not None else ():
             # the follower itself reports a file that can't be read; here it is ignored
             with contextlib.suppress(OSError, TieredIndexError):
-                source = checked(_SOURCE, load(path.read_bytes(), str(path), "memory"), str(path), "memory")
+                source = decoded(path.read_bytes(), _Follower, str(path), "memory").source
                 if source.startswith(SOURCE_PREFIX):
-                    found.append(LogFingerprints.load(path.parent.parent, source, Disk()))
-        return [known for known in found if known.ranges]
+                    followers.append(LogFingerprints.load(path.parent.parent, source, Disk()))
+        return [known for known in followers if known.ranges]
 
     @cached_property
     def _ends(self) -> list[tuple[int, int]]:
@@ -265,7 +269,7 @@ class TruncatedTail:
 
     def _end(self, known: LogFingerprints) -> tuple[int, int] | None:
         reader = CommitLogReader(self._folder)
-        last = next((one for one in reversed(known.ranges) if one.messages), None)
+        last = next((fingerprint for fingerprint in reversed(known.ranges) if fingerprint.messages), None)
         at = known.ranges[-1].end
         try:
             if last is None or known.ranges[-1].compare_last(reader.segments()) is not Verdict.SAME:

@@ -116,8 +116,8 @@ class MessageColumns:
         view, crc32 = memoryview(data), zlib.crc32
         begins, ends = self.body_at.tolist(), (self.body_at + self.head["body_length"]).tolist()
         # one call a body and nothing else in the loop: slicing takes longer than the CRC of a few hundred bytes
-        found = np.array([crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)], np.uint32)
-        self._cut((found & BODY_CRC_MASK) != self.head["body_crc"])
+        computed = np.array([crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)], np.uint32)
+        self._cut((computed & BODY_CRC_MASK) != self.head["body_crc"])
 
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
         """Return the distinct topics, and the index of each message's topic (i32, n), up to the first invalid topic."""
@@ -164,9 +164,11 @@ class Selection:
         return not layout.is_system_topic(topic) or (self.prepared and topic == layout.HALF_TOPIC)
 
     def __str__(self) -> str:
-        given = [f"--topics {one}" for one in self.topics] + [f"--exclude-topics {one}" for one in self.exclude]
-        given += ["--index-tags"] * self.tags + ["--index-prepared"] * self.prepared
-        return " ".join(given) or "every topic but RocketMQ's own"
+        flags = [f"--topics {pattern}" for pattern in self.topics] + [
+            f"--exclude-topics {pattern}" for pattern in self.exclude
+        ]
+        flags += ["--index-tags"] * self.tags + ["--index-prepared"] * self.prepared
+        return " ".join(flags) or "every topic but RocketMQ's own"
 
 
 # Every topic, without tags and prepared messages
@@ -251,23 +253,23 @@ def decode_index_columns(
     `segment_bytes` is the distance from `data[0]` to the segment's end, if the data is only a part of it. `check_crc`
     checks every body, in a loop. Never raises for any content of `data`.
     """
-    found = walk(data, segment_bytes=segment_bytes)
+    walked = walk(data, segment_bytes=segment_bytes)
     raw = np.frombuffer(data, np.uint8)
     blocks: list[_Block] = []
     count = 0
     # some thousand messages at a time, to stay within the processor's cache
-    for first in range(0, max(len(found.positions), 1), _BLOCK):
-        positions = found.positions[first : first + _BLOCK]
+    for first in range(0, max(len(walked.positions), 1), _BLOCK):
+        positions = walked.positions[first : first + _BLOCK]
         blocks.append(_decode_block(data, raw, positions, start_offset, check_crc, selection))
         count += blocks[-1].messages
         if blocks[-1].messages < len(positions):
             break
-    state, damage, stop = found.end, None, found.stop
-    if count < len(found.positions):
-        stop = int(found.positions[count])
+    state, damage, stop = walked.end, None, walked.stop
+    if count < len(walked.positions):
+        stop = int(walked.positions[count])
         state, damage = End.DAMAGED, _what_is_wrong(data, stop, start_offset, file, file_offset)
     elif state is End.DAMAGED:
-        damage = CorruptFile(file, str(found.problem), offset=file_offset + stop)
+        damage = CorruptFile(file, str(walked.problem), offset=file_offset + stop)
     # their topics get one dictionary
     rows = pa.Table.from_batches([block.columns for block in blocks]).unify_dictionaries().combine_chunks()
     return IndexBatch(
@@ -282,7 +284,7 @@ def decode_index_columns(
         greatest_store_ms=max((b.greatest_store_ms for b in blocks if b.greatest_store_ms is not None), default=None),
         state=state,
         damage=damage,
-        positions=found.positions[:count],
+        positions=walked.positions[:count],
         data=data,
         selection=selection,
     )

@@ -75,8 +75,8 @@ class CommitLogReader:
     selection: Selection = ALL_TOPICS
     # The segments of a log that doesn't change, in place of those in the folder.
     fixed: tuple[Segment, ...] | None = None
-    # The last list of the folder, if any: listing hundreds of segments costs more than reading a message
-    _looked: list[tuple[Segment, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
+    # The last list of the folder: listing hundreds of segments costs more than reading a message
+    _looked: tuple[Segment, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the segments, oldest first; none for an empty or missing folder."""
@@ -95,11 +95,10 @@ class CommitLogReader:
         `size`, if known, saves a read. Raises `MissingOffsets` if no segment has the offset, `CorruptFile` if no such
         message begins there.
         """
-        for segments in self._looked[:1]:
-            if (known := segment_at(segments, offset)) is not None:
-                # the segment may have changed since: list the folder again before raising an error
-                with contextlib.suppress(FileNotFoundError, CorruptFile):
-                    return _read_within(known, offset, size)
+        if (known := segment_at(self._looked, offset)) is not None:
+            # the segment may have changed since: list the folder again before raising an error
+            with contextlib.suppress(FileNotFoundError, CorruptFile):
+                return _read_within(known, offset, size)
         return self._of_segment(offset, lambda segment: _read_within(segment, offset, size))
 
     def topic_at(self, offset: int) -> str | None:
@@ -125,9 +124,9 @@ class CommitLogReader:
         if offset < 0:
             raise InvalidArgument(f"a commit log offset is not negative: {offset}")
         segments = self.segments()
-        self._looked[:] = [segments]
-        if (found := segment_at(segments, offset)) is not None:
-            return found
+        object.__setattr__(self, "_looked", segments)
+        if (segment := segment_at(segments, offset)) is not None:
+            return segment
         for segment in segments:
             if offset < segment.start:
                 raise self._missing("deleted before they were read", offset, segment.start)
@@ -157,6 +156,8 @@ class CommitLogReader:
         message before `position`. `segments` is a known list of segments; the folder is listed again for others.
         A single reading may see messages that are only partly written: the last one, or earlier ones with holes of
         zeros, also in keys. `messages` reads twice; a follower does so with `tail.stable_part`.
+
+        This is one long loop: each kind of end and of damage decides where the next read begins.
         """
         segments = self.segments() if segments is None else segments
         if not segments and not position:
@@ -262,8 +263,8 @@ class CommitLogReader:
 
     def _next_segment(self, at: int, known: tuple[Segment, ...]) -> Segment | None:
         """Return the segment at a position, from `known` or a new list; None if the log ends there."""
-        if (found := segment_at(known, at)) is not None:
-            return found
+        if (segment := segment_at(known, at)) is not None:
+            return segment
         segments = self.segments()
         if segments and at == segments[-1].end:
             return None

@@ -78,7 +78,7 @@ def _of_checkpoint(store: StoreDirectory) -> tuple[int, int, int]:
     return 0, 0, 0
 
 
-def problem_of(store: StoreDirectory, read_to: int, found: Evidence, greatest_ms: int | None) -> str | None:
+def problem_of(store: StoreDirectory, read_to: int, evidence: Evidence, greatest_ms: int | None) -> str | None:
     """Return why messages after `read_to`, where a reader found the log's end, must exist elsewhere; None: none must.
 
     `greatest_ms` is the greatest store timestamp of all messages of the log (epoch ms), 0 without messages. If it is
@@ -88,33 +88,33 @@ def problem_of(store: StoreDirectory, read_to: int, found: Evidence, greatest_ms
     # a body of zeros can hide later messages from the estimate of the end
     end = read_to if log_end is None else max(log_end.offset, read_to)
     dledger = dledger_log(store.folder)
-    ahead = found.end - end
-    is_later = ahead > 0 and (dledger is not None or log_end is None or _is_missing(store, found, ahead))
+    ahead = evidence.end - end
+    is_later = ahead > 0 and (dledger is not None or log_end is None or _is_missing(store, evidence, ahead))
     # bytes after half a message, where the reader stopped, may be messages of any time
     is_whole = log_end is not None and read_to >= log_end.offset
     if is_later:
-        named = f"{found.named_by} names a message that ends at commit log offset {found.end:,}"
-    elif is_whole and greatest_ms and found.flushed_ms > greatest_ms + UNFLUSHED_MS:
+        named = f"{evidence.named_by} names a message that ends at commit log offset {evidence.end:,}"
+    elif is_whole and greatest_ms and evidence.flushed_ms > greatest_ms + UNFLUSHED_MS:
         named = (
-            f"the checkpoint says that a message of {format_time(found.flushed_ms)} is flushed, and the newest one "
+            f"the checkpoint says that a message of {format_time(evidence.flushed_ms)} is flushed, and the newest one "
             f"read is of {format_time(greatest_ms)}"
         )
-    elif dledger is not None and not found.has_queues:
+    elif dledger is not None and not evidence.has_queues:
         named = "there are messages in DLedger's log"
     else:
         return None
     return f"{named}, but the log ends at offset {end:,}: {_cause(store, dledger)}"
 
 
-def _is_missing(store: StoreDirectory, found: Evidence, ahead: int) -> bool:
+def _is_missing(store: StoreDirectory, evidence: Evidence, ahead: int) -> bool:
     """Return whether a named message is missing: a crash of the broker or its host does not explain it."""
     segments = list_segments(store.commitlog)
     if ahead > min(UNFLUSHED_BYTES, segments[0].end - segments[0].start if segments else 0):
         return True
-    if not store.is_closed or found.place is None:
+    if not store.is_closed or evidence.place is None:
         return False
     try:
-        CommitLogReader(store.commitlog).read(found.place)
+        CommitLogReader(store.commitlog).read(evidence.place)
     except CorruptFile:
         return True
     return False  # the broker cut its log: the message's bytes are left over, as its entry is
@@ -124,7 +124,7 @@ def dledger_log(store: Path) -> Path | None:
     """Return the folder of DLedger's log in a store, if it has messages."""
     with suppress(OSError, StorageError):
         for data in sorted(store.glob("dledger-*/data")):
-            if any(any(pread(one.path, BLANK_BYTES, 0)) for one in list_segments(data)):
+            if any(any(pread(segment.path, BLANK_BYTES, 0)) for segment in list_segments(data)):
                 return data
     return None
 

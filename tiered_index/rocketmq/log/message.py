@@ -217,7 +217,10 @@ def body_crc(body: Buffer) -> int:
 
 
 class Message(NamedTuple):
-    """Every stored field. Times are epoch milliseconds, offsets bytes of the commit log (`queue_offset`: messages)."""
+    """Every stored field, in RocketMQ's order: so it has more attributes than other classes.
+
+    Times are epoch milliseconds, offsets bytes of the commit log (`queue_offset`: messages).
+    """
 
     topic: str
     queue_id: int

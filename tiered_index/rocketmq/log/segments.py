@@ -83,19 +83,19 @@ def list_segments(folder: Path) -> tuple[Segment, ...]:
 
     Those of a `LogFolder` are in all its folders.
     """
-    found: list[tuple[int, int, Path]] = []
-    for one in (folder, *(folder.others if isinstance(folder, LogFolder) else ())):
-        found += _files_of(one)
-    found.sort()
-    whole = max((size for _, size, _ in found), default=0)
-    following_starts = [start for start, _, _ in found[1:]] + [2**63 - 1]
-    files = zip(found, following_starts, strict=False)  # an empty folder has one following start and no file
+    placed_files: list[tuple[int, int, Path]] = []
+    for place in (folder, *(folder.others if isinstance(folder, LogFolder) else ())):
+        placed_files += _files_of(place)
+    placed_files.sort()
+    whole = max((size for _, size, _ in placed_files), default=0)
+    following_starts = [start for start, _, _ in placed_files[1:]] + [2**63 - 1]
+    files = zip(placed_files, following_starts, strict=False)  # an empty folder has one following start and no file
     return tuple(Segment(path, start, size, min(start + whole, following)) for (start, size, path), following in files)
 
 
 def _files_of(folder: Path) -> list[tuple[int, int, Path]]:
     """Return the start, size and path of each file of a folder."""
-    found: list[tuple[int, int, Path]] = []
+    files: list[tuple[int, int, Path]] = []
     with local_errors(folder):
         try:
             entries = list(os.scandir(folder))
@@ -105,10 +105,10 @@ def _files_of(folder: Path) -> list[tuple[int, int, Path]]:
             if len(entry.name) == NAME_DIGITS and entry.name.isdecimal() and entry.name.isascii():
                 try:
                     if entry.is_file():
-                        found.append((int(entry.name), entry.stat().st_size, Path(entry.path)))
+                        files.append((int(entry.name), entry.stat().st_size, Path(entry.path)))
                 except FileNotFoundError:
                     continue  # deleted since the folder was read
-    return found
+    return files
 
 
 def pread(path: Path, size_bytes: int, position: int) -> bytes:
@@ -184,8 +184,8 @@ def walk(data: Buffer, *, segment_bytes: int | None = None) -> Walk:
     length = len(data)
     segment_end = length if segment_bytes is None else segment_bytes
     last = length - MIN_MESSAGE_BYTES
-    found: list[int] = []
-    add = found.append
+    hits: list[int] = []
+    add = hits.append
     position = 0
     # Only sizes, for speed. Every step is forward, so the loop ends; bytes that are no message are removed after it.
     while position <= last:
@@ -194,15 +194,15 @@ def walk(data: Buffer, *, segment_bytes: int | None = None) -> Walk:
             break
         add(position)
         position += size
-    positions = np.array(found, np.int64)
+    positions = np.array(hits, np.int64)
     windows = np.ndarray((max(length - 7, 0),), "V8", data, strides=(1,))
     magics = windows[positions].view([("size", ">i4"), ("magic", ">u4")])["magic"]
     is_message = (magics == MAGIC_V1) | (magics == MAGIC_V2)
     if not is_message.all():
         positions = positions[: int(is_message.argmin())]
-        position = found[len(positions)]
+        position = hits[len(positions)]
     elif position > length:
-        positions, position = positions[:-1], found[-1]
+        positions, position = positions[:-1], hits[-1]
     end, problem = _what_stands(data, position, segment_end)
     return Walk(positions, position, end, problem)
 

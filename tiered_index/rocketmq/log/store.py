@@ -259,9 +259,9 @@ CONSUME_QUEUES, BATCH_QUEUES = "consumequeue", "batchconsumequeue"
 
 def queues_in(store: Path, topic: str) -> list[ConsumeQueue]:
     """Return the queues of a topic that have a folder in a store, by queue id."""
-    queues = {one.queue_id: one for one in queues_of(store / CONSUME_QUEUES, topic)}
-    for one in queues_of(store / BATCH_QUEUES, topic):
-        queues[one.queue_id] = BatchConsumeQueue(one.topic, one.queue_id, one.folder)
+    queues = {queue.queue_id: queue for queue in queues_of(store / CONSUME_QUEUES, topic)}
+    for queue in queues_of(store / BATCH_QUEUES, topic):
+        queues[queue.queue_id] = BatchConsumeQueue(queue.topic, queue.queue_id, queue.folder)
     return [queues[queue_id] for queue_id in sorted(queues)]
 
 
@@ -318,14 +318,14 @@ def offsets_named(folder: Path, begin: int, end: int) -> npt.NDArray[np.int64]:
 
     A queue that can't be read is skipped.
     """
-    found = [np.zeros(0, np.int64)]
+    parts = [np.zeros(0, np.int64)]
     for queue in list_queues(folder):
         with suppress(CorruptFile, StorageError):
             first = queue.seek(begin)
             _, entries = queue.read(first, max(queue.seek(end) - first, 1))
             offsets = entries["offset"].astype(np.int64)
-            found.append(offsets[(offsets >= begin) & (offsets < end)])
-    return distinct_numbers(np.concatenate(found))
+            parts.append(offsets[(offsets >= begin) & (offsets < end)])
+    return distinct_numbers(np.concatenate(parts))
 
 
 # Prefix of the source names of followed stores
@@ -359,10 +359,10 @@ class StoreDirectory:
 
         `more_logs` are further folders of its segments.
         """
-        more_logs = tuple([absolute_path(one).resolve() for one in more_logs])
-        for one in more_logs:
-            if not one.is_dir():
-                raise InvalidArgument(f"--commitlog {one} is not a folder")
+        more_logs = tuple([absolute_path(log).resolve() for log in more_logs])
+        for log in more_logs:
+            if not log.is_dir():
+                raise InvalidArgument(f"--commitlog {log} is not a folder")
         folder = absolute_path(folder).resolve()
         if name is not None and not name.strip():
             raise InvalidArgument("a store's name must not be empty")
@@ -370,7 +370,7 @@ class StoreDirectory:
             raise InvalidArgument(f"{folder} is not a folder")
         if not any((folder / part).exists() for part in _PARTS):
             raise InvalidArgument(f"{folder} is not a RocketMQ store: it has no commitlog/")
-        return cls(folder, name or str(folder), tuple([one for one in more_logs if one != folder / "commitlog"]))
+        return cls(folder, name or str(folder), tuple([log for log in more_logs if log != folder / "commitlog"]))
 
     @property
     def source(self) -> str:
@@ -400,7 +400,7 @@ class StoreDirectory:
     def has_lost_log(self) -> bool:
         """Whether the folder of segments is missing although other files of a broker exist: brokers never delete it."""
         try:
-            if any(one.exists() for one in (self.commitlog, *self.more_logs)):
+            if any(log.exists() for log in (self.commitlog, *self.more_logs)):
                 return False
             return any((self.folder / part).exists() for part in _OF_A_BROKER)
         except OSError:  # it may not be looked at

@@ -28,16 +28,14 @@ from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import ENTRY as QUEUE_ENTRY
 from tiered_index.rocketmq.log.store import ConsumeQueue
 from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, StoreQueues, UnknownOffsets, checked_message
-from tiered_index.service.cold.caches import ByteCache
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.caches import ByteCache
 from tiered_index.storage.pools import DaemonPool
 from tiered_index.tombstones import ALWAYS
 
 Directories = ByteCache[tuple[str, str], QueueDirectory]
 """Directories of queue offsets, by the storage's URI and the object's name."""
-# Memory of queue offsets: a second copy is needed while they are checked
-_CHECKED_FACTOR = 2
 # Directories that are fetched at once.
 _THREADS = 8
 # Most messages, and bytes, that are fetched at once: the memory of a pull in addition to its answer
@@ -110,7 +108,7 @@ class _Archived:
 
 def archived_segments(archive: SegmentArchive, store: str) -> list[SegmentOfQueues]:
     """Return the archived segments of a store, by offset."""
-    return [_Archived(archive, one) for one in sorted(archive.state().segments_of(store), key=lambda one: one.start)]
+    return [_Archived(archive, segment) for segment in archive.segments().of(store)]
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     """Reads the queues of one log from `segments`, in the order of the log, by their queue offsets.
 
     `name` is the store's name in the archive, if it is known. `messages` reads their messages. `holds(offset)` returns
-    whether a segment still has an offset. `expired` has the places that expired or were erased. `claim` is called with
-    the bytes of queue offsets before they are read, and of directories that were not cached.
+    whether a segment still has an offset. `expired` has the places that expired or were erased.
     """
 
     def __init__(
@@ -151,22 +148,19 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         expired: Expired,
         holds: Callable[[int], bool],
         directories: Directories,
-        claim: Callable[[int], None] = lambda _: None,
         *,
         name: str | None = None,
     ) -> None:
         self.name = name
         self._segments, self._messages, self._expired, self._holds = segments, messages, expired, holds
-        self._cache, self._claim = directories, claim
+        self._cache = directories
         self._read: list[QueueDirectory | None] | None = None
         # Caches for the request that this object serves
         self._topics: dict[str, dict[int, ArchivedQueue]] = {}
         self._decoded: dict[tuple[str, int], npt.NDArray[np.void]] = {}
 
     @classmethod
-    def of_archive(
-        cls, archive: SegmentArchive, store: str, directories: Directories, claim: Callable[[int], None]
-    ) -> ArchivedQueues:
+    def of_archive(cls, archive: SegmentArchive, store: str, directories: Directories) -> ArchivedQueues:
         """Return the queues of the store called `store` in the archive of an index, as of the present log state."""
         return cls(
             archived_segments(archive, store),
@@ -174,7 +168,6 @@ class ArchivedQueues(Queues[ArchivedQueue]):
             archive.state().expired,
             lambda offset: bool(archive.holding(offset, store)),
             directories,
-            claim,
             name=store,
         )
 
@@ -215,12 +208,12 @@ class ArchivedQueues(Queues[ArchivedQueue]):
             where = f"where queue {queue.queue_id} of {queue.topic} {'ends' if queue.is_open else 'begins'}"
             raise self._unknown(where, self._lacking())
         begin_s = self._begin_s(queue)
-        for one in queue.runs:
-            if one.run.newest_ms // 1000 >= begin_s:
+        for archived in queue.runs:
+            if archived.run.newest_ms // 1000 >= begin_s:
                 if begin_s <= 0:
-                    return Ends(one.run.first, last.run.end)
-                kept = self._entries_of(one)["store_ms"] // 1000 >= begin_s
-                return Ends(one.run.first + int(kept.argmax()), last.run.end)
+                    return Ends(archived.run.first, last.run.end)
+                is_recent = self._entries_of(archived)["store_ms"] // 1000 >= begin_s
+                return Ends(archived.run.first + int(is_recent.argmax()), last.run.end)
         return Ends(last.run.end, last.run.end)
 
     def last_store_ms(self, queue: ArchivedQueue, ends: Ends) -> int:
@@ -229,21 +222,21 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
     def seek_ms(self, queue: ArchivedQueue, ends: Ends, at_ms: int) -> int:
         """Return the offset of the first message stored at a time or later, by the times in the archive."""
-        for one in queue.runs:
-            if one.run.newest_ms >= at_ms and one.run.end > ends.begin:
-                later = self._entries_of(one)["store_ms"] >= at_ms
-                return max(ends.begin, one.run.first + int(later.argmax()))
+        for archived in queue.runs:
+            if archived.run.newest_ms >= at_ms and archived.run.end > ends.begin:
+                later = self._entries_of(archived)["store_ms"] >= at_ms
+                return max(ends.begin, archived.run.first + int(later.argmax()))
         return ends.end
 
     def _within(self, queue: ArchivedQueue, begin: int, end: int) -> tuple[int, int]:
-        number = bisect_right(queue.runs, end - 1, key=lambda one: one.run.first) - 1
+        number = bisect_right(queue.runs, end - 1, key=lambda archived: archived.run.first) - 1
         run = queue.runs[number].run
         if run.end < end and queue.runs[number + 1].after_unknown:
             raise self._unknown(f"the message at offset {end - 1} of queue {queue.queue_id}", self._lacking())
         return max(begin, run.first), min(end, run.end)
 
     def _entries(self, queue: ArchivedQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
-        number = bisect_right(queue.runs, offset, key=lambda one: one.run.first) - 1
+        number = bisect_right(queue.runs, offset, key=lambda archived: archived.run.first) - 1
         if number < 0 or queue.runs[number].run.end <= offset:
             # an offset between runs: a later one is next
             number += 1
@@ -251,15 +244,15 @@ class ArchivedQueues(Queues[ArchivedQueue]):
                 raise self._unknown(f"the message at offset {offset} of queue {queue.queue_id}", self._lacking())
         first = max(offset, queue.runs[number].run.first)
         parts, count, end = [np.zeros(0, QUEUE_ENTRY)], 0, queue.runs[number].run.first
-        for one in queue.runs[number:]:
-            if one.run.first != end or count >= most:
+        for archived in queue.runs[number:]:
+            if archived.run.first != end or count >= most:
                 break
-            found = self._entries_of(one)[max(0, first - one.run.first) :][: most - count]
-            part = np.empty(len(found), QUEUE_ENTRY)
-            part["offset"] = found["position"].astype(np.int64) + one.segment.start
-            part["size"], part["tags_code"] = found["size"], NO_CODE
+            entries = self._entries_of(archived)[max(0, first - archived.run.first) :][: most - count]
+            part = np.empty(len(entries), QUEUE_ENTRY)
+            part["offset"] = entries["position"].astype(np.int64) + archived.segment.start
+            part["size"], part["tags_code"] = entries["size"], NO_CODE
             parts.append(part)
-            count, end = count + len(found), one.run.end
+            count, end = count + len(entries), archived.run.end
         return first, np.concatenate(parts)
 
     def _reader(
@@ -276,10 +269,10 @@ class ArchivedQueues(Queues[ArchivedQueue]):
                     batch.append(waiting.pop())
                     size += int(entries["size"][batch[-1]])
                 fetched.update(self._fetch(queue, offsets, entries, batch))
-            found = fetched[row]
-            if isinstance(found, Exception):
-                raise found
-            return found
+            message = fetched[row]
+            if isinstance(message, Exception):
+                raise message
+            return message
 
         return read
 
@@ -288,21 +281,21 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     ) -> Iterator[tuple[int, Message | Exception | None]]:
         """Yield the message of each of `rows`, None for an expired or erased one, or its error."""
         places = [(int(entries["offset"][row]), int(entries["size"][row])) for row in rows]
-        for row, (place, _), one in zip(rows, places, self._messages.at_places(places), strict=True):
-            message = one.message
-            if one.error is not None:
-                yield row, one.error
+        for row, (place, _), fetched in zip(rows, places, self._messages.at_places(places), strict=True):
+            message = fetched.message
+            if fetched.error is not None:
+                yield row, fetched.error
             elif isinstance(message, Message):
                 try:
-                    checked_message(message, queue, int(offsets[row]), one.read_from or queue.topic)
+                    checked_message(message, queue, int(offsets[row]), fetched.read_from or queue.topic)
                 except CorruptFile as error:
                     yield row, error
                 else:
                     yield row, None if is_gone(self._expired, message) else message
-            elif one.state == "erased" or not self._holds(place):
+            elif fetched.state == "erased" or not self._holds(place):
                 yield row, None
             else:
-                problem = one.problem or "its message can't be read"
+                problem = fetched.problem or "its message can't be read"
                 yield row, CorruptFile(f"queue {queue.queue_id} of {queue.topic}", f"offset {offsets[row]}: {problem}")
 
     # of the archive
@@ -310,15 +303,14 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     def _directories(self) -> list[QueueDirectory | None]:
         """Return the directory of each segment, None for one without queue offsets. Raises as `SegmentArchive.read`."""
         if self._read is None:
-            wanted = [one for one in self._segments if one.queues_bytes]
-            known = {one.name: self._cache.get(one.place) for one in wanted}
-            if missing := [one for one in wanted if known[one.name] is None]:
+            wanted = [segment for segment in self._segments if segment.queues_bytes]
+            known = {segment.name: self._cache.get(segment.place) for segment in wanted}
+            if missing := [segment for segment in wanted if known[segment.name] is None]:
                 with contextlib.closing(DaemonPool(min(_THREADS, len(missing)), "tiered-index-queues")) as pool:
                     # each is cached when it arrives, also for the next request if this one ends early
-                    for one, future in [(one, pool.submit(self._fetched, one)) for one in missing]:
-                        known[one.name] = directory = future.result()
-                        self._claim(one.queues_bytes - directory.entries_bytes)
-            self._read = [known.get(one.name) for one in self._segments]
+                    for segment, future in [(segment, pool.submit(self._fetched, segment)) for segment in missing]:
+                        known[segment.name] = future.result()
+            self._read = [known.get(segment.name) for segment in self._segments]
         return self._read
 
     def _fetched(self, segment: SegmentOfQueues) -> QueueDirectory:
@@ -351,9 +343,9 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
     def _lacking(self) -> str:
         """Return why messages of the archive may be unknown; empty: all are known."""
-        if any(one is None for one in self._directories()):
+        if any(directory is None for directory in self._directories()):
             return "segments were archived without queue offsets, or are damaged"
-        if any(one.end != after.start for one, after in zip(self._segments, self._segments[1:], strict=False)):
+        if any(segment.end != after.start for segment, after in zip(self._segments, self._segments[1:], strict=False)):
             return "an archived segment was lost"
         return ""
 
@@ -372,11 +364,10 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         of_queue = ALWAYS if erased is None else erased.queues.get(queue.queue_id, ALWAYS)
         return max(self._expired.begin_of(queue.topic), of_queue, 0)
 
-    def _entries_of(self, one: ArchivedRun) -> npt.NDArray[np.void]:
-        run, segment = one.run, one.segment
+    def _entries_of(self, archived: ArchivedRun) -> npt.NDArray[np.void]:
+        run, segment = archived.run, archived.segment
         if (known := self._decoded.get((segment.name, run.begin))) is None:
             size = run.count * ENTRY.itemsize
-            self._claim(_CHECKED_FACTOR * size)
             data = segment.queue_offsets(run.begin, size)
             known = self._decoded[segment.name, run.begin] = decode_entries(data, run, segment.size_bytes, segment.name)
         return known
@@ -428,9 +419,9 @@ class StoreAndArchive(StoreQueues):
         """Return the offset of the first message stored at a time or later, in the archive or the store."""
         own = super().ends(queue)
         if ends.begin < own.begin and (older := self._older_of(queue, own)) is not None:
-            found = self._older.seek_ms(older, self._older.ends(older), at_ms)
-            if found < own.begin:
-                return max(found, ends.begin)
+            offset = self._older.seek_ms(older, self._older.ends(older), at_ms)
+            if offset < own.begin:
+                return max(offset, ends.begin)
         return super().seek_ms(queue, own, at_ms)
 
     def _within(self, queue: ConsumeQueue, begin: int, end: int) -> tuple[int, int]:

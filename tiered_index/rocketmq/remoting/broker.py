@@ -25,6 +25,7 @@ from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,
     ObjectNotFound,
+    PartialAnswer,
     StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
@@ -49,13 +50,13 @@ from tiered_index.rocketmq.remoting.frames import (
 from tiered_index.rocketmq.remoting.pulling import Ends, Pulled, Queues, UnknownOffsets, hashes_of_tags
 from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, have_queues, numbers_of_queues, queues_at_hand
 from tiered_index.rocketmq.remoting.throttled_log import ThrottledLog
-from tiered_index.service.answers.rows import check_key
 from tiered_index.service.index import IndexService
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits, RequestStats
-from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.read.budget import Limits, LookupBudget, LookupLimits, RequestStats
+from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.read.rows import check_key
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import MAX_TIMESTAMP_MS, Explain, IndexItem
+from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem
 
 # Most bytes of the messages of one response: a frame without its header
 _ROOM_BYTES = MAX_FRAME_BYTES - (64 << 10)
@@ -165,12 +166,12 @@ class _FittingMessages:
                 self.room = -1
         return answers
 
-    def _fitting(self, one: Fetched) -> Fetched:
-        message = one.message
-        if not isinstance(message, Message) or not one.carries_key:
-            return one
+    def _fitting(self, fetched: Fetched) -> Fetched:
+        message = fetched.message
+        if not isinstance(message, Message) or not fetched.carries_key:
+            return fetched
         self.room -= message.size
-        return one if self.room >= 0 else _left_out(one.item)
+        return fetched if self.room >= 0 else _left_out(fetched.item)
 
 
 def _left_out(item: IndexItem | None) -> Fetched:
@@ -205,7 +206,7 @@ class ReadOnlyBroker:
         self._root = root
         self.cluster = cluster
         self.name = name
-        if advertised is not None and not ((found := _ADDRESS.fullmatch(advertised)) and 0 < int(found[1]) < 1 << 16):
+        if advertised is not None and not ((match := _ADDRESS.fullmatch(advertised)) and 0 < int(match[1]) < 1 << 16):
             raise InvalidArgument(
                 f"{advertised!r} is not an address of a broker: give HOST:PORT, as archive.example:9876 "
                 "(an IPv6 address without brackets)"
@@ -303,17 +304,17 @@ class ReadOnlyBroker:
         with self._topics_lock:
             now_s = self._clock.monotonic_s()
             if self._known_topics is not None and now_s - self._known_topics[0] < _TOPICS_S:
-                read_s, found = self._known_topics
-                if wanted is None or wanted in found or now_s - read_s < _UNKNOWN_TOPIC_S:
-                    return found
+                read_s, names = self._known_topics
+                if wanted is None or wanted in names or now_s - read_s < _UNKNOWN_TOPIC_S:
+                    return names
             answer = self._index.topics(allow_partial=True)
-            found = frozenset(summary.topic for summary in answer.topics)
+            names = frozenset(summary.topic for summary in answer.topics)
             if answer.status == "complete":
-                self._known_topics = now_s, found
-            elif wanted not in found:
+                self._known_topics = now_s, names
+            elif wanted not in names:
                 problems = "; ".join(f"{report.file}: {report.error}" for report in answer.failed)
                 raise StorageUnavailable(f"which topics there are is not known: {problems}")
-            return found
+            return names
 
     def _has(self, topic: str, caller: _Caller) -> bool:
         return caller.sees(topic) and topic in self.topics(topic)
@@ -395,8 +396,8 @@ class ReadOnlyBroker:
         return counts
 
     def _key_value(self, request: Command, local: Host) -> Command:
-        asked = f"Namespace: {request.fields.get('namespace', '')} Key: {request.fields.get('key', '')}"
-        return request.answered(ResponseCode.QUERY_NOT_FOUND, f"No config item, {asked}")
+        question = f"Namespace: {request.fields.get('namespace', '')} Key: {request.fields.get('key', '')}"
+        return request.answered(ResponseCode.QUERY_NOT_FOUND, f"No config item, {question}")
 
     def _system_topics(self, request: Command, local: Host) -> Command:
         topics = {"topicList": list(dict.fromkeys((self.cluster, self.name)))}
@@ -444,10 +445,11 @@ class ReadOnlyBroker:
             # continue after the last message of the previous page
             end_ms, cursor = self._continued(topic, key, begin_ms, end_ms, last)
         answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, cursor, source=source)
+        _check_whole(answer.failed)
         caller.answer = answer
-        caller.withheld += sum(one.withheld for one in answer.messages)
-        messages = [one.message for one in answer.messages if isinstance(one.message, Message)]
-        if damaged := [one for one in answer.messages if one.damaged]:
+        caller.withheld += sum(answered.withheld for answered in answer.messages)
+        messages = [answered.message for answered in answer.messages if isinstance(answered.message, Message)]
+        if damaged := [answered for answered in answer.messages if answered.damaged]:
             text = "%s %s: %d of %d messages are damaged; the first one: %s"
             problem = damaged[0].problem
             self.log.log(logging.ERROR, text, topic, key, len(damaged), len(answer.messages), problem)
@@ -474,13 +476,13 @@ class ReadOnlyBroker:
     def _shortfall(self, topic: str, key: str, answered: Sequence[Fetched]) -> str | None:
         """Return a text about messages that the response lacks, and log the reasons; None: it lacks none."""
         texts: list[str] = []
-        if lacking := [one for one in answered if one.message is None and one.problem != _NO_ROOM]:
-            counts = Counter("damaged" if one.damaged else one.state for one in lacking)
+        if lacking := [fetched for fetched in answered if fetched.message is None and fetched.problem != _NO_ROOM]:
+            counts = Counter("damaged" if fetched.damaged else fetched.state for fetched in lacking)
             states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
             texts.append(f"{len(lacking)} of {len(answered)} messages are not available: {states}")
             text = "%s %s: %s; the first one: %s"
             self.log.log(logging.WARNING, text, topic, key, texts[0], lacking[0].problem)
-        if cut := sum(one.problem == _NO_ROOM for one in answered):
+        if cut := sum(fetched.problem == _NO_ROOM for fetched in answered):
             texts.append(f"{cut} of {len(answered)} messages, the older ones, do not fit into a frame of 16 MiB")
         return "; ".join(texts) or None
 
@@ -490,13 +492,14 @@ class ReadOnlyBroker:
         `last_key` is RocketMQ 5.5's cursor: ``HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET``, the hour in epoch milliseconds.
         Raises `BadRequest` if the key has no such message.
         """
-        found = _LAST_KEY.fullmatch(last_key)
-        if found is None:
+        key_parts = _LAST_KEY.fullmatch(last_key)
+        if key_parts is None:
             raise BadRequest("the custom field <lastKey> is not HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET")
-        hour_ms, offset, cursor = int(found[1]), int(found[2]), None
+        hour_ms, offset, cursor = int(key_parts[1]), int(key_parts[2]), None
         end_ms = min(end_ms, hour_ms + _HOUR_MS - 1, MAX_TIMESTAMP_MS)
         while begin_ms <= end_ms:
             page = self._index.query(topic, key, begin_ms, end_ms, _AHEAD, cursor)
+            _check_whole(page.failed)
             for item in page.items:
                 if item.offset == offset:
                     return end_ms, self._index.cursor_after(topic, key, begin_ms, end_ms, item)
@@ -514,7 +517,7 @@ class ReadOnlyBroker:
         as_of_ms: int | None = None
         if answer is not None and answer.freshness:
             as_of_ms = answer.as_of_ms or 0
-            positions = [position for one in answer.freshness for position in one.positions.values()]
+            positions = [position for freshness in answer.freshness for position in freshness.positions.values()]
         elif isinstance(self._index, IndexService):
             positions = list(self._index.durable_positions().values())
         return {
@@ -524,17 +527,17 @@ class ReadOnlyBroker:
 
     def _view(self, request: Command, local: Host, caller: _Caller) -> Command:
         offset = number_of(request, "offset")
-        found, is_damaged = self._at(offset, caller) if offset >= 0 else ([], False)
+        messages, is_damaged = self._at(offset, caller) if offset >= 0 else ([], False)
         # several brokers' logs may have the offset: prefer the requested address, then the requested topic
-        of_local = [message for message in found if message.store_host == local]
+        of_local = [message for message in messages if message.store_host == local]
         if is_damaged and not of_local:
             # the damaged message may be the requested one
             return request.answered(ResponseCode.SYSTEM_ERROR, _DAMAGED)
-        found = of_local or found
-        found = [message for message in found if message.topic == request.fields.get("topic")] or found
-        if len(found) == 1:
-            return request.answered(ResponseCode.SUCCESS, body=found[0].encode())
-        several = f": {len(found)} brokers stored one there" if found else ""
+        messages = of_local or messages
+        messages = [message for message in messages if message.topic == request.fields.get("topic")] or messages
+        if len(messages) == 1:
+            return request.answered(ResponseCode.SUCCESS, body=messages[0].encode())
+        several = f": {len(messages)} brokers stored one there" if messages else ""
         text = f"can not find message by the offset, {offset}{several}"
         return request.answered(ResponseCode.SYSTEM_ERROR, text)
 
@@ -548,7 +551,7 @@ class ReadOnlyBroker:
         except InvalidArgument:
             return [], False
         held, is_damaged = self._at(offset, caller)
-        return [one for one in held if one.store_host == host and one.topic == topic], is_damaged
+        return [message for message in held if message.store_host == host and message.topic == topic], is_damaged
 
     # queues
 
@@ -624,7 +627,7 @@ class ReadOnlyBroker:
 
     def _at(self, offset: int, caller: _Caller) -> tuple[list[Message], bool]:
         """Return the distinct messages at an offset of all logs that the caller may see, and whether one is damaged."""
-        found: dict[Message, None] = {}
+        messages: dict[Message, None] = {}
         is_damaged = False
         own: Host | None = None
         for source in self._logs():
@@ -633,7 +636,7 @@ class ReadOnlyBroker:
             if isinstance(message := fetched.message, Message):
                 # a broker that rewrote its log has only the message in the store; the archive may have the earlier one
                 if source.store is not None or message.store_host != own:
-                    found[message] = None
+                    messages[message] = None
                 own = message.store_host if source.store is not None else own
             elif fetched.damaged:
                 # do not show a caller of some topics that the place of another topic's message is damaged
@@ -642,14 +645,14 @@ class ReadOnlyBroker:
             else:
                 # usually an offset at which no message begins, which clients may send
                 _log.debug("no message at offset %d: %s", offset, fetched.problem)
-        return list(found), is_damaged
+        return list(messages), is_damaged
 
     def _logs(self) -> Iterator[RocketmqMessages]:
         """Yield the messages of each log: an offset belongs to one log."""
         if self._store is not None:
             yield RocketmqMessages(self._store, root=self._root)
         for archive in self._archives().values():
-            for name in archive.state().byte_stores:
+            for name in archive.segments().byte_stores:
                 yield RocketmqMessages(None, archive, store_name=name)
 
 
@@ -677,6 +680,13 @@ _CONSTANT: Mapping[int, bytes] = {
     ),
 }
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+
+
+def _check_whole(failed: tuple[FileReport, ...]) -> None:
+    """Raise `PartialAnswer` for files that were not read: clients would take their response for the whole."""
+    if failed:
+        problems = "; ".join(f"{report.file}: {report.error}" for report in failed)
+        raise PartialAnswer(f"the answer would lack entries: {problems}", failed=failed)
 
 
 def _topic_config(name: str, queues: int) -> dict[str, object]:

@@ -17,7 +17,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting.archived_queues import is_gone
-from tiered_index.rocketmq.remoting.pulling import Ends, Queue, Queues
+from tiered_index.rocketmq.remoting.pulling import Ends, PulledQueue, Queues
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import Explain
 
@@ -28,7 +28,7 @@ _CURSOR = re.compile(r"(earlier|later):((?:[0-9]{1,9}=[0-9]{1,18})(?:,[0-9]{1,9}
 _MOST_STEP = 32
 
 
-class Placed(NamedTuple):
+class PlacedMessage(NamedTuple):
     """A message and its place, or the reason why it can't be read."""
 
     queue_id: int
@@ -38,13 +38,13 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Browsed:
+class BrowsedMessages:
     """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now.
 
     `begins` are the places of its queues before its first message.
     """
 
-    messages: tuple[Placed, ...]
+    messages: tuple[PlacedMessage, ...]
     earlier: str | None
     later: str | None
     ends: Mapping[int, Ends]
@@ -54,7 +54,7 @@ class Browsed:
     @property
     def status(self) -> Literal["complete", "partial"]:
         """``partial``: a message of the page can't be read."""
-        return "partial" if any(one.problem for one in self.messages) else "complete"
+        return "partial" if any(message.problem for message in self.messages) else "complete"
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -63,7 +63,7 @@ class Browsed:
         """Return the cursor that continues after the message with a number."""
         if number == len(self.messages) - 1:
             return self.later
-        read = {one.queue_id: one.queue_offset + 1 for one in self.messages[: number + 1]}
+        read = {message.queue_id: message.queue_offset + 1 for message in self.messages[: number + 1]}
         return _encoded("later", {**self.begins, **read})
 
 
@@ -81,7 +81,7 @@ class Browser:
 
     def page(
         self, topic: str, queue_id: int | None, at_ms: int | None, cursor: str | None, max_count: int
-    ) -> Browsed | None:
+    ) -> BrowsedMessages | None:
         """Return up to `max_count` messages around `at_ms`, or those that `cursor` names; None: no such topic or queue.
 
         Raises `InvalidArgument` for a cursor of another request and for too many queues, and `CorruptFile` for a
@@ -90,8 +90,8 @@ class Browser:
         if queue_id is None:
             queues = {queue.queue_id: queue for queue in self.queues.of_topic(topic)}
         else:
-            found = self.queues.find(topic, queue_id)
-            queues = {} if found is None else {queue_id: found}
+            queue = self.queues.find(topic, queue_id)
+            queues = {} if queue is None else {queue_id: queue}
         if not queues:
             return None
         if len(queues) > MOST_QUEUES:
@@ -109,7 +109,7 @@ class Browser:
         behind = _Way(self, queues, ends, places, is_backwards=False).read(rest)
         has_earlier = any(before.places[number] > ends[number].begin for number in queues)
         has_later = any(behind.places[number] < ends[number].end for number in queues)
-        return Browsed(
+        return BrowsedMessages(
             messages=(*before.found[::-1], *behind.found),
             earlier=_encoded("earlier", before.places) if has_earlier else None,
             later=_encoded("later", behind.places) if has_later else None,
@@ -124,7 +124,7 @@ class _Way:
     def __init__(
         self,
         browser: Browser,
-        queues: Mapping[int, Queue],
+        queues: Mapping[int, PulledQueue],
         ends: Mapping[int, Ends],
         places: Mapping[int, int],
         *,
@@ -132,7 +132,7 @@ class _Way:
     ) -> None:
         self._browser, self._queues, self._ends, self._is_backwards = browser, queues, ends, is_backwards
         self.places = dict(places)
-        self.found: list[Placed] = []
+        self.found: list[PlacedMessage] = []
         self._is_full = False
 
     def read(self, most: int) -> _Way:
@@ -146,7 +146,7 @@ class _Way:
                 self.places[timed.placed.queue_id] = timed.following
         return self
 
-    def _timed(self, queue: Queue, step: int) -> Iterator[_Timed]:
+    def _timed(self, queue: PulledQueue, step: int) -> Iterator[_Timed]:
         """Yield messages of a queue, each with a time that never decreases, so that merging keeps the queue's order.
 
         A message that can't be read has the time of the previous one.
@@ -176,7 +176,7 @@ class _Way:
             if message is not None:
                 latest = max(latest, sign * message.store_ms)
             following = offset if self._is_backwards else behind
-            yield _Timed(latest, sign * number, following, Placed(number, offset, message, problem))
+            yield _Timed(latest, sign * number, following, PlacedMessage(number, offset, message, problem))
             is_first = False
         # only skipped messages may follow the last one
         self.places[number] = begin if self._is_backwards else end
@@ -189,7 +189,7 @@ class _Timed:
     time: float
     queue: int
     following: int = field(compare=False)
-    placed: Placed = field(compare=False)
+    placed: PlacedMessage = field(compare=False)
 
 
 def _encoded(direction: str, places: Mapping[int, int]) -> str:
@@ -201,14 +201,16 @@ def _decoded(cursor: str, ends: Mapping[int, Ends]) -> tuple[bool, dict[int, int
 
     A queue that the cursor lacks is newer than the cursor: its place is its begin.
     """
-    found = _CURSOR.fullmatch(cursor)
-    if found is None:
+    cursor_parts = _CURSOR.fullmatch(cursor)
+    if cursor_parts is None:
         raise InvalidArgument("the cursor does not belong to this request: begin again with at_ms")
-    named = {int(number): int(offset) for number, _, offset in (one.partition("=") for one in found[2].split(","))}
+    named = {
+        int(number): int(offset) for number, _, offset in (pair.partition("=") for pair in cursor_parts[2].split(","))
+    }
     if not named.keys() <= ends.keys():
         raise InvalidArgument("the cursor has other queues: begin again with at_ms")
     places = {
         number: min(max(named.get(number, of_queue.begin), of_queue.begin), of_queue.end)
         for number, of_queue in ends.items()
     }
-    return found[1] == "earlier", places
+    return cursor_parts[1] == "earlier", places

@@ -35,7 +35,7 @@ from enum import IntEnum
 from typing import Any
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.answers.rows import check_topic
+from tiered_index.service.read.rows import check_topic
 
 JSON, BINARY = 0, 1
 # Bits of `flag`.
@@ -336,9 +336,9 @@ def signature(command: Command, secret: str) -> str:
 def signer_of(command: Command, keys: Mapping[str, AccessKey]) -> AccessKey | None:
     """Return the key of `keys` (by name) with which a request is signed; None: no key."""
     key = keys.get(command.fields.get(ACCESS_KEY, ""))
-    given = command.fields.get(SIGNATURE, "").encode(errors="replace")
+    sent_signature = command.fields.get(SIGNATURE, "").encode(errors="replace")
     # the same work for an unknown name: the time must not show it
-    is_signed = hmac.compare_digest(signature(command, (key or EVERY_TOPIC).secret).encode(), given)
+    is_signed = hmac.compare_digest(signature(command, (key or EVERY_TOPIC).secret).encode(), sent_signature)
     return key if is_signed else None
 
 

@@ -55,7 +55,7 @@ class Pulled:
     body: bytes = b""
 
 
-class Place(NamedTuple):
+class PlaceInQueue(NamedTuple):
     """The place of a message: its queue offset, that of a batch's first message, commit log offset, and size."""
 
     queue_offset: int
@@ -63,7 +63,7 @@ class Place(NamedTuple):
     size: int
 
 
-class Unread(NamedTuple):
+class UnreadMessage(NamedTuple):
     """A message of a queue. `read()` returns it, or None if it was deleted, expired or erased; raises `CorruptFile`."""
 
     queue_offset: int
@@ -87,7 +87,7 @@ class UnknownOffsets(CorruptFile):
     """The messages of a queue are unknown. `problem` has the reason, without names of objects."""
 
 
-class Queue(Protocol):
+class PulledQueue(Protocol):
     """A queue of a topic."""
 
     @property
@@ -99,7 +99,7 @@ class Queue(Protocol):
         """The queue's number within the topic."""
 
 
-Q = TypeVar("Q", bound=Queue)
+Q = TypeVar("Q", bound=PulledQueue)
 
 
 class Queues(ABC, Generic[Q]):
@@ -139,7 +139,7 @@ class Queues(ABC, Generic[Q]):
     def _reader(
         self, queue: Q, offsets: npt.NDArray[np.int64], entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Callable[[int], Message | None]:
-        """Return a function that returns the message of a row of `entries`, as `Unread.read`.
+        """Return a function that returns the message of a row of `entries`, as `UnreadMessage.read`.
 
         `offsets` are their queue offsets. The function is called for `rows`, in this order.
         """
@@ -152,14 +152,16 @@ class Queues(ABC, Generic[Q]):
         """Return the last part of [begin, end) without missing offsets."""
         return begin, end
 
-    def place(self, queue: Q, offset: int) -> Place | None:
+    def place(self, queue: Q, offset: int) -> PlaceInQueue | None:
         """Return the place of the message at a queue offset before the queue's end; None: there is none."""
         first, entries = self._entries(queue, offset, 1)
         if first > offset or not len(entries):
             return None
-        return Place(first, int(entries["offset"][0]), int(entries["size"][0]))
+        return PlaceInQueue(first, int(entries["offset"][0]), int(entries["size"][0]))
 
-    def messages(self, queue: Q, begin: int, end: int, step: int, *, backwards: bool = False) -> Iterator[Unread]:
+    def messages(
+        self, queue: Q, begin: int, end: int, step: int, *, backwards: bool = False
+    ) -> Iterator[UnreadMessage]:
         """Yield the messages at the queue offsets [begin, end), or backwards, reading `step` entries at once.
 
         Offsets without a message are skipped.
@@ -181,7 +183,7 @@ class Queues(ABC, Generic[Q]):
             read = self._reader(queue, offsets, entries[:count], rows)
             for row in rows:
                 size, behind = int(entries["size"][row]), int(offsets[row + 1])
-                yield Unread(int(offsets[row]), size, partial(read, row), behind)
+                yield UnreadMessage(int(offsets[row]), size, partial(read, row), behind)
             if not (count or backwards):
                 return
 
@@ -213,7 +215,7 @@ class Queues(ABC, Generic[Q]):
             raise CorruptFile(topic, f"no entry at queue offset {offset}, and the queue ends at {ends.end}")
         most = max(1, min(most, _MOST_MESSAGES))
         most_bytes = max(_LEAST_BYTES, min(most_bytes, _MOST_BYTES))
-        found: list[bytes] = []
+        frames: list[bytes] = []
         offsets = self._offsets(queue, first, entries)
         found_bytes, status, following = 0, "NO_MATCHED_MESSAGE", int(offsets[-1])
         codes = entries["tags_code"]
@@ -221,13 +223,13 @@ class Queues(ABC, Generic[Q]):
         read = self._reader(queue, offsets, entries, rows)
         for row in rows:
             check_deadline(f"reading messages of {topic}")
-            if found and (len(found) == most or found_bytes + int(entries["size"][row]) > most_bytes):
+            if frames and (len(frames) == most or found_bytes + int(entries["size"][row]) > most_bytes):
                 following = int(offsets[row])
                 break
             try:
                 message = read(row)
             except CorruptFile:
-                if not found:
+                if not frames:
                     raise
                 following = int(offsets[row])
                 break
@@ -238,14 +240,14 @@ class Queues(ABC, Generic[Q]):
                 or int(entries["tags_code"][row]) >= _LEAST_HASH
                 or java_string_hash(message.tags or "") in tags
             ):
-                found.append(message.encode())
+                frames.append(message.encode())
                 found_bytes += message.size
-        if not found:
+        if not frames:
             return Pulled(ResponseCode.PULL_RETRY_IMMEDIATELY, status, following, ends)
-        return Pulled(ResponseCode.SUCCESS, "FOUND", following, ends, b"".join(found))
+        return Pulled(ResponseCode.SUCCESS, "FOUND", following, ends, b"".join(frames))
 
 
-def checked_message(message: Message, queue: Queue, offset: int, file: str) -> Message:
+def checked_message(message: Message, queue: PulledQueue, offset: int, file: str) -> Message:
     """Return `message`. Raises `CorruptFile` unless it is the one at an offset of the queue."""
     if (message.topic, message.queue_id, message.queue_offset) != (queue.topic, queue.queue_id, offset):
         problem = f"queue offset {offset} names commit log offset {message.physical_offset}, where another message is"

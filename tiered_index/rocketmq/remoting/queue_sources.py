@@ -8,7 +8,7 @@ each closed segment once, of the last segment as far as it is written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ from tiered_index.rocketmq.remoting.archived_queues import (
     archived_segments,
 )
 from tiered_index.rocketmq.remoting.pulling import Queues, StoreQueues, UnknownOffsets
-from tiered_index.service.cold.caches import ByteCache
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.lookup.messages import Fetched
+from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.read.caches import ByteCache
+from tiered_index.service.read.messages import Fetched
 
 # Memory of directories, and of queue offsets that were read from messages
 _DIRECTORIES_BYTES, _SCANS_BYTES = 64 << 20, 256 << 20
@@ -113,20 +113,16 @@ class _Stored:
 
 
 def _of_messages(
-    store: Path,
-    root: Path | None,
-    archived: tuple[SegmentArchive, str] | None,
-    caches: QueueCaches,
-    claim: Callable[[int], None],
+    store: Path, root: Path | None, archived: tuple[SegmentArchive, str] | None, caches: QueueCaches
 ) -> ArchivedQueues:
     """Return the queues of a store and its archive by the messages of the log, and by archived queue offsets."""
     log = CommitLogReader(store / "commitlog")
     known = [] if archived is None else archived_segments(*archived)
-    of_archive = {one.start: one for one in known if one.queues_bytes}
+    of_archive = {segment.start: segment for segment in known if segment.queues_bytes}
     listed = log.segments()
     # the broker makes the next file in advance
-    written = [one for one in listed if any(stored_bytes(listed, one.start, BLANK_BYTES) or b"")]
-    segments: list[SegmentOfQueues] = [one for one in known if not listed or one.end <= listed[0].start]
+    written = [segment for segment in listed if any(stored_bytes(listed, segment.start, BLANK_BYTES) or b"")]
+    segments: list[SegmentOfQueues] = [segment for segment in known if not listed or segment.end <= listed[0].start]
     for segment in written:
         twin = of_archive.get(segment.start)
         if twin is not None and twin.end == segment.end and segment is not written[-1]:
@@ -144,20 +140,19 @@ def _of_messages(
             or (archive is not None and bool(archive.holding(offset, name)))
         ),
         caches.directories,
-        claim,
     )
 
 
 def have_queues(archives: Iterable[SegmentArchive]) -> bool:
     """Return whether a segment was archived with queue offsets."""
-    return any(one.queues_bytes for archive in archives for one in archive.state().archive.values())
+    return any(archive.segments().have_queues for archive in archives)
 
 
 def _archived_log(archives: list[SegmentArchive], store: Path | None) -> tuple[SegmentArchive, str] | None:
     """Return the only archived log and its archive; None: no segment has queue offsets, or they are not the store's."""
     if not have_queues(archives):
         return None
-    places = [(archive, name) for archive in archives for name in archive.state().byte_stores]
+    places = [(archive, name) for archive in archives for name in archive.segments().byte_stores]
     if len(places) > 1 and store is None:
         text = f"the logs of {len(places)} brokers are archived, and each has queues of its own: serve one of them"
         raise UnknownOffsets("the archive", text)
@@ -165,27 +160,22 @@ def _archived_log(archives: list[SegmentArchive], store: Path | None) -> tuple[S
 
 
 def queues_at_hand(
-    topic: str,
-    store: Path | None,
-    root: Path | None,
-    archives: Iterable[SegmentArchive],
-    caches: QueueCaches,
-    claim: Callable[[int], None] = lambda _: None,
+    topic: str, store: Path | None, root: Path | None, archives: Iterable[SegmentArchive], caches: QueueCaches
 ) -> Queues[Any] | None:
     """Return the queues of the first source that has the topic; None if neither store nor archive has queue offsets.
 
-    If none has the topic, the first source is returned. For `claim` see `ArchivedQueues`. Raises `UnknownOffsets` if no
+    If none has the topic, the first source is returned. Raises `UnknownOffsets` if no
     source has the topic and one may have it, and without a store if several logs are archived.
     """
     archived = _archived_log(list(archives), store)
-    of_archive = None if archived is None else ArchivedQueues.of_archive(*archived, caches.directories, claim)
+    of_archive = None if archived is None else ArchivedQueues.of_archive(*archived, caches.directories)
     if store is None:
         return of_archive
     of_store = StoreQueues(store, root) if of_archive is None else StoreAndArchive(store, root, of_archive)
     if of_store.of_topic(topic):
         return of_store
     if unreadable_queues(store) is not None:
-        return _of_messages(store, root, archived, caches, claim)
+        return _of_messages(store, root, archived, caches)
     return of_store if of_archive is None or not of_archive.of_topic(topic) else of_archive
 
 
@@ -232,9 +222,9 @@ def numbers_of_queues(
     archived = _archived_log(list(archives), store)
     counts = {} if store is None else counted_queues(store)
     if store is not None and unreadable_queues(store) is not None:
-        further = _of_messages(store, root, archived, caches, lambda _: None).counts()
+        further = _of_messages(store, root, archived, caches).counts()
     elif archived is not None:
-        further = ArchivedQueues.of_archive(*archived, caches.directories, lambda _: None).counts()
+        further = ArchivedQueues.of_archive(*archived, caches.directories).counts()
     else:
         further = {}
     return {topic: max(counts.get(topic, 0), further.get(topic, 0)) for topic in {*counts, *further}}

@@ -3,7 +3,8 @@
 One task for each connection reads frames, and one for each request answers it. Responses are sent when they are ready,
 with their request's `opaque`. A one-way request is processed and counted as others, but its response is not sent.
 Lookups run in a bounded pool of threads. A connection ends at the first bytes that are not a frame, when it is idle for
-too long, and when its client disconnects. Its end also ends its lookups. Threads: one event loop's.
+too long, and when its client disconnects. `Strangers` bounds those without a valid key. Its end also ends its lookups.
+Threads: one event loop's.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from tiered_index.rocketmq.remoting.frames import (
     signer_of,
 )
 from tiered_index.service.async_reader import run_in_thread
-from tiered_index.service.lookup.messages import pause_s
+from tiered_index.service.read.messages import pause_s
 from tiered_index.storage.pools import DaemonPool
+from tiered_index.strangers import FIRST_S, Strangers
 
 _LENGTH_BYTES = 4
 _LEAST_FRAME_BYTES = 4
-_HANDSHAKE_S = 10.0
 # Time to hold a pull that waits for messages, as a broker that polls does
 _POLL_S = 1.0
 _log = logging.getLogger(__name__)
@@ -57,10 +58,10 @@ class RemotingServer:
     response and whether it was signed with one of the keys (True without `keys`). `observe` is called once for every
     request, with its response and the seconds between them. Both are called in any thread, also if the client has
     disconnected or the request failed. `bound` is a socket that is bound to the address already. `threads` answer
-    lookups.
+    lookups. The attributes are these arguments and the open connections.
     """
 
-    # Bounds on the memory that clients use. Connections:
+    # Bounds on the memory that clients use. Connections, beside those of strangers:
     connections_at_most = 1_024
     # Bytes of a request, without its length
     frame_bytes = 256 << 10
@@ -68,8 +69,8 @@ class RemotingServer:
     requests_of_connection, requests = 16, 256
     # Bytes of responses that clients have not read yet
     unsent_bytes = 256 << 20
-    # Time for the next complete frame, and for reading a response
-    idle_s = 120.0
+    # Time for the next complete frame, and for reading a response; and the time of a stranger for a frame
+    idle_s, first_s = 120.0, FIRST_S
     # A lookup that has waited longer is not begun: its client has given up
     queued_s = 5.0
 
@@ -96,13 +97,14 @@ class RemotingServer:
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Event | None = None
         self._connections: set[asyncio.Task[Any]] = set()
+        self.strangers = Strangers()
         self._refusing = self._closing = False
         self._requests = 0
         self._unsent_bytes = 0
 
     async def start(self) -> None:
         """Listen. Raises `SetupUnavailable` if the address can't be used."""
-        more: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
+        more: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": FIRST_S}
         place: dict[str, Any] = (
             {"host": self._host, "port": self._port} if self._bound is None else {"sock": self._bound}
         )
@@ -174,7 +176,7 @@ class RemotingServer:
         if self._closing:
             writer.transport.abort()
             return
-        if task is None or len(self._connections) >= self.connections_at_most:
+        if task is None or len(self._connections) - len(self.strangers) >= self.connections_at_most:
             if not self._refusing:
                 _log.warning("refusing connections: all %d allowed ones are open", len(self._connections))
             self._refusing = True
@@ -182,19 +184,26 @@ class RemotingServer:
             return
         self._connections.add(task)
         self._refusing = False
+        connection = _RemotingConnection(self, reader, writer)
+        self.strangers.enter(connection, connection.peer, writer.transport.abort)
         try:
-            await _Connection(self, reader, writer).run()
+            await connection.run()
         except asyncio.CancelledError:
             pass  # the server is closing
         finally:
             writer.transport.abort()
             self._connections.discard(task)
+            self.strangers.leave(connection)
 
-    async def respond(self, request: Command, local: Host, peer: str = "somewhere") -> Command:
-        """Return the response to a request from `peer` to the address `local`."""
+    async def respond(
+        self, request: Command, local: Host, peer: str = "somewhere", known: Callable[[], None] = lambda: None
+    ) -> Command:
+        """Return the response to a request from `peer` to `local`. `known` is called if it is signed with a key."""
         account = partial(self._account, request, time.monotonic())
         try:
             key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
+            if key is not None:
+                known()
             response = self.broker.refuse(request, peer) if key is None else self.broker.answer_at_once(request, local)
         except Exception:
             await self._on_loop(account, _failed(request))
@@ -271,7 +280,7 @@ class RemotingServer:
             self._unsent_bytes -= len(frame)
 
 
-class _Connection:
+class _RemotingConnection:
     """One client: reads its frames and sends the responses."""
 
     def __init__(self, server: RemotingServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -279,7 +288,7 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._local = _host_of(writer.get_extra_info("sockname"))
-        self._peer = str((writer.get_extra_info("peername") or ("somewhere",))[0])
+        self.peer = str((writer.get_extra_info("peername") or ("somewhere",))[0])
         self._free = asyncio.Semaphore(server.requests_of_connection)
         self._requests = 0
 
@@ -322,7 +331,8 @@ class _Connection:
     async def _exactly(self, size: int) -> bytes:
         while True:
             try:
-                async with asyncio.timeout(self._server.idle_s):
+                is_stranger = self in self._server.strangers
+                async with asyncio.timeout(self._server.first_s if is_stranger else self._server.idle_s):
                     return await self._reader.readexactly(size)
             except TimeoutError:
                 if not self._requests:
@@ -330,7 +340,8 @@ class _Connection:
 
     async def _answer(self, request: Command) -> None:
         try:
-            response = await self._server.respond(request, self._local, self._peer)
+            known = partial(self._server.strangers.leave, self)
+            response = await self._server.respond(request, self._local, self.peer, known)
             if request.is_oneway:
                 return
             frame = encode_frame(response)

@@ -43,8 +43,8 @@ class Console:
     """The console's files, by their paths below `/console/`."""
 
     def __init__(self) -> None:
-        found = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
-        self._files = {path.relative_to(FOLDER).as_posix(): _file(path) for path in found}
+        files = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
+        self._files = {path.relative_to(FOLDER).as_posix(): _file(path) for path in files}
 
     @property
     def paths(self) -> frozenset[str]:

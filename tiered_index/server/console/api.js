@@ -78,23 +78,12 @@ export async function text(path, asked = {}, more = {}) {
   }
 }
 
-// Returns the error in the last line of a response that broke off, or null.
-function lastSaid(whole) {
-  try {
-    const { error } = exact(whole.trimEnd().split("\n").at(-1));
-    return error && typeof error === "object" ? error : null;
-  } catch {
-    return null;
-  }
-}
-
 export async function json(path, asked = {}, more = {}) {
   const whole = await text(path, asked, more);
   try {
     return exact(whole);
   } catch {
-    const said = lastSaid(whole);
-    throw said ? new Problem(said) : brokeOff();
+    throw brokeOff();
   }
 }
 

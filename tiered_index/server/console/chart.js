@@ -1,4 +1,4 @@
-// Charts on a time axis (UTC), by uPlot: files as bars in lanes, and a line. Tables show the files, too.
+// Charts on a time axis (UTC), by uPlot: files as bars in lanes. Tables show the files, too.
 /* global uPlot */
 import { counted, isTimed, make, time } from "./page.js";
 
@@ -137,58 +137,5 @@ export class Lanes extends Chart {
     const bars = lane?.bars.filter((bar) => bar.row === row).map((bar) => bar.file) ?? [];
     const found = bars.find((file) => file.begin_ms <= at(left + NEAR) && file.end_ms >= at(left - NEAR));
     this.note.textContent = found ? this.describe(found) : HINT;
-  }
-}
-
-// One value over time, with a dashed line at the threshold of its alert.
-export class Line extends Chart {
-  constructor(box) {
-    super(box, "");
-    this.height = 128;
-  }
-
-  show(shown, summary) {
-    Object.assign(this, shown);
-    const x = { range: () => [this.begin, this.end] };
-    const y = { range: (_, min, max) => this.extent(min, max) };
-    const ink = () => color(this.isBeyond ? "--failed" : "--accent");
-    this.draw([this.times, this.values], summary, {
-      scales: { x, y },
-      axes: [axis({ size: 26, space: 60, values: (_, splits) => splits.map((ms) => time(ms).slice(11, 16)) }),
-        axis({ size: (_, said) => 26 + 7 * Math.max(...(said ?? [""]).map((one) => one.length)),
-          splits: (_, n, min, max) => [...new Set([min, this.threshold ?? max])],
-          values: (_, splits) => splits.map((value) => this.form(value)) })],
-      series: [{}, { stroke: ink, width: 2, points: { show: this.values.length < 3, stroke: ink, fill: ink } }],
-      cursor: { y: false, drag: { x: false, y: false } },
-      hooks: { setCursor: [() => this.point()], draw: [() => this.limit()] },
-    });
-  }
-
-  // The value axis begins at zero and includes the threshold. For a value like a position it begins at its least value.
-  extent(min, max) {
-    const most = Math.max(max ?? 0, this.threshold ?? 0) * 1.15;
-    if (this.threshold === null && min > max / 2) return [min, max > min ? max : min * 1.1];
-    return [0, most || 1];
-  }
-
-  point() {
-    const { idx } = this.plot.cursor;
-    const value = this.values[idx] ?? null;
-    this.note.textContent = idx == null ? "" : `${time(this.times[idx])}: ${value === null ? "not known" : this.form(value)}`;
-  }
-
-  limit() {
-    if (this.threshold === null) return;
-    const { ctx, bbox } = this.plot;
-    const top = this.plot.valToPos(this.threshold, "y", true);
-    ctx.save();
-    ctx.strokeStyle = color("--failed");
-    ctx.lineWidth = devicePixelRatio;
-    ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
-    ctx.beginPath();
-    ctx.moveTo(bbox.left, top);
-    ctx.lineTo(bbox.left + bbox.width, top);
-    ctx.stroke();
-    ctx.restore();
   }
 }

@@ -1,21 +1,12 @@
-// Shows the service's readiness, the freshness of its answers, and an hour of figures with their alerts.
+// Shows the service's readiness, the freshness of its answers, and its metrics now.
 import { json, metrics, text } from "./api.js";
-import { Line } from "./chart.js";
-import { NUMBER, Table, ago, column, count, find, make, tell, time, usd } from "./page.js";
+import { NUMBER, Table, ago, column, find, make, tell, time } from "./page.js";
 
-// the service's interval of samples
+// between two looks
 const EVERY_MS = 15000;
 // later than every entry: the service reads no file
 const NEVER_MS = 253402300799000;
 const UNREACHED = "it can’t be reached";
-const short = (number) => number.toLocaleString("en", { maximumSignificantDigits: 3 });
-const LENGTHS = [[7200, 3600, "h"], [120, 60, "min"], [0, 1, "s"]];
-function duration(seconds) {
-  const [, size, unit] = LENGTHS.find(([least]) => seconds >= least) ?? LENGTHS.at(-1);
-  return `${short(seconds / size)} ${unit}`;
-}
-const FORMS = { s: duration, usd, share: (part) => `${short(100 * part)} %` };
-const charts = new Map();
 let timer, table;
 
 export function start() {
@@ -56,7 +47,7 @@ export async function show() {
     ...reasons.length ? [listed("Not ready", reasons)] : [make("p", {}, "The service is ready.")],
     ...problems.length ? [listed("Problems", problems)] : []);
   if (reasons.includes(UNREACHED)) {
-    find("reasons").append(make("p", { class: "hint" }, "The figures below may be old. This page keeps trying."));
+    find("reasons").append(make("p", { class: "hint" }, "What follows may be old. This page keeps trying."));
     return later();
   }
   await part("fresh", async () => {
@@ -65,7 +56,6 @@ export async function show() {
     tell(find("fresh"), null);
     find("fresh").replaceChildren(...(freshness.length ? freshness.map(published) : [make("p", {}, beside)]));
   });
-  await part("history-said", async () => history(await json("v1/history")));
   if (find("raw").open) await raw();
   later();
 }
@@ -92,40 +82,4 @@ async function part(id, read) {
 function published({ source, as_of_ms: ms, not_asked: why }) {
   const until = ms === null ? "nothing is published yet" : `the newest published entry is from ${time(ms)}, ${ago(ms)}`;
   return make("p", {}, `${source}: ${until}${why ? `; a newer state was not read: ${why}` : ""}.`);
-}
-
-function history({ begin_ms: begin, end_ms: end, times_ms: times, figures }) {
-  find("no-figures").hidden = figures.length > 0;
-  // a service that restarted may lack some figures
-  const told = new Set(figures.map(({ title }) => title));
-  for (const [title, { box }] of charts) box.hidden = !told.has(title);
-  for (const figure of figures) {
-    if (!charts.has(figure.title)) charts.set(figure.title, boxOf(figure));
-    const { box, now, verdict, line } = charts.get(figure.title);
-    const { title, unit, values, alert } = figure;
-    const form = FORMS[unit] ?? ((number) => (Number.isInteger(number) ? count(number) : short(number)));
-    const last = values.at(-1) ?? null;
-    const known = values.filter((value) => value !== null);
-    const most = known.length ? `, at most ${form(known.reduce((a, b) => Math.max(a, b)))} in the last hour` : "";
-    const fires = (value) => (alert.is_floor ? value <= alert.threshold : value > alert.threshold);
-    const isBeyond = Boolean(alert) && (last === null ? alert.unknown_fires : fires(last));
-    box.classList.toggle("beyond", isBeyond);
-    now.textContent = last === null ? "not known" : form(last);
-    const bound = alert ? `${alert.is_floor ? "at most" : "above"} ${form(alert.threshold)}` : "";
-    const rule = alert ? `${bound}${alert.unknown_fires ? " or not known" : ""} for ${duration(alert.for_s)}` : "";
-    verdict.textContent = !alert ? "No alert." : `${isBeyond ? "Beyond its alert" : "Alert"}: ${rule}.`;
-    verdict.title = alert?.name ?? "";
-    // an element has a size only in the document
-    if (!box.isConnected) find("history").append(box);
-    line.show({ times, values, begin, end, form, threshold: alert?.threshold ?? null, isBeyond },
-      `${title}: now ${now.textContent}${most}. ${verdict.textContent}`);
-  }
-}
-
-function boxOf({ title }) {
-  const now = make("span", { class: "now" });
-  const verdict = make("p", { class: "hint" });
-  const picture = make("div");
-  const box = make("figure", {}, make("figcaption", {}, make("strong", {}, title), now), picture, verdict);
-  return { box, now, verdict, line: new Line(picture) };
 }

@@ -322,16 +322,13 @@ async function read(every) {
     }
     if (asked.having) return conclude(end);
     for await (const line of lines("v1/query", { ...asked, ...more, max_count: every ? MANY : PAGE }, mine.signal)) {
-      if (!("key_hash" in line)) end = line;
-      else if (items.push(line) && !waiting) waiting = requestAnimationFrame(draw);
+      if (!("key_hash" in line)) {
+        // at the end of each page: if the stream is cut, the next read continues there
+        [end, cursor, known] = [line, line.cursor, items.length];
+      } else if (items.push(line) && !waiting) waiting = requestAnimationFrame(draw);
     }
-    if (!end) throw brokeOff();
-    if (end.error) {
-      // the next read continues behind the entries that came
-      [cursor, known] = [end.cursor, items.length];
-      throw new Problem(end.error);
-    }
-    [cursor, known] = [end.cursor, items.length];
+    if (end?.error) throw new Problem(end.error);
+    if (!end?.status) throw brokeOff();
     explain(end.explain);
     conclude(end);
   } catch (problem) {

@@ -4,8 +4,8 @@
 - A writer that finds a higher epoch is fenced and stops.
 - Each record has the digest of the record before. So a process that continues from a record that it has read notices
   that the storage was restored, or that two histories were mixed.
-- A checkpoint is a stored state. It is a cache: a missing or damaged one costs requests, never data. A record is valid
-  even if its checkpoint can't be written. The newest two are kept.
+- A checkpoint is a stored state, written after every record while it is small. It is a cache: a missing or damaged one
+  costs requests, never data. A record is valid even if its checkpoint can't be written. The newest two are kept.
 
 Threads: any; `Checkpoints.write` one at a time. A lock that readers never hold serialises appends of one process.
 """
@@ -17,7 +17,6 @@ import itertools
 import logging
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -32,7 +31,6 @@ from tiered_index.errors import (
     NotAnIndex,
     ObjectExists,
     ObjectNotFound,
-    RootBehind,
     StorageBehind,
     StorageError,
     StorageUnavailable,
@@ -52,23 +50,24 @@ from tiered_index.format.names import (
     log_name,
     number_of,
 )
+from tiered_index.service.log.identity import Identity
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
-from tiered_index.service.log.state import CheckpointBase, LogReplay, LogState
-from tiered_index.service.log.summary import EAGER_BYTES, Summary
-from tiered_index.service.root.seen import Seen, SeenFile
+from tiered_index.service.log.state import LogReplay, LogState
+from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.context import active_context
 from tiered_index.storage.pools import side_by_side
 
-# a state of up to this size (about 10,000 objects) is stored whole after every record, so that a reader opens with 3
-# requests. Checkpoints after a larger one have only the changes since
-_WHOLE_BYTES = 2 << 20
-# earlier versions stored a large state after one record per this number of its bytes, at most 32 records
-_BYTES_A_RECORD, _MOST_RECORDS_BEFORE = 6 << 20, 32
+# a smaller checkpoint (up to about 30,000 objects) is written after every record, so that a reader opens with 3
+# requests; a larger one after so many records
+_SMALL_BYTES, _RECORDS_OF_LARGE = 2 << 20, 32
+# records that an opening reads at the same time
+_READ_AT_ONCE = 32
 _KEPT = 2
 _SWEPT_AT_ONCE = 8
 # most checkpoints to check that are older than the digests in the newest one
 _CHECKED = 2
+# who deleted a listed checkpoint has written a newer one: listing again costs less than reading the whole log
 _LISTINGS = 3
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -119,10 +118,7 @@ class _ListedCheckpoint:
 
 @dataclass(eq=False)
 class Checkpoints:
-    """The checkpoints of one log, one for each `every` records (None: for each record).
-
-    A checkpoint of a large state has only the changes since a whole one.
-    """
+    """The checkpoints of one log, one for each `every` records (None: see `_SMALL_BYTES`)."""
 
     storage: Storage
     every: int | None = None
@@ -131,25 +127,23 @@ class Checkpoints:
     read_ms: int | None = None
     """Time of the checkpoint that was read, by the storage's clock; 0: there is another one with its number."""
     _number: int = 0  # of the newest known checkpoint
-    _base: CheckpointBase | None = None  # the newest known whole checkpoint
-    summary: Summary = field(init=False)
-    # checkpoints that this process read or wrote: the number, and the name of the whole one
-    _known: list[tuple[int, str]] = field(default_factory=list)
+    _size_bytes: int = 0  # its size
+    _summaries: list[str] = field(default_factory=list)
+    """Names of summaries of directories, which earlier versions wrote. They have filters, also of erased keys."""
+    # numbers of checkpoints that this process read or wrote
+    _known: list[int] = field(default_factory=list)
     # records before this one have no checkpoints other than listed ones
     _swept: int = 0
 
-    def __post_init__(self) -> None:
-        self.summary = Summary(self.storage)
-
     def look(self) -> None:
-        """List the checkpoints and summaries: a request."""
+        """List the checkpoints: a request."""
         found = list(own_objects(self.storage, CHECKPOINT_PREFIX))
         self.listed = sorted(
             _ListedCheckpoint(*checkpoint_of(info.name), info.name, info.size_bytes, info.modified_ms)
             for info in found
             if not is_summary(info.name)
         )
-        self.summary.listed = [info for info in found if is_summary(info.name)]
+        self._summaries = [info.name for info in found if is_summary(info.name)]
 
     def states(self) -> Iterator[LogState]:
         """Yield the states of listed checkpoints that verify, the newest first, then an empty state. Each costs a GET.
@@ -162,7 +156,7 @@ class Checkpoints:
             try:
                 if (whole := base_of(one.name)) and whole not in {other.name for other in self.listed}:
                     raise CorruptFile(one.name, "its base checkpoint is missing")
-                base, state = self._read(one.name)
+                state = self.state_of(one.name)
                 CorruptFile.unless_equal(
                     one.name, "the number differs from the checkpoint name", one.number, state.number
                 )
@@ -176,37 +170,43 @@ class Checkpoints:
             except CorruptFile as error:
                 _log.warning("ignoring a checkpoint: %s", error)
             else:
-                self._number, self._base = one.number, base
-                self._known, self._swept = [(one.number, base.name)], one.number
+                self._number, self._size_bytes = one.number, one.size_bytes
+                self._known, self._swept = [one.number], one.number
                 is_alone = sum(other.number == one.number for other in self.listed) == 1
                 self.read_ms = one.modified_ms if is_alone else 0
                 yield state
             tried.add(one.name)
-        self._number, self._base, self._known, self._swept, self.read_ms = 0, None, [], 0, None
+        self._number, self._size_bytes, self._known, self._swept, self.read_ms = 0, 0, [], 0, None
         yield LogState()
 
     def state_of(self, name: str) -> LogState:
-        """Return the state in a checkpoint: one GET, two if it has changes. Raises `CorruptFile`, storage errors."""
-        return self._read(name)[1]
+        """Return the state in a checkpoint: one GET. Raises `CorruptFile` and storage errors.
 
-    def _read(self, name: str) -> tuple[CheckpointBase, LogState]:
-        """Return a checkpoint's state, and its base: the whole checkpoint that it is, or that it has changes to."""
+        A checkpoint of an earlier version may have only the changes since another one, and costs two GETs.
+        """
         whole = base_of(name) or name
         data, *changes = side_by_side([partial(self.storage.get, one) for one in dict.fromkeys((whole, name))])
         state = LogState.decode(data, whole)
-        base = state.as_base(whole, len(data))
-        return base, LogState.decode(changes[0], name, state) if changes else state
+        return LogState.decode(changes[0], name, state) if changes else state
 
     def newer(self, number: int) -> list[str]:
-        """Return the names of the listed checkpoints and summaries that are newer than record `number`."""
-        return [one.name for one in self.listed if one.number > number] + self.summary.newer(number)
+        """Return the names of the listed checkpoints that are newer than record `number`."""
+        return [one.name for one in self.listed if one.number > number]
 
     def drop_newer(self, number: int) -> None:
-        """Delete checkpoints and summaries newer than record `number`, the end of a restored log."""
+        """Delete checkpoints newer than record `number`, the end of a restored log."""
         if newer := self.newer(number):
             self.storage.delete_many(newer)
             self.listed = [one for one in self.listed if one.number <= number]
-            self.summary.listed = [info for info in self.summary.listed if info.name not in newer]
+
+    def drop_summaries(self) -> None:
+        """Delete the summaries of earlier versions. An error is logged; the next call tries again."""
+        if self._summaries:
+            try:
+                self.storage.delete_many(self._summaries)
+                self._summaries = []
+            except (StorageError, DiskFull) as error:
+                _log.warning("can't delete the summaries of an earlier version; the next record tries again: %s", error)
 
     def foreign(self, state: LogState) -> list[_ListedCheckpoint]:
         """Return the listed checkpoints that certainly belong to another history than `state`."""
@@ -222,19 +222,19 @@ class Checkpoints:
             one for one in self.listed if one.digest and one.number <= state.number and not state.digest_at(one.number)
         ]
 
+    @property
+    def _is_large(self) -> bool:
+        return self._size_bytes >= _SMALL_BYTES
+
     def write(self, state: LogState) -> None:
-        """Store `state` or its changes, if due. An error is logged; the next record tries again."""
-        if state.number - self._number < (self.every or 1):
+        """Store `state`, if due. An error is logged; the next record tries again."""
+        if state.number - self._number < (self.every or (_RECORDS_OF_LARGE if self._is_large else 1)):
             return
-        base, data = self._base, self._changes(state)
-        name = checkpoint_name(state.number, state.digest, base.name if base is not None and data else "")
-        if base is None or not data:
-            data = state.encode()
-            base = state.as_base(name, len(data))
+        data = state.encode()
         try:
-            self.storage.put(name, data)
-            self._number, self._base = state.number, base
-            self._known.append((state.number, base.name))
+            self.storage.put(checkpoint_name(state.number, state.digest), data)
+            self._number, self._size_bytes = state.number, len(data)
+            self._known.append(state.number)
             self._sweep(state)
         except (StorageError, DiskFull) as error:
             _log.warning(
@@ -243,48 +243,33 @@ class Checkpoints:
                 error,
             )
 
-    def _changes(self, state: LogState) -> bytes:
-        """Return the bytes of a checkpoint with changes; empty if it is time for a whole one."""
-        base = self._base
-        if base is None or base.size_bytes < _WHOLE_BYTES or base.name != checkpoint_name(base.number, base.digest):
-            return b""  # a version that knew no digests wrote it
-        try:
-            self.storage.head(base.name)
-        except ObjectNotFound:
-            return b""  # another process has deleted it, with older checkpoints
-        except StorageError:
-            pass  # the write reports it
-        return state.changes_since(base)
-
     def _sweep(self, state: LogState) -> None:
-        """Delete checkpoints older than the newest two, except their bases, also those that other processes wrote.
+        """Delete checkpoints older than the newest two, also those that other processes wrote.
 
         Checkpoints of another history are kept, because they prove it.
         """
         kept, over = self._known[-_KEPT:], self._known[:-_KEPT]
-        first, bases = kept[0][0], {base for number, base in self._known if number != number_of(base)}
-        needed = {base for _, base in kept}
-        old = [one for one in self.listed if one.number < first and one.name not in needed]
-        if len(kept) < _KEPT or len({one.number for one in old}.union(number for number, _ in over)) < _SWEPT_AT_ONCE:
+        # checkpoints of earlier versions to which the kept ones have the changes
+        bases = {base_of(one.name) for one in self.listed if one.number >= kept[0]}
+        old = [one for one in self.listed if one.number < kept[0] and one.name not in bases]
+        at_once = 1 if self._is_large else _SWEPT_AT_ONCE
+        if len(kept) < _KEPT or len({one.number for one in old}.union(over)) < at_once:
             return
         names = {one.name for one in old} - {one.name for one in (*self.foreign(state), *self.unknown(state))}
-        names.update(bases)
-        for number in range(self._swept, first):
+        for number in range(self._swept, kept[0]):
             if digest := state.digest_at(number):
-                names.update(checkpoint_name(number, digest, base) for base in ("", *bases))
-        self.storage.delete_many(sorted(names - needed))
-        self.listed = [one for one in self.listed if one.name not in names - needed]
-        self._known, self._swept = kept, first
+                names.add(checkpoint_name(number, digest))
+        self.storage.delete_many(sorted(names - bases))
+        self.listed = [one for one in self.listed if one.name not in names]
+        self._known, self._swept = kept, kept[0]
 
 
 # time between listings of a log that is used several times a second: only a listing notices another log, and holes
 LIST_EVERY_S = 30.0
 _LISTED = 1000
-# most numbers that one append loses to others before it gives up
-_MAX_RACES = 1000
-# a writer's own attempts, by which it distinguishes its records from those of a clone of its root
-_ATTEMPTS_KEPT = 1000
-WAY_ON = "run `tiered-index recover --root ROOT`, which sends the entries that the storage lacks"
+# an append that lost a number tries the next one, since each loss shows that another process made progress. It gives up
+# only after so long and so many losses: a host that was suspended for an hour may have lost one number in that time.
+_RACES_S, _RACES = 60.0, 100
 
 Make = Callable[[LogState], LogRecord | None]
 
@@ -304,6 +289,8 @@ class StorageLog:
         self.storage = storage
         self.clock = clock
         self.state = LogState()  # the state after the newest record read
+        self.shows: Callable[[LogState], object] = lambda _: None
+        """Gets each state, so that lookups see it."""
         self._checkpoints = Checkpoints(storage, checkpoint_every)
         # the listing of the newest record that was read: a replaced one has another size or time
         self._listed: ObjectInfo | None = None
@@ -311,25 +298,21 @@ class StorageLog:
         # least time between listings before an append; 0: each append lists the log
         self.lists_every_s = 0.0
         self._listed_s = 0.0
-        self.summary_data: bytes | None = None
-        """The newest summary, if `open` read it."""
         self._removed: dict[int, set[str]] = {}  # ids of files whose objects a record removed, by record
         self._settled = 0  # the newest record known to be durable
-        self._root_id, self._seen = root_id, seen
-        self._attempts = deque(seen.last.attempts if seen is not None else [], maxlen=_ATTEMPTS_KEPT)
+        self.identity = Identity(storage.uri, self.record, self._gone, root_id=root_id, seen=seen)
         self._append_lock = threading.Lock()
-        self._summary_lock = threading.Lock()
         self._advance_lock = threading.Lock()
 
-    def open(self, *, checks: bool = True, with_summary: bool = False) -> LogState:
+    def open(self, *, checks: bool = True) -> LogState:
         """Read the newest checkpoint, then the records after it: 3 requests and one per record.
 
-        If the context has threads, the log is listed while the checkpoint is read, together with a small summary if
-        `with_summary`. Raises `NotAnIndex`, and if `checks` the errors of `check_unmixed`.
+        If the context has threads, the log is listed while the checkpoint is read. Raises `NotAnIndex`, and if `checks`
+        the errors of `check_unmixed`.
         """
         self._checkpoints.look()
         states = self._checkpoints.states()
-        state, infos = self._read_at_once(states, with_summary=with_summary)
+        state, infos = self._read_at_once(states)
         while True:
             try:
                 number = self._read_on(state, infos)
@@ -346,28 +329,14 @@ class StorageLog:
             self.check_unmixed()
         return self.state
 
-    def _read_at_once(
-        self, states: Iterator[LogState], *, with_summary: bool
-    ) -> tuple[LogState, list[ObjectInfo] | None]:
+    def _read_at_once(self, states: Iterator[LogState]) -> tuple[LogState, list[ObjectInfo] | None]:
         """Return the state of the newest listed checkpoint, and the records after it if they were listed, too."""
-        checkpoints, summary = self._checkpoints, self._checkpoints.summary.newest
-        last = checkpoints.listed[-1].number if checkpoints.listed else 0
+        last = self._checkpoints.listed[-1].number if self._checkpoints.listed else 0
         if not last or active_context().submit is None:
             return next(states), None
         parts: list[Callable[[], Any]] = [partial(next, states), partial(self._list_from, last)]
-        if with_summary and summary is not None and summary.size_bytes <= EAGER_BYTES:
-            parts.append(partial(self._read_summary, summary.name))
-        state, infos, *read = side_by_side(parts)
-        if read:
-            self.summary_data = read[0]
+        state, infos = side_by_side(parts)
         return state, infos if state.number == last else None
-
-    def _read_summary(self, name: str) -> bytes | None:
-        try:
-            return self.storage.get(name)
-        except (StorageError, CorruptFile) as error:
-            _log.warning("ignoring a summary of directories: %s", error)
-            return None
 
     def _list_from(self, last: int) -> list[ObjectInfo]:
         """List record `last` and the records after it."""
@@ -397,19 +366,14 @@ class StorageLog:
                 yield self.record(number)
 
     @property
-    def summary(self) -> ObjectInfo | None:
-        """The newest listed summary."""
-        return self._checkpoints.summary.newest
-
-    @property
     def has_seen(self) -> bool:
         """Whether this log belongs to a root that has seen records of it."""
-        return self._seen is not None and self._seen.last.number > 0
+        return self.identity.seen_number > 0
 
     @property
     def known_number(self) -> int:
         """The number of the newest record that this process or its root knows; 0: none."""
-        return max(self.state.number, self._seen.last.number if self._seen is not None else 0)
+        return max(self.state.number, self.identity.seen_number)
 
     def check_unmixed(self) -> None:
         """Raise `StorageBehind` if a listed checkpoint belongs to another history of the index. Usually no request.
@@ -423,103 +387,12 @@ class StorageLog:
             found = self._checkpoints.foreign(state)
         unknown = self._checkpoints.unknown(state)[-_CHECKED:]
         if found := [*found, *(one for one in unknown if not self._is_followed(one))]:
-            raise self._mixed(max(found))
+            raise self.identity.mixed(state, max(found))
 
     def _is_followed(self, one: _ListedCheckpoint) -> bool:
         """Return whether the log continues from the record of a checkpoint, up to the place of the next checkpoint."""
-        behind = self._checkpoints.every or min(_MOST_RECORDS_BEFORE, 1 + one.size_bytes // _BYTES_A_RECORD)
-        try:
-            before = self.record(one.number)
-            if not before.digest.startswith(one.digest):
-                return False
-            for number in range(one.number + 1, one.number + behind + 1):
-                after = self.record(number)
-                if after.previous not in ("", before.digest):
-                    return False
-                before = after
-        except (ObjectNotFound, CorruptFile) as error:
-            _log.debug("%s can't be compared with the log: %s", one.name, error)
-        return True
-
-    def _mixed(self, stray: _ListedCheckpoint) -> StorageBehind:
-        number = stray.number
-        return StorageBehind(
-            f"{self.storage.uri}/{stray.name}",
-            f"two histories of this index are mixed here, as after a sync without deletes: this checkpoint and that of "
-            f"record {self.state.number} have different digests of record {number}. Entries of one history may be "
-            f"missing. Restore one whole history, or use `tiered-index copy` to copy the newest to empty storage. If "
-            f"`tiered-index verify` reports only checkpoints, delete these, or run `verify --deep --repair --yes`",
-            expected=self.state.digest_at(number) or None,
-            found=stray.digest,
-        )
-
-    def check_root(self) -> None:
-        """Compare the log that was read with its root, with at most one request.
-
-        Raises `StorageBehind` if it is not the log that the root has seen. Raises `RootBehind` if it has records of
-        this root that the root does not know.
-        """
-        if self._seen is not None:
-            self.check_seen(self._seen.last)
-            self._check_attempts(self.state)
-
-    def check_seen(self, seen: Seen, *, deep: bool = True) -> None:
-        """Compare the log that was read with the position that a root has `seen`. Raises `StorageBehind`.
-
-        `deep`: use a request if the log has more records since.
-        """
-        state = self.state
-        if state.number < seen.number:
-            raise StorageBehind(
-                f"{self.storage.uri}/{log_name(state.number)}",
-                f"the log ends here, but its root has seen record {seen.number}: the storage was restored to an "
-                f"earlier state. Nothing local was deleted; {WAY_ON}",
-                expected=seen.number,
-                found=state.number,
-            )
-        if seen.digest and (deep or state.number == seen.number):
-            try:
-                # the next record has its digest, unless an older version wrote it
-                found = state.digest if state.number == seen.number else self.record(seen.number + 1).previous
-                found = found or self.record(seen.number).digest
-            except ObjectNotFound as error:
-                raise self._gone(seen.number) from error
-            if found != seen.digest:
-                raise self._another(seen.number, seen.digest, found)
-
-    def check_own(
-        self, root_id: str, seen: Seen | None, attempts: Container[str] = (), state: LogState | None = None
-    ) -> None:
-        """Raise `RootBehind` if the log has records of a root that are not in its `seen` position or its `attempts`.
-
-        Then the root is an older copy, or another root has its id. Read `seen` after the log, because a running writer
-        notes each attempt before its record.
-        """
-        seen = seen or Seen()
-        own = (state or self.state).roots.get(root_id)
-        if own is None or own[0] <= seen.number or own[1] in seen.attempts or own[1] in attempts:
-            return
-        raise RootBehind(
-            f"{self.storage.uri}/{log_name(own[0])}",
-            f"this root wrote it, but has seen the log only up to record {seen.number}: the root was restored from a "
-            f"backup, or is a clone of a root that is still in use. Nothing was changed; {WAY_ON}",
-            expected=seen.number,
-            found=own[0],
-        )
-
-    def _check_attempts(self, state: LogState) -> None:
-        """Call `check_own` for the root of this log."""
-        if self._seen is not None:
-            self.check_own(self._root_id, self._seen.last, self._attempts, state)
-
-    def _another(self, number: int, expected: str, found: str) -> StorageBehind:
-        return StorageBehind(
-            f"{self.storage.uri}/{log_name(number)}",
-            f"this record differs from the one seen under its number: the storage was restored, or it "
-            f"has another history of the index. Nothing local was deleted; {WAY_ON}",
-            expected=expected,
-            found=found,
-        )
+        behind = self._checkpoints.every or (_RECORDS_OF_LARGE if one.size_bytes >= _SMALL_BYTES else 1)
+        return self.identity.is_followed(one, behind)
 
     def rely(self) -> None:
         """Make the known records durable in the storage, and their position durable in the root.
@@ -530,10 +403,9 @@ class StorageLog:
         state = self.state
         if not state.number:
             return
-        self._check_attempts(state)
+        self.identity.check_attempts(state)
         self._settle(state.number)
-        if self._seen is not None:
-            self._seen.note(state.number, state.digest)
+        self.identity.note(state)
 
     def _settle(self, number: int) -> None:
         """Make record `number` durable: another process's put, or a failed put of this one, may not be."""
@@ -552,12 +424,24 @@ class StorageLog:
         return self._replay(state, self._listed_records(infos))
 
     def _listed_records(self, infos: list[ObjectInfo]) -> Iterator[LogRecord]:
-        for info in infos:
-            try:
-                yield self.record(number_of(info.name))
-            except ObjectNotFound as error:
-                raise CorruptFile(info.name, "record is listed, but the storage does not have it") from error
-            self._listed = info
+        """Yield the listed records, read side by side if the context has threads."""
+        at_once = 1 if active_context().submit is None else _READ_AT_ONCE
+        for begin in range(0, len(infos), at_once):
+            some = infos[begin : begin + at_once]
+            for info, found in zip(some, side_by_side([partial(self._found, info) for info in some]), strict=True):
+                if isinstance(found, ObjectNotFound):
+                    raise CorruptFile(info.name, "record is listed, but the storage does not have it") from found
+                if isinstance(found, Exception):
+                    raise found
+                yield found
+                self._listed = info
+
+    def _found(self, info: ObjectInfo) -> LogRecord | Exception:
+        """Return a listed record, or its error, because the records before it are good."""
+        try:
+            return self.record(number_of(info.name))
+        except (StorageError, BudgetExceeded, CorruptFile) as error:
+            return error
 
     def _replay(self, state: LogState, records: Iterator[LogRecord]) -> int:
         """Apply records to `state`, advance to the result, also after an error, and return its number."""
@@ -608,9 +492,7 @@ class StorageLog:
             # a record that this process has appended is read, too, because another index may have one with its number
             is_same = self._listed == info
         if not is_same and state.digest:
-            found = digest_of(self.storage.get(info.name))
-            if found != state.digest:
-                raise self._another(state.number, state.digest, found)
+            self.identity.check_same(state.number, state.digest, digest_of(self.storage.get(info.name)))
         self._listed = info
 
     def _gone(self, number: int) -> StorageUnavailable | CorruptFile:
@@ -622,13 +504,7 @@ class StorageLog:
         name = f"{self.storage.uri}/{log_name(number)}"
         if numbers[-1] >= number:
             return CorruptFile(name, f"the record is missing, although the log has record {numbers[-1]}")
-        return StorageBehind(
-            name,
-            f"the record is missing, and the log ends before it: the storage was restored to an earlier state. Open a "
-            f"reader again; for a root, {WAY_ON}",
-            expected=number,
-            found=numbers[-1],
-        )
+        return self.identity.cut_off(number, numbers[-1])
 
     def create(self, descriptor: IndexDescriptor) -> LogState:
         """Write record 1 unless there is one. Return the state, with the descriptor of the stored record."""
@@ -652,20 +528,30 @@ class StorageLog:
         """Claim the next writer epoch and append its fence record. From then on every older writer is fenced."""
         attempt, self._writes = secrets.token_hex(8), True
         epoch = self.refresh().epoch + 1
-        for _ in range(_MAX_RACES):
-            try:
-                self.storage.put_if_absent(epoch_name(epoch), attempt.encode())
-            except ObjectExists:
-                # a retried request may find the object of its own first try
-                if self.storage.get(epoch_name(epoch)) != attempt.encode():
-                    epoch += 1
-                    continue
-                self.storage.settle(epoch_name(epoch))
-            break
-        else:
-            raise StorageUnavailable(f"{self.storage.uri}: other writers claimed {_MAX_RACES} epochs; try again")
+        begun_s, first = self.clock.monotonic_s(), epoch
+        while not self._puts_epoch(epoch, attempt):
+            epoch += 1
+            if self._gives_up(epoch - first, begun_s):
+                raise StorageUnavailable(
+                    f"{self.storage.uri}: other writers claimed the last {epoch - first} epochs first; try again"
+                )
         self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))
         return epoch
+
+    def _gives_up(self, losses: int, begun_s: float) -> bool:
+        """Return whether an append or a claim that began at `begun_s` and lost so many numbers has to end."""
+        return losses >= _RACES and self.clock.monotonic_s() - begun_s >= _RACES_S
+
+    def _puts_epoch(self, epoch: int, attempt: str) -> bool:
+        """Put the object of an epoch. Return False if another writer has it."""
+        try:
+            self.storage.put_if_absent(epoch_name(epoch), attempt.encode())
+        except ObjectExists:
+            # a retried request may find the object of its own first try
+            if self.storage.get(epoch_name(epoch)) != attempt.encode():
+                return False
+            self.storage.settle(epoch_name(epoch))
+        return True
 
     def append_positions(self, epoch: int, positions: dict[str, int]) -> LogState:
         """Append a record of source positions, if they are beyond the log's."""
@@ -719,51 +605,45 @@ class StorageLog:
 
         After any error that is neither a `StorageError` nor a `DiskFull` the record is certainly not in the log.
         """
-        state, is_put = self._append(what, epoch, make)
-        # also for a job that finds its record: its first try may have ended between the record and the summary
-        if is_put or epoch is None:
-            # the caller waits for this, so that after an erasure no filter has erased keys; other appends don't wait
-            with self._summary_lock:
-                self._checkpoints.summary.renew(self.state)
-        return state
-
-    def _append(self, what: str, epoch: int | None, make: Make) -> tuple[LogState, bool]:
-        """Append without renewing the summary. Return the state, and whether a record was put."""
         with self._append_lock:
             attempt, self._writes = secrets.token_hex(8), True
             self._read_before_append()
             self.check_end()
-            state, root_id = self.state, self._root_id if epoch is not None else ""
+            state, root_id = self.state, self.identity.root_id if epoch is not None else ""
             # so that at most the newest record of a log is not durable
             self._settle(state.number)
             # otherwise a reader would use them for the records that follow
             self._checkpoints.drop_newer(state.number)
-            for _ in range(_MAX_RACES):
+            # also for a record that is there already: the process that put it may have ended before
+            self._checkpoints.drop_summaries()
+            begun_s = self.clock.monotonic_s()
+            for losses in itertools.count(1):
                 if root_id:
-                    self._check_attempts(state)
+                    self.identity.check_attempts(state)
                 if epoch is not None and state.epoch > epoch:
                     raise fenced(self.storage.uri, state.epoch, epoch)
                 made = make(state)
                 if made is None:
-                    return state, False
+                    return state
                 made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
                 record, data = _as_read(replace(made, previous=state.digest, root=root_id))
                 after = state.apply(record, log_name(record.number))
-                if root_id and self._seen is not None:
+                if root_id:
                     # before the record, because an unknown record of this root shows that the root is an older copy
-                    self._attempts.append(attempt)
-                    self._seen.note(state.number, state.digest, attempt)
+                    self.identity.note(state, attempt)
                 winner = self._put(record, data)
-                if winner.attempt != attempt:
-                    state = state.apply(winner, log_name(winner.number))
-                    self.advance(state)
-                    continue
-                self.advance(after)
-                self._checkpoints.write(self.state)
-                return self.state, True
-        raise StorageUnavailable(
-            f"{self.storage.uri}: other processes took {_MAX_RACES} log numbers while appending {what}; try again"
-        )
+                if winner.attempt == attempt:
+                    break
+                state = state.apply(winner, log_name(winner.number))
+                self.advance(state)
+                if self._gives_up(losses, begun_s):
+                    raise StorageUnavailable(
+                        f"{self.storage.uri}: other processes took the last {losses} log numbers first while appending "
+                        f"{what}; try again"
+                    )
+            self.advance(after)
+            self._checkpoints.write(self.state)
+            return self.state
 
     def _read_before_append(self) -> None:
         """Read new records before `check_end` and an append.
@@ -810,8 +690,8 @@ class StorageLog:
                 found = read_again(partial(self.record, state.number)).digest
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
-        if state.digest not in ("", found):
-            raise self._another(state.number, state.digest, found)
+        if state.digest:
+            self.identity.check_same(state.number, state.digest, found)
         # a checkpoint of an older version lacks the digest
         self.advance(replace(state, digest=found, chain=found[:DIGEST_DIGITS]))
 
@@ -821,6 +701,7 @@ class StorageLog:
             known = self.state
             if state.number > known.number or (state.number == known.number and state.digest and not known.digest):
                 self.state = state
+                self.shows(state)
 
 
 def _as_read(record: LogRecord) -> tuple[LogRecord, bytes]:
@@ -852,7 +733,9 @@ def publishing(
         fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
         if not fresh:
             return None
-        return LogRecord(0, "publish", epoch, "", 0, fresh, positions=positions, put_before_ms=put_before_ms)
+        # their uploads as pending files have the same entries
+        waiting = tuple(one.name for o in fresh if (one := state.pending_of(o.file_id)) is not None)
+        return LogRecord(0, "publish", epoch, "", 0, fresh, waiting, positions=positions, put_before_ms=put_before_ms)
 
     return make
 

@@ -8,60 +8,49 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from base64 import b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from tiered_index.documents import (
-    COUNT,
-    CRC32,
-    MILLISECONDS,
-    SECONDS,
-    SIZE,
-    Malformed,
-    Optional,
-    checked,
-    fields_of,
-    integer,
-    list_of,
-    load,
-    map_of,
-    nullable,
-    record,
-    text,
-    tuple_of,
-)
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.archived import queues_bytes_of
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES
-from tiered_index.format.hashing import HASH_RULES, HashRule
+from tiered_index.format.catalog import CatalogDirectory
+from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import MOST_ITEMS, Layout
-from tiered_index.format.metadata import FILE_ID, POSITIONS
-from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, topic_of_store
+from tiered_index.format.metadata import MOST_ENTRIES, Positions
+from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX
 from tiered_index.format.schema import Schema
+from tiered_index.format.segment import DATA_PART as DATA_PART
+from tiered_index.format.segment import ArchivedSegment as ArchivedSegment
+from tiered_index.format.segment import Stored as Stored
+from tiered_index.format.segment import Text
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.kernels import crc32
-from tiered_index.retention import EXPIRED, NOTHING, Expired
+from tiered_index.retention import NOTHING, Expired, StoredExpired
+from tiered_index.stored import Count, Digest, FileId, Length, Milliseconds, Place, Seconds, Size, decoded
 from tiered_index.types import LostFile, inclusive
 
-LOG_VERSION = 6
-"""The newest version, of documents with columnar segments.
+LOG_VERSION = 7
+"""The newest version, of documents with pending files, or with catalogs of segments.
 
-Others: 4 with digests or roots, 3 with tombstones, 2 with horizons, else 1.
+Others: 6 with columnar segments, 4 with digests or roots, 3 with tombstones, 2 with horizons, else 1.
 """
-OF_ROWS = 5
-"""The version of checkpoints with many objects, and of those with changes."""
-_CHAINED = 4
+_COLUMNAR, _CHAINED = 6, 4
 _MARK = b"\n#crc32 "
-_PART = r"/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]{0,127}"
-# a part of an object's name. Records can only name objects below the prefix of their kind
-DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
-_SEGMENT_NAME = text(rf"{SEGMENTS_PREFIX[:-1]}({_PART}){{1,4}}")
-_PLACE = integer(0, 2**62)
-_SOURCE = nullable(tuple_of(CRC32, CRC32))
-_COLUMNS = nullable(tuple_of(integer(1, 2**62), integer(1, 2**31)))
-DIGEST = text("[0-9a-f]{32}")
+_PART = f"/{DATA_PART}"
+DATA_NAME = re.compile(rf"\A{DATA_PREFIX[:-1]}({_PART}){{1,3}}\Z")
+DataName = Annotated[str, Meta(pattern=DATA_NAME.pattern)]
+CatalogName = Annotated[str, Meta(pattern=rf"\A{CATALOG_PREFIX[:-1]}{_PART}\Z")]
+Entries = Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
+FilterLength = Annotated[Size, Meta(multiple_of=FILTER_BLOCK_BYTES)]
 
 
 def digest_of(data: bytes) -> str:
@@ -69,10 +58,17 @@ def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def document_version(expired: Expired, archive: Iterable[ArchivedSegment], *digests: object) -> int:
-    """Return the version of a document with `expired`, `archive`, and with `digests` of records or marks of roots."""
+def document_version(
+    expired: Expired, archive: Iterable[ArchivedSegment], newest: Iterable[object], *digests: object
+) -> int:
+    """Return the version of a document with `expired`, `archive`, and with `digests` or marks of roots.
+
+    `newest` are its pending files, catalogs and hidden segments.
+    """
+    if any(True for _ in newest):
+        return LOG_VERSION
     columnar = any(segment.columns is not None for segment in archive)
-    return LOG_VERSION if columnar else max(expired.log_version, _CHAINED if any(digests) else 1)
+    return _COLUMNAR if columnar else max(expired.log_version, _CHAINED if any(digests) else 1)
 
 
 def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
@@ -84,21 +80,6 @@ Origin = Literal["build", "writer"]
 """The origin of entries: jobs that built tables from a source, or live writers (files, streams)."""
 
 
-class Stored:
-    """Base class of dataclasses that are stored as documents: fields in order, without those with default values."""
-
-    __slots__ = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
-        document: dict[str, Any] = {}
-        for name, declared in self.__dataclass_fields__.items():  # type: ignore[attr-defined]
-            value = getattr(self, name)
-            if value != declared.default:
-                document[name] = value.to_json() if hasattr(value, "to_json") else value
-        return document
-
-
 QUARANTINE_S = 1 << 31
 """The length in seconds of a window for implausible times. No merge reads such a window.
 
@@ -106,8 +87,7 @@ It is the range of a time difference of 32 bits.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TableShard(Stored):
+class TableShard(Stored, frozen=True):
     """An object's part of a window table.
 
     - One record adds or removes all shards of a table, except for lost ones.
@@ -117,37 +97,45 @@ class TableShard(Stored):
     - All entries of a table have one `origin`; None: an older version wrote the table.
     """
 
-    table: Annotated[str, FILE_ID]
-    begin_s: Annotated[int, SECONDS]
-    window_s: Annotated[int, integer(1, 2**42)]
-    slots: Annotated[SlotMap, SlotMap.from_json]
-    slot_low: Annotated[int, COUNT]
-    slot_high: Annotated[int, COUNT]
-    origin: Annotated[Origin | None, text("build|writer")] = None
+    table: FileId
+    begin_s: Seconds
+    window_s: Length
+    slots: SlotMap
+    slot_low: Count
+    slot_high: Count
+    origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        if self.slot_low >= self.slot_high:
+            raise ValueError(f"`slot_high` is {self.slot_high}, not more than {self.slot_low}")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredObject(Stored):
+class StoredObject(Stored, frozen=True):
     """An object that the log names. Seconds are inclusive.
 
     `shard` is its part of a window table; None: it is a file. `hash` is the hash rule of its keys.
     """
 
-    name: Annotated[str, DATA_NAME]
-    file_id: Annotated[str, FILE_ID]
-    lane: Annotated[str, text()]
-    sequence: Annotated[int, COUNT]
-    second_min: Annotated[int, SECONDS]
-    second_max: Annotated[int, SECONDS]
-    count: Annotated[int, integer(1, 2**36)]
-    size_bytes: Annotated[int, SIZE]
-    trailer_position: Annotated[int, SIZE]
-    filter_length: Annotated[int, SIZE]
-    directory_length: Annotated[int, SIZE]
-    metadata_length: Annotated[int, SIZE]
-    published_ms: Annotated[int, MILLISECONDS]
-    shard: Annotated[TableShard | None, SHARD] = None
-    hash: Annotated[HashRule, text("|".join(HASH_RULES))] = "abs"
+    name: DataName
+    file_id: FileId
+    lane: str
+    sequence: Count
+    second_min: Seconds
+    second_max: Seconds
+    count: Entries
+    size_bytes: Size
+    trailer_position: Size
+    filter_length: FilterLength
+    directory_length: Size
+    metadata_length: Size
+    published_ms: Milliseconds
+    shard: TableShard | None = None
+    hash: HashRule = "abs"
+
+    def __post_init__(self) -> None:
+        _check_seconds(self.second_min, self.second_max)
+        if self.directory_position > self.size_bytes or self.count > self.size_bytes * MOST_ITEMS:
+            raise ValueError(f"`size_bytes` is {self.size_bytes}, too few for all its parts")
 
     @property
     def part(self) -> TableShard:
@@ -175,70 +163,64 @@ class StoredObject(Stored):
         return min(self.count * schema.item.itemsize, self.trailer_position)
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivedSegment(Stored):
-    """A closed segment of a source's log, kept as one object: [start, end) of the log of `store`.
+class PendingFile(StoredObject, frozen=True):
+    """A sealed file that was uploaded as it is: a merge, or its writer, has yet to compact it. No lookup reads it.
 
-    The segment has these bytes of the log. A columnar segment is a Parquet file of records instead: start and end are
-    record numbers. Its footer is at the end of the object, after the checksums of its pieces.
+    The object has the entries up to `trailer_position`, and a document of `metadata_length` bytes that describes them.
+    Each entry was put since `created_ms`, epoch milliseconds by the writer's clock.
     """
 
-    name: Annotated[str, _SEGMENT_NAME]
-    store: Annotated[str, text()]
-    start: Annotated[int, _PLACE]
-    size_bytes: Annotated[int, SIZE]
-    crc32: Annotated[int, CRC32]
-    head_crc32: Annotated[int, CRC32]
-    """CRC32 of the first 1 MiB, which distinguishes stores."""
-    object_bytes: Annotated[int, SIZE]
-    """Size of the object: the segment, optional queue offsets, the checksums of its pieces, and a tail."""
-    published_ms: Annotated[int, MILLISECONDS]
-    """The time before the segment was read, by the writer's clock."""
-    source: Annotated[tuple[int, int] | None, _SOURCE] = None
-    """`crc32` and `head_crc32` of the source's file, if messages of the segment were erased."""
-    columns: Annotated[tuple[int, int] | None, _COLUMNS] = None
-    """The number of record numbers and the footer's bytes of a columnar segment; None: not columnar."""
+    created_ms: Milliseconds = 0
+
+    def __post_init__(self) -> None:
+        StoredObject.__post_init__(self)
+        if self.shard is not None or self.filter_length or self.directory_length:
+            raise ValueError("a pending file has a shard, a filter or a directory")
+        if self.trailer_position + self.metadata_length != self.size_bytes:
+            raise ValueError(f"`size_bytes` is {self.size_bytes}, not that of the entries and their document")
+
+
+_Packed = Annotated[bytes, Meta(min_length=1, max_length=1 << 26)]
+
+
+class StoredCatalog(Stored, frozen=True, dict=True):
+    """A catalog of segments that the log names. `directory` is that at the end of the object, as it is there."""
+
+    name: CatalogName
+    size_bytes: Size
+    published_ms: Milliseconds
+    directory: _Packed
+
+    def __post_init__(self) -> None:
+        if self.rows.groups[-1].position + self.rows.groups[-1].length > self.size_bytes:
+            raise ValueError(f"`size_bytes` is {self.size_bytes}, too few for all its groups")
+
+    @cached_property
+    def rows(self) -> CatalogDirectory:
+        """The directory: logs and groups."""
+        return CatalogDirectory.decode(self.directory, self.name)
 
     @property
-    def end(self) -> int:
-        """The offset after the last byte, or the number after the last record."""
-        return self.start + (self.size_bytes if self.columns is None else self.columns[0])
+    def object_bytes(self) -> int:
+        """The bytes of the objects of all its segments."""
+        return sum(log.object_bytes for log in self.rows.logs)
 
-    @property
-    def topic(self) -> str | None:
-        """The topic of all messages of the segment; None: it may have messages of many topics."""
-        return None if self.columns is None else topic_of_store(self.store)
-
-    @property
-    def footer_bytes(self) -> int:
-        """The bytes of a columnar segment's footer, at its end; 0: not columnar."""
-        return 0 if self.columns is None else self.columns[1]
-
-    @property
-    def queues_bytes(self) -> int:
-        """The bytes of queue offsets in the object; 0: it has none."""
-        return queues_bytes_of(self.size_bytes, self.object_bytes)
-
-    def ranges(self, position: int, length: int) -> list[tuple[int, int]]:
-        """Return the object's ranges (start, length) with the segment's `length` bytes from `position` on."""
-        footer_at = self.size_bytes - self.footer_bytes
-        before = max(min(length, footer_at - position), 0)
-        moved = position + before + self.object_bytes - self.size_bytes
-        return [one for one in ((position, before), (moved, length - before)) if one[1]]
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Store and start offset, which identify the segment."""
-        return self.store, self.start
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> ArchivedSegment:
-        """Return the segment of a document of `to_json`. Unknown fields are ignored. Raises `Malformed`."""
-        return _ARCHIVED(document)
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        return {**super().to_json(), "directory": b64encode(self.directory).decode()}
 
 
-@dataclass(frozen=True, slots=True)
-class StreamBatch:
+class HiddenSegment(Stored, frozen=True):
+    """A segment that catalog `catalog` still lists, but that a record has replaced or given up."""
+
+    name: Text
+    catalog: CatalogName
+    store: str
+    start: Place
+    object_bytes: Size
+
+
+class StreamBatch(Struct, frozen=True):
     """A stream's last published batch. `checksum` (u64) is a sum over its entries, in any order and tables."""
 
     number: int
@@ -258,20 +240,19 @@ _REASONS: dict[RangeKind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRange(Stored):
+class SourceRange(Stored, frozen=True):
     """Positions [`begin`, `end`) of a followed source that were skipped, or rewritten after they were read.
 
     - `messages`: the least number of messages there; None: not known.
     - `topic`: the only topic that has messages there; None: any topic.
     """
 
-    source: Annotated[str, text()]
-    kind: Annotated[RangeKind, text("corrupt|missing|rewritten")]
-    begin: Annotated[int, _PLACE]
-    end: Annotated[int, _PLACE]
-    messages: Annotated[int | None, nullable(COUNT)] = None
-    topic: Annotated[str | None, nullable(text())] = None
+    source: str
+    kind: RangeKind
+    begin: Place
+    end: Place
+    messages: Count | None = None
+    topic: str | None = None
 
     @property
     def reason(self) -> str:
@@ -289,26 +270,28 @@ class SourceRange(Stored):
         return LostObject(name, file_id, second_min, second_max, max(self.messages or 1, 1), range=self)
 
 
-@dataclass(frozen=True, slots=True)
-class LostObject(Stored):
+class LostObject(Stored, frozen=True):
     """A lost object that a record gave up. Answers lack its entries permanently. Seconds are inclusive.
 
     `range` is set if it never was an object, but a range of a source.
     """
 
-    name: str
-    file_id: str
-    second_min: int
-    second_max: int
-    count: int
+    name: DataName
+    file_id: FileId
+    second_min: Seconds
+    second_max: Seconds
+    count: Entries
     shard: TableShard | None = None
     hash: HashRule = "abs"
     range: SourceRange | None = None
 
+    def __post_init__(self) -> None:
+        _check_seconds(self.second_min, self.second_max)
+
     @classmethod
     def of(cls, stored: StoredObject) -> LostObject:
         """Return the lost object of a stored object."""
-        return cls(**{name: getattr(stored, name) for name in cls.__slots__ if name != "range"})
+        return cls(**{name: getattr(stored, name) for name in cls.__struct_fields__ if name != "range"})
 
     @property
     def lacks_entries(self) -> bool:
@@ -358,24 +341,23 @@ class LostObject(Stored):
         return any(shard.slot_low <= shard.slots.slot_of(key_hash) < shard.slot_high for key_hash in mine)
 
 
-@dataclass(frozen=True)
-class IndexDescriptor(Stored):
+class IndexDescriptor(Stored, frozen=True):
     """The content of record 1, which never changes: the id of the index and the layout of its files."""
 
-    index_id: Annotated[str, FILE_ID]
-    layout: Annotated[Layout, Layout.from_json]
-    offset_space: Annotated[str, text()]
+    index_id: FileId
+    layout: Layout
+    offset_space: str
 
 
 @dataclass(frozen=True)
 class LogRecord:
     """One record. Readers ignore its `kind` (``create``, ``publish``, ``expire``, ``erase`` ...)."""
 
-    number: Annotated[int, COUNT]
-    kind: Annotated[str, text()]
-    epoch: Annotated[int, COUNT]
-    attempt: Annotated[str, text()]
-    created_ms: Annotated[int, MILLISECONDS]
+    number: int
+    kind: str
+    epoch: int
+    attempt: str
+    created_ms: int
     add: tuple[StoredObject, ...] = ()
     remove: tuple[str, ...] = ()
     positions: dict[str, int] = field(default_factory=dict)
@@ -384,16 +366,23 @@ class LogRecord:
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: tuple[LostObject, ...] = ()
     expired: Expired = NOTHING
-    left_out: Annotated[int, COUNT] = 0
+    left_out: int = 0
     """Number of entries that a merge left out, because they had expired or were erased."""
-    previous: Annotated[str, DIGEST] = ""
+    previous: str = ""
     """The digest of the record before this one; empty: an older version wrote this record."""
-    root: Annotated[str, text()] = ""
+    root: str = ""
     """The id of the root whose writer wrote this record; empty: a job, or an older version."""
-    copied: Annotated[str, DIGEST] = ""
+    copied: str = ""
     """Only of a copy's record: the digest of the source's record up to which the copy has everything."""
-    put_before_ms: Annotated[int, MILLISECONDS] = 0
-    """No entry that was put before this time, by the writer's or job's clock, waits for a later record; 0: not said."""
+    put_before_ms: int = 0
+    """No entry that was put before this time, by the writer's or job's clock, waits for a later record; 0: not said.
+
+    Entries of pending files do not count."""
+    pending: tuple[PendingFile, ...] = ()
+    """Added files that are not compacted yet. `remove` has their names once other objects have their entries."""
+    catalogs: tuple[StoredCatalog, ...] = ()
+    hide: tuple[HiddenSegment, ...] = ()
+    """Segments that catalogs list, and that are replaced or given up."""
     digest: str = field(default="", compare=False)
     """The digest of this record's bytes; empty before it is encoded."""
 
@@ -402,7 +391,9 @@ class LogRecord:
         chain = {"previous": self.previous, "root": self.root, "copied": self.copied}
         return encode_document(
             {
-                "version": document_version(self.expired, self.archive, *chain.values()),
+                "version": document_version(
+                    self.expired, self.archive, (*self.pending, *self.catalogs, *self.hide), *chain.values()
+                ),
                 "kind": self.kind,
                 "number": self.number,
                 "epoch": self.epoch,
@@ -412,7 +403,9 @@ class LogRecord:
                 "remove": list(self.remove),
                 "positions": self.positions,
                 "genesis": self.genesis.to_json() if self.genesis else None,
-                **optional_members(self.archive, self.batches, self.lost, self.expired),
+                **optional_members(
+                    self.archive, self.batches, self.lost, self.expired, self.pending, self.catalogs, self.hide
+                ),
                 **({"left_out": self.left_out} if self.left_out else {}),
                 **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
                 **{name: value for name, value in chain.items() if value},
@@ -422,17 +415,26 @@ class LogRecord:
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogRecord:
         """Return the record in `data`. Raises `CorruptFile` or `UnsupportedVersion`."""
-        return replace(checked(_RECORD, decode_document(data, file), file, "log record"), digest=digest_of(data))
+        stored = decode_document(data, file, _StoredRecord, "log record")
+        return cls(**stored.members(), digest=digest_of(data))
 
 
 def optional_members(
-    archive: Iterable[ArchivedSegment], batches: dict[str, StreamBatch], lost: Iterable[LostObject], expired: Expired
+    archive: Iterable[ArchivedSegment],
+    batches: dict[str, StreamBatch],
+    lost: Iterable[LostObject],
+    expired: Expired,
+    pending: Iterable[PendingFile],
+    catalogs: Iterable[StoredCatalog],
+    hidden: Iterable[HiddenSegment],
 ) -> dict[str, Any]:
     """Return the fields that records and checkpoints have only if they are not empty."""
     archived = [segment.to_json() for segment in archive]
     streams = {stream: batch.to_json() for stream, batch in batches.items()}
     losses = [one.to_json() for one in lost]
-    members = {"archive": archived, "batches": streams, "lost": losses}
+    members: dict[str, Any] = {"archive": archived, "batches": streams, "lost": losses}
+    groups = {"pending": pending, "catalogs": catalogs, "hide": hidden}
+    members |= {name: [one.to_json() for one in group] for name, group in groups.items()}
     present = {name: member for name, member in members.items() if member}
     return {**present, "expired": expired.to_json()} if expired else present
 
@@ -453,18 +455,32 @@ def sealed_text(text: str) -> bytes:
     return body + _MARK + f"{crc32(body):08x}\n".encode()
 
 
-def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[str, Any]:
-    """Return the document in `data`, after a check of its CRC32 and of its version (at most `newest`)."""
+def decode_document(
+    data: bytes, file: str, kind: Any = dict[str, Any], what: str = "document", newest: int = LOG_VERSION
+) -> Any:
+    """Return the document in `data` as its type `kind`, after a check of CRC32 and version (at most `newest`)."""
+    text, _ = verified_text(data, file, newest)
+    return decoded(text, kind, file, what)
+
+
+def verified_text(data: bytes, file: str, newest: int) -> tuple[bytes, int]:
+    """Return the text of a document and its version, at most `newest`, after a check of CRC32.
+
+    Raises `CorruptFile` and `UnsupportedVersion`.
+    """
     body, mark, tail = data.rpartition(_MARK)
     expected = f"{crc32(body):08x}\n".encode()
     if not mark or tail != expected:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
-    document = load(body, file, "the text before its CRC32")
-    found = document.get("version") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or type(found) is not int or not 1 <= found <= newest:
+    found = decoded(body, _Version, file, "the text before its CRC32").version
+    if type(found) is not int or not 1 <= found <= newest:
         problem = f"log version {found} is newer than this reader: upgrade tiered_index"
         raise UnsupportedVersion(file, problem, expected=newest, found=found)
-    return document
+    return body, found
+
+
+class _Version(Struct):
+    version: Any = None
 
 
 def check_slots(stored: StoredObject, descriptor: IndexDescriptor | None, file: str) -> None:
@@ -475,40 +491,9 @@ def check_slots(stored: StoredObject, descriptor: IndexDescriptor | None, file: 
         CorruptFile.unless_equal(file, problem, base, stored.shard.slots.base)
 
 
-def table_shard(*values: Any, **fields: Any) -> TableShard:
-    """Return a checked `TableShard`. Raises `Malformed`."""
-    shard = TableShard(*values, **fields)
-    if shard.slot_low >= shard.slot_high:
-        raise Malformed(f"more than {shard.slot_low}", shard.slot_high, ".slot_high")
-    return shard
-
-
-def stored_object(*values: Any, **fields: Any) -> StoredObject:
-    """Return a checked `StoredObject`. Raises `Malformed`."""
-    stored = StoredObject(*values, **fields)
-    if stored.second_min > stored.second_max:
-        raise Malformed(f"a second from {stored.second_min} on", stored.second_max, ".second_max")
-    if stored.directory_position > stored.size_bytes or stored.count > stored.size_bytes * MOST_ITEMS:
-        raise Malformed("the size of all its parts", stored.size_bytes, ".size_bytes")
-    if stored.filter_length % FILTER_BLOCK_BYTES:
-        raise Malformed(f"a number of blocks of {FILTER_BLOCK_BYTES} bytes", stored.filter_length, ".filter_length")
-    return stored
-
-
-def _lost(**fields: Any) -> LostObject:
-    lost = LostObject(**fields)
-    if lost.second_min > lost.second_max:
-        raise Malformed(f"a second from {lost.second_min} on", lost.second_max, ".second_max")
-    return lost
-
-
-def _segment(**fields: Any) -> ArchivedSegment:
-    segment = ArchivedSegment(**fields)
-    if segment.size_bytes > segment.object_bytes:
-        raise Malformed(f"at least {segment.size_bytes}", segment.object_bytes, ".object_bytes")
-    if segment.footer_bytes > segment.size_bytes:
-        raise Malformed(f"at most {segment.size_bytes}", segment.footer_bytes, ".columns")
-    return segment
+def _check_seconds(second_min: int, second_max: int) -> None:
+    if second_min > second_max:
+        raise ValueError(f"`second_max` is {second_max}, before {second_min}")
 
 
 def latest_ms(added: Iterable[StoredObject]) -> int:
@@ -516,39 +501,47 @@ def latest_ms(added: Iterable[StoredObject]) -> int:
     return max((one.published_ms for one in added), default=0)
 
 
-SHARD_FIELDS = fields_of(TableShard)
-SHARD = record(table_shard, **SHARD_FIELDS)
-OBJECT_FIELDS = fields_of(StoredObject)
-OBJECT = record(stored_object, **OBJECT_FIELDS)
-DESCRIPTOR = record(IndexDescriptor, **fields_of(IndexDescriptor))
-_ARCHIVED = record(_segment, **fields_of(ArchivedSegment))
-_LOST = record(
-    _lost,
-    **{name: OBJECT_FIELDS[name] for name in LostObject.__slots__ if name in OBJECT_FIELDS},
-    range=Optional(nullable(record(SourceRange, **fields_of(SourceRange))), None),
-)
-_BATCH = record(
-    lambda number, entries, checksum: StreamBatch(number, entries, int(checksum, 16)),
-    number=COUNT,
-    entries=COUNT,
-    checksum=text("[0-9a-f]{16}"),
-)
-COMMON: dict[str, Any] = {
-    "positions": POSITIONS,
-    "archive": Optional(list_of(_ARCHIVED), ()),
-    "batches": Optional(map_of(_BATCH), {}),
-    "lost": Optional(list_of(_LOST), ()),
-    "expired": EXPIRED,
-}
-"""The checks of the fields that records and checkpoints have."""
-_RECORD = record(
-    LogRecord,
-    **fields_of(LogRecord),
-    **COMMON,
-    add=list_of(OBJECT),
-    remove=list_of(text()),
-    genesis=nullable(DESCRIPTOR),
-)
+class _StoredBatch(Struct):
+    number: Count
+    entries: Count
+    checksum: Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+
+
+class Common(Struct, kw_only=True):
+    """The stored fields that records and checkpoints have."""
+
+    positions: Positions
+    archive: tuple[ArchivedSegment, ...] = ()
+    catalogs: tuple[StoredCatalog, ...] = ()
+    hide: tuple[HiddenSegment, ...] = ()
+    batches: dict[str, _StoredBatch] = msgspec.field(default_factory=dict)
+    lost: tuple[LostObject, ...] = ()
+    expired: StoredExpired | UnsetType = UNSET
+    pending: tuple[PendingFile, ...] = ()
+
+    def members(self) -> dict[str, Any]:
+        """Return all fields by name."""
+        members = {name: getattr(self, name) for name in self.__struct_fields__}
+        stored = self.batches.items()
+        members["batches"] = {name: StreamBatch(one.number, one.entries, int(one.checksum, 16)) for name, one in stored}
+        members["expired"] = self.expired.read() if self.expired else NOTHING
+        return members
+
+
+class _StoredRecord(Common, kw_only=True):
+    number: Count
+    kind: str
+    epoch: Count
+    attempt: str
+    created_ms: Milliseconds
+    add: tuple[StoredObject, ...]
+    remove: tuple[str, ...]
+    genesis: IndexDescriptor | None
+    left_out: Count = 0
+    previous: Digest = ""
+    root: str = ""
+    copied: Digest = ""
+    put_before_ms: Milliseconds = 0
 
 
 def verified_trailer(stored: StoredObject, data: bytes | memoryview) -> Trailer:
@@ -559,6 +552,6 @@ def verified_trailer(stored: StoredObject, data: bytes | memoryview) -> Trailer:
     is_shard = stored.shard is not None
     said = (stored.file_id, stored.count, is_shard, stored.hash, stored.trailer_position, stored.filter_length)
     CorruptFile.unless_equal(stored.name, "the object differs from its description in the log", said, found)
-    # a copy: a view would keep all of `data`, which may be a summary of 16 MiB
+    # a copy: a view would keep all of `data`
     directory = Directory(trailer.directory.groups.copy(), trailer.directory.blocks.copy())
     return Trailer(tail, directory, meta)

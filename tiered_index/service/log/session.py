@@ -17,11 +17,13 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
 from tiered_index.clock import Clock
-from tiered_index.documents import MILLISECONDS, checked, fields_of, flag, integer, load, record, text
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -40,6 +42,7 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, LostObj
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import check_storage, probe_put_if_absent
+from tiered_index.stored import Milliseconds, decoded
 
 # time to live of leases of older versions, which do not state it
 _TTL_MS = 60_000
@@ -48,18 +51,25 @@ _LOOK_S = 2.0
 _log = logging.getLogger(__name__)
 
 
+class _StoredLease(Struct):
+    """A lease as stored."""
+
+    root_id: str
+    host: str
+    pid: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    released: bool
+    expires_ms: Milliseconds
+    place: str = ""
+    ttl_ms: Milliseconds = _TTL_MS
+
+
 @dataclass(frozen=True)
 class _Found:
     """The newest lease, with its `name` and the time of its renewal by the storage's clock."""
 
-    root_id: Annotated[str, text()]
-    host: Annotated[str, text()]
-    pid: Annotated[int, integer(0, 2**31 - 1)]
-    released: Annotated[bool, flag]
-    place: Annotated[str, text()] = ""
-    ttl_ms: Annotated[int, MILLISECONDS] = _TTL_MS
-    name: str = ""
-    written_ms: int = 0
+    lease: _StoredLease
+    name: str
+    written_ms: int
 
     def age_ms(self, storage: Storage) -> int:
         """Return the time since the renewal by the storage's clock; negative if that clock was set back."""
@@ -83,9 +93,6 @@ class Writer:
     seen_ms: int
 
 
-_LEASE = record(lambda expires_ms, **fields: _Found(**fields), **fields_of(_Found), expires_ms=MILLISECONDS)
-
-
 class LeaseWatch:
     """Decides whether the lease of an index lets another writer claim it. One thread."""
 
@@ -106,32 +113,33 @@ class LeaseWatch:
     def _left_s(self, root_id: str, place: str, waits: bool) -> float:
         """Return the seconds to watch the lease; 0: it lets others claim. Raises `LockHeld`."""
         found = _current(self._storage)
-        if found is None or found.released:
+        if found is None or found.lease.released:
             return 0.0
-        if (found.place == place) if found.place else (found.root_id == root_id):
+        if (found.lease.place == place) if found.lease.place else (found.lease.root_id == root_id):
             return 0.0
         now_s = self._clock.monotonic_s()
         was_renewed = self._name not in ("", found.name)
         if self._name != found.name:
             self._name, self._since_s = found.name, now_s
         age_ms, watched_ms = found.age_ms(self._storage), (now_s - self._since_s) * 1000
-        if max(age_ms, watched_ms) >= found.ttl_ms:
+        if max(age_ms, watched_ms) >= found.lease.ttl_ms:
             return 0.0
-        left_s = (found.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
-        if waits and not was_renewed and age_ms <= -found.ttl_ms:
+        left_s = (found.lease.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
+        if waits and not was_renewed and age_ms <= -found.lease.ttl_ms:
             return left_s
         take_over = "`tiered-index recover --take-over`, with --root and --storage, does not wait"
         if _has_ended(found):
             raise LockHeld(
-                f"{self._storage.uri} has the lease of process {found.pid} on {found.host}, with another root. This "
-                f"host has no such process now: it probably was killed. The lease ends in {left_s:.0f} s; {take_over}",
-                pid=found.pid,
-                host=found.host,
+                f"{self._storage.uri} has the lease of process {found.lease.pid} on {found.lease.host}, with another "
+                f"root. This host has no such process now: it probably was killed. The lease ends in {left_s:.0f} s; "
+                f"{take_over}",
+                pid=found.lease.pid,
+                host=found.lease.host,
             )
         raise LockHeld.by(
             self._storage.uri,
-            found.pid,
-            found.host,
+            found.lease.pid,
+            found.lease.host,
             f" with another root; its lease ends in {left_s:.0f} s unless it is renewed. If that writer is gone, "
             f"{take_over}",
         )
@@ -139,10 +147,10 @@ class LeaseWatch:
 
 def _has_ended(found: _Found) -> bool:
     """Return whether the holder's host is this one, and has no such process. A container does not see all processes."""
-    if found.host != socket.gethostname():
+    if found.lease.host != socket.gethostname():
         return False
     try:
-        os.kill(found.pid, 0)
+        os.kill(found.lease.pid, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
@@ -159,9 +167,9 @@ def writer_of(storage: Storage) -> Writer | None:
     if found is None:
         return None
     # a renewal in the storage's future proves nothing
-    is_young = not found.released and abs(found.age_ms(storage)) < found.ttl_ms
-    state: WriterState = "closed" if found.released else "alive" if is_young else "gone"
-    return Writer(state, found.host, found.pid, found.written_ms)
+    is_young = not found.lease.released and abs(found.age_ms(storage)) < found.lease.ttl_ms
+    state: WriterState = "closed" if found.lease.released else "alive" if is_young else "gone"
+    return Writer(state, found.lease.host, found.lease.pid, found.written_ms)
 
 
 def _current(storage: Storage) -> _Found | None:
@@ -172,8 +180,7 @@ def _current(storage: Storage) -> _Found | None:
             return None
         name = listed[-1].name
         try:
-            found = checked(_LEASE, load(storage.get(name), name, "lease"), name, "lease")
-            return replace(found, name=name, written_ms=listed[-1].modified_ms)
+            return _Found(decoded(storage.get(name), _StoredLease, name, "lease"), name, listed[-1].modified_ms)
         except ObjectNotFound:
             continue
         except CorruptFile as error:
@@ -321,7 +328,10 @@ class StorageSession:
     @property
     def expired(self) -> Expired:
         """The expired entries by the log, or by the root's copy of it if the log was not read."""
-        state = self.log.state
+        return self.expired_by(self.log.state)
+
+    def expired_by(self, state: LogState) -> Expired:
+        """Return the expired entries by a state of the log, or by the root's copy of it if the log was not read."""
         return state.expired if state.number else self.kept_expired
 
     def join(self, *, begins_anew: bool = False) -> IndexDescriptor:
@@ -342,7 +352,7 @@ class StorageSession:
         check_descriptor(state.genesis, wanted, self.storage.uri)
         if not self.log.has_seen and not begins_anew:
             self.log.check_unmixed()
-        self.log.check_root()
+        self.log.identity.check_root(self.log.state)
         return state.genesis
 
     def claim(self, root_id: str, *, waits: bool = False, takes_over: bool = False) -> None:

@@ -2,65 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from tiered_index.documents import (
-    COUNT,
-    MILLISECONDS,
-    Malformed,
-    Optional,
-    checked,
-    list_of,
-    map_of,
-    record,
-    text,
-    tuple_of,
-)
-from tiered_index.errors import CorruptFile, StorageBehind
+from tiered_index.errors import CorruptFile
+from tiered_index.format.catalog import LogRows
 from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.retention import NOTHING, Expired
-from tiered_index.service.log.layered import Entries, layered
+from tiered_index.service.log import checkpoint
+from tiered_index.service.log.columns import columns_of
+from tiered_index.service.log.identity import check_follows
 from tiered_index.service.log.reads import read_before_ms, reads_in
 from tiered_index.service.log.records import (
-    COMMON,
-    DESCRIPTOR,
-    DIGEST,
-    OBJECT,
-    OF_ROWS,
     QUARANTINE_S,
     ArchivedSegment,
+    HiddenSegment,
     IndexDescriptor,
     LogRecord,
     LostObject,
+    PendingFile,
+    StoredCatalog,
     StoredObject,
     StreamBatch,
     check_slots,
-    decode_document,
-    document_version,
-    json_text,
     max_positions,
     optional_members,
-    sealed_text,
 )
-from tiered_index.service.log.rows import Tables, objects_of, row_of, rows_of, said_of
 from tiered_index.types import TopicBounds
 
-# most objects of a checkpoint with documents, which versions before 5 can read; larger ones have rows
-MOST_DOCUMENTS = 2_000
 # most digests of records in a state: more than there are records between the checkpoints that a storage keeps
 CHAINED = 320
-# most bytes of changes, as a share of a whole checkpoint, and most records since it: fewer than `CHAINED`
-_CHANGES_SHARE, _MOST_RECORDS = 8, 256
 # most steps in a state, and most files and tables in all of them
 _STEPS, _MOST_CHANGED = 64, 10_000
-# most bytes of objects' texts that the next state copies, and most texts that it cuts out
-_MOST_TEXT, _MOST_CUT = 4 << 20, 8
 _START = attrgetter("start")
 
 
@@ -97,9 +74,10 @@ class LogState:
     number: int = 0
     epoch: int = 0
     genesis: IndexDescriptor | None = None
-    objects: Entries[StoredObject] = field(default_factory=dict)
+    objects: dict[str, StoredObject] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
-    archive: Entries[ArchivedSegment] = field(default_factory=dict)
+    archive: dict[str, ArchivedSegment] = field(default_factory=dict)
+    """The segments that records name line by line. Others are in `catalogs`: ask `read/segments.py` for segments."""
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: dict[str, LostObject] = field(default_factory=dict)
     expired: Expired = NOTHING
@@ -107,6 +85,11 @@ class LogState:
     """Number and attempt of the newest record of each root's writer, by the root's id."""
     put_before_ms: int = 0
     """The greatest `put_before_ms` of the records; 0: none says it."""
+    pending: dict[str, PendingFile] = field(default_factory=dict)
+    """The files that are not compacted yet, by the object's name. Lookups, positions and freshness leave them out."""
+    catalogs: dict[str, StoredCatalog] = field(default_factory=dict)
+    hidden: dict[str, HiddenSegment] = field(default_factory=dict)
+    """The segments in catalogs that are replaced or given up, by name."""
     digest: str = field(default="", compare=False)
     """The digest of record `number`; empty: read from a checkpoint of an older version."""
     chain: str = field(default="", compare=False)
@@ -142,6 +125,26 @@ class LogState:
         for added, file in records:
             replay.add(added, file)
         return replay.state()
+
+    def names(self, name: str) -> bool:
+        """Return whether the log itself names object `name`, so that nobody may delete it.
+
+        Catalogs name others: ask `read/segments.py`.
+        """
+        return any(name in named for named in (self.objects, self.pending, self.archive, self.catalogs))
+
+    @property
+    def inputs(self) -> dict[str, StoredObject]:
+        """The objects that jobs read, by name: files, shards and pending files."""
+        return {**self.objects, **self.pending}
+
+    def input_of(self, name: str) -> StoredObject | None:
+        """Return the object `name` of `inputs`; None: there is none."""
+        return self.objects.get(name) or self.pending.get(name)
+
+    def pending_of(self, file_id: str) -> PendingFile | None:
+        """Return the pending object of file `file_id`; None: there is none."""
+        return next((one for one in self.pending.values() if one.file_id == file_id), None)
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object of file `file_id`; None: there is none."""
@@ -183,13 +186,16 @@ class LogState:
     def as_of_ms(self) -> int | None:
         """The time up to which answers are complete: `newest_ms`, but no later than `put_before_ms`.
 
-        Producers choose the times of entries. One fast clock does not make answers complete up to the future. The time
-        is in whole seconds.
+        It is no later than the begin of a pending file, either. Producers choose the times of entries. One fast clock
+        does not make answers complete up to the future. The time is in whole seconds.
         """
         newest_ms = self.newest_ms
-        if newest_ms is None or not self.put_before_ms:
+        bounds_ms = [self.put_before_ms] if self.put_before_ms else []
+        # the quarantine does not count, because no answer is complete up to its times
+        bounds_ms += [one.created_ms for one in self.pending.values() if one.lane != "quarantine"]
+        if newest_ms is None or not bounds_ms:
             return newest_ms
-        return min(newest_ms, self.put_before_ms // 1000 * 1000)
+        return min(newest_ms, min(bounds_ms) // 1000 * 1000)
 
     @cached_property
     def reads(self) -> dict[str, int]:
@@ -218,18 +224,29 @@ class LogState:
         return tuple(store for store, segments in self._by_store.items() if segments[0].columns is None)
 
     @cached_property
-    def files(self) -> Entries[StoredObject]:
+    def files(self) -> dict[str, StoredObject]:
         """The objects that are files of their own, by file id."""
         return {o.file_id: o for o in self.objects.values() if o.shard is None}
 
     @cached_property
-    def tables(self) -> Entries[list[StoredObject]]:
+    def tables(self) -> dict[str, list[StoredObject]]:
         """The shards of each window table, by the table's id."""
         tables: dict[str, list[StoredObject]] = {}
         for stored in self.objects.values():
             if stored.shard is not None:
                 tables.setdefault(stored.shard.table, []).append(stored)
         return tables
+
+    @cached_property
+    def listed_logs(self) -> dict[str, list[tuple[StoredCatalog, LogRows]]]:
+        """The catalogs that have segments of each store, by their first offset, with what they say of it."""
+        logs: dict[str, list[tuple[StoredCatalog, LogRows]]] = {}
+        for stored in self.catalogs.values():
+            for log in stored.rows.logs:
+                logs.setdefault(log.store, []).append((stored, log))
+        for parts in logs.values():
+            parts.sort(key=lambda part: part[1].start)
+        return logs
 
     @cached_property
     def _by_store(self) -> dict[str, list[ArchivedSegment]]:
@@ -239,125 +256,70 @@ class LogState:
         return stores
 
     def encode(self) -> bytes:
-        """Return the bytes of a whole checkpoint."""
-        tables, joined = self._texts
-        version = document_version(self.expired, self.archive.values(), self.digest, self.roots)
-        version = version if tables is None else self._version_of_rows
-        before = json_text({"version": version, "kind": "checkpoint", **self._begin()})
-        if tables is not None:
-            before = f'{before[:-1]},"tables":{json_text(said_of(tables))}}}'
-        behind = json_text(self._end(self.archive.values()))
-        return sealed_text(f'{before[:-1]},"objects":[{joined}],{behind[1:]}')
-
-    @cached_property
-    def _texts(self) -> Texts:
-        """The objects as a whole checkpoint has them."""
-        return Texts({} if len(self.objects) > MOST_DOCUMENTS else None, "").with_more(self.objects.values())
-
-    def as_base(self, name: str, size_bytes: int) -> CheckpointBase:
-        """Return this state's whole checkpoint as the base of checkpoints with changes."""
-        objects, archive = tuple(self.objects.values()), tuple(self.archive.values())
-        return CheckpointBase(name, self.number, self.digest, size_bytes, objects, archive)
-
-    def changes_since(self, base: CheckpointBase) -> bytes:
-        """Return the bytes of a checkpoint with the changes since `base`. Empty: write a whole one."""
-        if self.number - base.number >= _MOST_RECORDS or not base.digest.startswith(self.digest_at(base.number) or "-"):
-            return b""  # also if the base is of another history
-        data = self.encode_since(base)
-        return data if len(data) * _CHANGES_SHARE <= base.size_bytes else b""
-
-    def encode_since(self, base: CheckpointBase) -> bytes:
-        """Return the bytes of a checkpoint with the changes since `base`, a whole checkpoint of this history."""
-        objects, gone = _changes(base.objects, self.objects)
-        archive, removed = _changes(base.archive, self.archive)
-        since = {"number": base.number, "digest": base.digest, "removed": [*gone, *removed]}
-        document = {"version": self._version_of_rows, "kind": "changes", "since": since, **self._begin()}
-        return sealed_text(json_text({**document, **rows_of(objects), **self._end(archive)}))
-
-    @property
-    def _version_of_rows(self) -> int:
-        return max(OF_ROWS, document_version(self.expired, self.archive.values()))
-
-    def _begin(self) -> dict[str, Any]:
-        genesis = self.genesis.to_json() if self.genesis else None
-        return {"number": self.number, "epoch": self.epoch, "genesis": genesis}
-
-    def _end(self, archive: Iterable[ArchivedSegment]) -> dict[str, Any]:
-        return {
-            "positions": self.positions,
-            **optional_members(archive, self.batches, self.lost.values(), self.expired),
-            **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
-            **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
-            **({"digest": self.digest, "chain": self.chain} if self.digest else {}),
-        }
+        """Return the bytes of this state's checkpoint."""
+        return checkpoint.encode(
+            {
+                "number": self.number,
+                "epoch": self.epoch,
+                "genesis": self.genesis.to_json() if self.genesis else None,
+                **columns_of(self.objects.values()),
+                "positions": self.positions,
+                **optional_members(
+                    self.archive.values(),
+                    self.batches,
+                    self.lost.values(),
+                    self.expired,
+                    self.pending.values(),
+                    self.catalogs.values(),
+                    self.hidden.values(),
+                ),
+                **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
+                **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
+                **({"digest": self.digest, "chain": self.chain} if self.digest else {}),
+            }
+        )
 
     @classmethod
     def decode(cls, data: bytes, file: str, base: LogState | None = None) -> LogState:
-        """Return the state in a checkpoint. `base` is the state of its base checkpoint. Raises `CorruptFile`."""
-        document = decode_document(data, file)
-        if "since" in document:
-            since = checked(_SINCE, document["since"], file, "checkpoint")
-            if base is None or since[:2] != (base.number, base.digest):
-                raise CorruptFile(file, "the checkpoint's base is another state", expected=since[0])
-            removed = since[2]
-        else:
-            base, removed = None, ()
-        objects = partial(objects_of, document["tables"]) if "tables" in document else list_of(OBJECT)
-        return checked(record(partial(_state, base, removed), objects=objects, **_FIELDS), document, file, "checkpoint")
+        """Return the state in a checkpoint. `base`: see `checkpoint.decode`. Raises `CorruptFile`."""
+        return cls(**checkpoint.decode(data, file, base))
 
 
-@dataclass(frozen=True)
-class CheckpointBase:
-    """A stored whole checkpoint on which others are based, and the objects and segments of its state."""
-
-    name: str
-    number: int
-    digest: str
-    size_bytes: int
-    objects: tuple[StoredObject, ...]
-    archive: tuple[ArchivedSegment, ...]
-
-
-class Texts(NamedTuple):
-    """The joined texts of a state's objects in a checkpoint: rows with the numbers of their `tables`.
-
-    `tables` None: documents instead of rows.
-    """
-
-    tables: Tables | None
-    joined: str
-
-    def with_more(self, added: Iterable[StoredObject]) -> Texts:
-        """Return these texts and then those of the `added` objects."""
-        tables = dict(self.tables) if self.tables is not None else None
-        texts = [_text(one, tables) for one in added]
-        return Texts(tables, ",".join([*([self.joined] if self.joined else []), *texts]))
-
-    def without(self, gone: StoredObject) -> Texts:
-        """Return them without the text of a file."""
-        # no text has another one in it: each has a name of its own
-        before, cut, behind = self.joined.partition(_text(gone, self.tables))
-        assert cut
-        return Texts(self.tables, before + behind[1:] if behind else before[:-1])
+def _with_catalogs(
+    before: LogState, record: LogRecord, file: str
+) -> tuple[dict[str, StoredCatalog], dict[str, HiddenSegment]]:
+    """Return catalogs and hidden segments of a state after a record. Raises `CorruptFile`, also for an overlap."""
+    catalogs, hidden = before.catalogs, before.hidden
+    gone = {name for name in record.remove if name in catalogs}
+    if gone:
+        catalogs = {name: one for name, one in catalogs.items() if name not in gone}
+        hidden = {name: one for name, one in hidden.items() if one.catalog not in gone}
+    for added in record.catalogs:
+        if added.name in catalogs:
+            raise CorruptFile(file, f"adds {added.name!r}, which exists already")
+        if (store := overlapped(catalogs.values(), added)) is not None:
+            raise CorruptFile(
+                file, f"adds {added.name!r}, whose segments of {store!r} overlap those of another catalog"
+            )
+        catalogs = {**catalogs, added.name: added}
+    for one in record.hide:
+        known = catalogs.get(one.catalog)
+        if known is None or one.store not in known.rows.numbers or one.name in hidden:
+            raise CorruptFile(file, f"hides {one.name!r}, which {one.catalog!r} does not show")
+        hidden = {**hidden, one.name: one}
+    return catalogs, hidden
 
 
-def _text(stored: StoredObject, tables: Tables | None) -> str:
-    return json_text(stored.to_json() if tables is None else row_of(stored, tables))
-
-
-Named = TypeVar("Named", StoredObject, ArchivedSegment)
-
-
-def _changes(before: tuple[Named, ...], now: Entries[Named]) -> tuple[list[Named], list[str]]:
-    """Return the objects that are in `now` but not in `before`, and the names of those that are only in `before`.
-
-    `now` has the remaining objects of `before` in the same order, before all new ones.
-    """
-    last = next((one for one in reversed(before) if now.get(one.name) is one), None)
-    added = list(itertools.takewhile(lambda one: one is not last, reversed(now.values())))
-    if len(before) + len(added) == len(now):
-        return added[::-1], []
-    return added[::-1], [one.name for one in before if now.get(one.name) is not one]
+def overlapped(catalogs: Iterable[StoredCatalog], added: StoredCatalog) -> str | None:
+    """Return a store of whose log `added` and one of `catalogs` have a common range; None: there is none."""
+    for one in catalogs:
+        numbers = one.rows.numbers
+        for log in added.rows.logs:
+            if (number := numbers.get(log.store)) is not None:
+                other = one.rows.logs[number]
+                if log.start < other.end and other.start < log.end:
+                    return log.store
+    return None
 
 
 class LogReplay:
@@ -384,33 +346,32 @@ class LogReplay:
         """
         now = self._now
         CorruptFile.unless_equal(file, "log record has another number than its name", now.number + 1, record.number)
-        if now.digest and (record.previous or self._is_chained) and record.previous != now.digest:
-            raise StorageBehind(
-                file,
-                f"its previous record {now.number} differs from the one read: the storage was restored, or two "
-                f"histories of this index were mixed",
-                expected=now.digest,
-                found=record.previous,
-            )
+        check_follows(file, now.number, now.digest, record.previous, is_chained=self._is_chained)
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
         if now is self._begun:
-            now = replace(now, objects=layered(now.objects), archive=layered(now.archive))
+            now = replace(now, objects=dict(now.objects), archive=dict(now.archive), pending=dict(now.pending))
         objects, archive, genesis = now.objects, now.archive, now.genesis or record.genesis
         for name in record.remove:
             if (gone := objects.pop(name, None)) is not None:
                 self._removed.append(gone)
-            else:
+            elif now.pending.pop(name, None) is None:
                 segment = archive.pop(name, None)
-                if segment is None:
+                if segment is not None:
+                    self._thinned.add(segment.store)
+                elif name not in now.catalogs:
                     raise CorruptFile(file, f"removes {name!r}, which does not exist")
-                self._thinned.add(segment.store)
         for added in record.add:
             if added.name in objects:
                 raise CorruptFile(file, f"adds {added.name!r}, which exists already")
             check_slots(added, genesis, file)
             objects[added.name] = added
             self._added.append(added)
+        for waiting in record.pending:
+            if now.names(waiting.name) or now.pending_of(waiting.file_id) is not None:
+                raise CorruptFile(file, f"adds pending file {waiting.name!r}, which exists already")
+            now.pending[waiting.name] = waiting
+        catalogs, hidden = _with_catalogs(now, record, file)
         for segment in record.archive:
             there = self._placed.get(segment.place) or self._begun.segment_at(*segment.place)
             if segment.name in archive or (there is not None and archive.get(there.name) is there):
@@ -426,6 +387,8 @@ class LogReplay:
             epoch=max(now.epoch, record.epoch),
             genesis=genesis,
             positions=max_positions(now.positions, record.positions),
+            catalogs=catalogs,
+            hidden=hidden,
             batches={**held, **later},
             lost=now.lost | {one.name: one for one in record.lost},
             expired=now.expired.joined(record.expired) if record.expired else now.expired,
@@ -448,11 +411,11 @@ class LogReplay:
 
     def _carry(self, known: dict[str, Any], into: dict[str, Any]) -> None:
         """Update cached properties of the state before, because computing them takes time for each object."""
+        if (logs := known.get("listed_logs")) is not None and self._now.catalogs is self._begun.catalogs:
+            into["listed_logs"] = logs
         if (stores := known.get("_by_store")) is not None:
             into["_by_store"] = self._stores(stores)
         added = [stored for stored in self._added if self._now.objects.get(stored.name) is stored]
-        if (texts := self._texts(known.get("_texts"), added)) is not None:
-            into["_texts"] = texts
         files, tables = known.get("files"), known.get("tables")
         if files is not None and tables is not None:
             # otherwise a file has two objects
@@ -477,17 +440,8 @@ class LogReplay:
             return stores
         return {store: stores[store] for store in sorted(stores) if stores[store]}
 
-    def _texts(self, known: Texts | None, added: list[StoredObject]) -> Texts | None:
-        removed = [stored for stored in self._removed if self._begun.objects.get(stored.name) is stored]
-        if known is None or len(known.joined) > _MOST_TEXT or len(removed) > _MOST_CUT:
-            return None
-        # the form changes, or a removed table changes the numbers of others
-        if (known.tables is None) == (len(self._now.objects) > MOST_DOCUMENTS) or any(one.shard for one in removed):
-            return None
-        return reduce(Texts.without, removed, known).with_more(added)
-
-    def _files(self, known: Entries[StoredObject], added: list[StoredObject]) -> Entries[StoredObject]:
-        files = layered(known)
+    def _files(self, known: dict[str, StoredObject], added: list[StoredObject]) -> dict[str, StoredObject]:
+        files = dict(known)
         for stored in self._removed:
             # only if `known` has this object, and not another one of the file
             if files.get(stored.file_id) is stored:
@@ -495,8 +449,8 @@ class LogReplay:
         files.update((stored.file_id, stored) for stored in added if stored.shard is None)
         return files
 
-    def _tables(self, known: Entries[list[StoredObject]], added: list[StoredObject]) -> Entries[list[StoredObject]]:
-        tables, gone = layered(known), {stored.name for stored in self._removed}
+    def _tables(self, known: dict[str, list[StoredObject]], added: list[StoredObject]) -> dict[str, list[StoredObject]]:
+        tables, gone = dict(known), {stored.name for stored in self._removed}
         for table in dict.fromkeys(stored.file for stored in (*self._removed, *added) if stored.shard is not None):
             shards = [stored for stored in tables.get(table, ()) if stored.name not in gone]
             shards += [stored for stored in added if stored.shard is not None and stored.file == table]
@@ -505,40 +459,3 @@ class LogReplay:
             else:
                 tables.pop(table, None)
         return tables
-
-
-def _state(base: LogState | None, removed: Sequence[str], **fields: Any) -> LogState:
-    objects, archive, lost, chain = (fields.pop(name) for name in ("objects", "archive", "lost", "chain"))
-    last = fields["digest"][:DIGEST_DIGITS]
-    if chain and not (last and chain.endswith(last)):
-        raise Malformed(f"digests up to {last!r}", chain[-DIGEST_DIGITS:], ".chain")
-    before, segments = (dict(base.objects), dict(base.archive)) if base is not None else ({}, {})
-    for name in removed:
-        if before.pop(name, None) is None and segments.pop(name, None) is None:
-            raise Malformed("names of objects that were there", name, ".since")
-    names = len(before) + len(objects), len(segments) + len(archive)
-    before.update((o.name, o) for o in objects)
-    segments.update((s.name, s) for s in archive)
-    state = LogState(
-        **fields, chain=chain or last, objects=before, archive=segments, lost={one.name: one for one in lost}
-    )
-    if (len(before), len({segment.place for segment in segments.values()})) != names:
-        raise Malformed("each object and each segment once", [*objects, *archive], ".objects")
-    for stored in objects:
-        check_slots(stored, state.genesis, "checkpoint")
-    return state
-
-
-_SINCE = record(
-    lambda number, digest, removed: (number, digest, removed), number=COUNT, digest=DIGEST, removed=list_of(text())
-)
-_FIELDS: dict[str, Any] = {
-    **COMMON,
-    "number": COUNT,
-    "epoch": COUNT,
-    "genesis": DESCRIPTOR,
-    "roots": Optional(map_of(tuple_of(COUNT, text())), {}),
-    "put_before_ms": Optional(MILLISECONDS, 0),
-    "digest": Optional(DIGEST, ""),
-    "chain": Optional(text(f"([0-9a-f]{{{DIGEST_DIGITS}}})*"), ""),
-}

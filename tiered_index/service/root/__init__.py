@@ -4,7 +4,7 @@
 root/tiered_index.json   the index's id, its layout, its storage
 root/seen                the newest record of the storage's log that the root knows
 root/files               the unpublished files with entries, which the root must still have
-root/log, root/log-whole the storage's log as its writer knew it before the last deletion (`log.kept`)
+root/log                 the storage's log as its writer knew it before the last deletion (`log.kept`)
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the files; the folder is the file's state
 root/aside/              files that `recover` set aside, until their entries are put again
@@ -30,11 +30,12 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from tiered_index.documents import checked, fields_of, integer, load, record, text
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
+
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -45,7 +46,6 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.layout import Layout
-from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, UNSEALED, file_id_of
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import (
@@ -57,6 +57,7 @@ from tiered_index.storage.disk import (
     make_path,
     map_file,
 )
+from tiered_index.stored import FileId, decoded
 
 CACHE = "cache"
 """Folder of the local cache of directories and filters; created when needed."""
@@ -95,39 +96,37 @@ def disk_errors(what: str) -> Iterator[None]:
         raise disk_error(error, what) from error
 
 
-@dataclass(frozen=True)
-class Marker:
+class Marker(Struct, frozen=True):
     """The content of `tiered_index.json`. `storage` is the given URI, without credentials."""
 
-    index_id: Annotated[str, FILE_ID]
-    root_id: Annotated[str, FILE_ID]
-    layout: Annotated[Layout, Layout.from_json]
-    offset_space: Annotated[str, text()]
-    storage: Annotated[str, text()]
+    index_id: FileId
+    root_id: FileId
+    layout: Layout
+    offset_space: str
+    storage: str
 
     def encode(self) -> bytes:
         """Return the marker's bytes (JSON)."""
-        document = {"tiered_index": MARKER_VERSION, **vars(self), "layout": self.layout.to_json()}
+        document = {"tiered_index": MARKER_VERSION, **asdict(self), "layout": self.layout.to_json()}
         return (json.dumps(document, indent=2) + "\n").encode()
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> Marker:
         """Return the marker in `data`. Raises `NotAnIndex` if it isn't one."""
         try:
-            document = load(data, file, "marker")
-            version = checked(_VERSION, document, file, "marker")
+            version = decoded(data, _Version, file, "marker").tiered_index
             if version != MARKER_VERSION:
                 raise NotAnIndex(
                     f"{file}: the root has version {version}, and this program reads version {MARKER_VERSION}: install "
                     "the version that wrote it"
                 )
-            return checked(_MARKER, document, file, "marker")
+            return decoded(data, cls, file, "marker")
         except CorruptFile as error:
             raise NotAnIndex(f"{error}; it is not the marker of a tiered index") from error
 
 
-_VERSION = record(lambda tiered_index: int(tiered_index), tiered_index=integer(0, 2**31))
-_MARKER = record(Marker, **fields_of(Marker))
+class _Version(Struct):
+    tiered_index: Annotated[int, Meta(ge=0, le=2**31)]
 
 
 class Root:
@@ -298,7 +297,8 @@ class RootLock:
         except BlockingIOError as error:
             pid, host, file = None, None, str(self._path)
             with contextlib.suppress(CorruptFile):
-                pid, host = checked(_HOLDER, load(os.pread(descriptor, 4096, 0), file, "lock"), file, "lock")
+                holder = decoded(os.pread(descriptor, 4096, 0), _Holder, file, "lock")
+                pid, host = holder.pid, holder.host
             raise LockHeld.by(str(self._path.parent), pid, host, _HELD) from error
         except OSError as error:
             raise disk_error(error, f"locking {self._path}") from error
@@ -382,7 +382,9 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_close_all)
 
 
-_HOLDER = record(lambda pid, host: (pid, host), pid=integer(1, 2**31 - 1), host=text())
+class _Holder(Struct):
+    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    host: str
 
 
 class Deletions:

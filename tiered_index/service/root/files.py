@@ -15,35 +15,34 @@ import logging
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
-from tiered_index.documents import COUNT, CRC32, SECONDS, checked, load, map_of, nullable, record, text, tuple_of
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.names import STATES, UNSEALED, file_id_of
 from tiered_index.service.root import Root, disk_error, disk_errors
+from tiered_index.stored import Count, Crc32, Seconds, decoded
 
 _log = logging.getLogger(__name__)
 
 LIST = "files"
 
 
-@dataclass(frozen=True, slots=True)
-class ListedFile:
+class ListedFile(Struct, frozen=True):
     """A file when the list was written.
 
     `seconds` are those of its first and last entry, inclusive. None: it may have more entries since.
     """
 
     lane: str
-    count: int
-    seconds: tuple[int, int] | None = None
+    count: Count
+    seconds: tuple[Seconds, Seconds] | None = None
 
 
-_FILES = record(
-    lambda files, crc32: (files, crc32),
-    files=map_of(record(ListedFile, lane=text(), count=COUNT, seconds=nullable(tuple_of(SECONDS, SECONDS)))),
-    crc32=CRC32,
-)
+class _Files(Struct):
+    files: dict[str, ListedFile]
+    crc32: Crc32
 
 
 class FileList:
@@ -166,6 +165,6 @@ def _crc32(files: dict[str, ListedFile]) -> int:
 
 
 def _parsed(data: bytes, file: str) -> dict[str, ListedFile]:
-    files, crc32 = checked(_FILES, load(data, file, "the list of files"), file, "the list of files")
-    CorruptFile.unless_equal(file, "does not match its CRC32", crc32, _crc32(files))
-    return dict(files)
+    listed = decoded(data, _Files, file, "the list of files")
+    CorruptFile.unless_equal(file, "does not match its CRC32", listed.crc32, _crc32(listed.files))
+    return listed.files

@@ -12,11 +12,13 @@ import json
 import logging
 import threading
 import zlib
-from dataclasses import asdict, dataclass
 
-from tiered_index.documents import COUNT, CRC32, checked, load, record, text
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from tiered_index.errors import CorruptFile
 from tiered_index.service.root import Root, disk_error, disk_errors
+from tiered_index.stored import Count, Crc32, decoded
 
 SEEN = "seen"
 _PLACE_BYTES = 512
@@ -25,18 +27,17 @@ _ATTEMPTS_KEPT = 16
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """The newest known record of the log: its number and digest.
 
     `digest` is empty if the record was never read. `attempt` identifies the root's last appends, successful or not,
     with spaces between them. `serial` orders the notes.
     """
 
-    number: int = 0
+    number: Count = 0
     digest: str = ""
     attempt: str = ""
-    serial: int = 0
+    serial: Count = 0
 
     @property
     def attempts(self) -> list[str]:
@@ -52,21 +53,19 @@ class Seen:
     @classmethod
     def decode(cls, place: bytes, file: str) -> Seen:
         """Return the content of a slot. Raises `CorruptFile`."""
-        crc32, seen = checked(
-            _PLACE, load(place, file, "the seen position of the log"), file, "the seen position of the log"
-        )
-        CorruptFile.unless_equal(file, "does not match its CRC32", crc32, zlib.crc32(json.dumps(asdict(seen)).encode()))
+        stored = decoded(place, _Place, file, "the seen position of the log")
+        seen = cls(stored.number, stored.digest, stored.attempt, stored.serial)
+        found = zlib.crc32(json.dumps(asdict(seen)).encode())
+        CorruptFile.unless_equal(file, "does not match its CRC32", stored.crc32, found)
         return seen
 
 
-_PLACE = record(
-    lambda crc32, **fields: (crc32, Seen(**fields)),
-    number=COUNT,
-    digest=text(),
-    attempt=text(),
-    serial=COUNT,
-    crc32=CRC32,
-)
+class _Place(Struct):
+    number: Count
+    digest: str
+    attempt: str
+    serial: Count
+    crc32: Crc32
 
 
 class SeenFile:

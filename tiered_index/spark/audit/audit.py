@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +36,13 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.service.answers.rows import check_integer
-from tiered_index.service.checks.checks import DELETED, check_object, check_segments, check_storage
-from tiered_index.service.checks.report import Report
+from tiered_index.service.jobs.verify import DELETED, check_object, check_segments, check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.rows import check_integer
+from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
 from tiered_index.spark.audit.entries import ALL_TIME, Sides
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 # Several tasks a core, because objects differ in size; fewer if there is little to read: a task needs 20 ms of CPU
 _TASKS_A_CORE, _TASK_BYTES = 4, 16 << 20
+_SEGMENTS_AT_ONCE = 10_000
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -96,7 +99,7 @@ def check_audit(source: SourceLike | None, *, storage: str, fields: Mapping[str,
             return  # an audit reports other errors of a log
     assert genesis is not None
     if source is not None:
-        check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3))
+        check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3, index=storage))
 
 
 def audit(
@@ -140,7 +143,7 @@ def audit(
             nonlocal seen
             seen = state
             with typed_errors("checking objects"), meter.stage("objects", tasks=True):
-                _check_on(spark, state, meter.address(address), report)
+                _check_on(spark, state, opened, meter.address(address), report)
 
         with meter.stage("log"):
             state = check_storage(
@@ -152,7 +155,7 @@ def audit(
                 with meter.stage("plan"):
                     assert seen.genesis is not None
                     schema = seen.genesis.layout.schema
-                    entries = entries_of(spark, source, columns or {}, schema, meter.sources(settings.s3))
+                    entries = entries_of(spark, source, columns or {}, schema, meter.sources(settings.s3, storage))
                 with meter.stage("compare", tasks=True):
                     bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
                     sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots, seen.expired)
@@ -170,11 +173,25 @@ def audit(
     return AuditResult(report, differences, entries_seen, len(seen.objects), seen.number, meter.metrics)
 
 
-def _check_on(spark: SparkSession, state: LogState, address: StorageAddress, report: Report) -> None:
-    """Check objects and archived segments in tasks, the largest first, and add their findings."""
-    work: list[Any] = sorted([*state.objects.values(), *state.archive.values()], key=lambda one: -one.size_bytes)
-    if not work:
-        return
+def _check_on(spark: SparkSession, state: LogState, storage: Storage, address: StorageAddress, report: Report) -> None:
+    """Check objects and archived segments in tasks, and add their findings. Memory: some thousand segments."""
+    segments = _segments(state, storage, report)
+    work: list[Any] = [*state.inputs.values(), *islice(segments, _SEGMENTS_AT_ONCE)]
+    while work:
+        _check_work(spark, sorted(work, key=lambda one: -one.size_bytes), address, report)
+        work = list(islice(segments, _SEGMENTS_AT_ONCE))
+
+
+def _segments(state: LogState, storage: Storage, report: Report) -> Iterator[ArchivedSegment]:
+    """Yield the archived segments, up to a damaged catalog, which is a finding of the report already."""
+    try:
+        yield from Segments(state, storage)
+    except CorruptFile as error:
+        report.note(f"{error.file}: its further segments were not checked")
+
+
+def _check_work(spark: SparkSession, work: list[Any], address: StorageAddress, report: Report) -> None:
+    """Check objects and archived segments in tasks, in the given order, and add their findings."""
     cores = spark.sparkContext.defaultParallelism
     count = min(len(work), max(cores, min(_TASKS_A_CORE * cores, sum(one.size_bytes for one in work) // _TASK_BYTES)))
     with broadcast(spark, work) as shared:
@@ -210,7 +227,9 @@ def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, re
         now = log.open()
     except CorruptFile:
         return  # reported already, or damaged meanwhile
-    gone = {name for name in (*seen.objects, *seen.archive) if name not in now.objects and name not in now.archive}
+    of_log = {segment.name for segment in Segments(seen, storage).named(defect.file for defect in report.findings)}
+    there = Segments(now, storage)
+    gone = {name for name in (*seen.inputs, *of_log) if now.input_of(name) is None and not there.names_object(name)}
     taken_back = {defect.file for defect in report.findings if defect.file in gone}
     report.findings[:] = [defect for defect in report.findings if defect.file not in gone]
     report.missing[:] = [one for one in report.missing if one.object not in gone]

@@ -1,4 +1,4 @@
-"""Joins the entries of index and source that `matching` finds to differ, by Spark.
+"""Joins the entries of index and source in the `ranges` that differ, by Spark.
 
 An entry with a wrong second may be within the bounds on one side only. It is then *missing* or *extra*.
 """
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import HashRule, joint_rule
@@ -28,14 +27,13 @@ from tiered_index.spark.audit.entries import (
     Picked,
     Sides,
     Unread,
-    groups_of,
     identity_dtype,
     packed,
     value_dtype,
 )
-from tiered_index.spark.audit.matching import match
-from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, cleaned_up, one_row
-from tiered_index.spark.lookup.plan import Target, records_of
+from tiered_index.spark.audit.ranges import SUMS, Ranges, sums_of
+from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, cleaned_up, one_row, records_of
+from tiered_index.spark.workers import between_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -77,9 +75,9 @@ class Differences:
     """The counts of all differences, and a list of the first of each kind.
 
     `unproven` entries of the source may be in damaged objects. `source_entries` and `index_entries` are the numbers of
-    distinct entries that were compared. `unsought` entries are missing or extra within the bounds; the other side may
-    have them outside of the bounds, with a wrong second. `repeated` entries are more often in the index than in the
-    source, which is no difference: lookups return each once.
+    entries that were compared, each as often as its side has it. `unsought` entries are missing or extra within the
+    bounds; the other side may have them outside of the bounds, with a wrong second. `repeated` entries are more often
+    in the index than in the source, which is no difference: lookups return each once.
     """
 
     counts: dict[str, int]
@@ -138,44 +136,70 @@ def compare(
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     rule, schema = joint_rule(stored.hash for stored in objects), sides.schema
     picked = Picked(*seconds, rule=rule, expired=sides.expired)
-    groups = groups_of(within)
-    matched, among = match(sides, groups, picked)
+    ranges = Ranges.of(within, max(sides.entries.rows, sum(one.count for one in within)))
+    sums, missed = _sums(sides, within, picked, ranges)
+    unread = set(missed)
+    differ = (sums[SOURCE] != sums[INDEX]).any(axis=0)
     counts: dict[str, int] = {}
     listed: list[Difference] = []
-    unread = set(matched.unread)
-    if matched.differing:
+    repeated = 0
+    if differ.any():
 
         def make(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
             return _rows(parts, schema)
 
-        if (again := matched.origins(INDEX)) is not None:
-            groups = [groups[number] for number in again]
+        ranges = ranges.marking(differ)
+        chosen = [stored for stored in within if ranges.may_differ(stored)]
+        of_source, of_index = (int(side[0][differ].sum()) for side in sums)
+        partitions = max(sides.cores, (of_source + of_index) // _PARTITION_ROWS)
         with ExitStack() as ending:
-            chosen = sides.rows(groups, replace(picked, among=among), make, _ROWS, matched.origins(SOURCE))
-            rows = ending.enter_context(chosen)
-            filled = min(1.0, 2 * matched.differing / among.shape.bits) ** 2 if among.whole is None else 0
-            joined = int(2 * matched.differing + filled * (matched.source + matched.index))
-            partitions = max(sides.cores, joined // _PARTITION_ROWS)
-            pairs = _pairs(rows.repartition(partitions, "identity")).persist(StorageLevel.MEMORY_AND_DISK)
-            ending.enter_context(cleaned_up(pairs.unpersist))
-            unread.update(row[0] for row in pairs.where("identity IS NULL").select("held.object").collect())
-            damaged = [Target.of(stored, sides.base) for stored in objects if stored.name in bad | unread]
-            alone = _told(pairs.where("identity IS NOT NULL"), damaged, sides.base, rule, schema)
-            # a value that both sides have under different topics is in both columns: it counts once
-            apart = F.count("said") + F.count("held") - F.count("held.wrong")
-            totals = alone.groupBy("kind").agg(F.count("*"), apart).collect()
-            # all digests that differ were selected
-            if not unread and sum(row[2] for row in totals) < matched.differing:
+            rows = ending.enter_context(sides.rows(chosen, replace(picked, among=ranges), make, _ROWS))
+            values = _values(rows.repartition(partitions, "identity")).persist(StorageLevel.MEMORY_AND_DISK)
+            ending.enter_context(cleaned_up(values.unpersist))
+            unread.update(row[0] for row in values.where("identity IS NULL").select("object").collect())
+            values = values.where("identity IS NOT NULL")
+            more = F.greatest(F.lit(0), F.col("in_index") - F.greatest(F.col("in_source"), F.lit(1)))
+            seen = values.agg(*(F.coalesce(F.sum(one), F.lit(0)) for one in ("in_source", "in_index", more)))
+            [(source_again, index_again, repeated)] = seen.collect()
+            if not unread and (source_again, index_again) != (of_source, of_index):
                 raise InvalidArgument("the source changed while it was compared: use a copy that does not change")
-            counts = {row[0]: row[1] for row in totals}
+            damaged = [Target.of(stored, sides.base) for stored in objects if stored.name in bad | unread]
+            alone = _told(_pairs(values), damaged, sides.base, rule, schema)
+            counts = {row[0]: row[1] for row in alone.groupBy("kind").count().collect()}
             for kind in (kind for kind in KINDS if most_listed and counts.get(kind)):
                 first = alone.where(F.col("kind") == kind).orderBy("topic", "key", "identity", "rank")
                 listed += [_difference(row, schema) for row in first.limit(min(most_listed, _MOST_LISTED)).collect()]
     listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
     found = {kind: counts.get(kind, 0) for kind in KINDS}
     unsought = found["missing"] + found["extra"] if seconds != ALL_TIME else 0
-    compared = counts.get(_UNPROVEN, 0), matched.source, matched.index
-    return Differences(found, tuple(listed), *compared, unsought, matched.repeated), frozenset(unread)
+    compared = counts.get(_UNPROVEN, 0), int(sums[SOURCE][0].sum()), int(sums[INDEX][0].sum())
+    return Differences(found, tuple(listed), *compared, unsought, repeated), frozenset(unread)
+
+
+def _sums(
+    sides: Sides, objects: Sequence[StoredObject], picked: Picked, ranges: Ranges
+) -> tuple[npt.NDArray[np.int64], frozenset[str]]:
+    """Return the entries and digests of each range (i64, sides x 3 x ranges), and the objects not read whole."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    kinds = identity_dtype(sides.schema), value_dtype(sides.schema)
+    names = [(name, kind[name]) for kind in kinds for name in kind.names or ()]
+
+    def add_up(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
+        with between_tasks():
+            yield from sums_of((one.name if isinstance(one, Unread) else one for one in parts), ranges, names)
+
+    with sides.rows(objects, picked, add_up, SUMS) as rows:
+        sums = [F.sum(name) for name in ("entries", "low", "high")]
+        found = rows.groupBy("side", "range").agg(*sums, F.collect_set("unread")).collect()
+    made = np.zeros((2, 3, len(ranges)), np.int64)
+    unread: set[str] = set()
+    for side, number, entries, low, high, names_of in found:
+        if number < 0:
+            unread.update(names_of)
+        else:
+            made[side, :, number] = entries, low, high
+    return made, frozenset(unread)
 
 
 def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordBatch]:
@@ -196,37 +220,43 @@ def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordB
             yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
-def _pairs(rows: DataFrame) -> DataFrame:
-    """Return pairs of the source's and the index's differing values for each identity, both in order.
-
-    `rows` are partitioned by identity. `topic` and `key` are the source's, if it has the identity.
-    """
+def _values(rows: DataFrame) -> DataFrame:
+    """Return the values of each identity, with the number of entries of either side. `rows` are of `_ROWS`."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     of_source = F.col("side") == SOURCE
     told, held = F.when(of_source, F.col("topic")), F.when(~of_source, F.col("topic"))
-    # an entry that one side has more often is no difference
-    values = rows.groupBy("identity", "value")
-    once = values.agg(
-        F.max(of_source).alias("in_source"),
-        F.max(~of_source).alias("in_index"),
+    return rows.groupBy("identity", "value").agg(
+        F.count_if(of_source).alias("in_source"),
+        F.count_if(~of_source).alias("in_index"),
         *(F.min(told).alias("topic"), F.max(told).alias("last_topic")),
         *(F.min(held).alias("held_topic"), F.max(held).alias("last_held")),
         *(F.min("key").alias("key"), F.min("object").alias("object")),
     )
+
+
+def _pairs(values: DataFrame) -> DataFrame:
+    """Return pairs of the source's and the index's differing values for each identity, both in order.
+
+    `values` are of `_values`. `topic` and `key` are the source's, if it has the identity. An entry that one side has
+    more often is no difference.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    in_source, in_index = F.col("in_source") > 0, F.col("in_index") > 0
     topic, held_topic, last_held = F.col("topic"), F.col("held_topic"), F.col("last_held")
-    in_both = F.col("in_source") & F.col("in_index")
+    in_both = in_source & in_index
     # a topic is a part of the key's hash: no lookup finds an entry whose file has another topic for it
     misplaced = in_both & last_held.isNotNull() & ((held_topic != topic) | (last_held != F.col("last_topic")))
     named = F.when(held_topic.eqNullSafe(topic), last_held).otherwise(held_topic)
     said = F.struct("value", F.when(misplaced, topic).alias("wrong"), topic.alias("topic"), "key")
     stored = F.struct("value", F.when(misplaced, named).alias("wrong"), named.alias("topic"), "object")
     sides = (
-        once.where(~in_both | misplaced)
+        values.where(~in_both | misplaced)
         .groupBy("identity")
         .agg(
-            F.sort_array(F.collect_list(F.when(F.col("in_source"), said))).alias("said"),
-            F.sort_array(F.collect_list(F.when(F.col("in_index"), stored))).alias("held"),
+            F.sort_array(F.collect_list(F.when(in_source, said))).alias("said"),
+            F.sort_array(F.collect_list(F.when(in_index, stored))).alias("held"),
         )
     )
     first = F.get("said", F.lit(0)).alias("first")
@@ -242,15 +272,35 @@ def _told(pairs: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule
     identity, value = identity_dtype(schema), value_dtype(schema)
 
     def hidden(identities: pa.Array, values: pa.Array) -> pa.Array:
-        cells = records_of(identities, identity), records_of(pc.fill_null(values, bytes(value.itemsize)), value)
+        cells = records_of(identities, identity), records_of(values, value)
         return pa.array(may_hold(damaged, base, rule, cells[0]["key_hash"], cells[1]["second"]))
 
     missing: Column = F.lit("missing")
     if damaged:
-        lost = arrow_function(hidden, "boolean")("identity", "said.value")
+        said = F.coalesce(F.col("said.value"), F.lit(bytes(value.itemsize)))
+        lost = arrow_function(hidden, "boolean")(F.col("identity"), said)
         missing = F.when(lost, F.lit(_UNPROVEN)).otherwise(missing)
     extra = F.when(F.col("said").isNull(), "extra")
     return pairs.withColumn("kind", extra.when(F.col("held").isNotNull(), "wrong").otherwise(missing))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stored object, and its half-open range of base slots."""
+
+    stored: StoredObject
+    base_low: int
+    base_high: int
+
+    @classmethod
+    def of(cls, stored: StoredObject, base: int) -> Target:
+        """Return the target of an object; `base` is the number of base slots."""
+        if stored.shard is None:
+            return cls(stored, 0, base)
+        slots, low, high = stored.shard.slots, stored.shard.slot_low, stored.shard.slot_high
+        if slots.join > 1:
+            return cls(stored, low * slots.join, min(base, high * slots.join))
+        return cls(stored, low // slots.split, -(-high // slots.split))
 
 
 def may_hold(

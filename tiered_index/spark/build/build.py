@@ -1,9 +1,9 @@
 """Builds window tables from a source by Spark, and publishes the tables of a build or a write.
 
-Publication completes the uploads, then appends one log record. Driver only; docs/spark-cluster.md shows the steps. The
-index does not change before the log record: retries, speculation, lost executors and a killed driver leave orphans. One
-thread drives a build; builds, merges and writers may run at the same time. `mode` is checked again against the state
-before the record, so that of two builds of one window with ``error`` only one is published. All builds share the
+Publication checks the tasks' objects, then appends one log record. Driver only; docs/spark-cluster.md shows the steps.
+The index does not change before the log record: retries, speculation, lost executors and a killed driver leave orphans.
+One thread drives a build; builds, merges and writers may run at the same time. `mode` is checked again against the
+state before the record, so that of two builds of one window with ``error`` only one is published. All builds share the
 quarantine windows: a build is recognised there by its entries (`repeated`).
 """
 
@@ -19,19 +19,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, SchemaMismatch
 from tiered_index.format.packed import packed_bytes
-from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.lifecycle.publication import Publication, abandon
+from tiered_index.service.jobs.merge_run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import FinishedObject, Publication, abandon
 from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, LogRecord, StoredObject, latest_ms
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
-from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
+from tiered_index.service.read.cold_path import ColdPath, ColdSettings
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, plan_build, take_census
 from tiered_index.spark.build.positions import MicroBatch, SourceRange
@@ -50,12 +51,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
+def repeated(state: LogState, shards: Sequence[FinishedObject], mode: str, storage: Storage) -> tuple[str, ...]:
     """Return the objects that have exactly the entries of a new quarantine window, for ``replace``.
 
     Raises `InvalidArgument` for ``error``.
     """
-    written: dict[int, list[FinishedShard]] = {}
+    written: dict[int, list[FinishedObject]] = {}
     for shard in shards if mode != "append" else ():
         if (table := shard.stored.shard) is not None and table.window_s == QUARANTINE_S:
             written.setdefault(table.begin_s, []).append(shard)
@@ -100,7 +101,7 @@ def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...
     return _replaced(state, sorted((begin, begin + length) for begin, length in times), mode)
 
 
-def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
+def publish_batch(shards: Sequence[FinishedObject], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
     """Publish a micro-batch. If it was published before, drop its uploads and return False.
 
     Raises as `publish_tables`.
@@ -187,14 +188,14 @@ def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) ->
 
 
 def publish_tables(
-    shards: Sequence[FinishedShard],
+    shards: Sequence[FinishedObject],
     mode: str,
     storage: Storage,
     log: StorageLog,
     batch: MicroBatch | None = None,
     source_range: SourceRange | None = None,
 ) -> tuple[LogState, int]:
-    """Complete the uploads and append one record; return the new state and the number of removed objects.
+    """Check the shards and append one record; return the new state and the number of removed objects.
 
     Raises as `check_windows`, `CorruptFile`, `JobOverdue`: then nothing is published. After the storage's errors the
     outcome may be unknown.
@@ -202,7 +203,7 @@ def publish_tables(
     tables = [one.stored.shard for one in shards if one.stored.shard is not None]
     windows = sorted({(t.begin_s, t.begin_s + t.window_s) for t in tables if t.window_s != QUARANTINE_S})
     publication = Publication(log, [shard.sent for shard in shards])
-    publication.complete()
+    publication.check()
     added = {shard.stored.name for shard in shards}
     removed: tuple[str, ...] = ()
 
@@ -339,7 +340,7 @@ def build(
                 source_range.check(log.state)
         with typed_errors(f"reading {_name_of(source)}"):
             with meter.stage("plan"):
-                schema, addresses = genesis.layout.schema, meter.sources(settings.s3)
+                schema, addresses = genesis.layout.schema, meter.sources(settings.s3, storage)
                 entries = entries_of(spark, source, columns or {}, schema, addresses, skip_corrupt=skip_corrupt)
             with meter.stage("count", tasks=True) as counted:
                 census = take_census(entries, scale, max_windows)
@@ -400,7 +401,7 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
     assert stored is not None
     wanted = wanted_descriptor(config, stored)
     check_descriptor(stored, wanted, where)
-    return replace(stored, layout=replace(stored.layout, hash=wanted.layout.hash))
+    return structs.replace(stored, layout=structs.replace(stored.layout, hash=wanted.layout.hash))
 
 
 def _check_bounds(census: Census, scale: WindowScale, begin_ms: int | None, end_ms: int | None) -> None:
@@ -441,8 +442,6 @@ def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResu
     for table in plan.tables:
         made = min(table.shards, table.window.entries)
         requests += writing_requests(made, packed_bytes(schema, table.window.entries) // made)
-    # the summary of directories: find the old one, read the new directories, delete the old one
-    requests += Counter(list=1, get_range=plan.shards, delete_many=1)
     counted = ("without_key", "quarantined", "skipped_ranges", "skipped_bytes", "skipped")
     return BuildResult(
         entries=plan.entries,

@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.archives import messages_to_erase
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.format.schema import Schema
-from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, check_grace, check_shard_bytes
-from tiered_index.service.erasure.erase import erase as erase_by
-from tiered_index.service.erasure.find import Found, find_hidden
-from tiered_index.service.erasure.segments import FindMessages, RewrittenSegment, rewrite_segment
+from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, check_grace, check_shard_bytes
+from tiered_index.service.jobs.erase import erase as erase_by
+from tiered_index.service.jobs.erase_find import Found, find_hidden
+from tiered_index.service.jobs.erase_segments import FindMessages, RewrittenSegment, rewrite_segment
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.merge import DRIVEN, opened_by_driver, tasks_on
-from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.build.merge import DRIVEN, on_executors, opened_by_driver, run_in_tasks
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
-from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tombstones import Tombstones
@@ -32,8 +31,6 @@ from tiered_index.types import no_progress
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 # Tasks of one job for each core; a job's results are published before the next job begins
 _TASKS_A_CORE = 4
 
@@ -91,7 +88,7 @@ def erase(
                 grace_s=grace_s,
                 messages=messages_to_erase(request, log.state),
                 find=work.find,
-                run_tasks=tasks_on(spark, meter, address, present),
+                workers=on_executors(spark, meter, address, present),
                 rewrite=work.rewrite,
                 shard_bytes=shard_bytes,
             )
@@ -122,34 +119,27 @@ class _Work:
         tasks = min(len(ordered), self._at_once)
         groups = [ordered[number::tasks] for number in range(tasks)]
         find = partial(find_hidden, stones=stones, schema=schema)
-        return {name: held for found in self._run("find", find, groups) for name, held in found.items()}
+        return {
+            name: held for found in run_in_tasks(*self._where, "find", find, groups) for name, held in found.items()
+        }
 
-    def rewrite(self, segments: Sequence[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
+    def rewrite(self, segments: Iterable[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
         """Read and overwrite segments in tasks: a `RewriteSegments`. Publish each result before requesting the next."""
 
         def rewrite_one(storage: Storage, segment: ArchivedSegment) -> RewrittenSegment:
             return rewrite_segment(storage, SystemClock(), segment, find)
 
-        at_once = self._at_once
-        for begin in range(0, len(segments), at_once):
+        waiting = iter(segments)
+        while group := list(islice(waiting, self._at_once)):
             began_ms = self.clock.now_ms()
-            for one in self._run("overwrite", rewrite_one, segments[begin : begin + at_once]):
+            for one in run_in_tasks(*self._where, "overwrite", rewrite_one, group):
                 # the driver's clock measures the record's age
                 yield one if one.sent is None else replace(one, sent=replace(one.sent, began_ms=began_ms))
 
     @property
+    def _where(self) -> tuple[SparkSession, JobMeter, StorageAddress]:
+        return self.spark, self.meter, self.address
+
+    @property
     def _at_once(self) -> int:
         return _TASKS_A_CORE * self.spark.sparkContext.defaultParallelism
-
-    def _run(self, stage: str, act: Callable[[Storage, _T], _R], parts: Sequence[_T]) -> list[_R]:
-        """Run `act` for each part in its own task, and return the results."""
-        if not parts:
-            return []
-        counted = self.meter.address(self.address)
-
-        def run_one(part: _T) -> _R:
-            with between_tasks(), counted.open() as storage:
-                return act(storage, part)
-
-        with typed_errors("a task of the erasure"), self.meter.stage(stage, tasks=True):
-            return self.spark.sparkContext.parallelize(parts, len(parts)).map(run_one).collect()

@@ -24,13 +24,15 @@ from tiered_index.rocketmq.archive.archive import ArchivedLog, segments_by_store
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_schema, each_split, frame_of_splits
+from tiered_index.spark.workers import plainly
 from tiered_index.storage.base import Storage
+from tiered_index.stored import typed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +66,7 @@ class LogEntries:
     @property
     def frame(self) -> DataFrame:
         """The entries as a DataFrame."""
-        return self.segments.mapInArrow(self.read, _COLUMNS)
+        return self.segments.mapInArrow(plainly(self.read), _COLUMNS)
 
 
 def log_entries(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> LogEntries:
@@ -82,16 +84,16 @@ def archive_entries(
     for source in sources:
         uri, store = _archive_of(source)
         with address_of(uri).open() as storage:
-            state = StorageLog(storage, SystemClock()).open()
-        splits += [[uri, segment.to_json()] for segment in archived_segments(state, store, uri)]
+            segments = Segments(StorageLog(storage, SystemClock()).open(), storage)
+            splits += [[uri, segment.to_json()] for segment in archived_segments(segments, store, uri)]
     read = partial(_read_archived, address_of=address_of, skip_corrupt=skip_corrupt)
     return LogEntries(frame_of_splits(spark, splits), read)
 
 
-def archived_segments(state: LogState, store: str | None, where: str) -> list[ArchivedSegment]:
+def archived_segments(segments: Segments, store: str | None, where: str) -> list[ArchivedSegment]:
     """Return the segments that an index has archived, of one store or all. Raises `InvalidArgument` for none."""
-    found = segments_by_store(state, () if store is None else (store,), where)
-    return [segment for segments in found.values() for segment in segments]
+    found = segments_by_store(segments, () if store is None else (store,), where)
+    return [segment for of_store in found.values() for segment in of_store]
 
 
 def _archive_of(source: str) -> tuple[str, str | None]:
@@ -128,7 +130,7 @@ def _read_archived(
     batches: Iterable[pa.RecordBatch], address_of: AddressOf, skip_corrupt: bool
 ) -> Iterator[pa.RecordBatch]:
     for uri, document in each_split(batches):
-        segment = ArchivedSegment.from_json(document)
+        segment = typed(document, ArchivedSegment)
         with address_of(uri).open() as storage:
             log = ArchivedLog(archive_in(storage), segment, skip_corrupt=skip_corrupt, selection=_SELECTION)
             yield from _entries(log, segment.start, segment.end, skip_corrupt)

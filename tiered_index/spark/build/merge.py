@@ -1,32 +1,28 @@
-"""Merge and compaction on Spark: the driver plans and publishes, executors run the tasks, without a shuffle.
+"""Merges on Spark: the driver plans and publishes, executors run the tasks of `service/jobs`, without a shuffle.
 
-A task is one of `service/merge`, or compacts one staged file (`service/lifecycle/staged`) to the same bytes as its
-writer would. Spark takes one result of each task; `orphans` deletes the uploads of other attempts.
+A merge also compacts pending files: those that writers with ``compaction = "spark"`` uploaded as they are. Spark takes
+one result of each task; `orphans` deletes the uploads of other attempts.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.format.layout import ROCKETMQ
-from tiered_index.format.packed import packed_bytes
-from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
+from tiered_index.service.jobs.job import Rewrite, TaskResult, Workers
+from tiered_index.service.jobs.merge_plan import MergeOptions, window_seconds
+from tiered_index.service.jobs.merge_run import MergeReport
+from tiered_index.service.jobs.merge_run import merge as merge_by
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.plan import MergeJob, MergeOptions, window_seconds
-from tiered_index.service.merge.run import MergeReport, RunTasks, writing_requests
-from tiered_index.service.merge.run import merge as merge_by
-from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import broadcast
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.spark.workers import between_tasks
-from tiered_index.storage.base import StorageOptions
+from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.probe import probe_put_if_absent
@@ -35,6 +31,8 @@ from tiered_index.types import no_progress
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
 DRIVEN = "plan and publish"
 
 
@@ -76,35 +74,51 @@ def merge(
             log.open()
             # a server that accepts two records of one number would let two jobs merge the same files
             probe_put_if_absent(opened)
-            run_tasks = tasks_on(spark, meter, address, present)
-            report = merge_by(opened, log, present, chosen, run_tasks=run_tasks)
+            report = merge_by(opened, log, present, chosen, workers=on_executors(spark, meter, address, present))
             driven.entries = report.entries
     known = {f.name: getattr(report, f.name) for f in fields(report)}
     return MergeResult(**known, log_number=log.state.number, metrics=meter.metrics)
 
 
-def tasks_on(spark: SparkSession, meter: JobMeter, address: StorageAddress, clock: Clock) -> RunTasks:
-    """Return a function that runs the tasks of a merge on executors, with the storage at an address."""
+def on_executors(spark: SparkSession, meter: JobMeter, address: StorageAddress, clock: Clock) -> Workers[Rewrite]:
+    """Return workers on executors, with the storage at an address."""
 
-    def run_tasks(job: MergeJob) -> Sequence[TaskResult]:
-        # the job names all sources, so each executor gets it once
-        counted, now_ms = meter.address(address), clock.now_ms()
-        with (
-            typed_errors("a task of the merge"),
-            meter.stage("merge", tasks=True) as stage,
-            broadcast(spark, job) as shared,
-        ):
+    def run(rewrite: Rewrite) -> Sequence[TaskResult]:
+        now_ms = clock.now_ms()
+        # the rewrite names all inputs, so each executor gets it once
+        with broadcast(spark, rewrite) as shared:
 
-            def run_one(number: int) -> TaskResult:
-                with between_tasks(), counted.open() as storage:
-                    return run_task(shared.value.tasks[number], storage, now_ms)
+            def run_one(storage: Storage, number: int) -> TaskResult:
+                done: TaskResult = shared.value.tasks[number].run(storage, now_ms)
+                return done
 
-            work = spark.sparkContext.parallelize(range(len(job.tasks)), len(job.tasks))
-            results = work.map(run_one).collect()
-            stage.entries += job.entries
-            return results
+            return run_in_tasks(spark, meter, address, "merge", run_one, range(len(rewrite.tasks)), rewrite.entries)
 
-    return run_tasks
+    return run
+
+
+def run_in_tasks(
+    spark: SparkSession,
+    meter: JobMeter,
+    address: StorageAddress,
+    stage: str,
+    act: Callable[[Storage, _Part], _Result],
+    parts: Sequence[_Part],
+    entries: int = 0,
+) -> list[_Result]:
+    """Run `act` for each part in a task of its own, with the storage at an address, and return the results."""
+    if not parts:
+        return []
+    counted = meter.address(address)
+
+    def run_one(part: _Part) -> _Result:
+        with between_tasks(), counted.open() as storage:
+            return act(storage, part)
+
+    with typed_errors(f"a task of stage {stage!r}"), meter.stage(stage, tasks=True) as running:
+        results = spark.sparkContext.parallelize(parts, len(parts)).map(run_one).collect()
+        running.entries += entries
+        return results
 
 
 @contextlib.contextmanager
@@ -114,119 +128,3 @@ def opened_by_driver(
     """Yield the metered storage at an address and its log, which has not been read."""
     with contextlib.closing(MeteredStorage(address.open(), prices)) as opened:
         yield opened, StorageLog(opened, clock)
-
-
-_RANGE_BYTES = 8 << 20
-_PROBE = Counter(put_if_absent=2, get=1, delete=1)
-# of one log record: find the end, check that the last one exists, append, checkpoint
-_RECORD = Counter(list=1, get=1, put_if_absent=1, put=1)
-
-
-@dataclass(frozen=True, slots=True)
-class CompactReport:
-    """The result of a compaction; with `dry_run` the files to compact and the estimated cost.
-
-    `requests` (by operation) and `cost_usd` are of tasks and driver, `read_bytes` and `written_bytes` of the files
-    only. `files` and `entries` were published. Other files are (file id, reason): `left` are for later, `damaged` have
-    a damaged staged object, `failed` had an error. `log_number` is the log's last record, `metrics` are those of the
-    job.
-    """
-
-    files: int = 0
-    entries: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    left: tuple[tuple[str, str], ...] = ()
-    damaged: tuple[tuple[str, str], ...] = ()
-    failed: tuple[tuple[str, str], ...] = ()
-    requests: Mapping[str, int] = field(default_factory=dict)
-    cost_usd: float = 0.0
-    log_number: int = 0
-    dry_run: bool = False
-    metrics: JobMetrics = field(default_factory=JobMetrics)
-
-
-def compact(
-    spark: SparkSession | None,
-    *,
-    storage: str,
-    s3: StorageOptions | None = None,
-    dry_run: bool = False,
-    clock: Clock | None = None,
-    prices: PriceTable | None = None,
-    progress: Progress = no_progress,
-) -> CompactReport:
-    """Compact and publish every file that writers have staged in `storage`; `progress` as in `merge`.
-
-    It may be repeated, and run twice at once. With `dry_run` nothing is changed, and `spark` may be None. Raises
-    `NotAnIndex`, `ConfigError`, the driver's storage errors: nothing is published then, unless the response to the log
-    record was lost. A damaged staged file, or one whose task met an error of storage or disk, is reported and the
-    others are published; later jobs or its writer try again. `s3` has the options of S3. `clock` replaces the clock in
-    tests. `prices` is the price table of the reported cost.
-    """
-    address, present = StorageAddress(storage, s3), clock or SystemClock()
-    with opened_by_driver(address, present, prices) as (opened, log):
-        if dry_run:
-            return _planned(opened, log)
-        assert spark is not None
-        meter = JobMeter(spark, opened, progress)
-        with meter.stage(DRIVEN):
-            log.open()
-            tickets, left = open_tickets(opened, log)
-            # a server that accepts two records of one number would let a file be published twice
-            probe_put_if_absent(opened)
-        counted, now_ms = meter.address(address), present.now_ms()
-
-        def run_one(ticket: Ticket) -> StagedResult:
-            with between_tasks(), counted.open() as storage:
-                return compact_staged(ticket, storage, now_ms)
-
-        results: list[StagedResult] = []
-        if tickets:
-            with typed_errors("a task of the compaction"), meter.stage("compact", tasks=True) as stage:
-                # the last task to begin is short
-                largest_first = sorted(tickets, key=lambda ticket: -ticket.size_bytes)
-                results = spark.sparkContext.parallelize(largest_first, len(tickets)).map(run_one).collect()
-                stage.entries = sum(ticket.count for ticket in tickets)
-            with meter.stage(DRIVEN):
-                _, results = publish_staged(results, opened, log)
-    done = [result for result in results if result.finished is not None]
-    undone = [*left, *(result for result in results if result.finished is None)]
-    report = _report([result.ticket for result in done], undone, log.state.number)
-    written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
-    spent = meter.metrics
-    return replace(report, written_bytes=written, requests=spent.requests, cost_usd=spent.cost_usd, metrics=spent)
-
-
-def _planned(opened: MeteredStorage, log: StorageLog) -> CompactReport:
-    """Return the plan and the cost of a compaction now. Raises `NotAnIndex`, `ConfigError`."""
-    log.open()
-    tickets, left = open_tickets(opened, log)
-    spent, genesis = opened.total, log.state.genesis
-    assert genesis is not None
-    # an estimate: a ticket does not record whether its file becomes plain
-    schema, is_rocketmq = genesis.layout.schema, genesis.layout.preset is ROCKETMQ
-    written = [t.count * schema.item.itemsize if is_rocketmq else packed_bytes(schema, t.count) for t in tickets]
-    requests = Counter(spent.requests_by_kind) + _PROBE
-    for ticket, size in zip(tickets, written, strict=True):
-        # a task reads a range for the document and one for 8 MiB of entries
-        requests["get_range"] += 1 + -(-ticket.entries_bytes // _RANGE_BYTES)
-        requests += writing_requests(1, size)
-    if tickets:
-        requests += _RECORD
-    read = spent.bytes_read + sum(ticket.size_bytes for ticket in tickets)
-    cost = opened.prices.cost_usd(requests, read)
-    report = _report(tickets, left, log.state.number)
-    return replace(report, written_bytes=sum(written), requests=dict(requests), cost_usd=cost, dry_run=True)
-
-
-def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult], log_number: int) -> CompactReport:
-    return CompactReport(
-        files=len(tickets),
-        entries=sum(ticket.count for ticket in tickets),
-        read_bytes=sum(ticket.size_bytes for ticket in tickets),
-        left=tuple((result.ticket.file_id, result.left) for result in left if not (result.corrupt or result.failed)),
-        damaged=tuple((result.ticket.file_id, result.left) for result in left if result.corrupt),
-        failed=tuple((result.ticket.file_id, result.left) for result in left if result.failed),
-        log_number=log_number,
-    )

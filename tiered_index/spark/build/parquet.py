@@ -35,8 +35,6 @@ _LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
 # Metadata of a batch: [file, row group, first row] as JSON; and the number of each row in the file, counted from there
 # (i64), if the batch does not have all rows in order
 PLACE, ROWS = b"tiered_index.place", b"tiered_index.rows"
-# Metadata of a batch of entries: the number of its part
-PART = b"tiered_index.part"
 # Footers that the driver reads at once
 _FOOTERS = 16
 # The column of a field, or its constant value.
@@ -228,8 +226,7 @@ class EntryReader:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for rows in self.files.batches(self.parts[number], wanted, texts, key if HAS_KEY in names else None):
-                    entries = self._entries(rows, names, listed)
-                    yield entries.replace_schema_metadata({**entries.schema.metadata, PART: str(number)})
+                    yield self._entries(rows, names, listed)
 
     def _entries(self, rows: pa.RecordBatch, names: Sequence[str], listed: bool) -> pa.RecordBatch:
         key = self.fields["key"][0]

@@ -25,9 +25,10 @@ import pyarrow.compute as pc
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slots import SlotMap, divided
-from tiered_index.service.answers.validation import TopicTable, milliseconds
+from tiered_index.service.jobs.merge_plan import window_seconds
+from tiered_index.service.jobs.rewrite import Window
 from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, Origin
-from tiered_index.service.merge.plan import Window, window_seconds
+from tiered_index.service.write.validation import TopicTable, milliseconds
 from tiered_index.sources.columns import is_text
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY, PLACE, ROWS

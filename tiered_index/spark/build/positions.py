@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.shard import entry_checksum
-from tiered_index.service.answers.rows import check_integer
 from tiered_index.service.log.records import StreamBatch
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.rows import check_integer
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,22 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.shard import mixed_columns
-from tiered_index.service.answers.validation import Columns, TopicTable, batch_columns
-from tiered_index.service.merge.task import FinishedShard, Piece, TableRun
+from tiered_index.service.jobs.rewrite import Piece, TableRun
+from tiered_index.service.log.publication import FinishedObject
+from tiered_index.service.write.validation import Columns, TopicTable, batch_columns
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import BuildPlan, naming_rows
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.frames import arrow_schema, broadcast, cells_of, gathered, large_batches, shuffles_deleted
+from tiered_index.spark.frames import (
+    arrow_schema,
+    broadcast,
+    cells_of,
+    gathered,
+    large_batches,
+    repartitioned,
+    shuffles_deleted,
+)
 from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage
 
@@ -136,7 +145,7 @@ class PartitionResult:
 
     entries: int
     read_checksum: int
-    shards: tuple[FinishedShard, ...]
+    shards: tuple[FinishedObject, ...]
 
 
 def check_sums(what: str, results: Sequence[PartitionResult]) -> None:
@@ -152,6 +161,8 @@ def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now
     # a row about a skipped range has no key, so it is no entry
     names = [name for name in entries.names if name != SKIPPED]
     spark = entries.frame.sparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
     with broadcast(spark, plan) as shared, large_batches(spark), shuffles_deleted(spark):
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -160,7 +171,7 @@ def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_partition(batches, shared.value, address, now_ms)
 
-        packed = entries.mapped(pack, names, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
+        packed = repartitioned(entries.mapped(pack, names, BLOCK_SCHEMA), plan.partitions, F.col("partition"))
         blocks = packed.sortWithinPartitions("piece")
         rows = blocks.drop("partition").mapInArrow(write, "result binary").collect()
     return [pickle.loads(row[0]) for row in rows]
@@ -178,7 +189,7 @@ def write_partition(
 def write_blocks(
     batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: StorageAddress, now_ms: int
 ) -> PartitionResult:
-    """Write the shards of blocks as `write_partition`; delete the uploads if that fails."""
+    """Write the shards of blocks as `write_partition`; delete them if that fails."""
     checksum = 0
     with address.open() as storage, ExitStack() as failing:
         writer = _PartitionWriter(plan, storage, now_ms)
@@ -224,7 +235,7 @@ class _PartitionWriter:
         self.entries += len(items)
         self._spool.add(items)
 
-    def finish(self) -> tuple[FinishedShard, ...]:
+    def finish(self) -> tuple[FinishedObject, ...]:
         self._end_piece()
         for run in self._runs[-1:]:
             run.finish()

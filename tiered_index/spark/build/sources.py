@@ -10,22 +10,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
+from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.answers.validation import TopicTable, batch_columns
-from tiered_index.sources.columns import Message, check_kinds, columns_of, has_items, is_text
+from tiered_index.service.write.validation import TopicTable, batch_columns
+from tiered_index.sources.columns import CheckedMessage, check_kinds, columns_of, has_items, is_text, own_type
 from tiered_index.sources.files import NdjsonSource
-from tiered_index.sources.messages import Batch
+from tiered_index.sources.messages import Fields, MessageBatch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, readings
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.build.folders import files_below, find_stored, kind_of_all, partition_columns
@@ -38,8 +39,8 @@ from tiered_index.spark.build.log_sources import (
     log_entries,
 )
 from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles
-from tiered_index.spark.frames import arrow_schema, each_split, frame_of_splits
-from tiered_index.spark.workers import spare_collections
+from tiered_index.spark.frames import arrow_schema, arrow_type_of, each_split, frame_of_splits
+from tiered_index.spark.workers import plainly, spare_collections
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,8 +74,31 @@ def frame_of(
     found = files_of(source, address_of, columns=columns)
     if isinstance(found, ParquetFiles):
         return frame_of_files(spark, found)
-    read = partial(_read_ndjson, address_of=address_of)
-    return frame_of_splits(spark, [part for file in found for part in _parts(*file)]).mapInArrow(read, _ENTRY)
+    return _ndjson_frame(spark, found, Fields(), address_of)
+
+
+def _ndjson_frame(
+    spark: SparkSession, files: Sequence[tuple[str, str]], fields: Fields, address_of: AddressOf
+) -> DataFrame:
+    """Return the entries of NDJSON files; its columns are the fields of entries."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    read = partial(_read_ndjson, address_of=address_of, fields=fields)
+    splits = frame_of_splits(spark, [part for file in files for part in _parts(*file)])
+    return splits.mapInArrow(plainly(read), from_arrow_schema(_entry_schema(fields.schema)))
+
+
+def _entry_schema(schema: Schema) -> pa.Schema:
+    own = []
+    for column in schema.caller_columns:
+        kind = own_type(column)
+        if pa.types.is_string(kind) and not column.is_text:
+            kind = pa.binary()
+        elif pa.types.is_unsigned_integer(kind) and np.dtype(column.dtype).itemsize < 8:
+            # Spark has no unsigned numbers
+            kind = pa.int64()
+        own.append(pa.field(column.name, _known_type(kind, column.name, "NDJSON")))
+    return pa.schema([*arrow_schema(_ENTRY), *own])
 
 
 def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
@@ -222,7 +246,7 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
                     yield made
 
     try:
-        return _numbers(spark, len(parts)).mapInArrow(read_parts, from_arrow_schema(known))
+        return _numbers(spark, len(parts)).mapInArrow(plainly(read_parts), from_arrow_schema(known))
     except (PySparkException, ValueError) as error:
         raise InvalidArgument(f"{where}: Spark has no type of a column: {error}") from error
 
@@ -272,13 +296,13 @@ def _parts(uri: str, name: str) -> Iterator[list[Any]]:
         yield [uri, name, begin, begin + _PART_BYTES if size else None]
 
 
-def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
+def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf, fields: Fields) -> Iterator[pa.RecordBatch]:
     """Yield a row for each key of the files' messages, and a row without a key for a message without keys."""
     for uri, name, begin, end in each_split(batches):
         with _place(address_of(uri) if uri else None, name) as place:
-            source = NdjsonSource(place)
+            source = NdjsonSource(place, fields)
             for batch in source.part(begin, end):
-                yield from _entry_rows(batch, str(place))
+                yield from _entry_rows(batch, str(place), fields)
             if source.held_back_bytes:
                 raise InvalidArgument(f"{place}: the last line has no newline, and may be cut: add the newline")
 
@@ -292,16 +316,16 @@ def _place(address: StorageAddress | None, name: str) -> Iterator[LocalFile | St
         yield StoredFile(f"{address.uri.partition('?')[0]}/{name}", storage, name, storage.head(name).size_bytes)
 
 
-def _entry_rows(batch: Batch, where: str) -> Iterator[pa.RecordBatch]:
+def _entry_rows(batch: MessageBatch, where: str, fields: Fields) -> Iterator[pa.RecordBatch]:
     """Yield a batch's rows. Raises `InvalidArgument`, which names the first wrong line."""
     columns = batch.columns
     if columns is not None:
         try:
-            batch_columns(columns, ROCKETMQ_SCHEMA, TopicTable())
+            batch_columns(columns, fields.schema, TopicTable())
         except InvalidArgument:
             columns = None
     if columns is None:
-        messages = list[Message]()
+        messages = list[CheckedMessage]()
         for record in batch.records():
             try:
                 if record.message is None:
@@ -313,17 +337,17 @@ def _entry_rows(batch: Batch, where: str) -> Iterator[pa.RecordBatch]:
         for with_ids in (True, False):
             some = [message for message in messages if (message.topic_id is not None) == with_ids]
             if some:
-                yield from _entry_batches(pa.table(columns_of(some)))
+                yield from _entry_batches(pa.table(columns_of(some, fields.own)), fields.schema)
         keyless = sum(not message.keys for message in messages)
     else:
-        yield from _entry_batches(pa.Table.from_batches([columns]))
+        yield from _entry_batches(pa.Table.from_batches([columns]), fields.schema)
         keyless = batch.keyless
     if keyless:
-        yield from _entry_batches(pa.table({"key": pa.nulls(keyless, pa.string())}))
+        yield from _entry_batches(pa.table({"key": pa.nulls(keyless, pa.string())}), fields.schema)
 
 
-def _entry_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    schema = arrow_schema(_ENTRY)
+def _entry_batches(table: pa.Table, of: Schema) -> Iterator[pa.RecordBatch]:
+    schema = _entry_schema(of)
     there = {name: table[name] for name in table.column_names}
     columns = [there[f.name].cast(f.type) if f.name in there else pa.nulls(len(table), f.type) for f in schema]
     yield from pa.table(columns, schema=schema).to_batches()
@@ -359,18 +383,12 @@ class Entries:
 
         def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             spare_collections()
-            return make(batches if read is None else read(batches, names))
+            yield from make(batches if read is None else read(batches, names))
 
         frame = self.frame
         if read is None:
             frame = frame.withColumn(HAS_KEY, F.col("key").isNotNull()).select(*names)
-        return frame.mapInArrow(made, schema)
-
-    def of_parts(self, numbers: Sequence[int]) -> Entries:
-        """Return the entries of the parts whose batches have these numbers (`PART`)."""
-        assert isinstance(self.read, EntryReader)
-        read = replace(self.read, parts=[self.read.parts[number] for number in numbers])
-        return replace(self, frame=_numbers(self.frame.sparkSession, len(numbers)), read=read)
+        return frame.mapInArrow(plainly(made), schema)
 
 
 def entries_of(
@@ -392,6 +410,13 @@ def entries_of(
         files = files_of(source, address_of, columns=columns)
         if isinstance(files, ParquetFiles):
             return _entries_of_files(spark, files, fields, columns, schema)
+        _wanted(columns, (), schema)
+        names = {name: column for name, (column, _) in fields.items() if column is not None}
+        constants = {name: value for name, (column, value) in fields.items() if column is None}
+        # `ingest` reads NDJSON by the same mapping
+        mapped = _ndjson_frame(spark, files, Fields(names, constants, schema), address_of)
+        frame = entry_frame(mapped, {}, schema)
+        return Entries(frame, tuple(frame.columns))
     if log is not None and not columns and set(wanted := _wanted({}, (), schema)) < set(LOG_COLUMNS):
         return Entries(log.segments, (*wanted, SKIPPED), partial(_of_log, log.read))
     there = log.frame if log is not None else frame_of(spark, source, address_of, columns, skip_corrupt=skip_corrupt)
@@ -459,7 +484,6 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
     which names the column.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-    from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import ArrayType
 
     wanted = _wanted(columns, frame.columns, schema)
@@ -473,7 +497,7 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
     if SKIPPED in frame.columns:
         selected.append(F.col(SKIPPED))
     entries = frame.select(*selected)
-    check_fields({name: to_arrow_type(entries.schema[name].dataType, timezone="UTC") for name in wanted}, columns)
+    check_fields({name: arrow_type_of(entries.schema[name].dataType) for name in wanted}, columns)
     if isinstance(entries.schema["key"].dataType, ArrayType):
         # another collation may take different keys for equal ones
         keys = F.array_distinct(F.col("key").cast("array<string>"))

@@ -22,9 +22,10 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import Options, TaskPartition
-from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
+from tiered_index.spark.datasource.reading import EntrySelection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.frames import arrow_schema
+from tiered_index.spark.workers import told_plainly
 
 _OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes")
 _PARTITION_BYTES = 64 << 20
@@ -38,6 +39,7 @@ _EXTRA |= {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decima
 _EXTRA |= {"f2": pa.float32(), "f4": pa.float32(), "f8": pa.float64()}
 
 
+@told_plainly
 class EntrySource(DataSource):
     """The data source of entries."""
 
@@ -49,13 +51,13 @@ class EntrySource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the index's entries, for which it reads the log. Raises the storage's errors."""
         options = self._options()
-        selection = Selection.of_options(options)
+        selection = EntrySelection.of_options(options)
         return columns_of(_schema_of(StorageAddress(options.path).state()), keyed=selection.key is not None)
 
     def reader(self, schema: StructType) -> EntryReader:
         """Return a reader of the entries that the options select."""
         options = self._options()
-        selection = Selection.of_options(options)
+        selection = EntrySelection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
         return EntryReader(StorageAddress(options.path), selection, size, schema)
 
@@ -74,11 +76,12 @@ class EntrySource(DataSource):
 
 
 @dataclass(eq=False)
+@told_plainly
 class EntryReader(DataSourceReader):
     """Plans and reads one scan of the entries that the options select."""
 
     address: StorageAddress
-    selection: Selection
+    selection: EntrySelection
     partition_bytes: int
     schema: StructType
 

@@ -27,6 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.follow.tail import EVERYTHING, LastRead, stable_end, stable_part
@@ -34,13 +35,16 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, TAGS, index_keys
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.read.segments import Segments
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import archive_in, archived_segments, check_is_here
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import Options, TaskPartition
 from tiered_index.spark.frames import arrow_schema, gathered
+from tiered_index.spark.workers import told_plainly
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 _OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger")
@@ -110,6 +114,7 @@ class Stretch:
     is_whole: bool = False
 
 
+@told_plainly
 class MessageReader(DataSourceReader):
     """Plans and reads the log up to its end at the time of planning."""
 
@@ -134,8 +139,10 @@ class MessageReader(DataSourceReader):
 
 def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
     if settings.archive is not None:
-        for one in archived_segments(settings.archive.state(), settings.store, settings.path):
-            yield Stretch(one.start, one.end, archived=one)
+        with settings.archive.open() as storage:
+            known = Segments(StorageLog(storage, SystemClock()).open(), storage)
+            for one in archived_segments(known, settings.store, settings.path):
+                yield Stretch(one.start, one.end, archived=one)
         return
     folder = settings.folder
     if not folder.is_dir():
@@ -238,6 +245,7 @@ _UNKNOWN = -1
 _NO_BOUND = 2**63 - 1
 
 
+@told_plainly
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of one local commit log. Raises `CorruptFile`, `MissingOffsets` if the next messages are missing."""
 
@@ -387,6 +395,7 @@ def _offset(segments: tuple[Segment, ...], position: int) -> dict[str, Any]:
     return {"position": position, "before": _before(segments, position)}
 
 
+@told_plainly
 class MessageSource(DataSource):
     """`format("rocketmq_commitlog")` for `spark.read` and `spark.readStream`: messages as rows."""
 

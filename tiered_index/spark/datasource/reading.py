@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,14 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.retention import Expired
-from tiered_index.service.answers.batch import LookupBatch
-from tiered_index.service.answers.rows import check_key, check_range, check_topic
-from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, missing_error
-from tiered_index.service.files.compacted import StorageBytes
-from tiered_index.service.files.search import scan_matches, scan_runs
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.batch import LookupBatch
+from tiered_index.service.read.cold_path import ColdPath, ColdSettings, MissingObject, missing_error
+from tiered_index.service.read.compacted import StorageBytes
+from tiered_index.service.read.file_search import EVERY, scan_runs, search_file
+from tiered_index.service.read.rows import check_key, check_range, check_topic
 from tiered_index.spark.datasource.options import Options
 from tiered_index.storage.base import Storage
 from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
@@ -42,7 +43,7 @@ EARLIEST, LATEST = -(2**62), 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class EntrySelection:
     """Entries with `topic` and `key` (None: any), in the inclusive range of seconds."""
 
     topic: str | None = None
@@ -51,7 +52,7 @@ class Selection:
     second_max: int = LATEST
 
     @classmethod
-    def of_options(cls, options: Options) -> Selection:
+    def of_options(cls, options: Options) -> EntrySelection:
         """Return the selection of the options topic, key, beginMs and endMs (inclusive), by the rules of `query`."""
         topic, key = options.text("topic"), options.text("key")
         begin, end = options.number("beginMs"), options.number("endMs")
@@ -85,13 +86,13 @@ class TaskPlan:
     """One task's parts of the objects at log position `log_number`, and the selection of their entries."""
 
     parts: tuple[ObjectPart, ...]
-    selection: Selection
+    selection: EntrySelection
     schema: Schema
     log_number: int
     expired: Expired
 
 
-def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> list[TaskPlan]:
+def plan_tasks(state: LogState, selection: EntrySelection, partition_bytes: int) -> list[TaskPlan]:
     """Return the tasks of a read at `state`, none if no object can have selected entries."""
     assert state.genesis is not None
     low, high = selection.second_min, selection.second_max
@@ -107,17 +108,18 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
     return [TaskPlan(parts, selection, schema, state.number, state.expired) for parts in tasks]
 
 
-def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
-    """Return a lookup of the selected key, which must be given, in each of `topics`."""
+def lookups_for(selection: EntrySelection, topics: Iterable[str]) -> LookupBatch:
+    """Return a lookup of all entries of the selected key, which must be given, in each of `topics`."""
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
     key = selection.key
     assert key is not None
     if begin_ms > end_ms:
         return LookupBatch([])
-    return LookupBatch([Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms) for topic in sorted(topics)])
+    within = partial(Lookup, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=EVERY)
+    return LookupBatch([within(topic=topic) for topic in sorted(topics)])
 
 
-def _with_slots(objects: Iterable[StoredObject], selection: Selection) -> Iterator[StoredObject]:
+def _with_slots(objects: Iterable[StoredObject], selection: EntrySelection) -> Iterator[StoredObject]:
     """Yield the objects that have a slot of the selected key; without a topic its hash is unknown."""
     known = None if selection.topic is None else lookups_for(selection, [selection.topic])
     for stored in objects:
@@ -185,7 +187,7 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
         lookups = lookups_for(selection, _topics_here(part, names, selection))
         for one in lookups.under(part.stored.hash):
             batch = one.without(plan.expired)
-            for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):
+            for found in search_file(source, batch):
                 asked = [batch.lookups[number] for number in found.lookups.tolist()]
                 columns: dict[str, Any] = {name: found.rows[name] for name in found.rows.dtype.names or ()}
                 columns |= {"topic": [one.topic for one in asked], "key": [one.key for one in asked]}
@@ -198,7 +200,7 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
                 yield _arrow(columns, metadata, wanted)
 
 
-def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set[str]:
+def _topics_here(part: ObjectPart, names: set[str], selection: EntrySelection) -> set[str]:
     """Return the topics in which an object is searched for the key."""
     if selection.topic is not None:
         return {selection.topic}
@@ -209,13 +211,7 @@ def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set
     return names
 
 
-def _runs_of(trailer: Trailer, hashes: Array, selection: Selection) -> Sequence[Run]:
-    low, high = trailer.metadata.slot_range
-    slots = trailer.metadata.slot_map.slots_of(hashes)
-    return trailer.directory.runs_of(slots[(slots >= low) & (slots < high)], selection.second_min, selection.second_max)
-
-
-def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> Sequence[Run]:
+def _share(trailer: Trailer, part: ObjectPart, selection: EntrySelection) -> Sequence[Run]:
     """Return the runs that begin in this part's share of the bytes, so that each run is in one part."""
     runs = trailer.directory.all_runs()
     ends = np.cumsum([run.length for run in runs], dtype=np.int64)
@@ -227,7 +223,7 @@ def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> Sequence
     return [run for run in runs[first:last] if run.second_min <= high_s and run.second_max >= low_s]
 
 
-def _scanned(items: Array, metadata: Metadata, selection: Selection, expired: Expired) -> dict[str, Any]:
+def _scanned(items: Array, metadata: Metadata, selection: EntrySelection, expired: Expired) -> dict[str, Any]:
     """Return the columns, in native byte order, of the items that have not expired and that a selection without keys
     has.
     """

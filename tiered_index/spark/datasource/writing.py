@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_type
@@ -29,11 +30,10 @@ from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
 from tiered_index.format.schema import Schema
-from tiered_index.service.lifecycle.publication import abandon
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import FinishedObject, abandon
 from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.log.session import StorageSession, check_descriptor
-from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.sources.columns import each_key
 from tiered_index.spark.addresses import StorageAddress
@@ -44,6 +44,7 @@ from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen,
 from tiered_index.spark.build.sources import FIELDS, check_fields
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.frames import arrow_schema
+from tiered_index.spark.workers import told_plainly
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import probe_put_if_absent
 
@@ -189,7 +190,7 @@ _QUERY_ID = "sql.streaming.queryId"
 class Written(WriterCommitMessage):
     """The uploads of one task; for a stream also the query, the content of the entries, and the tasks' descriptor."""
 
-    shards: tuple[FinishedShard, ...]
+    shards: tuple[FinishedObject, ...]
     query: str | None
     content: BatchContent
     genesis: IndexDescriptor | None = None
@@ -238,6 +239,7 @@ def _created(storage: Storage, log: StorageLog, wanted: IndexDescriptor) -> Inde
     return StorageSession(storage, log, SystemClock(), IndexConfig().lease_ttl_s, lambda stored: wanted).join()
 
 
+@told_plainly
 class EntryWriter(DataSourceArrowWriter):
     """One write of a DataFrame; mode ``append``, or ``replace`` for the windows that it has."""
 
@@ -263,6 +265,7 @@ class EntryWriter(DataSourceArrowWriter):
         _abort(self._job, messages)
 
 
+@told_plainly
 class EntryStreamWriter(DataSourceStreamArrowWriter):
     """The writer of one micro-batch. Spark creates one for each batch, and another one to commit it."""
 
@@ -303,7 +306,7 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         _abort(self._job, messages)
 
 
-def _all_shards(messages: Messages) -> list[FinishedShard]:
+def _all_shards(messages: Messages) -> list[FinishedObject]:
     written = [message for message in messages if isinstance(message, Written)]
     if len(written) != len(messages):
         raise StorageUnavailable(
@@ -314,7 +317,7 @@ def _all_shards(messages: Messages) -> list[FinishedShard]:
 
 def _publish(
     job: PartitionJob,
-    shards: Sequence[FinishedShard],
+    shards: Sequence[FinishedObject],
     publish: Callable[[Storage, StorageLog], object],
     batch: MicroBatch | None = None,
 ) -> None:
@@ -332,7 +335,7 @@ def _publish(
                 batch.check_known(log.state, storage.uri)
             assert log.state.genesis is not None
             # another writer may have created the index since the tasks began
-            check_descriptor(log.state.genesis, replace(job.genesis, index_id=""), storage.uri)
+            check_descriptor(log.state.genesis, structs.replace(job.genesis, index_id=""), storage.uri)
             publish(storage, log)
         except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
             # certainly not published; after a storage error that is unknown, and `orphans` deletes

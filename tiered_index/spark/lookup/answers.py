@@ -1,48 +1,47 @@
-"""The answers of a bulk lookup: entries in answer order, one for each identity, cut to `max_count`; and their messages.
+"""The answers of a bulk lookup: a task looks its rows up in batches, with the engine's reader. Runs in tasks.
 
-A task answers one partition of lookups after the other. Memory: a million rows and a partition's lookups, or with a
-`max_count` of millions the rows of its answers. Messages are read each time that the DataFrame is used.
+A row has the fields of its lookup in a struct `LOOKUP`, whose place the answer takes. Memory: a batch of rows and its
+answers, about half a million entries.
 """
 
 from __future__ import annotations
 
-import itertools
-import pickle
-from collections.abc import Iterable, Iterator
-from functools import cached_property
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tiered_index.clock import SystemClock
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.arrow import array_of
 from tiered_index.format.schema import Column as StoredColumn
 from tiered_index.format.schema import Schema
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.message import Message
-from tiered_index.service.answers.batch import Matches, best_answers
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.log import StorageLog
-from tiered_index.service.lookup.messages import Fetched
-from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, gathered
-from tiered_index.spark.lookup.plan import LOOKUP, LookupPlan, PackedBatch, distinct, places_of, records_of
-from tiered_index.spark.lookup.search import ASKED, FAILED, FOUND, MISSING
-from tiered_index.types import IndexItem
+from tiered_index.service.read.lookup_columns import LookupColumns
+from tiered_index.service.read.results import QueryResults
+from tiered_index.service.reader import IndexReader
+from tiered_index.spark.frames import arrow_schema
+from tiered_index.spark.lookup.keys import LOOKUP
+from tiered_index.spark.lookup.messages import MESSAGE_COLUMNS
+from tiered_index.spark.workers import between_tasks
+from tiered_index.types import parse_time
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
-_HELD_ROWS = 1 << 20
-_BATCH_ROWS = 1 << 16
 STATUSES = ("complete", "truncated", "partial")
+SKIPPED = "skipped"
+"""The status of a row without topic or key, which is left out in the end."""
+# entries of the answers of a batch, about, and the fewest and most lookups of one
+_ENTRIES, _FEWEST, _MOST = 1 << 19, 1 << 10, 1 << 17
+_SHOWN = 40
 _ENTRY = arrow_schema("topic_id int, queue_id int, offset long, size int, timestamp_ms long, key_hash int")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
-Array = npt.NDArray[Any]
 
 
 def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
@@ -53,20 +52,12 @@ def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
 
 def column_names(schema: Schema, *, messages: str | None) -> list[str]:
     """Return the names of answers' columns. Raises `InvalidArgument` if a caller's column has the same name."""
-    # `with_messages` makes and drops a column `_message`
-    joined = ("_message", *MESSAGE_COLUMNS) if messages is not None else ()
+    joined = MESSAGE_COLUMNS if messages is not None else ()
     own = {"status", "failed", "position", *joined}
     if (clash := schema.clashing(own)) is not None:
         has = f"the index's entries have a column {clash!r}, which is the name of a column of answers"
         raise InvalidArgument(f"{has}: look up by the table function tiered_index_lookup")
-    return ["_lookup", "status", "failed", "position", *(name for name, _ in entry_columns(schema)), *joined]
-
-
-def answer_schema(plan: LookupPlan) -> pa.Schema:
-    """Return the schema of `answer_partitions`; `_lookup` identifies a lookup as in blocks."""
-    name = pa.binary() if plan.asked is None else pa.int64()
-    own = ("_lookup", name), ("status", pa.string()), ("failed", _FAILED), ("position", pa.int32())
-    return pa.schema([*own, *entry_columns(plan.schema)])
+    return [LOOKUP, "status", "failed", "position", *(name for name, _ in entry_columns(schema)), *joined]
 
 
 def _arrow_type(column: StoredColumn) -> pa.DataType:
@@ -79,221 +70,141 @@ def _arrow_type(column: StoredColumn) -> pa.DataType:
     return pa.float64() if dtype.kind == "f" else pa.binary()
 
 
-def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan) -> Iterator[pa.RecordBatch]:
-    """Yield the answers of blocks, which are sorted by partition and kind. Raises `StorageUnavailable` for `MISSING`.
+@dataclass(frozen=True)
+class Answers:
+    """Looks up the rows of tasks. `names` are those of the rows' columns by field, for messages.
 
-    If the plan has all lookups, those of partitions without a block have no answer here: they have no entries.
+    `spent` is an accumulator: requests, bytes and cost of the tasks, and a count for each (file,) that was read.
     """
-    partition, number = _Partition(plan, -1), -1
-    for batch in batches:
-        for here, kind, blocks in _runs(batch):
-            if here != number:
-                yield from partition.answers()
-                partition, number = _Partition(plan, here), here
-            partition.add(kind, blocks)
-    yield from partition.answers()
 
+    config: IndexConfig
+    schema: Schema
+    names: Mapping[str, str]
+    max_count: int
+    allow_partial: bool
+    skip_null: bool
+    spent: Any
 
-def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    partitions, kinds = batch.column("partition").to_numpy(), batch.column("kind").to_numpy()
-    starts = np.flatnonzero((np.diff(partitions, prepend=-1) != 0) | (np.diff(kinds, prepend=-1) != 0)).tolist()
-    for start, stop in itertools.pairwise([*starts, len(kinds)]):
-        yield int(partitions[start]), int(kinds[start]), batch.slice(start, stop - start)
+    def columns(self, asked: DataFrame) -> StructType:
+        """Return the columns of answers for rows of `asked`."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+        from pyspark.sql.types import StructType
 
+        own = [("status", pa.string()), ("failed", _FAILED), ("position", pa.int32()), *entry_columns(self.schema)]
+        kept = [field for field in asked.schema.fields if field.name != LOOKUP]
+        return StructType([*kept, *from_arrow_schema(pa.schema(own)).fields])
 
-class _Partition:
-    def __init__(self, plan: LookupPlan, number: int) -> None:
-        self._plan, self._number = plan, number
-        self._asked: list[Array] = []
-        self._held: list[Matches] = []
-        self._count = 0
-        self._failed: dict[int, list[dict[str, str]]] = {}
+    def open_reader(self) -> IndexReader:
+        """Return the reader of a task, which closes it."""
+        return IndexReader.open(config=self.config, environment=False)
 
-    def add(self, kind: int, blocks: pa.RecordBatch) -> None:
-        if kind == MISSING:
-            name = blocks.column("more")[0].as_py().decode()
-            removed = f"{name} was removed since these keys were looked up"
-            raise StorageUnavailable(f"{removed}, and Spark lost its data: look up again")
-        if kind == ASKED:
-            self._asked.append(records_of(blocks.column("lookups")))
-        elif kind == FAILED:
-            for cell, more in zip(blocks.column("lookups"), blocks.column("more").to_pylist(), strict=True):
-                file, error = pickle.loads(more)
-                for place in self._places(pa.array([cell.as_py()], pa.binary())).tolist():
-                    self._failed.setdefault(place, []).append({"file": file, "error": error})
-        elif kind == FOUND:
-            places = self._places(blocks.column("lookups"))
-            self._held.append(Matches(places, records_of(blocks.column("rows"), self._plan.schema.row)))
-            self._count += len(places)
-            if self._count > _HELD_ROWS:
-                rows, starts, _ = best_answers(self.batch, self._held, self._plan.schema)
-                self._held = [Matches(np.repeat(np.arange(len(self.batch)), np.diff(starts)), rows)]
-                self._count = len(rows)
+    def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the answers of rows. Raises as `look_up`."""
+        at_once = max(_FEWEST, min(_MOST, _ENTRIES // self.max_count))
+        with between_tasks(), ExitStack() as ending:
+            reader: IndexReader | None = None
+            for batch in filter(len, batches):
+                if reader is None:
+                    reader = ending.enter_context(self.open_reader())
+                    opening, prices = reader.storage.total, reader.storage.prices
+                    cost_usd = prices.cost_usd(opening.requests_by_kind, opening.bytes_read)
+                    self._spend(opening.requests, opening.bytes_read, cost_usd)
+                start = 0
+                while start < len(batch):
+                    part = batch.slice(start, at_once)
+                    made, entries = self._answered(part, reader)
+                    yield made
+                    start += len(part)
+                    # by the answers so far, since most lookups have fewer than `max_count`
+                    at_once = max(_FEWEST, min(_MOST, 2 * at_once, _ENTRIES * len(part) // max(1, entries)))
 
-    def _places(self, cells: Any) -> npt.NDArray[np.int64]:
-        """Return the places (i64, n) in the batch of the lookups of blocks."""
-        if self._plan.asked is None:
-            return places_of(self.batch.packed, records_of(cells))
-        places: npt.NDArray[np.int64] = records_of(cells, np.dtype(np.int64)).copy()
-        places -= self._plan.partition(self._number).start
-        return places
+    def _spend(self, requests: int, size_bytes: int, cost_usd: float, files: Sequence[str] = ()) -> None:
+        spent: dict[Any, Any] = {"requests": requests, "bytes": size_bytes, "cost_usd": cost_usd}
+        self.spent.add(Counter(spent | {(file,): 1 for file in files}))
 
-    @cached_property
-    def batch(self) -> PackedBatch:
-        """All lookups of the partition, with `max_count` + 1 to recognise truncated answers."""
-        if self._plan.asked is not None:
-            asked = self._plan.asked[self._plan.partition(self._number)]
-        else:
-            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
-        return PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
-
-    def answers(self) -> Iterator[pa.RecordBatch]:
-        if self._number < 0:
-            return
-        plan, most = self._plan, self._plan.max_count
-        rows, starts, _ = best_answers(self.batch, self._held, plan.schema)
-        self._held = []
-        counts = np.diff(starts)
-        rank = np.arange(len(rows)) - np.repeat(starts[:-1], counts)
-        rows = rows[rank < most]
-        status = (counts > most).astype(np.int8)
-        status[list(self._failed)] = STATUSES.index("partial")
-        counts = np.minimum(counts, most)
-        rows["key_hash"] = np.repeat(self.batch.key_hash, counts)  # by rule abs, whatever the rule of the file
-        if plan.schema.keyed:  # that of the key as given, whatever its spelling in the file
-            rows["fingerprint"] = np.repeat(self.batch.fingerprint, counts)
-        ends = np.cumsum(counts)
-        first = 0
-        while first < len(counts):
-            # lookups with about `_BATCH_ROWS` rows, at least one lookup
-            begin = int(ends[first] - counts[first])
-            stop = max(first + 1, int(np.searchsorted(ends, begin + _BATCH_ROWS, "right")))
-            stop = min(stop, first + _BATCH_ROWS)
-            part = slice(first, stop)
-            yield self._rows(part, rows[begin : int(ends[stop - 1])], counts[part], status[part])
-            first = stop
-
-    def _rows(self, part: slice, rows: Array, counts: Array, status: Array) -> pa.RecordBatch:
-        failed = pa.nulls(part.stop - part.start, _FAILED)
-        if self._failed:
-            failed = pa.array([self._failed.get(place) for place in range(part.start, part.stop)], _FAILED)
-        statuses = pa.DictionaryArray.from_arrays(pa.array(status), pa.array(STATUSES)).cast(pa.string())
-        names = self._names(part)
-        entries = [
-            array_of(rows["second"] * 1000 if name == "timestamp_ms" else rows[name], kind)
-            for name, kind in entry_columns(self._plan.schema)
-        ]
+    def _answered(self, rows: pa.RecordBatch, reader: IndexReader) -> tuple[pa.RecordBatch, int]:
+        """Return the answers of rows, and the number of their entries."""
+        lookup = rows.column(LOOKUP)
+        topics, keys, begins, ends, _ = lookup.flatten()
+        whole = pc.and_(pc.is_valid(topics), pc.is_valid(keys))
+        if not self.skip_null:
+            for name, values in (("topic", topics), ("key", keys)):
+                if values.null_count:
+                    needed = "a value is needed in every row (or skip_null)"
+                    raise InvalidArgument(f"column {self.names[name]} has nulls; {needed}")
+        there = whole.to_numpy(zero_copy_only=False)
+        found = self._looked_up([one.filter(whole) for one in (topics, keys, begins, ends)], reader)
+        spent = found.explain
+        read = [one.file for one in spent.files if one.outcome == "read"]
+        self._spend(spent.requests, spent.bytes, spent.cost_usd, read)
+        counts, status = np.zeros(len(rows), np.int64), np.full(len(rows), len(STATUSES))
+        counts[there], status[there] = found.counts, found.more
+        failed = pa.nulls(len(rows), _FAILED)
+        if found.failed:
+            reports = [found.failed_of(number) for number in range(len(found))]
+            lacking = np.array(list(map(bool, reports)))
+            status[np.flatnonzero(there)[lacking]] = STATUSES.index("partial")
+            told = iter([[{"file": one.file, "error": one.error} for one in each] or None for each in reports])
+            failed = pa.array([next(told) if is_there else None for is_there in there.tolist()], _FAILED)
+        statuses = pa.array([*STATUSES, SKIPPED]).take(pa.array(status))
         # a lookup without entries has one row
-        index = np.repeat(np.arange(len(counts)), np.maximum(counts, 1))
-        some = np.repeat(counts > 0, np.maximum(counts, 1))
-        place = pa.array(np.cumsum(some) - 1, mask=~some)
-        starts = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
-        position = pa.array((np.arange(len(index)) - starts[index]).astype(np.int32), mask=~some)
-        repeated = pa.array(index)
-        head = [column.take(repeated) for column in (names, statuses, failed)]
-        columns = [*head, position, *(column.take(place) for column in entries)]
-        return pa.RecordBatch.from_arrays(columns, schema=answer_schema(self._plan))
+        repeated = np.maximum(counts, 1)
+        index, some = np.repeat(np.arange(len(rows)), repeated), np.repeat(counts > 0, repeated)
+        position = np.arange(len(index)) - np.repeat(np.cumsum(repeated) - repeated, repeated)
+        place, at = pa.array(np.cumsum(some) - 1, mask=~some), pa.array(index)
+        entries = [
+            array_of(found.rows["second"] * 1000 if name == "timestamp_ms" else found.rows[name], kind).take(place)
+            for name, kind in entry_columns(self.schema)
+        ]
+        own = [statuses.take(at), failed.take(at), pa.array(position.astype(np.int32), mask=~some), *entries]
+        kept = {name: rows.column(name).take(at) for name in rows.schema.names if name != LOOKUP}
+        names = ["status", "failed", "position", *(name for name, _ in entry_columns(self.schema))]
+        return pa.RecordBatch.from_arrays([*kept.values(), *own], [*kept, *names]), len(found.rows)
 
-    def _names(self, part: slice) -> pa.Array:
-        """Return the column `_lookup` for a part of the partition's lookups."""
-        if self._plan.asked is None:
-            return cells_of(self.batch.packed[part], np.arange(part.stop - part.start))
-        first = self._plan.partition(self._number).start
-        return pa.array(np.arange(first + part.start, first + part.stop))
-
-
-# Value of `messages` for the archived segments in the index's storage.
-ARCHIVE = "archive"
-MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
-_MESSAGE_TYPES = (pa.string(), pa.binary(), pa.string(), pa.map_(pa.string(), pa.string()), pa.string())
-_ARROW = pa.struct(list(zip(MESSAGE_COLUMNS, _MESSAGE_TYPES, strict=True)))
-
-
-def check_place(messages: str, offset_space: str) -> None:
-    """Raise `ConfigError` if the index's offsets are not commit log offsets, or `messages` is not a store."""
-    if offset_space != "commitlog":
-        raise ConfigError(f"the index's offsets are in {offset_space!r}: messages are found by places in a commit log")
-    if messages != ARCHIVE and not (Path(messages) / "commitlog").is_dir():
-        raise ConfigError(
-            f"messages is {ARCHIVE!r} or the folder of a RocketMQ store, and {messages} has no commitlog/"
-        )
-
-
-def with_messages(
-    answers: DataFrame, topic: Column, key: Column, messages: str, address: StorageAddress, *, allow_partial: bool
-) -> DataFrame:
-    """Return the rows of `answers` (one for each entry) with `MESSAGE_COLUMNS`, which are null without an entry.
-
-    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key with the same hash. A read error
-    fails the job; with `allow_partial` the message is ``missing``, and `message_problem` has the reason.
-    """
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-    from pyspark.sql.pandas.types import from_arrow_type
-
-    def fetch(parts: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        with address.open() as storage:
-            log = StorageLog(storage, SystemClock())
-            log.open()
-            archive = SegmentArchive(storage, lambda: log.state, log.refresh)
-            source = RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
-            yield from message_arrays(parts, source, allow_partial=allow_partial)
-
-    fetch.__annotations__ = {"parts": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
-    message = arrow_function(fetch, from_arrow_type(_ARROW))
-    joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ENTRY.names)))
-    return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
-
-
-# Stored bytes of the messages that are fetched at once, and plain bytes of the bodies in one array, about
-_MESSAGE_BYTES, _LEAST_BYTES = 16 << 20, 1 << 10
-# Place of an entry's size in a row of topic, key and `_ENTRY`
-_SIZE = 2 + _ENTRY.names.index("size")
-
-
-def message_arrays(
-    parts: Iterable[tuple[pa.Array, ...]], source: RocketmqMessages, *, allow_partial: bool
-) -> Iterator[pa.Array]:
-    """Yield the messages (`MESSAGE_COLUMNS`) of rows of topic, key and `_ENTRY`, in order. Raises as `_row`."""
-    for columns in parts:
-        rows = zip(*(column.to_pylist() for column in columns), strict=True)
-        for held in gathered(rows, lambda row: max(_LEAST_BYTES, row[_SIZE] or 0), _MESSAGE_BYTES):
-            topics, keys, *values = (list(column) for column in zip(*held, strict=True))
-            made = (_row(one, allow_partial=allow_partial) for one in _fetched(source, topics, keys, values))
-            for some in gathered(made, lambda row: len((row or {}).get("message_body") or b""), _MESSAGE_BYTES):
-                yield pa.array(some, _ARROW)
-
-
-def _fetched(
-    source: RocketmqMessages, topics: list[str], keys: list[str], values: list[list[Any]]
-) -> list[Fetched | None]:
-    """Return the fetched message of each row, None for a row without an entry; rows of one key are read together."""
-    found: list[Fetched | None] = [None] * len(topics)
-    places: dict[tuple[str, str], list[int]] = {}
-    for place, pair in enumerate(zip(topics, keys, strict=True)):
-        if values[2][place] is not None:
-            places.setdefault(pair, []).append(place)
-    for (topic, key), rows in places.items():
-        entries = [dict(zip(_ENTRY.names, (column[row] for column in values), strict=True)) for row in rows]
-        items = [IndexItem(topic=topic, **entry) for entry in entries]
-        for row, one in zip(rows, source.fetch(items, topic, key), strict=True):
-            found[row] = one
-    return found
-
-
-def _row(one: Fetched | None, *, allow_partial: bool) -> dict[str, Any] | None:
-    if one is None:
-        return None
-    if one.error is not None and one.message is None and not allow_partial:
-        raise one.error
-    row: dict[str, Any] = {"message_state": one.state, "message_problem": one.problem}
-    message = one.message
-    if not one.carries_key:
-        row["message_state"] = "other_key"
-    elif isinstance(message, Message):
-        row |= {"message_tags": message.tags, "message_properties": list(message.properties.items())}
+    def _looked_up(self, fields: Sequence[pa.Array], reader: IndexReader) -> QueryResults[Any]:
+        """Return the answers for the columns of `LOOKUP`, which have no null topic or key."""
+        topics, keys, begins, ends = fields
+        bounds = []
+        for name, values in (("begin_ms", begins), ("end_ms", ends)):
+            if pa.types.is_string(values.type):
+                values = times_of(values, self.names[name], end=name == "end_ms")
+            bounds.append(values.to_pylist())
+        names, texts = values_of(topics, "a topic"), values_of(keys, "a key")
+        is_bounded = any(bound.count(None) < len(bound) for bound in bounds)
+        low, high = bounds
+        for begin, end, key in zip(low, high, texts, strict=True) if is_bounded else ():
+            if begin is not None and end is not None and begin > end:
+                raise InvalidArgument(f"begin_ms {begin} is after end_ms {end}, for key {shown(key)!r}")
+        asked = LookupColumns(names, texts, low, high, [self.max_count] * len(keys), [None] * len(keys))
         try:
-            row["message_body"] = message.body()
-        except CorruptFile as error:
-            # its producer sent it so: no other place has a better one
-            row["message_problem"] = str(error)
-    return row
+            return reader.query_many(asked, self.allow_partial)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"columns {self.names['topic']} and {self.names['key']}: {error}") from error
+
+
+def shown(text: str) -> str:
+    """Return a text for a message, cut after 40 characters."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def values_of(texts: pa.Array, what: str) -> list[Any]:
+    """Return the values of texts. Spark casts any bytes to text: raises `InvalidArgument`, which tells `what` it is."""
+    try:
+        return list(texts.to_pylist())
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{what} has bytes that are not UTF-8") from error
+
+
+def times_of(texts: pa.Array, column: str, *, end: bool) -> pa.Array:
+    """Return the epoch milliseconds (i64, n) of texts, null for null, as `parse_time`.
+
+    Raises `InvalidArgument`, which names the column.
+    """
+    encoded = texts.dictionary_encode()
+    times = []
+    for text in values_of(encoded.dictionary, f"column {column}"):
+        try:
+            times.append(parse_time(shown(text.strip()), end=end))
+        except ValueError as error:
+            raise InvalidArgument(f"column {column}: {error}") from error
+    return pa.array(times, pa.int64()).take(encoded.indices)

@@ -61,6 +61,8 @@ def _by_java(text: Column) -> Column | None:
 
 def _by_arrow(topics: Column, keys: Column, rule: Literal["abs", "mask"]) -> Column:
     def hashed(topics: pa.Array, keys: pa.Array) -> pa.Array:
+        # pandas has no type for a column of nulls
+        topics, keys = topics.cast(pa.string()), keys.cast(pa.string())
         null = pc.or_(pc.is_null(topics), pc.is_null(keys))
         encoded = pc.fill_null(topics, "").dictionary_encode()
         names, index = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()

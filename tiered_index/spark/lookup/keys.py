@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
-import pickle
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageError
+from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageError, TieredIndexError
 from tiered_index.sources.keys import csv_rows, ndjson_rows
 from tiered_index.sources.places import NDJSON, local_path
 from tiered_index.spark.addresses import StorageAddress
@@ -32,17 +28,9 @@ from tiered_index.spark.build.folders import kind_of
 from tiered_index.spark.build.parquet import ParquetFiles
 from tiered_index.spark.build.sources import column_of, files_of, frame_of_files, is_frame, shown_column, shown_kind
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import (
-    arrow_function,
-    cells_of,
-    cleaned_up_on_error,
-    each_split,
-    frame_of_splits,
-    gathered,
-    times_of_day_written,
-)
-from tiered_index.spark.lookup.plan import LookupPlan, kept, lookups_of, places_of, times_of
-from tiered_index.storage.base import PartInfo, Storage, StorageOptions, UploadHandle
+from tiered_index.spark.frames import cleaned_up_on_error, each_split, frame_of_splits, gathered, times_of_day_written
+from tiered_index.spark.workers import plainly
+from tiered_index.storage.base import Storage, StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -60,7 +48,7 @@ def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
         raise InvalidArgument(f"{first}: CSV needs a header")
     schema = StructType([StructField(name, StringType()) for name in _names(header, first)])
     read = partial(read_files, header=header, first=first)
-    return frame_of_splits(spark, [[str(file)] for file in files]).mapInArrow(read, schema)
+    return frame_of_splits(spark, [[str(file)] for file in files]).mapInArrow(plainly(read), schema)
 
 
 def header_of(file: Path) -> list[str] | None:
@@ -100,12 +88,12 @@ def json_frame(spark: SparkSession, files: Sequence[Path], key: str = "key") -> 
     with typed_errors("reading the keys"):
         kinds = [
             pa.ipc.read_schema(pa.py_buffer(row[0]))
-            for row in splits.mapInArrow(partial(_kinds, key=key), "kinds binary").collect()
+            for row in splits.mapInArrow(plainly(partial(_kinds, key=key)), "kinds binary").collect()
         ]
     schema = _kinds_of_all(kinds, "the keys")
     # any type will do for a column of nulls
     schema = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
-    return splits.mapInArrow(partial(_read_json, schema=schema, key=key), from_arrow_schema(schema))
+    return splits.mapInArrow(plainly(partial(_read_json, schema=schema, key=key)), from_arrow_schema(schema))
 
 
 def _objects(batches: Iterable[pa.RecordBatch], key: str) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
@@ -146,6 +134,9 @@ def _read_json(batches: Iterable[pa.RecordBatch], schema: pa.Schema, key: str) -
 
 
 _PART_BYTES = 64 << 20
+_PART = "part-"
+# begin of the name of an object that is there while a job writes; readers of folders of Parquet ignore it
+_RUNNING = "_running-"
 
 
 def key_files(path: str, s3: StorageOptions) -> ParquetFiles | list[Path]:
@@ -206,50 +197,55 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
         except OSError as error:
             raise InvalidArgument(f"answers can't be written to {place}: {error.strerror}") from error
         return
-    address, job = StorageAddress(out, s3), f"part-{secrets.token_hex(4)}-"
+    address, job = StorageAddress(out, s3), secrets.token_hex(4)
     with address.open() as storage:
+        storage.put(_RUNNING + job, b"")
         # otherwise a repetition would be refused, and another command's answers would be read with them
-        with cleaned_up_on_error(partial(_delete_parts, storage, job)):
+        with cleaned_up_on_error(partial(_end_job, storage, job)):
             with typed_errors(f"writing {out}"):
-                rows = frame.mapInArrow(partial(_write_parts, address=address, job=job), "sent binary").collect()
-            names: list[str] = []
-            for upload, part in itertools.chain.from_iterable(pickle.loads(row[0]) for row in rows):
-                names.append(upload.name)
-                try:
-                    storage.complete_upload(upload, [part])
-                except ObjectNotFound:  # perhaps completed by this call, if the storage repeated it
-                    storage.head(upload.name)
-        # of tasks that ran twice
-        with contextlib.suppress(StorageError):
-            storage.abort_uploads(job)
+                rows = frame.mapInArrow(
+                    plainly(partial(_write_parts, address=address, job=job)), "name string"
+                ).collect()
+        names = {row[0] for row in rows}
+        with contextlib.suppress(StorageError):  # the list does not name files of tasks that ran twice
+            _end_job(storage, job, names)
         valid = "".join(f"{name}\n" for name in sorted(names)).encode()
         try:
             storage.put_if_absent("_SUCCESS", valid)
         except ObjectExists as error:  # perhaps of this put, if the storage repeated it
             if bytes(storage.get("_SUCCESS")) != valid:
-                with cleaned_up_on_error(partial(_delete_parts, storage, job)):
+                with cleaned_up_on_error(partial(_end_job, storage, job)):
                     raise InvalidArgument(f"{out} has the answers of another command: give an empty prefix") from error
 
 
-def _delete_parts(storage: Storage, job: str) -> None:
-    """Delete the files and uploads of a job."""
-    storage.delete_many([info.name for info in storage.list(job)])
-    storage.abort_uploads(job)
+def _end_job(storage: Storage, job: str, names: Container[str] = ()) -> None:
+    """Delete the files of a job but `names`. Tasks that end later delete theirs, because its mark is gone."""
+    storage.delete(_RUNNING + job)
+    storage.delete_many([info.name for info in storage.list(_PART + job) if info.name not in names])
 
 
 def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress, job: str) -> Iterator[pa.RecordBatch]:
-    """Write files as uploads for the driver to complete, so that a task that ends after its job leaves no file."""
-    sent: list[tuple[UploadHandle, PartInfo]] = []
+    """Write files under names of this attempt, which exist for readers once the driver's list names them."""
+    names: list[str] = []
     attempt = secrets.token_hex(8)
     with address.open() as storage:
         for held in gathered(filter(len, batches), lambda batch: batch.nbytes, _PART_BYTES):
             buffer = io.BytesIO()
             pq.write_table(pa.Table.from_batches(held), buffer)
-            upload = storage.begin_upload(f"{job}{attempt}-{len(sent):05d}.parquet")
-            sent.append((upload, storage.upload_part(upload, 1, buffer.getvalue())))
-    yield pa.record_batch({"sent": pa.array([pickle.dumps(sent)], pa.binary())})
+            names.append(f"{_PART}{job}-{attempt}-{len(names):05d}.parquet")
+            with storage.open_writer(names[-1]) as stream:
+                stream.write(buffer.getbuffer())
+        try:
+            # after the files: if the mark is there, the end of the job will find them
+            storage.head(_RUNNING + job)
+        except ObjectNotFound as error:
+            storage.delete_many(names)
+            raise TieredIndexError(f"{storage.uri}: job {job} has ended: the answers of its late task go") from error
+    yield pa.record_batch({"name": pa.array(names, pa.string())})
 
 
+LOOKUP = "_lookup"
+"""The name of a struct with the fields of a row's lookup, and its slot."""
 _FIELDS = ("topic", "key", "begin_ms", "end_ms")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
@@ -263,42 +259,19 @@ class Keys:
     given: Mapping[str, Any]
     names: Mapping[str, str]
 
-    def all_fields(self) -> DataFrame:
-        """Return (topic, key, begin, end) of all rows."""
-        return self.frame.select(*(self.fields[name].alias(f"_{name}") for name in _FIELDS))
+    def rows(self) -> DataFrame:
+        """Return the rows with the columns of `given`, and a struct `LOOKUP` of the fields."""
+        from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+        given = [column.alias(field) for field, column in self.given.items()]
+        lookup = F.struct(*(self.fields[name].alias(name) for name in _FIELDS)).alias(LOOKUP)
+        return self.frame.select("*", *given, lookup)
 
     def column(self, name: str) -> Any:
-        """Return a field as a column of the frame that `with_lookup` returns."""
+        """Return a field as a column of `rows`."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         return F.col(name) if name in self.given else self.fields[name]
-
-    def whole(self) -> DataFrame:
-        """Return the rows that have a topic and a key."""
-        return self.frame.where(self.fields["topic"].isNotNull() & self.fields["key"].isNotNull())
-
-    def with_lookup(self, shared: Any, name: str) -> DataFrame:
-        """Return the rows with a column `name` that identifies their lookup as in blocks; `shared` is the plan."""
-        column = self.names["key"]
-
-        def packed(*arrays: pa.Array) -> pa.Array:
-            plan: LookupPlan = shared.value
-            # Spark may also pass rows that it filters out afterwards
-            whole = pc.and_(pc.is_valid(arrays[0]), pc.is_valid(arrays[1]))
-            topic, key, begin, end = (array.filter(whole) for array in arrays)
-            lookups = lookups_of(topic, key, begin, end, plan.places, keyed=plan.schema.keyed, column=column)
-            lookups = kept(lookups, plan.kept_from)
-            if plan.asked is None:
-                cells = cells_of(lookups, np.arange(len(lookups)))
-            else:
-                cells = pa.array(places_of(plan.asked, lookups))
-            there = whole.to_numpy(zero_copy_only=False)
-            return cells if there.all() else cells.take(pa.array(np.cumsum(there) - 1, mask=~there))
-
-        kind = "binary" if shared.value.asked is None else "bigint"
-        lookup = arrow_function(packed, kind)(*(self.fields[field] for field in _FIELDS))
-        given = [column.alias(field) for field, column in self.given.items()]
-        return self.whole().select("*", *given, lookup.alias(name))
 
 
 def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequence[str]) -> Keys:
@@ -350,9 +323,7 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
         elif found in _INTEGERS:
             fields[name] = fields[name].cast("bigint")
         elif found == "string":
-            # a row that is left out is not checked
-            text = F.when(fields["topic"].isNotNull() & fields["key"].isNotNull(), fields[name])
-            fields[name] = _times(text, named, end=name == "end_ms")
+            fields[name] = fields[name].cast("string")
         else:
             wanted = "integers (epoch milliseconds), a timestamp with time zone, or text of either"
             raise InvalidArgument(f"column {named} is {found}; {wanted} are needed")
@@ -361,10 +332,3 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
         of_answers = "of the keys has the name of a column of answers"
         raise InvalidArgument(f"column {clash[0]!r} {of_answers}; give it another one")
     return Keys(frame, fields, given, names)
-
-
-def _times(texts: Any, named: str, *, end: bool) -> Any:
-    def parsed(values: pa.Array) -> pa.Array:
-        return times_of(values, named, end=end)
-
-    return arrow_function(parsed, "bigint")(texts)

@@ -14,6 +14,7 @@ from tiered_index.sources.places import opened_place
 from tiered_index.spark.build.build import BuildResult
 from tiered_index.spark.build.sources import PartitionedFiles
 from tiered_index.spark.tables.files import AS_DATAFRAME, build_new
+from tiered_index.storage.opening import spelled
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -37,7 +38,7 @@ def new_in_delta(table: DeltaTable, begin: int = 0, config: IndexConfig | None =
     deletion vectors, and versions that removed or rewrote rows, or that the table's log no longer has.
     """
     table.update_incremental()
-    root, end = table.table_uri.rstrip("/").replace("s3a://", "s3://", 1), table.version() + 1
+    root, end = spelled(table.table_uri.rstrip("/")), table.version() + 1
     _check_names(root, table.metadata().configuration)
     if begin > end:
         raise InvalidArgument(f"{root} has versions up to {end - 1:,}, but the index has it up to {begin - 1:,}")

@@ -4,62 +4,37 @@ An object is one file. When a call returns, its effect is durable; after a crash
 the new one. Other files in the folder (other spellings, symbolic links, pipes) are not listed and not touched; a call
 with their name raises. The folder itself may be a symbolic link. A full disk or quota is `DiskFull`. Threads: any
 number, in any number of processes.
-
-An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part. Abort and completion
-first rename the folder, so that a part that arrives later is refused. A crash between publishing and removing leaves
-the upload; completing it again publishes the same bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import logging
 import os
-import re
 import stat
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import SplitResult
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.documents import MILLISECONDS, checked, load, record, text
-from tiered_index.errors import (
-    CorruptFile,
-    InvalidArgument,
-    ObjectExists,
-    ObjectNotFound,
-    StorageUnavailable,
-    TieredIndexError,
-)
+from tiered_index.errors import ObjectExists, ObjectNotFound, StorageUnavailable, TieredIndexError
 from tiered_index.storage.base import (
-    NAME,
+    PART_BYTES,
+    BufferedWriter,
     Bytes,
     ObjectInfo,
     OpenObject,
-    PartInfo,
     SizedStorage,
-    UploadHandle,
+    Writer,
     check_name,
-    check_part,
-    check_parts,
     check_prefix,
-    chosen_uploads,
 )
-from tiered_index.storage.disk import LOST_AND_FOUND, TEMPORARY_PREFIX, Disk, local_path
-from tiered_index.storage.local.files import WORK_FOLDER, DurableFiles, check_regular, encode, typed_errors, walk
+from tiered_index.storage.disk import LOST_AND_FOUND, Disk, local_path, typed_errors
+from tiered_index.storage.local.files import WORK_FOLDER, DurableFiles, check_regular, encode, walk
 
-_DESCRIPTION = "upload.json"
-_BLOCK_BYTES = 4 << 20
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # Most paths of objects in memory
 _WAYS = 1 << 14
-_UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
-_UPLOAD = record(lambda name, started_ms: (name, started_ms), name=text(NAME), started_ms=MILLISECONDS)
-_log = logging.getLogger(__name__)
 
 
 class LocalStorage(SizedStorage):
@@ -72,7 +47,6 @@ class LocalStorage(SizedStorage):
         self._disk = disk or Disk()
         self._files = DurableFiles(self.folder, self._disk)
         self._clock = clock  # in tests, in place of the file system's
-        self._uploads = self.folder / ".%uploads"
         self._ways: dict[str, str] = {}
 
     @classmethod
@@ -114,27 +88,23 @@ class LocalStorage(SizedStorage):
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name`: write a temporary file, sync it, rename it, sync the folder."""
-        target = self._path(name)
-        with typed_errors(f"writing {name!r}"):
-            self._files.publish(target, lambda: [data])
+        with self.open_writer(name) as writer:
+            writer.write(data)
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """Store `data` if `name` does not exist; a hard link decides between processes. Raises `ObjectExists`."""
         target = self._path(name)
         if os.path.lexists(target):
             raise ObjectExists(name, str(self.folder))  # only saves a write; the link decides
-        with typed_errors(f"writing {name!r}"):
-            self._files.publish(target, lambda: [data], name)
+        with _LocalWriter(name, target, self._files, absent=name) as writer:
+            writer.write(data)
 
     def settle(self, name: str) -> None:
         """Write the object again: a second sync does not repeat one that failed."""
         size = self.head(name).size_bytes
-
-        def blocks() -> Iterator[bytes]:
-            return (self.get_range(name, at, min(_BLOCK_BYTES, size - at)) for at in range(0, size, _BLOCK_BYTES))
-
-        with typed_errors(f"writing {name!r}"):
-            self._files.publish(self._path(name), blocks)
+        with self.open_writer(name) as writer:
+            for at in range(0, size, PART_BYTES):
+                writer.write(self.get_range(name, at, min(PART_BYTES, size - at)))
 
     def head(self, name: str) -> ObjectInfo:
         """Return the object's size and the file's time of change."""
@@ -153,12 +123,8 @@ class LocalStorage(SizedStorage):
         with typed_errors(f"listing {self.folder}"):
             yield from walk(self.folder, prefix, start_after)
 
-    def delete(self, name: str) -> None:
-        """Remove the object durably."""
-        self.delete_many([name])
-
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove many objects; sync each of their folders once, and remove it if it is empty."""
+        """Remove objects durably; sync each of their folders once, and remove it if it is empty."""
         paths = [self._path(name) for name in names]
         with typed_errors(f"deleting from {self.folder}"):
             for path in paths:
@@ -167,50 +133,9 @@ class LocalStorage(SizedStorage):
                 self._files.sync_removed(parent)
                 self._files.drop_empty(parent)
 
-    def begin_upload(self, name: str) -> UploadHandle:
-        """Start a multipart upload in a hidden folder."""
-        handle = UploadHandle(check_name(name), uuid.uuid4().hex, self.now_ms())
-        document = json.dumps({"name": name, "started_ms": handle.started_ms}).encode()
-        folder = self._uploads / handle.upload_id
-        with typed_errors(f"starting an upload of {name!r}"):
-            self._files.publish(folder / _DESCRIPTION, lambda: [document])
-        return handle
-
-    def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        """Store one part, replacing an earlier one of that number; its `etag` is the SHA-256 of the bytes."""
-        with typed_errors(f"writing part {number} of {handle.name!r}"):
-            folder = self._existing(handle)
-            view = memoryview(data).cast("B")
-            part = folder / _part_file(check_part(number))
-            try:
-                self._files.place(part, [view])
-            except FileNotFoundError as error:
-                if not folder.exists():
-                    raise _gone(handle) from error
-                # another process removed the folder of half-made files
-                self._files.publish(part, lambda: [view])
-        return PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
-
-    def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Verify and concatenate the parts, publish the object, drop the upload. Needs the object's space twice."""
-        target = self._path(handle.name)
-        with typed_errors(f"completing {handle.name!r}"):
-            folder = self._existing(handle)
-            ordered = check_parts(handle.name, parts, self.min_part_bytes)
-            self._files.publish(target, lambda: self._read_parts(handle, folder, ordered))
-            self._drop(handle)
-
-    def abort_upload(self, handle: UploadHandle) -> None:
-        with typed_errors(f"aborting an upload of {handle.name!r}"), contextlib.suppress(ObjectNotFound):
-            self._existing(handle)
-            self._drop(handle)
-
-    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-        """Yield unfinished uploads, ordered by name and start."""
-        check_prefix(prefix)
-        with typed_errors("listing uploads"):
-            found = [self._describe(entry) for entry in self._upload_folders() if _UPLOAD_ID.fullmatch(entry)]
-        return chosen_uploads(filter(None, found), prefix, older_than_ms)
+    def open_writer(self, name: str) -> Writer:
+        """As `Storage.open_writer`; bytes beyond the first `PART_BYTES` are in a hidden file meanwhile."""
+        return _LocalWriter(name, self._path(name), self._files)
 
     def now_ms(self) -> int:
         """Return the file system's time, which may be a file server's; this machine's if the folder is read-only."""
@@ -222,13 +147,10 @@ class LocalStorage(SizedStorage):
         return SystemClock().now_ms()
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
-        """Remove old half-made files and the folders of dropped uploads; return those that are too new to remove."""
+        """Remove old half-made files; return those that are too new to remove."""
         with typed_errors(f"sweeping {self.folder}"):
             self._files.sweep(older_than_ms)
-            self._sweep_uploads(older_than_ms)
-            half_made = [f"{WORK_FOLDER}/{name}" for name in self._disk.names(self.folder / WORK_FOLDER)]
-            dropped = [entry for entry in self._upload_folders() if self._describe(entry) is None]
-        return (*half_made, *(f"{self._uploads.name}/{entry}" for entry in dropped))
+            return tuple(f"{WORK_FOLDER}/{name}" for name in self._disk.names(self.folder / WORK_FOLDER))
 
     def _path(self, name: str) -> Path:
         path = self.folder / encode(check_name(name))
@@ -251,88 +173,40 @@ class LocalStorage(SizedStorage):
             finally:
                 os.close(descriptor)
 
-    def _sweep_uploads(self, older_than_ms: int) -> None:
-        """Remove dropped uploads, and old ones whose description can't be read."""
-        for entry in self._upload_folders():
-            folder = self._uploads / entry
-            with contextlib.suppress(FileNotFoundError):
-                old = folder.stat().st_mtime_ns // 1_000_000 < older_than_ms
-                if entry.startswith(TEMPORARY_PREFIX) or (old and self._describe(entry) is None):
-                    self._empty(folder)
 
-    def _existing(self, handle: UploadHandle) -> Path:
-        # Check the id, which becomes a path: handles come from other processes
-        self._files.check_way(self._uploads / _DESCRIPTION)
-        found = self._describe(handle.upload_id) if _UPLOAD_ID.fullmatch(handle.upload_id) else None
-        if found is None or found.name != handle.name:
-            raise _gone(handle)
-        return self._uploads / handle.upload_id
+class _LocalWriter(BufferedWriter):
+    """Writes a temporary file, which gets its name at the end. With `absent`, the name must not exist then."""
 
-    def _describe(self, upload_id: str) -> UploadHandle | None:
-        if (self._uploads / upload_id).is_symlink():
-            return None  # not made here
-        path = self._uploads / upload_id / _DESCRIPTION
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            name, started_ms = checked(_UPLOAD, load(data, str(path), "upload"), str(path), "upload")
-        except CorruptFile as error:
-            _log.warning("ignoring an upload whose description is damaged; it is removed by age: %s", error)
-            return None
-        return UploadHandle(name, upload_id, started_ms)
+    def __init__(self, name: str, target: Path, files: DurableFiles, *, absent: str | None = None) -> None:
+        super().__init__(name)
+        self._target, self._files, self._disk, self._absent = target, files, files.disk, absent
+        self._open: tuple[Path, int] | None = None
 
-    def _read_parts(self, handle: UploadHandle, folder: Path, parts: Sequence[PartInfo]) -> Iterator[bytes]:
-        for part in parts:
-            digest = hashlib.sha256()
-            try:
-                file = (folder / _part_file(part.number)).open("rb")
-            except FileNotFoundError as error:
-                self._existing(handle)  # raises ObjectNotFound if the upload was dropped meanwhile
-                raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded") from error
-            with file:
-                while block := file.read(_BLOCK_BYTES):
-                    digest.update(block)
-                    yield block
-            if digest.hexdigest() != part.etag:
-                raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that etag")
+    def _send_part(self) -> None:
+        """Write the part to the temporary file, and sync it: a sync at the end only would take long."""
+        with typed_errors(f"writing {self.name!r}"):
+            if self._open is None:
+                self._open = self._files.create()
+            self._disk.pwrite(self._open[1], self._held, self._sent_bytes)
+            self._disk.sync(self._open[1])
 
-    def _drop(self, handle: UploadHandle) -> None:
-        dropped = self._uploads / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
-        try:
-            self._disk.rename(self._uploads / handle.upload_id, dropped)
-        except FileNotFoundError:
-            return  # a racing abort or completion dropped it
-        self._disk.sync_folder(self._uploads)
-        # The upload is dropped already; files that can't be removed now are invisible and swept later
-        with contextlib.suppress(OSError):
-            self._empty(dropped)
+    def _finish(self) -> None:
+        self._send()
+        assert self._open is not None
+        (temporary, descriptor), self._open = self._open, (self._open[0], -1)
+        with typed_errors(f"writing {self.name!r}"):
+            self._disk.close(descriptor)
+            self._files.name_durably(temporary, self._target, self._absent)
+        self._drop()
 
-    def _empty(self, folder: Path) -> None:
-        if folder.is_symlink():
-            self._disk.unlink(folder)  # the link only, not its target
-            return
-        for file_name in self._disk.names(folder):
-            self._disk.unlink(folder / file_name)
-        self._disk.remove_folder(folder)
-
-    def _upload_folders(self) -> tuple[str, ...]:
-        self._files.check_way(self._uploads / _DESCRIPTION)
-        try:
-            return tuple(sorted(entry.name for entry in self._uploads.iterdir()))
-        except FileNotFoundError:
-            return ()
-
-
-def _part_file(number: int) -> str:
-    return f"part-{number:05d}"
-
-
-def _gone(handle: UploadHandle) -> ObjectNotFound:
-    return ObjectNotFound(
-        handle.name, f"the unfinished uploads (upload {handle.upload_id[:32]} was aborted or completed)"
-    )
+    def _drop(self) -> None:
+        super()._drop()
+        (temporary, descriptor), self._open = self._open or (None, -1), None
+        with contextlib.suppress(OSError):  # a leftover is invisible and swept by age
+            if descriptor >= 0:
+                self._disk.close(descriptor)
+            if temporary is not None:
+                self._disk.unlink(temporary)
 
 
 def _read(name: str, descriptor: int, start: int, length: int) -> bytes:

@@ -1,6 +1,6 @@
 """Options of an S3 storage, and their defaults. This module does not load boto3.
 
-Credentials are not options: they come from boto3's chain (environment, profile, container, instance role).
+Credentials are not options: they come from Amazon's usual chain (environment, profile, container, instance role).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from msgspec import Struct
 from tiered_index.errors import ConfigError
 from tiered_index.storage.base import StorageOptions
 
-NO_S3 = "this is not an S3 service: correct the endpoint's URL"
-_STYLES = (None, "auto", "path", "virtual")
-_SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
-# The greatest values. A socket's time limit of more than 24 days overflows.
-_POSITIVE = {
-    "connect_timeout_s": 86_400,
-    "read_timeout_s": 86_400,
-    "max_pool_connections": 10_000,
-    "max_attempts": 1_000,
-    "transfer_attempts": 1_000,
+_CHOICES = {
+    "addressing_style": ("path", "virtual", "auto"),
+    "request_payer": ("requester",),
+    "client": ("boto3",),
+    "sse": ("AES256", "aws:kms", "aws:kms:dsse"),
 }
-_LONGEST_BACKOFF_S = 86_400
+# The greatest values. A socket's time limit of more than 24 days overflows.
+_MOST = {
+    **dict.fromkeys(("connect_timeout_s", "read_timeout_s", "backoff_s"), 86_400),
+    **dict.fromkeys(("max_attempts", "transfer_attempts"), 1_000),
+    "max_pool_connections": 10_000,
+}
 
 
 class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
@@ -39,6 +39,7 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
         "profile",
         "addressing_style",
         "request_payer",
+        "client",
     )
     # URL of the service; None: from `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or the profile, else Amazon's.
     endpoint_url: str | None = None
@@ -50,6 +51,8 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
     addressing_style: str | None = None
     # `requester`: this account pays for requests, which a bucket of *requester pays* demands; None: its owner pays.
     request_payer: str | None = None
+    # `boto3`: read by boto3, on servers whose answers obstore refuses, and to trace its methods; None: read by obstore.
+    client: str | None = None
     # Server-side encryption of every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
     sse: str | None = None
     # The key for `aws:kms*`; None: the account's default key.
@@ -67,29 +70,21 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
     # Wait before a retry. It is random: at most `backoff_s * 2**n` seconds after the n-th fault, and at most 5 seconds.
     # After throttling, `backoff_s` counts as at least 0.5.
     backoff_s: float = 0.1
-    # Read ranges by obstore if it is installed: it takes a fraction of boto3's processor time. False: read by boto3,
-    # for example to trace its methods.
-    lean_gets: bool = True
 
     def __post_init__(self) -> None:
-        if self.addressing_style not in _STYLES:
-            raise ConfigError(f"addressing_style is path, virtual or auto, not {self.addressing_style!r}")
-        if self.request_payer not in (None, "requester"):
-            raise ConfigError(f"request_payer is requester, not {self.request_payer!r}")
-        if self.sse not in _SSE:
-            raise ConfigError(f"sse is AES256, aws:kms or aws:kms:dsse, not {self.sse!r}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in (None, *choices):
+                raise ConfigError(f"{name} is {' or '.join(choices)}, not {getattr(self, name)!r}")
         if self.sse_kms_key_id is not None and (self.sse is None or not self.sse.startswith("aws:kms")):
             raise ConfigError("sse_kms_key_id needs sse=aws:kms (or aws:kms:dsse)")
-        for name, most in _POSITIVE.items():
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not (value > 0 or name == "backoff_s"):
                 raise ConfigError(f"{name} must be positive, not {value!r}")
             if value is not None and value > most:
                 raise ConfigError(f"{name} must be at most {most}, not {value!r}")
-        if self.backoff_s < 0:
+        if not self.backoff_s >= 0:
             raise ConfigError(f"backoff_s must not be negative, not {self.backoff_s!r}")
-        if not self.backoff_s <= _LONGEST_BACKOFF_S:
-            raise ConfigError(f"backoff_s must be at most {_LONGEST_BACKOFF_S}, not {self.backoff_s!r}")
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url)
 

@@ -15,10 +15,10 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, PartialAnswer
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.service.answers.batch import LookupBatch
-from tiered_index.service.answers.rows import PreparedLookup
-from tiered_index.service.files.compacted import LocalBytes, open_local
-from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
+from tiered_index.service.read.batch import LookupBatch
+from tiered_index.service.read.compacted import LocalBytes, open_local
+from tiered_index.service.read.rows import PreparedLookup
 from tiered_index.storage.memory import MemoryStorage
 
 BASE_MS = 1_700_000_000_000
@@ -39,6 +39,7 @@ def uploaded(root, storage, count, **settings):
         yield service
 
 
+@pytest.mark.usefixtures("large_filters")
 def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
     storage = MemoryStorage()
     with uploaded(tmp_path, storage, 2000, local_keep_s=0):
@@ -150,13 +151,13 @@ def test_damage_of_a_local_file_is_of_its_slot_group(tmp_path, monkeypatch, chec
     for number, lookup in enumerate(lookups):
         prepared = PreparedLookup("t", lookup.key, *lookup_numbers("t", lookup.key), 0, 2**40, 64)
         try:
-            assert len(file.search(prepared)) == 1
+            assert len(file.search(LookupBatch.of_one(prepared)).rows) == 1
         except CorruptFile:
             lacking.add(number)
     assert 0 < len(lacking) < 300
-    found = file.search_many(LookupBatch(lookups, allow_partial=True))
+    found = file.search(LookupBatch(lookups, allow_partial=True))
     ((places, error),) = found.damage
     assert set(places.tolist()) == lacking == set(range(300)) - set(found.lookups.tolist())
     assert isinstance(error, CorruptFile)
     with pytest.raises(CorruptFile):
-        file.search_many(LookupBatch(lookups))
+        file.search(LookupBatch(lookups))

@@ -1,4 +1,4 @@
-"""The writer keeps filters. Readers fetch a file's filter after misses, into memory or a local cache.
+"""The writer keeps filters. Readers fetch a large filter after misses, into memory or a local cache.
 
 A damaged or wrong filter changes no answer.
 """
@@ -6,14 +6,14 @@ A damaged or wrong filter changes no answer.
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
-from tests.support.cold_index import Read, cold_index, gone, spoiled, without_summary
+from tests.support.changes import replace
+from tests.support.cold_index import Read, cold_index, gone, spoiled
 from tests.support.hanging import until
 from tests.support.model import Answer
-from tests.support.staging import merge_all
+from tests.support.pending import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
 from tiered_index.clock import ManualClock
@@ -29,6 +29,7 @@ from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.storage.context import RequestContext
 
+pytestmark = pytest.mark.usefixtures("large_filters")
 FILES = 3
 PROBES = 4
 
@@ -312,7 +313,6 @@ def test_a_filter_on_demand_that_cannot_be_fetched_raises_the_error(made):
 def test_a_filter_on_demand_of_a_table_is_that_of_each_shard(tmp_path):
     made = cold_index(tmp_path / "root", files=FILES, entries=200, slots=50)
     assert merge_all(made.inner, ManualClock(2_000_000_000_000)).sources == FILES
-    without_summary(made.inner)
     with made.reader(filter_after_probes=10**6, block_cache_bytes=0) as reader:
         (table, *_) = reader.files()
         made.storage.reset()

@@ -6,8 +6,9 @@ import pytest
 
 from tests.support.cold_index import Read, cold_index
 from tests.support.storage_faults import FaultStorage
-from tiered_index.service.cold import caches as caches_module
+from tiered_index.service.read import caches as caches_module
 
+pytestmark = pytest.mark.usefixtures("large_filters")
 FILES = 12
 ROOM = 4
 PROBES = 3

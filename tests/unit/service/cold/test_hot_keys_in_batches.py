@@ -17,7 +17,7 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers.batch import LookupBatch, MatchAccumulator, Matches
+from tiered_index.service.read.batch import LookupBatch, MatchAccumulator, Matches
 
 ENTRIES = 100_000
 

@@ -14,7 +14,7 @@ import pytest
 from tests.faults.small_disk import Mounts
 from tests.support.cold_index import cold_index
 from tests.support.model import Answer
-from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder, DiskCache
+from tiered_index.service.read.disk_cache import PIECE_BYTES, CacheFolder, DiskCache
 from tiered_index.storage.opening import open_storage
 
 ABSENT = [f"absent{n}" for n in range(6)]
@@ -100,6 +100,7 @@ def test_processes_share_a_cache(made, tmp_path):
         ask_all(made, reader)
 
 
+@pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize("kind", ["trailer", "filter"])
 def test_no_flipped_byte_of_an_entry_is_believed(made, cache, kind, caplog):
     path = entry(cache, made, kind)

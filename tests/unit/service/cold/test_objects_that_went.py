@@ -6,9 +6,9 @@ import time
 import pytest
 
 from tests.support.cold_index import cold_index, columns, publish, put
-from tests.support.staging import merge_all
+from tests.support.pending import merge_all
 from tiered_index.clock import ManualClock
-from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 
 FILES = 3
 MERGED_MS = 2_000_000_000_000
@@ -26,6 +26,7 @@ def noted(reader):
     return {*filters._misses, *filters._fetching}
 
 
+@pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize("filter_after_probes", [1, 10], ids=["fetched", "counted"])
 def test_a_reader_has_notes_only_of_present_objects(made, filter_after_probes):
     """Files are added and merged repeatedly under a reader that looks up absent keys."""

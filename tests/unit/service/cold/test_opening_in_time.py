@@ -1,7 +1,6 @@
 """A reader opens within a timeout though the storage hangs. The error says what is not done, and nothing stays open."""
 
 import threading
-from concurrent.futures import wait as futures_wait
 
 import pytest
 
@@ -13,11 +12,12 @@ from tiered_index import IndexReader
 from tiered_index.cli.main import run
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.service.reading import parts
+from tiered_index.service.read import parts
 from tiered_index.storage import pools as workers
 from tiered_index.storage.context import remaining_s
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage
+from tiered_index.storage.pools import have_ended
 
 SHORT_S, LONG_S = 0.02, 300.0
 
@@ -71,15 +71,15 @@ def up_at(monkeypatch):
         def wait(futures, timeout_s):
             assert timeout_s is not None
             if hang.release.is_set():
-                return futures_wait(futures)
+                return have_ended(futures, None)
             until(
                 lambda: (
                     (left := sum(not future.done() for future in futures)) == 0 or (left == 1 and hang.entered.is_set())
                 )
             )
-            return futures_wait(futures, 0)
+            return have_ended(futures, 0)
 
-        monkeypatch.setattr(parts, "wait", wait)
+        monkeypatch.setattr(parts, "have_ended", wait)
 
     return make
 

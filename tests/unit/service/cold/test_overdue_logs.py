@@ -13,8 +13,7 @@ from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
-from tiered_index.service.reading.refreshed import Reading
-from tiered_index.service.reading.views import IndexView
+from tiered_index.service.read.index_view import IndexView
 
 LONG_S = 300.0
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -84,8 +83,9 @@ def test_a_log_that_is_read_later_in_the_lookup_is_young(made, clock):
         clock.advance(100)
         (view,) = reader._views
         # the log was not read
-        assert view.asks_before(clock.monotonic_s())
-        found = [handle.file_id for handle in view.handles(0, 10**10, clock.monotonic_s())]
+        assert view.is_due(clock.monotonic_s())
+        with view.taking(clock.monotonic_s()) as taken:
+            found = [handle.file_id for handle in taken.handles(0, 10**10)]
         assert "log" not in found
         assert len(found) == len(made.stored) + 1
 
@@ -105,13 +105,13 @@ def test_a_lookup_that_joins_a_refresh_without_result_repeats_it(made, clock, st
         made.add(2)
         clock.advance(11)
         (view,) = reader._views
-        view._refresh = Reading(lambda _: Future(), object)
+        view._due = Future()
         found = []
         joining = threading.Thread(target=lambda: found.append(reader.query("t", "all")), daemon=True)
         joining.start()
         joining.join(0.02)
         assert not found
-        view._refresh.ends.set_result(None)
+        view._due.set_result(None)
         joining.join(30)
         assert [Answer.of(item) for item in found[0]] == made.expected("t", "all")
         reader.query("t", "all")
@@ -131,10 +131,10 @@ def test_a_join_of_a_closed_reader_ends(made, clock, storage):
     reader = made.reader(storage, clock=clock, refresh_interval_s=10)
     clock.advance(11)
     (view,) = reader._views
-    view._refresh = Reading(lambda _: Future(), object)
+    view._due = Future()
     ended = beside(lambda: reader.query("t", "all"))
     reader.close()
-    view._refresh.ends.set_result(None)
+    view._due.set_result(None)
     error = ended()
     assert isinstance(error, IndexClosed) and "closed" in str(error)
 
@@ -215,14 +215,14 @@ def test_no_lookup_fails_while_another_one_reads_the_log_again(made, clock, monk
 
         first = beside(ask)
         assert hang.entered.wait(30)
-        real, met = IndexView.due_refresh, threading.Event()
+        real, met = IndexView.begin_due, threading.Event()
 
-        def due_refresh(view, *how):
-            found = real(view, *how)
+        def begin_due(view, *how, **more):
+            found = real(view, *how, **more)
             met.set()
             return found
 
-        monkeypatch.setattr(IndexView, "due_refresh", due_refresh)
+        monkeypatch.setattr(IndexView, "begin_due", begin_due)
         second = beside(ask)
         assert met.wait(30)
         time.sleep(0.02)

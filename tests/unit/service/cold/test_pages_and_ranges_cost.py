@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.support.batches import batch
-from tests.support.cold_index import without_summary
 from tests.support.pages import pages_of
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.storage.memory import MemoryStorage
@@ -29,7 +28,6 @@ def storage(tmp_path_factory):
             service.put_batch(batch(201, key=keys, offset=numbers + number * 1000, timestamp_ms=times))
             service.seal()
             service.run_lifecycle()
-    without_summary(storage)
     return storage
 
 

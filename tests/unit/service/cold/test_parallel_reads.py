@@ -18,8 +18,8 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import Run
-from tiered_index.service.cold.caches import ByteCache
-from tiered_index.service.cold.path import spans_of
+from tiered_index.service.read.caches import ByteCache
+from tiered_index.service.read.cold_path import spans_of
 from tiered_index.storage.prices import PriceTable
 
 FILES = 8
@@ -56,6 +56,7 @@ def expected(made, key):
     return few.query("t", key, max_count=None)
 
 
+@pytest.mark.usefixtures("large_filters")
 def test_sixteen_threads_have_the_right_answers(made):
     asked = keys(100)
     wanted = {key: expected(made, key) for key in asked}
@@ -164,6 +165,7 @@ def reads_of(made):
 APART = [Lookup(topic="t", key=key) for key in keys(2, seed=3)]
 
 
+@pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize(("egress_usd", "gap", "joined"), [(0.0, 256 << 10, 8), (0.09, 4772, 1), (100.0, 4, 0)])
 def test_a_gap_by_price_costs_no_more_than_a_request(made, egress_usd, gap, joined):
     prices = PriceTable(egress_per_gib_usd=egress_usd)
@@ -183,6 +185,7 @@ def test_a_gap_by_price_costs_no_more_than_a_request(made, egress_usd, gap, join
     assert costs["price"] <= min(costs[0], costs[256 << 10])
 
 
+@pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize("gap", [4, 4772, 20_000, 256 << 10])
 def test_the_bytes_between_slot_groups_are_counted_by_file(made, gap):
     """A batch with gaps reads the same slot groups as one without gaps, and counts the bytes between them."""
@@ -200,6 +203,7 @@ def test_the_bytes_between_slot_groups_are_counted_by_file(made, gap):
         assert (report.gap_bytes > 0) == (saved > 0)
 
 
+@pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize("gap", [0, 20_000, 256 << 10, 1 << 40])
 def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made, gap):
     asked = [Lookup(topic="t", key=key) for key in keys(12, seed=gap % 97)]

@@ -192,13 +192,15 @@ def test_without_threads_files_are_searched_in_the_callers(days, monkeypatch, ma
     limit = ThreadLimit(monkeypatch)
     with days.reader(query_threads=THREADS) as reader:
         limit.refuse("tiered-index-query", 10**6)
-        answer = reader.query_many([Lookup(topic="t", key="all")])[0] if many else reader.query("t", "all")
-        assert ([Answer.of(item) for item in answer], answer.status) == (days.expected("t", "all"), "complete")
         # a read that must end in time needs a thread
         result = reader.query("t", "all", timeout_s=600, allow_partial=True)
         assert (result.status, len(result), {report.outcome for report in result.failed}) == ("partial", 0, {"failed"})
         with pytest.raises(StorageUnavailable, match="thread"):
             reader.query("t", "all", timeout_s=600)
+        answer = reader.query_many([Lookup(topic="t", key="all")])[0] if many else reader.query("t", "all")
+        assert ([Answer.of(item) for item in answer], answer.status) == (days.expected("t", "all"), "complete")
+        # and one from memory needs none
+        assert len(reader.query("t", "all", timeout_s=600)) == FILES
         limit.refuse("tiered-index-query", 0)
         assert len(reader.query("t", "all", timeout_s=600)) == FILES
     assert limit.refused > 0

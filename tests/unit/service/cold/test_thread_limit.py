@@ -43,10 +43,11 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, lim
         clock.advance(11)
         # the threads of the opening would do it
         reader._parts.threads.__init__(2, "tiered-index-log")
-        limit.refuse("tiered-index-log")
+        # the lookup tries twice
+        limit.refuse("tiered-index-log", 2)
         # The log is overdue by a second. The answer is as of the reader's log position.
         result = reader.query("t", "all", timeout_s=LONG_S)
-        assert ([Answer.of(item) for item in result], result.status, limit.refused) == (before, "complete", 1)
+        assert ([Answer.of(item) for item in result], result.status, limit.refused) == (before, "complete", 2)
         result = reader.query("t", "all", timeout_s=timeout_s)
         assert [Answer.of(item) for item in result] == made.expected("t", "all") != before
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tiered_index.format import verify
-from tiered_index.service.lifecycle import copying
+from tiered_index.service.jobs import copying
 from tiered_index.storage.memory import MemoryStorage
 
 

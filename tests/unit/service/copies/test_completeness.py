@@ -1,10 +1,11 @@
 """A target has no index or a complete copy, whatever fails and whatever changes at the source."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import product
 
 import pytest
 
+from tests.support.changes import replace
 from tests.support.copies import (
     SEGMENT,
     WRITING,
@@ -22,15 +23,19 @@ from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS, DAY_S, Merging
 from tests.support.storage_faults import FaultStorage
+from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable
 from tiered_index.format import verify
 from tiered_index.retention import Expired, Horizon
-from tiered_index.service.lifecycle import copying
-from tiered_index.service.lifecycle.copying import Copier, difference
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans, give_up
+from tiered_index.service.jobs import copying
+from tiered_index.service.jobs.catalogs import send_catalog
+from tiered_index.service.jobs.copying import Copier, difference
+from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, LostObject, StreamBatch
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, PendingFile, StreamBatch
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import hidden_in
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -65,15 +70,24 @@ def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, reques
             assert back.get(name) == life.storage.get(name)
 
 
+SEGMENT_OF_LOG = ArchivedSegment(f"segments/b/{0:020d}/{1:020d}-{1:016x}.log", "b", 0, 10, 1, 1, 62, 0)
+
+
 def test_every_member_of_the_state_is_copied():
     """This includes members that later versions add: the record must lead to exactly the same state."""
     table = LostObject("data/a/1.index", "a", 5, 6, 7)
+    listed, _ = send_catalog(StorageLog(MemoryStorage(), ManualClock(5)), [SEGMENT_OF_LOG])
+    gone = hidden_in(listed, SEGMENT_OF_LOG)
+    waiting = PendingFile("data/b/1.index", "b", "main", 1, 5, 6, 7, 300, 252, 0, 0, 48, 9, created_ms=8)
     full = replace(
         LogState(),
         number=9,
+        catalogs={listed.name: listed},
+        hidden={gone.name: gone},
         epoch=4,
         genesis=GENESIS,
         positions={"s": 5},
+        pending={waiting.name: waiting},
         batches={"q": StreamBatch(3, 10, 99)},
         put_before_ms=1_700_000_000_000,
         lost={table.name: table},
@@ -85,9 +99,15 @@ def test_every_member_of_the_state_is_copied():
     assert same(reached, full)
     assert reached.positions == {"s": 5, "copy:x": 9}
     filled = {f.name for f in fields(LogState) if getattr(full, f.name) != getattr(LogState(), f.name)}
-    assert {f.name for f in fields(LogState)} - filled <= {"objects", "archive", "roots", "digest", "chain", "steps"}, (
-        "give the new member a value in `full`"
-    )
+    assert {f.name for f in fields(LogState)} - filled <= {
+        "objects",
+        "pending",
+        "archive",
+        "roots",
+        "digest",
+        "chain",
+        "steps",
+    }, "give the new member a value in `full`"
     with pytest.raises(CorruptFile, match="no record leads"):
         difference(replace(reached, positions={"s": 6}), full, "copy:x")
 

@@ -2,11 +2,11 @@
 
 import random
 import shutil
-from dataclasses import replace
 
 import pytest
 
 import tiered_index
+from tests.support.changes import replace
 from tests.support.copies import Watched, archive, bytes_of, check_target, copier, fill, merge_first_day, same, until
 from tests.support.damage import flip_object
 from tests.support.disk_faults import FaultDisk
@@ -16,14 +16,16 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument, NotAnIndex, StorageUnavailable, TieredIndexError
 from tiered_index.retention import Retention
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.repair import Repairs
-from tiered_index.service.checks.report import Report
-from tiered_index.service.lifecycle.copying import Copier, CopyStopped
-from tiered_index.service.lifecycle.expiry import record_expiry, sweep
+from tiered_index.service.jobs import merge_plan as plan_module
+from tiered_index.service.jobs.copying import Copier, CopyStopped
+from tiered_index.service.jobs.expiry import record_expiry, sweep
+from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.repair import Repairs
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.merge import plan as plan_module
+from tiered_index.service.read.segments import Segments
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -107,8 +109,8 @@ def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_continues(lif
 
 def test_a_repaired_shard_replaces_its_copy(life, target, monkeypatch):
     """A copy's record may replace a shard that the source has repaired, but may not change a table otherwise."""
-    make = plan_module._job
-    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
+    make = plan_module._rewrite
+    monkeypatch.setattr(plan_module, "_rewrite", lambda *given: make(*given[:-1], 1 << 10))
     fill(life)
     merge_first_day(life)
     made = copier(life, target)
@@ -117,7 +119,7 @@ def test_a_repaired_shard_replaces_its_copy(life, target, monkeypatch):
     flip_object(life.storage, first.name, first.trailer_position + 3)
     report = Report()
     check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
-    (done,) = Repairs(life.storage, life.log()).run(report, yes=True)
+    (done,) = Repairs(life.storage, life.log(), standby=target).run(report, yes=True)
     assert done.object == first.name
     made.run_once()
     assert done.replaced_by in check_target(life, target).objects
@@ -137,7 +139,7 @@ def test_a_repaired_shard_replaces_its_copy(life, target, monkeypatch):
     assert "adds shards to table" in problems[2]
 
 
-def test_a_shard_that_lost_a_part_of_its_slots_replaces_its_copy(life, target):
+def test_a_shard_that_was_given_up_is_lost_in_the_copy_too(life, target):
     life.put([(BASE_MS + 1000 * n, f"k{n}") for n in range(20_000)])
     life.publish()
     merge_first_day(life)
@@ -145,15 +147,11 @@ def test_a_shard_that_lost_a_part_of_its_slots_replaces_its_copy(life, target):
     made.run_once()
     (stored,) = life.state.objects.values()
     flip_object(life.storage, stored.name, stored.trailer_position // 2)
-    report = Report()
-    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
-    (done,) = Repairs(life.storage, life.log()).run(report, yes=True)
-    (lost,) = life.state.lost.values()
-    assert done.action == "salvage" and lost.shard != stored.shard
+    (lost,) = give_up(life.storage, life.log(), [stored.name])
     made.run_once()
     report = Report()
     check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
-    assert report.findings == [] and [one.entries for one in report.lost] == [lost.count]
+    assert report.findings == [] and [one.entries for one in report.lost] == [lost.count] == [stored.count]
 
 
 def test_following_a_life(life, small_windows):
@@ -202,7 +200,7 @@ def _follow(life, rng):
             assert left == set(report.removed), "running readers of the copy may need them"
     life.clock.advance(3 * DAY_S)
     made.sweep(DAY_S)
-    named = {*life.state.objects, *life.state.archive}
+    named = {*life.state.objects, *(one.name for one in Segments(life.state, life.storage))}
     assert {i.name for p in ("data/", "segments/") for i in target.list(p)} == named
 
 

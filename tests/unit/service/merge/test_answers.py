@@ -1,16 +1,16 @@
 """After any merges every key has the same answers as before, and as the model. No entry is lost or doubled."""
 
-import dataclasses
 import random
 
 import pytest
 
 import tiered_index
+from tests.support.changes import replace
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, RegionItem
 from tiered_index import IndexReader, MergeOptions, MergeReport
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.format.metadata import Metadata
-from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.read.cold_path import ColdPath
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
@@ -234,7 +234,7 @@ def test_topic_ids_that_clash(merging):
         life.check()
         (shards,) = life.state.tables.values()
         with life.reader() as reader:
-            assert {topic for topic, _ in life.asked} == {"Aa", "BB", "C#", "x", "y"}
+            assert {topic for topic, _ in life.questions} == {"Aa", "BB", "C#", "x", "y"}
             assert reader.query("Aa", "k", max_count=1).explain.requests <= 2
         assert sum(stored.count for stored in shards) == life.messages
 
@@ -266,7 +266,7 @@ COLLIDING = ("Aa", "BB")
 def publish_without_topics(life, patch):
     real = Metadata.encode
     with patch.context() as patched:
-        patched.setattr(Metadata, "encode", lambda self: real(dataclasses.replace(self, topics=())))
+        patched.setattr(Metadata, "encode", lambda self: real(replace(self, topics=())))
         life.publish()
 
 

@@ -13,47 +13,54 @@ from tests.support.batches import batch
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS
 from tests.support.plain_files import plain_files
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.format.packed import packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.lifecycle.publication import Upload
-from tiered_index.service.merge import plan
-from tiered_index.service.merge import task as task_module
-from tiered_index.service.merge.plan import FULL_WINDOWS, cut_windows
-from tiered_index.service.merge.run import estimate, merge, writing_requests
+from tiered_index.service.jobs import merge_plan as plan
+from tiered_index.service.jobs import rewrite as task_module
+from tiered_index.service.jobs.merge_plan import Bounds, cut_windows
+from tiered_index.service.jobs.merge_run import estimate, merge, writing_requests
+from tiered_index.service.log.log import StorageLog
+from tiered_index.storage import base
+from tiered_index.storage.base import BufferedWriter
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.prices import PriceTable
 
 PART = 1 << 10
 # a file has 5 KiB of entries, so each window is several parts
 ROWS = 160
+FULL_WINDOWS = Bounds().full_windows
 GIB = 1 << 30
 
 
-class TinyParts(MemoryStorage):
-    min_part_bytes = 1
+@pytest.fixture
+def tiny(tmp_path):
+    """A storage whose writers send parts of `PART` bytes, with the fixture `held`."""
+    return LocalStorage(tmp_path / "storage", disk=UnsyncedDisk())
 
 
 @pytest.fixture
 def held(monkeypatch):
-    """Return the list of the bytes that all uploads hold together, after each write."""
-    monkeypatch.setattr(task_module, "_PART_BYTES", PART)
-    monkeypatch.setattr(plan, "_HELD_BYTES", 2 * PART * FULL_WINDOWS)
+    """Return the list of the bytes that all writers hold together, after each write."""
+    monkeypatch.setattr(base, "PART_BYTES", PART)
+    monkeypatch.setattr(plan, "_HELD_BYTES", PART * FULL_WINDOWS)
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 400)
-    write, finish = Upload.write, Upload.finish
-    by_upload = {}
+    write, close = BufferedWriter.write, BufferedWriter.close
+    by_writer = {}
     seen = []
 
     def watched(self, data):
         write(self, data)
-        by_upload[id(self)] = self._held_bytes
-        seen.append(sum(by_upload.values()))
+        by_writer[id(self)] = len(self._held)
+        seen.append(sum(by_writer.values()))
 
-    def finished(self, began_ms):
-        by_upload.pop(id(self))
-        return finish(self, began_ms)
+    def closed(self):
+        by_writer.pop(id(self), None)
+        close(self)
 
-    monkeypatch.setattr(Upload, "write", watched)
-    monkeypatch.setattr(Upload, "finish", finished)
+    monkeypatch.setattr(BufferedWriter, "write", watched)
+    monkeypatch.setattr(BufferedWriter, "close", closed)
     return seen
 
 
@@ -67,18 +74,17 @@ def fill(life, days):
 
 
 @pytest.mark.parametrize("days", [5, 40])
-def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, held, days):
-    life = merging(storage=TinyParts(), settings={"slots": 200})
+def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, tiny, held, days):
+    life = merging(storage=tiny, settings={"slots": 200})
     with plain_files():
         fill(life, days)
-    (job,) = life.plan().jobs
+    (job,) = life.plan().rewrites
     assert len(job.windows) == days + 1
     assert all(len(task.windows) <= FULL_WINDOWS for task in job.tasks)
     recorder = Recorder(life.storage)
     report = merge(recorder, life.log(), life.clock, life.options(), threads=1)
     assert (report.entries, report.tables) == (days * ROWS, days + 1)
-    # an upload holds less than two parts
-    assert PART < max(held) <= 2 * PART * FULL_WINDOWS
+    assert 0 < max(held) <= PART * FULL_WINDOWS
     directories = Counter(read.name for read in recorder.reads if read.end == recorder.inner.head(read.name).size_bytes)
     # two tasks read a file only if it is in two groups
     assert directories.total() == days + len(job.tasks) - 1 == sum(len(task.inputs) for task in job.tasks)
@@ -88,29 +94,25 @@ def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, held, days):
     life.check(questions=[("t", "k0"), ("t", "k39")])
 
 
-def test_a_hot_key_in_many_windows_is_read_by_its_groups(merging, held):
-    life = merging(storage=TinyParts())
+def test_a_hot_key_in_many_windows_is_read_by_its_groups(merging, tiny, held):
+    life = merging(storage=tiny)
     for day in range(20):
         life.put((BASE_MS + day * DAY_MS + row * DAY_MS // 90, "hot") for row in range(100))
         life.publish()
     life.later()
-    (job,) = life.plan().jobs
+    (job,) = life.plan().rewrites
     assert len(job.tasks) > 1
     life.merge()
-    assert max(held) <= 2 * PART * FULL_WINDOWS
+    assert max(held) <= PART * FULL_WINDOWS
     assert not life.state.files and life.windows() == [(24 * day, 24) for day in range(21)]
     life.check()
 
 
-def test_more_windows_have_smaller_parts(life):
-    """Sizes are estimates. The number of windows and the size of their uploads' parts bound the memory."""
+def test_the_number_of_windows_bounds_the_memory():
+    """Sizes are estimates, but a writer holds at most one part."""
     _, groups = cut_windows(dict.fromkeys(range(400), 1 << 20), [(0, 399, 400 << 20)], GIB, 1)
     most = max(map(len, groups))
-    assert FULL_WINDOWS < most <= 48
-    fill(life, 1)
-    job = life.plan().jobs[0]
-    run = task_module.TableRun(job.tasks[0].descriptor, job.windows[0], (0, 11), {}, 0, 1, life.storage, 0, most)
-    assert task_module._PART_BYTES * FULL_WINDOWS // most == run._part_bytes < task_module._PART_BYTES
+    assert FULL_WINDOWS < most <= 48 and most * base.PART_BYTES <= 384 << 20
 
 
 @pytest.mark.parametrize(
@@ -145,17 +147,15 @@ def test_a_file_of_many_windows_is_cut_by_slots_and_not_read_for_each():
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("size", [1, 31 * MIB, 32 * MIB - 1, 32 * MIB, 40 * MIB, 48 * MIB + 1])
+@pytest.mark.parametrize("size", [1, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1, 40 * MIB])
 def test_requests_of_an_upload(size):
+    """A backend without parts sends one; one with parts begins and completes an upload, as costs assume."""
     recorder = Recorder(MemoryStorage())
-    upload = Upload(recorder, "data/x/y.index")
-    for begin in range(0, size, 5 * MIB):
-        upload.write(bytes(min(5 * MIB, size - begin)))
-    upload.finish()
-    if upload.handle is not None:
-        recorder.complete_upload(upload.handle, upload.parts)
-    assert recorder.head(upload.name).size_bytes == size
-    assert Counter(recorder.operations) == writing_requests(1, size)
+    with recorder.open_writer("data/x/y.index") as stream:
+        stream.write(bytes(size))
+    assert recorder.head(stream.name).size_bytes == size
+    assert [one for one in recorder.operations if one != "write"] == ["put", "head"]
+    assert writing_requests(1, size) == Counter(put=1, head=1, write=0 if size <= 8 * MIB else 1 - -size // (8 * MIB))
     assert writing_requests(3, size).total() == 3 * writing_requests(1, size).total()
 
 
@@ -175,20 +175,25 @@ def test_a_directory_is_read_by_the_tasks_that_need_it(life):
     life.merge(DAY_S, shard_bytes=_SHARD)
     shards = len(life.state.objects)
     assert shards == 4
-    (job,) = life.plan(30 * DAY_S, shard_bytes=_SHARD).jobs
+    (job,) = life.plan(30 * DAY_S, shard_bytes=_SHARD).rewrites
     tasks = len(job.tasks)
     assert tasks >= 3 and {source for task in job.tasks for source in task.inputs} == set(job.inputs)
     readers = Counter(source.name for task in job.tasks for source in task.inputs)
     # the cuts of tasks and of shards differ, so two or three tasks read each shard
     assert max(readers.values()) < tasks
     recorder = Recorder(life.storage)
-    life.merge(30 * DAY_S, storage=recorder, shard_bytes=_SHARD)
+    log = StorageLog(recorder, life.clock)
+    log.open()
+    recorder.reset()
+    merge(recorder, log, life.clock, life.options(30 * DAY_S, shard_bytes=_SHARD), threads=1)
     directories = Counter(read.name for read in recorder.reads if read.end == _size_of(job.inputs, read.name))
     assert directories == readers
-    # Each input needs a directory and a range, because no task has more than one piece. The log has the new shards.
+    # each input needs a directory and a range, because no task has more than one piece
     expected = estimate(job, PriceTable())
-    assert expected.requests["get_range"] == 2 * readers.total() + expected.shards
+    assert expected.requests["get_range"] == 2 * readers.total()
     assert len(recorder.reads) == 2 * readers.total()
+    # the merge lists the log once to plan its jobs
+    assert Counter(recorder.operations) == Counter(expected.requests) + Counter(list=1)
     with life.reader() as reader:
         assert [item.offset for item in reader.query("t", "k17")] == [_ENTRIES + 17, 17]
 

@@ -6,12 +6,12 @@ from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS
 from tiered_index import Lookup, LostFile
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
-from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.orphans import give_up
-from tiered_index.service.merge import plan as plan_module
-from tiered_index.service.merge import run
+from tiered_index.service.jobs import merge_plan as plan_module
+from tiered_index.service.jobs import merge_run as run
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 
 KEYS = [f"k{number}" for number in range(60)]
 
@@ -60,8 +60,8 @@ def test_a_merge_plans_again_if_a_source_was_removed_meanwhile(life):
 
 
 def test_a_table_that_lost_a_shard_answers_for_the_other_slots(life, monkeypatch):
-    make = plan_module._job
-    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
+    make = plan_module._rewrite
+    monkeypatch.setattr(plan_module, "_rewrite", lambda *given: make(*given[:-1], 1 << 10))
     life.merge()
     table, shards = min(life.state.tables.items(), key=lambda pair: pair[1][0].part.begin_s)
     assert len(shards) > 2
@@ -92,8 +92,8 @@ def test_a_table_that_lost_a_shard_answers_for_the_other_slots(life, monkeypatch
 
 
 def test_an_erasure_leaves_a_table_that_lost_a_shard(life, monkeypatch):
-    make = plan_module._job
-    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
+    make = plan_module._rewrite
+    monkeypatch.setattr(plan_module, "_rewrite", lambda *given: make(*given[:-1], 1 << 10))
     life.merge()
     table, (gone, other, *_) = min(life.state.tables.items(), key=lambda pair: pair[1][0].part.begin_s)
     low, high, slots = other.part.slot_low, other.part.slot_high, other.part.slots

@@ -1,14 +1,14 @@
 """The objects of each task of a merge: those that may have entries of its slots, found without comparing all pairs."""
 
 import itertools
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.benchmarks.scale import synthetic_objects
+from tests.support.changes import replace
 from tiered_index.format.slots import SlotMap
-from tiered_index.service.merge.plan import _by_range
+from tiered_index.service.jobs.merge_plan import _by_range
 
 BASE = 1000
 PLAIN, *_ = [one for one in synthetic_objects(1000, BASE) if one.shard is None]

@@ -1,23 +1,22 @@
 """Merges run beside readers, writers and other merges. Nobody misses an entry, sees one twice, or must stop."""
 
-from dataclasses import replace
-
 import pytest
 
+from tests.support.changes import replace
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.files.compacted import CompactedFile
-from tiered_index.service.files.window_table import WindowTable
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.merge.run import MergeOvertaken, merge, publish
-from tiered_index.service.merge.task import run_task
+from tiered_index.service.jobs.job import JobOvertaken, publish
+from tiered_index.service.jobs.merge_run import merge
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.read.compacted import CompactedFile
+from tiered_index.service.read.window_table import WindowTable
 
 
 def run_all(life, job):
-    return [run_task(task, life.storage, life.clock.now_ms()) for task in job.tasks]
+    return [task.run(life.storage, life.clock.now_ms()) for task in job.tasks]
 
 
 def test_a_lookup_after_a_merge_costs_a_request_per_window(merging):
@@ -109,13 +108,13 @@ def test_a_damaged_copy_of_a_merged_file_beside_a_reader_that_knew_its_object(me
 
 def test_of_two_merges_of_the_same_files_one_is_overtaken(life):
     life.fill(2)
-    (first, second), later = life.plan().jobs, life.plan(30 * DAY_S).jobs[0]
+    (first, second), later = life.plan().rewrites, life.plan(30 * DAY_S).rewrites[0]
     results = run_all(life, later)
     log = life.log()
-    publish(first, run_all(life, first), life.storage, log)
-    with pytest.raises(MergeOvertaken, match="3 of 6 sources"):
-        publish(later, results, life.storage, life.log())
-    publish(second, run_all(life, second), life.storage, log)
+    publish(first, run_all(life, first), log)
+    with pytest.raises(JobOvertaken, match="3 of 6 inputs"):
+        publish(later, results, life.log())
+    publish(second, run_all(life, second), log)
     assert life.windows() == [(0, 24), (24, 24)]
     assert sum(stored.count for stored in life.state.objects.values()) == life.messages
     life.check()
@@ -132,7 +131,7 @@ def test_an_overtaken_merge_plans_again_and_leaves_nothing(life):
             others.append(life.merge().jobs)
         return results
 
-    report = merge(life.storage, log, life.clock, life.options(), run_tasks=overtake)
+    report = merge(life.storage, log, life.clock, life.options(), workers=overtake)
     assert (others, report.jobs) == ([2], 0)
     names = {info.name for info in life.storage.list("data/")}
     assert len(names) == 6 + 2, "the overtaken merge deletes its uploads"
@@ -141,33 +140,33 @@ def test_an_overtaken_merge_plans_again_and_leaves_nothing(life):
 
 def test_publishing_again_after_an_unknown_outcome_finds_its_own_record(life):
     life.fill()
-    (job,) = life.plan().jobs
+    (job,) = life.plan().rewrites
     results = run_all(life, job)
     log = life.log()
-    number = publish(job, results, life.storage, log).number
-    assert publish(job, results, life.storage, log).number == number
+    number = publish(job, results, log).number
+    assert publish(job, results, log).number == number
     life.check()
 
 
 def test_results_that_do_not_add_up_are_not_published(life):
     life.fill()
-    (job,) = life.plan().jobs
+    (job,) = life.plan().rewrites
     (result,) = run_all(life, job)
     name, count = next(iter(result.read_counts.items()))
-    shard = result.shards[0]
+    shard = result.objects[0]
     counts, sent = result.read_counts | {name: count - 1}, replace(shard.sent, size_bytes=5)
     wrong = {
         "another number of entries than the log says": [replace(result, read_counts=counts)],
-        "another number of entries than it read": [replace(result, shards=())],
+        "another number of entries than it read": [replace(result, objects=())],
         "other entries than it read": [replace(result, read_checksum=result.read_checksum ^ 1)],
-        "another size": [replace(result, shards=(replace(shard, sent=sent), *result.shards[1:]))],
+        "another size": [replace(result, objects=(replace(shard, sent=sent), *result.objects[1:]))],
     }
     number = life.state.number
     for problem, results in [*wrong.items(), *(("one result of each task", [result] * times) for times in (0, 2))]:
         with pytest.raises(CorruptFile, match=problem):
-            publish(job, results, life.storage, life.log())
+            publish(job, results, life.log())
         assert life.state.number == number
-    publish(job, [result], life.storage, life.log())
+    publish(job, [result], life.log())
     life.check()
 
 
@@ -177,21 +176,16 @@ def test_orphans_are_what_nobody_names_and_old_enough(life):
         find_orphans(life.storage, life.log(), older_than_s=3599)
     life.merge()
     life.storage.put("data/stray/1.index", b"x")
-    half = life.storage.begin_upload("data/half/1.index")
     for days in (0, 0.9):
         life.later(days)
         young = find_orphans(life.storage, life.log())
-        assert (young.objects, young.uploads) == ((), ()), "all objects are young, or were just removed"
+        assert young.objects == (), "all objects are young, or were just removed"
         delete_orphans(life.storage, young)
-    assert life.storage.upload_part(half, 1, b"x").size_bytes == 1
-    assert find_orphans(life.storage, life.log(), older_than_s=3600).uploads == (half,)
     life.later(0.2)
     found = find_orphans(life.storage, life.log())
     assert len(found.objects) == 7 and "data/stray/1.index" in {info.name for info in found.objects}
-    assert [handle.name for handle in found.uploads] == ["data/half/1.index"]
     delete_orphans(life.storage, found)
     assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
-    assert not list(life.storage.list_uploads("data/"))
     life.check()
 
 

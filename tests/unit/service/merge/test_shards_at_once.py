@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.cold_index import Recorder, in_rounds, without_summary
+from tests.support.cold_index import Recorder, in_rounds
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
-from tiered_index.service.merge import plan as plan_module
+from tiered_index.service.jobs import merge_plan as plan_module
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.pools import NoThread, side_by_side
@@ -23,9 +23,9 @@ ASKED = [Lookup(topic="t", key=key) for key in KEYS]
 def life(tmp_path_factory):
     """One table of eight shards, which are smaller than those of a real merge."""
     life = Merging(tmp_path_factory.mktemp("merge"), settings={"slots": 64})
-    make = plan_module._job
+    make = plan_module._rewrite
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_module, "_job", lambda *plan: make(*plan[:-1], _shard_bytes(plan[0], plan[2])))
+        patch.setattr(plan_module, "_rewrite", lambda *plan: make(*plan[:-1], _shard_bytes(plan[0], plan[2])))
         for hour in range(2):
             life.put((BASE_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(KEYS))
             life.publish()
@@ -33,7 +33,6 @@ def life(tmp_path_factory):
         life.merge(DAY_S)
     (shards,) = life.state.tables.values()
     assert len(shards) == SHARDS
-    without_summary(life.storage)
     yield life
     life.close()
 

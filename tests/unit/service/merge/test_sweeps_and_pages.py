@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import shutil
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,15 +13,14 @@ from tests.support.log_records import GENESIS, an_object
 from tests.support.log_records import publish as publish_objects
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S
 from tests.support.storage_faults import FaultStorage
-from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.clock import SystemClock
+from tiered_index.errors import StorageMisconfigured
+from tiered_index.service.jobs.job import publish
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.run import publish
-from tiered_index.service.merge.task import run_task
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
 class KilledBeforeDeleting(WrapperStorage):
@@ -33,14 +33,14 @@ class KilledBeforeDeleting(WrapperStorage):
 def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     """The objects were uploaded long ago, and no record named them when the sweep opened the log."""
     life.fill()
-    (job,) = life.plan().jobs
-    results = [run_task(task, life.storage, life.clock.now_ms()) for task in job.tasks]
+    (job,) = life.plan().rewrites
+    results = [task.run(life.storage, life.clock.now_ms()) for task in job.tasks]
     published, storage = [], FaultStorage(life.storage)
     life.clock.advance(2 * HOUR_S)
     log = life.log()
     # between the listings and the next call
     storage.meanwhile(
-        "list_uploads", lambda: published.append(publish(job, results, life.storage, life.log())), when="after"
+        "list", lambda: published.append(publish(job, results, life.log())), when="after", name_prefix="staging/"
     )
     found = find_orphans(storage, log, older_than_s=HOUR_S)
     assert published and found.objects == ()
@@ -53,7 +53,7 @@ def test_a_sweep_without_grace_finds_objects_that_a_merge_removes_while_it_looks
     """So an erasure without grace also finds the objects that a concurrent merge replaced."""
     life.fill()
     inputs, storage = set(life.state.objects), FaultStorage(life.storage)
-    storage.meanwhile("list_uploads", life.merge)
+    storage.meanwhile("list", life.merge, when="after", name_prefix="staging/")
     found = find_orphans(storage, life.log(), older_than_s=HOUR_S, removed_s=0)
     assert {info.name for info in found.objects} == inputs != set(life.state.objects)
 
@@ -95,7 +95,7 @@ def test_a_merge_without_a_thread_says_so_and_leaves_nothing(life, monkeypatch):
     monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         life.merge()
-    assert {info.name for info in life.storage.list()} == before and not list(life.storage.list_uploads())
+    assert {info.name for info in life.storage.list()} == before
 
 
 def test_the_probe_of_a_process_that_was_killed_is_swept(life):
@@ -109,20 +109,15 @@ def test_the_probe_of_a_process_that_was_killed_is_swept(life):
     assert not list(life.storage.list("probe/"))
 
 
-@pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_the_half_made_work_of_a_process_that_was_killed_is_swept(tmp_path, kind):
+def test_the_half_made_work_of_a_process_that_was_killed_is_swept(tmp_path):
     """No listing shows it."""
     path = tmp_path / "storage"
-    storage = LocalStorage(path) if kind == "file" else SqliteStorage(path)
+    storage = LocalStorage(path)
     log = StorageLog(storage, SystemClock())
     log.create(GENESIS)
-    if kind == "file":
-        left = path / ".%work" / ".tmp-1-killed"
-        left.write_bytes(b"half")
-        os.utime(left, (0, 0))
-    else:
-        with SqliteStorage(path, clock=ManualClock(0)) as killed:
-            killed._bodies._write_batch("writing", None, memoryview(b"half"), range(1))
+    left = path / ".%work" / ".tmp-1-killed"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
     assert len(storage.purge(0)) == 1
     delete_orphans(storage, find_orphans(storage, log))
     assert storage.purge(0) == ()
@@ -134,10 +129,10 @@ def test_half_made_work_that_can_not_be_swept_fails_no_sweep(tmp_path):
     storage = LocalStorage(tmp_path)
     log = StorageLog(storage, SystemClock())
     log.create(GENESIS)
-    (tmp_path / ".%uploads").mkdir()
-    stray = tmp_path / ".%uploads" / ".DS_Store"
-    stray.touch()
-    os.utime(stray, (0, 0))
+    shutil.rmtree(tmp_path / ".%work")
+    (tmp_path / ".%work").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageMisconfigured):
+        storage.purge(0)
     assert delete_orphans(storage, find_orphans(storage, log)).objects == ()
 
 

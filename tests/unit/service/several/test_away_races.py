@@ -9,16 +9,14 @@ from functools import partial
 
 import pytest
 
-from tests.support.hanging import beside
+from tests.support.hanging import beside, until
 from tests.support.several_indexes import Cluster, of, rows
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
-from tiered_index.service.cold.path import RangeReadPool, RangeShare
-from tiered_index.service.reading import refreshed
-from tiered_index.service.reading.parts import SourcedFile
+from tiered_index.service.read import polled
+from tiered_index.service.read.cold_path import RangeReadPool
+from tiered_index.service.read.several import SourcedFile
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import open_storage
-from tiered_index.storage.pools import Share
 
 SHORT_S = 0.5
 
@@ -170,7 +168,7 @@ def test_answers_while_an_index_is_away_keep_no_frames(cluster, hangs, clock):
 def test_a_damaged_log_does_not_hide_known_entries(cluster, reading, clock, monkeypatch):
     damaged = cluster.uris[1]
     with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=10 * SHORT_S) as reader:
-        monkeypatch.setattr(refreshed, "BRIEF_S", 0.0)
+        monkeypatch.setattr(polled, "BRIEF_S", 0.0)
         reading[damaged] = lambda: raises(CorruptFile("log/7", "damaged"))
         clock.advance(11)
         answer = ask(reader)
@@ -222,17 +220,21 @@ def test_lookups_with_a_short_timeout_also_leave_a_hanging_index(cluster, hangs,
         assert took[-1] < 0.3
 
 
-def test_an_index_whose_log_answers_stays_away_while_its_searches_hang(cluster, hangs, clock):
+def test_an_index_whose_log_answers_but_not_its_files_delays_one_lookup_a_pause(cluster, hangs, clock):
     away = cluster.uris[1]
     with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=8) as reader:
         hangs(away, "get_range", times=None)
-        assert sources(ask(reader)) == {away}
-        begun = time.monotonic()
-        for _ in range(12):
+        for _ in range(3):
+            took = []
+            for _ in range(4):
+                begun = time.monotonic()
+                assert sources(ask(reader)) == {away}
+                took.append(time.monotonic() - begun)
+            # it is searched again after the pause, and a read of its log
+            assert sum(took) < 2 * SHORT_S
             clock.advance(2)
             assert sources(ask(reader)) == {away}
-            time.sleep(0.01)
-        assert time.monotonic() - begun < 2 * SHORT_S
+            until(lambda: reader._several.error_of(away) is None)
 
 
 @pytest.mark.parametrize("since", ["the opening", "later"])
@@ -250,21 +252,6 @@ def test_an_index_that_refuses_after_retries_delays_only_one_lookup(cluster, rea
             assert sources(ask(reader)) == {away}
             took.append(time.monotonic() - begun)
         assert sum(took[1:]) < 2 * SHORT_S
-
-
-def test_openings_that_fail_leave_the_shares_as_they_were(cluster, prefix, clock):
-    """A copy of an index can't be read beside it, so each refresh opens the copy again."""
-    with IndexReader.open(prefix, clock=clock, refresh_interval_s=1) as reader:
-        pool = reader._parts.range_reads
-        assert len(pool._shares) == len(cluster.uris)
-        with open_storage(cluster.uris[0]) as source, open_storage(f"{prefix}/copy") as copy:
-            for info in source.list():
-                copy.put_if_absent(info.name, source.get(info.name))
-        for _ in range(10):
-            clock.advance(3)
-            assert sources(ask(reader)) == {f"{prefix}/copy"}
-        assert len(pool._shares) == len(cluster.uris)
-    MemoryStorage.forget(f"{prefix}/copy".removeprefix("memory://"))
 
 
 def test_an_opening_with_one_thread_passes_a_hanging_index(cluster, opened, reading, clock):
@@ -290,7 +277,7 @@ def test_an_index_that_is_adopted_during_a_close_is_closed(cluster, opened, cloc
 
     reader._engine.read_of = read_of
     with pytest.raises(IndexClosed):
-        reader._adopt(other._views[0])
+        reader._several._adopt(late, other._views[0])
     assert of(opened, late).closed
     other.close()
 
@@ -315,14 +302,13 @@ def test_one_index_twice_is_refused_even_if_it_does_not_answer(cluster, reading,
 
 
 def test_an_interrupt_at_any_line_loses_no_place(cluster, clock):
-    codes = {one.__wrapped__.__code__ for one in (RangeShare.place, RangeReadPool.held)}
-    codes |= {Share.submit.__code__, Share._end.__code__}
+    codes = {RangeReadPool.place.__wrapped__.__code__, RangeReadPool.give_back.__code__}
     # one file, which is read in the caller's thread
     uri = f"{cluster.uris[0]}-single"
     cluster.add(uri, rows(5, 5, seconds=1))
     with IndexReader.open(uri, clock=clock, block_cache_bytes=0) as reader:
         reader._whole_view = lambda *_: None
-        share = reader._views[0].cold._range_reads
+        pool = reader._views[0].cold._range_reads
         at, seen = 0, 0
         while seen == at:
             at, seen = at + 1, 0
@@ -342,7 +328,7 @@ def test_an_interrupt_at_any_line_loses_no_place(cluster, clock):
             with contextlib.suppress(KeyboardInterrupt):
                 reader.query("t", "k", max_count=1000)
             sys.settrace(None)
-            assert not share._used and not share._ranges._held
-            assert share._free.acquire(blocking=False)
-            share._free.release()
-        assert at > 8
+            assert not pool._held
+            assert pool._free.acquire(blocking=False)
+            pool._free.release()
+        assert at > 6

@@ -14,7 +14,7 @@ from tests.support.pages import items_by_pages
 from tests.support.several_indexes import BASE_MS, Cluster
 from tiered_index import Fetched, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor, StorageUnavailable
-from tiered_index.service.reading.parts import source_number
+from tiered_index.service.read.parts import source_number
 from tiered_index.types import items_table
 
 

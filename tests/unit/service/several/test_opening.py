@@ -72,6 +72,14 @@ def test_a_list_with_a_place_that_is_not_an_index(cluster, prefix, opened):
     assert [storage.closed for storage in opened] == [1] * (SEVERAL + 1)
 
 
+def test_a_prefix_whose_folders_are_no_indexes():
+    store = MemoryStorage()
+    store.put("backup/x", b"not an index")
+    store.put("notes/y", b"nor this")
+    with pytest.raises(NotAnIndex, match="no index is directly below it"):
+        IndexReader.open(storage_backend=store)
+
+
 def test_if_none_can_be_opened_none_stays_open(cluster, monkeypatch):
     made = []
 
@@ -123,7 +131,7 @@ def test_requests_to_open(cluster, prefix, opened):
 
 @pytest.mark.parametrize("children", [1, 5, 12])
 def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
-    """Each index needs three requests, and one for its summary. A folder that is not an index needs three.
+    """Each index needs three requests. A folder that is not an index needs three.
 
     Two requests find no index at the prefix itself, and the listings find the folders below it.
     """
@@ -137,8 +145,7 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
     objects = sum(1 for _ in store.inner.list())
     with IndexReader.open(storage_backend=store) as reader:
         assert list(reader.sources) == made.uris
-        summaries = sum(info.name.endswith(".summary") for info in store.inner.list())
-        assert store.calls("get") == children + summaries
+        assert store.calls("get") == children
         listings = store.calls("list") - 2 - 2 * children - 3
         assert 1 <= listings <= 1 + objects // 1000
         assert made.answers(reader.query("t", "k", max_count=1000)) == made.expected()

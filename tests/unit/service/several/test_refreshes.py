@@ -9,7 +9,7 @@ from tests.support.hanging import beside, until
 from tests.support.several_indexes import Cluster, of, rows
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.service.reading.views import IndexView
+from tiered_index.service.read.index_view import IndexView
 from tiered_index.storage.memory import MemoryStorage
 
 LOG = "log/"
@@ -134,7 +134,7 @@ def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, 
             if hang.entered.wait(timeout_s):
                 break
         assert hang.entered.is_set()
-        until(lambda: sum(not view._refresh.ends.done() for view in reader._views) == 1)
+        until(lambda: sum(not view._due.done() for view in reader._views) == 1)
         answer = reader.query("t", "k", max_count=1000, timeout_s=300)
         assert answer.status == "complete"
         # as of the position of each reader

@@ -1,0 +1,751 @@
+"""The two clients of an S3 storage: which one sends a request, to which address, and with which credentials."""
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import re
+import select
+import signal
+import socket
+import socketserver
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import boto3
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials, RefreshableCredentials
+from moto import mock_aws
+
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
+from tests.storage.test_s3_answers import listing
+from tests.support.s3_server import S3Server
+from tiered_index.errors import ConfigError, ObjectNotFound, StorageMisconfigured
+from tiered_index.storage.base import ObjectInfo
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3 import reads
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.place import find_place
+from tiered_index.storage.s3.storage import S3Storage
+
+DATA = bytes(range(256)) * 4
+NAME = "data/a-1"
+PREFIX = "pre fix/ä~+"  # characters that a URL must quote
+HANGS_S = 60
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment with credentials and a region, and nothing else."""
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+
+
+@pytest.fixture
+def scripted(answering: ScriptedServer) -> ScriptedServer:
+    answering.reset()
+    return answering
+
+
+@pytest.fixture
+def s3(scripted: ScriptedServer) -> Iterator[S3Storage]:
+    with opened(scripted) as storage:
+        yield storage
+
+
+def opened(scripted: ScriptedServer, **options: Any) -> S3Storage:
+    given = {"endpoint_url": scripted.endpoint_url, "max_attempts": 3, "transfer_attempts": 3, **options}
+    return S3Storage("bucket", PREFIX, S3Options(**given), sleep=lambda seconds: None)
+
+
+def is_botos(request: Request) -> bool:
+    """Return whether boto3 sent the request: botocore numbers the attempts of its own ones."""
+    return "amz-sdk-request" in request.lowered
+
+
+# The choice of a client
+
+
+def test_obstore_reads_and_boto3_writes(scripted: ScriptedServer) -> None:
+    with S3Storage("bucket", "p", S3Options(endpoint_url=scripted.endpoint_url)) as s3:
+        scripted.answers(
+            Answer(200, DATA), part(DATA, 3, 9), part(DATA, 1004, 1024), listing("p/log/1", "p/log/2"), Answer(403)
+        )
+        assert s3.get("a") == DATA
+        assert s3.get_range("a", 3, 6) == DATA[3:9]
+        assert s3.get_range("a", 3, 0) == b""
+        assert s3.get_suffix("a", 20) == (DATA[-20:], 1024)
+        listed = s3.list("log/", start_after="log/0")
+        assert list(listed) == [ObjectInfo(f"log/{number}", 1, 1_793_491_200_000) for number in (1, 2)]
+        assert s3.now_ms() % 1000 == 0
+        assert s3._clients.keys() == {"_obstore"}
+        assert not any(map(is_botos, scripted.requests))
+        scripted.answers(Answer(200, headers={"ETag": '"x"'}), part(DATA, 3, 9))
+        s3.put("a", DATA)
+        assert s3.get_range("a", 3, 6) == DATA[3:9]
+        assert [is_botos(request) for request in scripted.requests[-2:]] == [True, False]
+
+
+def test_the_uri_can_choose_boto3(scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 3, 9))
+    with open_storage(f"s3://bucket/p?endpoint_url={scripted.endpoint_url}&client=boto3") as s3:
+        assert s3.get_range("a", 3, 6) == DATA[3:9]
+        assert is_botos(scripted.requests[0])
+        assert s3.uri.endswith("&client=boto3")
+    with pytest.raises(ConfigError, match="client is boto3"):
+        open_storage("s3://bucket?client=curl")
+
+
+def under_mock(*, bucket: str = "bucket") -> None:
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=bucket)
+    with S3Storage(bucket, "p", S3Options(region="us-east-1")) as storage:
+        storage.put(NAME, DATA)
+        assert storage.get_range(NAME, 3, 10) == DATA[3:13]
+        assert storage.get_suffix(NAME, 10) == (DATA[-10:], 1024)
+        assert [info.name for info in storage.list()] == [NAME]
+        assert storage.head(NAME).size_bytes == 1024
+        with pytest.raises(ObjectNotFound):
+            storage.get("data/gone")
+
+
+@mock_aws
+def test_moto_around_a_function() -> None:
+    under_mock()
+
+
+@mock_aws
+class TestMotoAroundAClass:
+    def test_first(self) -> None:
+        under_mock()
+
+    def test_second(self) -> None:
+        under_mock()
+
+
+def test_moto_around_code_at_module_level() -> None:
+    script = (
+        "from moto import mock_aws\nmock = mock_aws()\nmock.start()\n"
+        "from tests.storage.test_s3_clients import under_mock\nunder_mock()\nmock.stop()\n"
+    )
+    assert subprocess.run([sys.executable, "-W", "error", "-c", script], check=False).returncode == 0
+
+
+def test_a_storage_that_is_older_than_the_mock_reads_the_mock(scripted: ScriptedServer) -> None:
+    with S3Storage("bucket", "p", S3Options(region="us-east-1")) as storage:
+        with mock_aws():
+            boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+            storage.put("a", DATA)
+            assert storage.get("a") == DATA
+
+
+def read_in_child(endpoint_url: str, _: object) -> bool:
+    signal.alarm(HANGS_S)
+    with S3Storage("bucket", PREFIX, S3Options(endpoint_url=endpoint_url)) as storage:
+        return storage.get_range(NAME, 0, 10) == DATA[:10]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_of_multiprocessing_reads_without_the_threads_of_its_parent(
+    s3: S3Storage, scripted: ScriptedServer
+) -> None:
+    """obstore would wait for them permanently."""
+    scripted.answers(part(DATA, 0, 10))
+    s3.get_range(NAME, 0, 10)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(read_in_child, (scripted.endpoint_url, None))
+    assert [is_botos(request) for request in scripted.requests] == [False, True]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_storage_of_the_parent_opens_its_clients_again_in_a_forked_child(
+    s3: S3Storage, scripted: ScriptedServer
+) -> None:
+    scripted.answers(part(DATA, 0, 10))
+    s3.get_range(NAME, 0, 10)
+    child = os.fork()
+    if not child:
+        signal.alarm(HANGS_S)
+        os._exit(0 if s3.get_range(NAME, 0, 10) == DATA[:10] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert s3.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_botos(request) for request in scripted.requests] == [False, True, False]
+
+
+class Garbage:
+    """An object that only the collector frees. In a forked child this ends the process."""
+
+    def __init__(self) -> None:
+        self.own, self.made_by = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.made_by:
+            os._exit(7)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_collects_no_garbage_of_its_parent(s3: S3Storage, scripted: ScriptedServer) -> None:
+    """The end of one of obstore's objects waited for threads that do not exist in the child."""
+    scripted.answers(part(DATA, 0, 10))
+    s3.get_range(NAME, 0, 10)
+    gc.disable()
+    try:
+        Garbage()
+        child = os.fork()
+        if not child:
+            gc.collect()
+            os._exit(0)
+    finally:
+        gc.enable()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class Forgetting(dict[str, Any]):
+    """Another thread finds another region, and drops the client, after each look at it."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.pop(key, default)
+
+
+def test_a_read_goes_on_while_another_thread_drops_the_client(scripted: ScriptedServer) -> None:
+    with opened(scripted) as storage:
+        client = storage._reads
+        storage._clients = Forgetting(storage._clients)
+        assert client is not None and storage._reads is client
+
+
+APPLICATION = """
+import os
+from tiered_index.storage.opening import open_storage
+def read():
+    with open_storage(os.environ["STORED"]) as storage:
+        return storage.get_range("data/a-1", 0, 10)
+read()
+def application(environ, start_response):
+    start_response("200 OK", [])
+    return [read()]
+"""
+
+
+def test_a_worker_of_gunicorn_reads_although_its_master_has_read(tmp_path: Path, scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 0, 10))
+    (tmp_path / "app.py").write_text(APPLICATION)
+    options = ["--workers", "1", "--bind", "127.0.0.1:0", "--preload", "--no-control-socket"]
+    variables = {
+        "STORED": f"s3://bucket?endpoint_url={scripted.endpoint_url}",
+        "PYTHONPATH": f"{tmp_path}:{Path.cwd()}",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", *options, "app:application"],
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as served:
+        assert served.stderr is not None
+        address = next(found[1] for line in served.stderr if (found := re.search(r"Listening at: (http://\S+)", line)))
+        with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
+            assert answer.read() == DATA[:10]
+        served.terminate()
+        served.stderr.read()
+    assert [is_botos(request) for request in scripted.requests] == [False, True]
+
+
+# Addresses
+
+
+def test_a_request_is_signed_as_botocore_signs(s3: S3Storage, scripted: ScriptedServer) -> None:
+    """botocore's signer makes the signature again from the request on the wire."""
+    scripted.answers(part(DATA, 3, 9))
+    s3.get_range("data/b-2", 3, 6)
+    [request] = scripted.requests
+    sent = request.lowered
+    scope, signed, _ = sent["authorization"].split(", ")
+    assert scope.split("/")[2:] == ["eu-central-1", "s3", "aws4_request"]
+    again = AWSRequest("GET", scripted.endpoint_url + request.path, headers={"Range": sent["range"]})
+    again.context["timestamp"] = sent["x-amz-date"]
+    signer = S3SigV4Auth(Credentials("AKIASCRIPTED", "scripted-secret"), "s3", "eu-central-1")
+    again.headers["X-Amz-Date"] = sent["x-amz-date"]
+    again.headers["X-Amz-Content-SHA256"] = signer.payload(again)
+    assert signed == f"SignedHeaders={signer.signed_headers(signer.headers_to_sign(again))}"
+    signature = signer.signature(signer.string_to_sign(again, signer.canonical_request(again)), again)
+    assert sent["authorization"].endswith(f"Signature={signature}")
+    assert request.path == "/bucket/pre%20fix/%C3%A4~%2B/data/b-2"
+
+
+ENDPOINT = "AWS_ENDPOINT_URL_S3"
+
+
+@pytest.mark.parametrize(
+    ("bucket", "options", "variables", "base_url"),
+    [
+        ("bucket", {}, {}, "https://bucket.s3.eu-central-1.amazonaws.com"),
+        ("bucket", {"region": "eu-west-3"}, {}, "https://bucket.s3.eu-west-3.amazonaws.com"),
+        ("bucket", {"addressing_style": "path"}, {}, "https://s3.eu-central-1.amazonaws.com/bucket"),
+        ("with.dots", {}, {}, "https://s3.eu-central-1.amazonaws.com/with.dots"),
+        ("With_Case", {}, {}, "https://s3.eu-central-1.amazonaws.com/With_Case"),
+        ("bucket", {}, {ENDPOINT: "http://ceph:7480/"}, "http://ceph:7480/bucket"),
+        ("bucket", {}, {"AWS_ENDPOINT_URL": "http://ceph:7480"}, "http://ceph:7480/bucket"),
+        ("bucket", {"endpoint_url": "http://a"}, {ENDPOINT: "http://b"}, "http://a/bucket"),
+        ("bucket", {"endpoint_url": "http://a", "addressing_style": "virtual"}, {}, "http://bucket.a"),
+        ("bucket", {"endpoint_url": "http://[::1]:80", "addressing_style": "auto"}, {}, "http://[::1]:80/bucket"),
+        ("bucket", {"endpoint_url": "http://10.0.0.1", "addressing_style": "auto"}, {}, "http://10.0.0.1/bucket"),
+        # those that boto3's session knows
+        ("bucket", {"region": "cn-north-1"}, {}, "https://bucket.s3.cn-north-1.amazonaws.com.cn"),
+        ("bucket", {}, {"AWS_USE_FIPS_ENDPOINT": "true"}, "https://bucket.s3-fips.eu-central-1.amazonaws.com"),
+        (
+            "with.dots",
+            {},
+            {"AWS_USE_DUALSTACK_ENDPOINT": "true"},
+            "https://s3.dualstack.eu-central-1.amazonaws.com/with.dots",
+        ),
+    ],
+)
+def test_both_clients_have_the_same_address(
+    monkeypatch: pytest.MonkeyPatch, bucket: str, options: dict[str, str], variables: dict[str, str], base_url: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with S3Storage(bucket, "", S3Options(**options)) as storage:
+        assert storage._place.base_url == base_url
+        sent: list[str] = []
+
+        def catch(request: Any, **_: object) -> None:
+            sent.append(request.url)
+            raise KeyboardInterrupt
+
+        storage.client.meta.events.register("before-send.s3", catch)
+        with pytest.raises(KeyboardInterrupt):
+            storage.put("a", b"x")
+        assert sent == [f"{base_url}/a"]
+
+
+def test_a_directory_bucket_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use a general purpose bucket"):
+        open_storage("s3://bucket--use1-az4--x-s3")
+
+
+@pytest.mark.parametrize("place", ["config", "credentials"])
+def test_files_of_amazons_are_read_by_boto3s_session(tmp_path: Path, place: str) -> None:
+    def session() -> object:
+        return find_place("bucket", "s3://bucket", S3Options(), 10).session
+
+    assert session() is None
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / place).write_text("")
+    assert session() is None
+    (tmp_path / ".aws" / place).write_text("[default]\nregion = eu-west-3\n")
+    assert session() is not None
+
+
+@pytest.mark.parametrize("has_name", [False, True])
+def test_a_home_that_cannot_be_read_has_no_files_of_amazons(monkeypatch: pytest.MonkeyPatch, has_name: bool) -> None:
+    def refuse(path: object, *_: object, **__: object) -> os.stat_result:
+        if ".aws" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path)  # type: ignore[call-overload, no-any-return]
+
+    stat = os.stat
+    if has_name:
+        monkeypatch.setattr(os, "stat", refuse)
+    else:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
+    assert find_place("bucket", "s3://bucket", S3Options(), 10).session is None
+
+
+def test_an_endpoint_of_the_environment_that_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for endpoint in ("http://[::1", "http://key:secret@host"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(StorageMisconfigured, match="AWS_ENDPOINT_URL") as caught:
+            open_storage("s3://bucket")
+        assert "secret@" not in str(caught.value)
+
+
+def test_variables_that_obstore_alone_reads_change_nothing(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_REQUEST_PAYER": "true",
+        "AWS_S3_EXPRESS": "true",
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+        "AWS_SERVER_SIDE_ENCRYPTION": "sse-c",
+        "AWS_SSE_CUSTOMER_KEY_BASE64": "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with opened(scripted) as storage:
+        scripted.answers(part(DATA, 0, 10))
+        storage.get_range(NAME, 0, 10)
+        sent = set(scripted.requests[-1].lowered)
+        assert "authorization" in sent
+        assert not sent & {"x-amz-request-payer", "x-amz-server-side-encryption-customer-key", "x-amz-s3session-token"}
+    monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "CRC32")
+    with opened(scripted) as storage, pytest.raises(StorageMisconfigured, match="unset AWS_CHECKSUM_ALGORITHM"):
+        storage.get_range(NAME, 0, 10)
+
+
+@pytest.mark.parametrize("status", [400, 301])
+def test_another_region_is_found_once_for_both_clients(
+    s3: S3Storage, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(s3.client, "close", lambda: closed.append(True))
+
+    def script(request: Request) -> Answer:
+        if "/eu-west-3/" in request.lowered.get("authorization", ""):
+            return part(DATA, 0, 10) if request.method == "GET" else Answer(200)
+        code = "AuthorizationHeaderMalformed" if status == 400 else "PermanentRedirect"
+        wrong = error(status, code)
+        wrong.headers["x-amz-bucket-region"] = "eu-west-3"
+        return wrong
+
+    scripted.script = script
+    for _ in range(2):
+        assert s3.get_range(NAME, 0, 10) == DATA[:10]
+    # refused, asked for the region without a signature, and read
+    assert [request.method for request in scripted.requests] == ["GET", "HEAD", "GET", "GET"]
+    assert "authorization" not in scripted.requests[1].lowered
+    # the client of the wrong region, which had connections of its own
+    assert closed == [True]
+    s3.put("a", b"x")
+    assert len(scripted.requests) == 5
+
+
+def test_a_full_page_of_a_listing_without_the_next_pages_token_is_followed(
+    s3: S3Storage, scripted: ScriptedServer
+) -> None:
+    """obstore takes a page without a token for the last one."""
+    keys = [f"{PREFIX}/log/{number:05}" for number in range(2001)]
+
+    def script(request: Request) -> Answer:
+        [after] = parse_qs(request.path).get("start-after", [""])
+        return listing(*[key for key in keys if key > after][:1000])
+
+    scripted.script = script
+    assert len(list(s3.list("log/"))) == 2001
+    assert len(scripted.requests) == 3
+    # a server that ignores start-after as well would be asked for the same page without end
+    scripted.answers(listing(*keys[:1000]))
+    with pytest.raises(StorageMisconfigured, match=r"ignores start-after.*client=boto3"):
+        list(s3.list("log/"))
+
+
+def test_the_mark_of_a_folder_is_no_object(s3: S3Storage, scripted: ScriptedServer) -> None:
+    """obstore strips the slash from its key."""
+    marked = [f"{PREFIX}/", f"{PREFIX}/log-a", f"{PREFIX}/log/", f"{PREFIX}/log/1"]
+    body = listing(*marked).body.replace(b"/</Key><Size>1", b"/</Key><Size>0")
+    scripted.answers(Answer(200, body))
+    assert [info.name for info in s3.list()] == ["log-a", "log/1"]
+
+
+def test_a_key_that_obstore_cannot_list_names_the_other_client(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(listing(f"{PREFIX}/log/a//b"))
+    with pytest.raises(StorageMisconfigured, match=r"log/a//b.*add client=boto3"):
+        list(s3.list("log/"))
+
+
+def test_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_server("::1") as server:
+        server.answers(part(DATA, 0, 10), Answer(200))
+        with opened(server) as storage:
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
+            storage.put("a", b"x")
+
+
+def test_a_proxy_of_the_environment_gets_the_requests_of_both_clients(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", scripted.endpoint_url)
+    scripted.answers(part(DATA, 0, 10), listing(), Answer(200))
+    with opened(scripted, endpoint_url="http://s3.internal:9000") as storage:
+        assert storage.get_range(NAME, 0, 10) == DATA[:10]
+        storage.now_ms()
+        storage.put("a", b"x")
+    assert {request.lowered["host"] for request in scripted.requests} == {"s3.internal:9000"}
+    assert {request.path[:30] for request in scripted.requests} == {"http://s3.internal:9000/bucket"}
+    scripted.reset()
+    scripted.answers(part(DATA, 0, 10))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with opened(scripted) as storage:
+        assert storage.get_range(NAME, 0, 10) == DATA[:10]
+
+
+def test_a_redirect_through_a_proxy_reaches_no_other_host(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy would carry the session's token to any host."""
+    monkeypatch.setenv("http_proxy", scripted.endpoint_url)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    moved = Answer(307, headers={"Location": "http://other.example/x"})
+    scripted.script = lambda request: moved if "s3.internal" in request.path else part(DATA, 0, 10)
+    with opened(scripted, endpoint_url="http://s3.internal") as storage:
+        for act in (lambda: storage.get_range(NAME, 0, 10), lambda: list(storage.list()), storage.now_ms):
+            with pytest.raises(StorageMisconfigured, match="only redirects"):
+                act()
+    assert {request.lowered["host"] for request in scripted.requests} == {"s3.internal"}
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of 127.0.0.1 that nobody trusts, and its key."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    extensions = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+    subject = ["-subj", "/CN=127.0.0.1", *extensions]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-keyout", path, "-out", path.with_suffix(".crt")], check=True, capture_output=True)
+    path.write_bytes(path.read_bytes() + path.with_suffix(".crt").read_bytes())
+    return path
+
+
+@contextlib.contextmanager
+def secure_server(certificate: Path) -> Iterator[ScriptedServer]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with scripted_server(tls=context) as server:
+        yield server
+
+
+class Tunnel(socketserver.StreamRequestHandler):
+    """A proxy that connects its clients to the hosts that they name."""
+
+    def handle(self) -> None:
+        request = self.rfile.readline().decode()
+        while self.rfile.readline().strip():
+            pass
+        self.server.asked.append(request.partition(" HTTP")[0])  # type: ignore[attr-defined]
+        host, _, port = request.split()[1].rpartition(":")
+        with socket.create_connection((host, int(port))) as other:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            ends = {self.connection: other, other: self.connection}
+            while data := (end := select.select([*ends], [], [])[0][0]).recv(1 << 16):
+                ends[end].sendall(data)
+
+
+def test_a_proxy_carries_the_encrypted_requests_of_both_clients(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.with_suffix(".crt")))
+    with secure_server(certificate) as server, socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as proxy:
+        proxy.daemon_threads = True
+        proxy.asked = []  # type: ignore[attr-defined]
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.server_address[1]}")
+        server.answers(part(DATA, 0, 10), Answer(200))
+        with opened(server) as storage:
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
+            storage.put("a", b"x")
+        proxy.shutdown()
+        asked = f"CONNECT {server.endpoint_url.removeprefix('https://')}"
+        # boto3 sends both, through one connection
+        assert set(proxy.asked) == {asked}  # type: ignore[attr-defined]
+        assert [request.method for request in server.requests] == ["GET", "PUT"]
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_CONFIG_FILE"])
+def test_a_certificate_authority_of_ones_own(
+    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    with secure_server(certificate) as server:
+        server.script = lambda request: part(DATA, 0, 10) if request.method == "GET" else Answer(200)
+        with opened(server) as storage:
+            for act in (lambda: storage.get_range(NAME, 0, 10), storage.now_ms, lambda: storage.put("a", b"x")):
+                with pytest.raises(StorageMisconfigured, match="set AWS_CA_BUNDLE"):
+                    act()
+        trusted = certificate.with_suffix(".crt")
+        (tmp_path / "profile").write_text(f"[default]\nca_bundle = {trusted}\n")
+        monkeypatch.setenv(variable, str(tmp_path / "profile" if variable == "AWS_CONFIG_FILE" else trusted))
+        with opened(server) as storage:
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
+            storage.now_ms()
+            storage.put("a", b"x")
+
+
+# Credentials
+
+
+def test_no_credentials_are_named_at_once(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with opened(scripted) as storage, pytest.raises(StorageMisconfigured, match="set AWS_ACCESS_KEY_ID") as caught:
+        storage.get_range(NAME, 0, 10)
+    assert "scripted-secret" not in str(caught.value)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with opened(scripted) as storage:
+        for act in (lambda: storage.get_range(NAME, 0, 10), lambda: storage.put(NAME, b"")):
+            with pytest.raises(StorageMisconfigured, match="set AWS_ACCESS_KEY_ID"):
+                act()
+    assert scripted.requests == []
+
+
+def role(number: int, expires_s: float) -> dict[str, str]:
+    until = datetime.now(UTC) + timedelta(seconds=expires_s)
+    keys = {"AccessKeyId": f"AKIA{number}", "SecretAccessKey": "s", "Token": f"token-{number}"}
+    return {"Code": "Success", **keys, "Expiration": until.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def test_credentials_of_an_instance_role_are_renewed_before_they_expire(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    given: list[int] = []
+
+    def script(request: Request) -> Answer:
+        if request.path.endswith("/api/token"):
+            return Answer(200, b"token")
+        if request.path.endswith("/security-credentials/"):
+            return Answer(200, b"role")
+        given.append(1)
+        # due at once: obstore renews credentials five minutes before they expire
+        return Answer(200, json.dumps(role(len(given), 250)).encode(), {"Content-Type": "application/json"})
+
+    with scripted_server() as metadata, opened(scripted) as storage:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint_url)
+        metadata.script = script
+        scripted.answers(part(DATA, 0, 10))
+        until_s = time.monotonic() + 30
+        tokens: set[str] = set()
+        while len(tokens) < 2 and time.monotonic() < until_s:
+            storage.get_range(NAME, 0, 10)
+            tokens.add(scripted.requests[-1].lowered["x-amz-security-token"])
+    assert len(tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_by_session"),
+    [
+        ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "URL/keys"}, True),
+        ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "URL/keys", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "FILE"}, False),
+        ({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "URL"}, False),
+        ({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "URL", "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE": "IPv4"}, True),
+        ({"AWS_ENDPOINT_URL_STS": "URL", "AWS_WEB_IDENTITY_TOKEN_FILE": "FILE", "AWS_ROLE_ARN": "a" * 20}, True),
+    ],
+)
+def test_both_clients_find_credentials_at_another_host(
+    scripted: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variables: dict[str, str],
+    is_by_session: bool,
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    (tmp_path / "token").write_text("token")
+    keys = role(1, 3600)
+    expires = keys["Expiration"]
+    told = "<AccessKeyId>AKIA1</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>"
+    told = f"<Credentials>{told}<Expiration>{expires}</Expiration></Credentials>"
+    for name in ("AssumeRoleWithWebIdentityResult", "AssumeRoleWithWebIdentityResponse"):
+        told = f"<{name}>{told}</{name}>"
+
+    def script(request: Request) -> Answer:
+        if request.path.endswith("/api/token"):
+            return Answer(200, b"token")
+        if request.path.endswith("/security-credentials/"):
+            return Answer(200, b"role")
+        if request.path == "/":
+            return Answer(200, told.encode(), {"Content-Type": "text/xml"})
+        return Answer(200, json.dumps(keys).encode(), {"Content-Type": "application/json"})
+
+    with scripted_server() as source:
+        source.script = script
+        # not the name of the endpoint's host
+        url = source.endpoint_url.replace("127.0.0.1", "localhost")
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value.replace("URL", url).replace("FILE", str(tmp_path / "token")))
+        scripted.answers(part(DATA, 0, 10), Answer(200))
+        with opened(scripted) as storage:
+            assert (storage._place.session is not None) == is_by_session
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
+            storage.put("a", b"x")
+    assert [is_botos(request) for request in scripted.requests] == [False, True]
+    assert all("Credential=AKIA1/" in request.lowered["authorization"] for request in scripted.requests)
+
+
+def test_credentials_of_a_session_are_asked_for_again(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A profile, SSO or an assumed role: botocore renews them."""
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-central-1\n")
+    rounds: list[int] = []
+
+    def renewed() -> dict[str, str]:
+        rounds.append(1)
+        # due at once, because botocore renews credentials that expire within ten minutes, and refuses expired ones
+        expires = datetime.now(UTC) + timedelta(minutes=9)
+        key = {"access_key": f"AKIA{len(rounds)}", "secret_key": "s"}
+        return key | {"token": f"token-{len(rounds)}", "expiry_time": expires.isoformat()}
+
+    # obstore keeps credentials that are valid for more than five minutes
+    monkeypatch.setattr(reads, "_CREDENTIALS_HOLD", timedelta(minutes=5))
+    with opened(scripted) as storage:
+        session = storage._place.session
+        assert session is not None
+        session._session._credentials = RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")
+        scripted.answers(part(DATA, 0, 10))
+        until_s = time.monotonic() + 30
+        tokens: set[str] = set()
+        while len(tokens) < 2 and time.monotonic() < until_s:
+            storage.get_range(NAME, 0, 10)
+            tokens.add(scripted.requests[-1].lowered["x-amz-security-token"])
+        assert len(tokens) == 2
+        assert not any(map(is_botos, scripted.requests))
+        scripted.answers(Answer(200))
+        for _ in range(2):
+            storage.put("a", b"x")
+        assert len({request.lowered["x-amz-security-token"] for request in scripted.requests[-2:]}) == 2
+
+
+def test_a_session_without_credentials_says_what_to_set(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text(
+        "[profile sso]\nsso_start_url = https://x.awsapps.com/start\nsso_region = eu-central-1\n"
+        "sso_account_id = 1\nsso_role_name = r\n[profile none]\nregion = eu-central-1\n"
+    )
+    for profile, said in (("none", "AWS_ACCESS_KEY_ID"), ("sso", "SSO")):
+        with opened(scripted, profile=profile) as storage, pytest.raises(StorageMisconfigured, match=said):
+            storage.get_range(NAME, 0, 10)
+    assert scripted.requests == []
+
+
+def test_a_profile_gives_both_clients_endpoint_region_and_keys(
+    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    for name in keys:
+        monkeypatch.delenv(name)
+    (tmp_path / "config").write_text(
+        f"[profile work]\nregion = eu-west-3\nendpoint_url = {s3_environment.endpoint_url}\n"
+        + "".join(f"{name.lower()} = {value}\n" for name, value in keys.items())
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    with open_storage(f"s3://{s3_environment.new_bucket()}?profile=work") as storage:
+        storage.put("a", DATA)
+        assert storage.get_range("a", 3, 6) == DATA[3:9]
+        assert isinstance(storage, S3Storage)
+        assert storage._place.options.region == "eu-west-3" and storage._clients.keys() == {"_boto3", "_obstore"}

@@ -1,0 +1,118 @@
+"""Large objects in parts: their sizes, what a failure leaves, and completions without a clear answer."""
+
+import contextlib
+from collections.abc import Iterator
+from itertools import accumulate
+
+import pytest
+
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, error
+from tiered_index.errors import ObjectNotFound, StorageUnavailable
+from tiered_index.storage.s3 import writes
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
+
+BEGUN = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+DONE = b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
+MODIFIED = "Mon, 02 Nov 2026 10:00:00 GMT"
+
+
+@pytest.fixture
+def s3(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Storage]:
+    """A storage whose parts have 4 bytes, and twice as many after each two parts."""
+    monkeypatch.setattr(writes, "PART_BYTES", 4)
+    monkeypatch.setattr(writes, "_PARTS_OF_A_SIZE", 2)
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2)
+    with S3Storage("bucket", "p", options, sleep=lambda seconds: None) as storage:
+        yield storage
+
+
+def answering(scripted: ScriptedServer, part: Answer | None = None, end: Answer | None = None, head: int = 404) -> None:
+    def script(request: Request) -> Answer:
+        if request.method == "POST":
+            return Answer(200, BEGUN) if "uploads" in request.path else end or Answer(200, DONE)
+        if request.method == "PUT" and part is not None and "partNumber" in request.path:
+            return part
+        if request.method == "HEAD":
+            return Answer(head, b"x" * 30, {"Last-Modified": MODIFIED})
+        return Answer(200, headers={"ETag": '"tag"'})
+
+    scripted.script = script
+
+
+def test_parts_grow_so_that_ten_thousand_hold_the_largest_object(s3: S3Storage, scripted: ScriptedServer) -> None:
+    answering(scripted)
+    data = bytes(range(30))
+    with s3.open_writer("object") as writer:
+        for start in range(0, 30, 3):
+            writer.write(data[start : start + 3])
+    bodies = [request.body for request in scripted.requests if request.method == "PUT"]
+    assert [len(body) for body in bodies] == [4, 4, 8, 8, 6]
+    assert b"".join(bodies) == data
+    # S3's greatest object, and its greatest part
+    sizes = [(16 << 20) << (number // 1000) for number in range(10_000)]
+    assert next(size for size, total in zip(sizes, accumulate(sizes), strict=True) if total >= 5 << 40) <= 5 << 30
+
+
+def test_a_small_object_is_one_put(s3: S3Storage, scripted: ScriptedServer) -> None:
+    answering(scripted)
+    with s3.open_writer("object") as writer:
+        writer.write(b"1234")
+        assert scripted.requests == []
+    assert scripted.paths() == ["PUT /bucket/p/object"]
+
+
+@pytest.mark.parametrize("end", ["exception", "refused part"])
+def test_a_writer_that_does_not_finish_aborts_its_upload(s3: S3Storage, scripted: ScriptedServer, end: str) -> None:
+    answering(scripted, error(403, "AccessDenied") if end == "refused part" else None)
+    said = "AccessDenied" if end == "refused part" else "stop"
+    with pytest.raises(Exception, match=said), s3.open_writer("object") as writer:
+        writer.write(b"12345")
+        raise RuntimeError("stop")
+    assert [request.method for request in scripted.requests] == ["POST", "PUT", "DELETE"]
+
+
+@pytest.mark.parametrize(
+    "end", [Answer(200), error(404, "NoSuchUpload"), error(500, "InternalError")], ids=["empty", "404", "500"]
+)
+def test_a_completion_without_a_clear_answer_is_looked_up(s3: S3Storage, scripted: ScriptedServer, end: Answer) -> None:
+    """The answer to an own successful request may be lost: then its repeat finds no upload."""
+    answering(scripted, end=end, head=200)
+    with s3.open_writer("object") as writer:
+        writer.write(bytes(30))
+    answering(scripted, end=end)
+    with pytest.raises((StorageUnavailable, ObjectNotFound)), s3.open_writer("object") as writer:
+        writer.write(bytes(30))
+    assert scripted.requests[-1].method == "DELETE"
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_completion_is_not_taken_for_an_earlier_object_of_the_same_size(
+    s3: S3Storage, scripted: ScriptedServer, is_own: bool
+) -> None:
+    """As when a damaged object is replaced by its copy while the service fails."""
+
+    def script(request: Request) -> Answer:
+        if request.method == "HEAD":
+            begun = scripted.requests[0].lowered["x-amz-meta-attempt"]
+            meta = {"x-amz-meta-attempt": begun if is_own else "earlier", "Last-Modified": MODIFIED}
+            return Answer(200, b"x" * 30, meta)
+        if request.method == "POST":
+            return Answer(200, BEGUN) if "uploads" in request.path else error(500, "InternalError")
+        return Answer(200, headers={"ETag": '"tag"'})
+
+    scripted.script = script
+    outcome = contextlib.nullcontext() if is_own else pytest.raises(StorageUnavailable)
+    with outcome, s3.open_writer("object") as writer:
+        writer.write(bytes(30))
+
+
+def test_purge_drops_old_uploads_of_its_prefix_and_names_the_others(s3: S3Storage, scripted: ScriptedServer) -> None:
+    began = "<Upload><Key>p/{}</Key><UploadId>u</UploadId><Initiated>2026-11-0{}T00:00:00Z</Initiated></Upload>"
+    page = f"<ListMultipartUploadsResult>{began.format('a', 1)}{began.format('b', 2)}</ListMultipartUploadsResult>"
+    scripted.script = lambda request: Answer(200, page.encode()) if request.method == "GET" else Answer(204)
+    second_ms = 1_793_577_600_000  # 2026-11-02T00:00:00Z
+    assert s3.purge(second_ms) == ("b",)
+    assert scripted.paths() == ["GET /bucket", "DELETE /bucket/p/a"]
+    assert "prefix=p%2F" in scripted.requests[0].path

@@ -1,0 +1,106 @@
+"""`ingest` of an export raises a typed error that names the file, whatever the damage of the file is."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tiered_index import IndexService
+from tiered_index.cli.export import NdjsonWriter
+from tiered_index.cli.exported import ExportedFile
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.service.read.export import METADATA
+from tiered_index.sources.places import LocalFile
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    root = tmp_path_factory.mktemp("index") / "root"
+    with IndexService.open(root=root, storage="memory://importing", slots=10, items=100, background=False) as index:
+        for n in range(50):
+            index.put("orders", 0, f"order-{n}", offset=n, size=100, timestamp_ms=1_700_000_000_000 + n * 1000)
+        with index.export() as export:
+            return pa.Table.from_batches(export, export.schema)
+
+
+def written(entries, path):
+    with path.open("wb") as sink:
+        if path.suffix == ".parquet":
+            pq.write_table(entries, sink, row_group_size=20)
+        elif path.suffix == ".arrow":
+            with pa.ipc.new_file(sink, entries.schema) as writer:
+                writer.write_table(entries)
+        else:
+            NdjsonWriter(sink).write_table(entries)
+    return path
+
+
+def zipped(path):
+    (copy := path.with_name(f"{path.name}.gz")).write_bytes(gzip.compress(path.read_bytes()))
+    return copy
+
+
+def read(path):
+    file = ExportedFile.at(LocalFile(path))
+    if file is None:  # then it is read as a file of messages
+        raise InvalidArgument(f"{path} is no export")
+    file.settings(None, None, None)
+    file.check(KEYED_SCHEMA, None)
+    return sum(map(len, file.batches(KEYED_SCHEMA)))
+
+
+def test_lines_are_read_in_several_parts(entries, tmp_path, monkeypatch):
+    path = written(entries, tmp_path / "entries.ndjson")
+    monkeypatch.setattr("tiered_index.cli.exported._ROWS", 7)
+    assert read(path) == 50
+
+
+def test_lines_may_be_gzipped(entries, tmp_path):
+    path = zipped(written(entries, tmp_path / "entries.ndjson"))
+    assert read(path) == 50
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CorruptFile, match="damaged gzip file"):
+        read(path)
+
+
+def test_a_first_line_that_is_too_long_is_named_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("tiered_index.sources.columns.MAX_ROW_BYTES", 20)
+    (path := tmp_path / "entries.ndjson").write_bytes(b'{"topic": "' + b"x" * 20 + b'"}\n')
+    with pytest.raises(InvalidArgument, match="line 1 is longer than 20 bytes"):
+        ExportedFile.at(LocalFile(path))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "ndjson"])
+def test_damage_is_a_typed_error(entries, tmp_path, damaged_copies, kind):
+    path = written(entries, tmp_path / f"entries.{kind}")
+    assert read(path) == 50
+    seen = set()
+    for copy in damaged_copies(path.read_bytes(), 120):
+        path.write_bytes(copy)
+        try:
+            count = read(path)
+            assert count == 50 or kind == "ndjson"
+        except TieredIndexError as error:
+            assert str(path) in str(error)
+            seen.add(type(error))
+    assert len(seen) >= 1
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        *("", "nope", "[]", "{}", '{"layout": 5}'),
+        *('{"layout": {}, "offset_space": "custom"}', '{"layout": {}, "offset_space": "x"}'),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_damaged_metadata_are_named(entries, tmp_path, about, kind):
+    bad = entries.replace_schema_metadata({METADATA: about})
+    path = written(bad, tmp_path / f"entries.{kind}")
+    with pytest.raises(CorruptFile, match=str(path)):
+        read(path)
+    good = json.loads(entries.schema.metadata[METADATA])
+    assert read(written(entries.replace_schema_metadata({METADATA: json.dumps(good)}), path)) == 50

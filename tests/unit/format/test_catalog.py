@@ -1,0 +1,118 @@
+"""Catalogs: what is written is read again, damage is found, and stored bytes of this version stay readable."""
+
+import base64
+import itertools
+from random import Random
+
+import pytest
+
+from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.format.catalog import TAIL_BYTES, CatalogWriter, decode_end, decode_group
+from tiered_index.format.segment import ArchivedSegment, LinkedSegment
+
+# of `segments_of(Random(0), 2)`, as version 1 wrote it
+GOLDEN = (
+    "eJyFUM1uwyAMfheu8xogDSl9lTYHmlLCRCAKiSal6rvPjlJ16g4DZPh+MDZ3FpJjxxMHDgJEA8yZAbGCCidHHE1vkWD87xCfb4TaUTb43yvM7e"
+    "nN5bEoLkW1c8sLHSRBfD37hV5XBy2g1kqCrioNUmoqbZgvwefOXtEhMCusQYNGLdjopm7rrK5xIdmObSnX7pTmEgXK0llDCdCyEUPKfvIpbpf3"
+    "sKdC0jy2VEqcQ4CTANnAeqSA+pi+M6r0ayWUSEy+t/np/3Vpjajf0tibiX4W28YVr185xQ+3+OENodlOxr2sZ1adt13ioXn8AGsxd1p4nI2Ouw"
+    "7CMAxF/yWzQU0QacqvVB3aYpJI6UNNuoD4d647woIHy+foOs5LpcWrW2vIdKR8v2J2VGGe+4kBqvotffoS7iyv0D9ZPRxZHMjxKQcaZw1pqxuo"
+    "dR9SzIHv8BphkgafePYliGygIMZtvJjjq6YGBu5lpSaBx7IU3iRMGljixBnUXsl2dPTu/QHyDz6ieJxNjtEKgzAMRf8lz3eYdm3T7lekDw6qGw"
+    "pK1aexf190exiBBC4nh/uiaR5WurUt3es8lkoIMC4GB6s3eYFh5u/qu2ktYHBGS/1zKuvtUWpptoYJHsYnfWIkna3uB2kPcuz6sbsshIirHFrj"
+    "o//T/ljOGTTUeV/OPqxFVOCUlyTeRokWTn1WPWfsVOJEUghe1Jvz+wPr/DRKVElYQ0FUQQoAAAABAAAAmQAAAAAAAAAG7WxQPJ8UnFs="
+)
+
+
+def archived(store, start, size, **more):
+    name = f"segments/{store}/{start:020d}/{1:020d}-{start:016x}.log"
+    return ArchivedSegment(name, store, start, size, start % 2**32, 7, size + 4 * -(-size // 16384) + 48, 1000, **more)
+
+
+def segments_of(random, count):
+    """Return `count` segments of every form, sorted."""
+    made = []
+    for store in sorted({"broker", "kafka-p", "files:here/t/0"}):
+        start = random.randrange(10)
+        for _ in range(count):
+            size = random.randrange(1, 10_000)
+            if store == "broker":
+                source, rows = random.choice([None, (1, 2)]), random.choice([None, 5])
+                made.append(archived(store, start, size, source=source, rows=rows))
+            elif store == "kafka-p":
+                made.append(archived(store, start, size, columns=(random.randrange(1, 90), 1), times=(5, 6)))
+            else:
+                blocks, etag = random.choice([None, (4096, (1, 2))]), f'"{start:x}"'
+                more = {"rows": 3, "times": (1, 2), "blocks": blocks, "is_open": random.random() < 0.5}
+                made.append(
+                    LinkedSegment(f"s3://b/{start}.gz", store, start, 77, "ndjson+gzip", size, etag, 9, 4, **more)
+                )
+            start = made[-1].end + random.choice([0, 0, 5])
+    return made
+
+
+def written(segments, group_rows):
+    data = bytearray()
+    writer = CatalogWriter(data.extend, group_rows)
+    for segment in segments:
+        writer.add(segment)
+    return bytes(data), writer.finish(), data
+
+
+def read(data, directory):
+    groups = [
+        decode_group(data[group.position : group.position + group.length], group, directory.logs, "c").segments()
+        for group in directory.groups
+    ]
+    return list(itertools.chain.from_iterable(groups))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_catalog_has_all_fields_of_its_segments_and_finds_each_by_one_group(seed):
+    random = Random(seed)
+    segments = segments_of(random, random.choice([1, 3, 40]))
+    _, directory, data = written(segments, random.choice([1, 7, 512]))
+    assert decode_end(bytes(data), "c") == directory
+    assert read(bytes(data), directory) == segments
+    for segment in segments:
+        group = directory.groups[directory.group_of(segment.store, segment.end - 1)]
+        rows = decode_group(bytes(data[group.position :][: group.length]), group, directory.logs, "c")
+        at = rows.before(directory.numbers[segment.store], segment.end - 1) - 1
+        assert rows.row(at) == segment
+
+
+def test_a_flipped_byte_anywhere_is_found():
+    _, _, whole = written(segments_of(Random(0), 3), 4)
+    for at in range(len(whole)):
+        data = bytearray(whole)
+        data[at] ^= 1
+        with pytest.raises((CorruptFile, UnsupportedVersion)):
+            read(bytes(data), decode_end(bytes(data), "c"))
+    with pytest.raises(CorruptFile, match="tail"):
+        decode_end(b"x" * (TAIL_BYTES - 1), "c")
+
+
+def test_segments_that_overlap_or_are_not_sorted_are_refused():
+    for later in (archived("s", 5, 10), archived("s", 0, 3), archived("r", 99, 3)):
+        writer = CatalogWriter(lambda data: None)
+        writer.add(archived("s", 0, 10))
+        with pytest.raises(ValueError, match="overlaps"):
+            writer.add(later)
+
+
+def test_a_million_segments_take_about_fifty_bytes_each():
+    """By a sample with random names and checksums, as they are in life."""
+    random, start, segments = Random(1), 0, []
+    for _ in range(4096):
+        size, count = random.randrange(1 << 20, 8 << 20), random.randrange(1000, 90_000)
+        name = f"segments/p/{start:020d}/{3:020d}-{random.randrange(2**64):016x}.parquet"
+        crc, head, published = random.randrange(2**32), random.randrange(2**32), 1_700_000_000_000 + start // 100
+        object_bytes = size + 4 * -(-size // 16384) + 48
+        columns = (count, random.randrange(900, 1000))
+        segments.append(ArchivedSegment(name, "p", start, size, crc, head, object_bytes, published, None, columns))
+        start += count
+    _, _, data = written(segments, 512)
+    assert len(data) / len(segments) < 55
+
+
+def test_stored_bytes_of_version_1_are_read():
+    data = base64.b64decode(GOLDEN)
+    assert read(data, decode_end(data, "c")) == segments_of(Random(0), 2)

@@ -1,0 +1,417 @@
+"""The writer's own merges: what it merges and when, what it leaves, and what users see of it."""
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from tests.support.hanging import until
+from tests.support.log_records import an_object
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexConfig, IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.errors import ConfigError, CorruptFile, IndexClosed, ObjectArchived, StorageUnavailable, WriterFenced
+from tiered_index.format.layout import NATIVE, ROCKETMQ
+from tiered_index.format.slots import SlotMap
+from tiered_index.metrics import of_writer
+from tiered_index.service import index as index_module
+from tiered_index.service.jobs.rewrite import RewriteTask
+from tiered_index.service.log.records import LogRecord, TableShard
+from tiered_index.storage.memory import MemoryStorage
+
+DAYS_30 = (0, 720)
+
+
+def rows(hour: float, count: int = 20) -> list[tuple[int, str]]:
+    """Return rows from an hour on after `BASE_MS`, a minute apart, of five keys."""
+    begin_ms = BASE_MS + round(hour * HOUR_MS)
+    return [(begin_ms + step * 60_000, "hot" if step % 2 else f"k{step % 4}") for step in range(count)]
+
+
+def publish_at(life: Merging, *hours: float) -> None:
+    """Publish a file of each hour, when that hour has passed."""
+    for hour in hours:
+        life.put(rows(hour))
+        behind_s = (BASE_MS + round((hour + 1) * HOUR_MS) - life.clock.now_ms()) / 1000
+        life.clock.advance(max(0, behind_s))
+        life.publish()
+
+
+def work_in_small_pieces(life: Merging) -> None:
+    merger = life.index._parts.merger
+    merger.bounds = replace(merger.bounds, piece_items=16)
+
+
+@pytest.fixture
+def faulty(merging):
+    """An index with a `FaultStorage`."""
+    clock = ManualClock(BASE_MS)
+    return merging(storage=FaultStorage(MemoryStorage(clock=clock)), clock=clock)
+
+
+def merge_health(index: IndexService) -> dict[str, Any]:
+    return index.health()["merge"]
+
+
+def left(life: Merging) -> list[tuple[str, str]]:
+    return [(one["window"], one["reason"]) for one in merge_health(life.index)["left"]]
+
+
+def test_finished_windows_are_merged_an_hour_after_their_end(life):
+    publish_at(life, 1, 9, 17)
+    life.clock.advance(7 * HOUR_S - 1)  # 00:59:59 of the next day
+    assert life.index.run_merge().jobs == 0 and life.windows() == []
+    life.clock.advance(1)
+    done = life.index.run_merge()
+    assert (done.jobs, done.sources, done.entries) == (1, 3, 60)
+    assert life.windows() == [(0, 24)] and not life.state.files
+    assert life.index.run_merge().jobs == 0
+    life.check(life.index)
+    health = merge_health(life.index)
+    assert health["last_ms"] == life.clock.now_ms() and health["waiting_windows"] == 0
+    assert life.index.health()["steps"]["merge"]["count"] == 1
+    life.check()
+
+
+def test_days_become_a_table_of_30_days(life):
+    publish_at(life, 1, 25, 49)
+    life.clock.advance(28 * DAY_S)
+    assert life.index.run_merge().jobs == 4
+    assert life.windows() == [DAYS_30]
+    life.check()
+
+
+def test_late_entries_get_a_small_table_until_they_are_many(life):
+    publish_at(life, 1, 3, 5)
+    life.clock.advance(20 * HOUR_S)
+    life.index.run_merge()
+    life.put(rows(7, 5))
+    life.publish()
+    life.index.run_merge()
+    assert life.windows() == [(0, 24), (0, 24)]
+    life.put(rows(9, 20))
+    life.publish()
+    life.index.run_merge()
+    assert life.windows() == [(0, 24)]
+    life.check()
+
+
+def test_a_file_of_the_present_day_waits_and_a_clock_that_is_set_back_merges_nothing(life):
+    publish_at(life, 1)
+    life.put(rows(23.9))  # reaches into the next day
+    life.publish()
+    life.clock.advance(25 * HOUR_S - 60)
+    life.index.run_merge()
+    assert life.windows() == [(0, 24)] and len(life.state.files) == 1
+    life.clock._now_ms -= 2 * DAY_MS
+    assert life.index.run_merge().jobs == 0
+    life.clock._now_ms += 5 * DAY_MS
+    life.index.run_merge()
+    assert not life.state.files
+    life.check()
+
+
+def test_a_backlog_above_the_bound_is_merged_day_by_day_without_small_tables(merging):
+    life = merging(settings={"merge_max_entries": 60})
+    for day in range(4):
+        # the last file of each day reaches into the next one
+        publish_at(life, 24 * day + 5, 24 * day + 23.9)
+    life.clock.advance(3 * DAY_S)
+    assert life.index.run_merge().jobs == 4
+    assert life.windows() == [(24 * day, 24) for day in range(5)]
+    life.clock.advance(30 * DAY_S)
+    assert life.index.run_merge().jobs == 0
+    assert "160 entries are more than merge_max_entries = 60" in left(life)[0][1]
+    life.check()
+
+
+def test_a_window_that_is_too_large_is_left_and_named(merging):
+    life = merging(settings={"merge_max_entries": 30})
+    publish_at(life, 1, 3, 25)
+    life.clock.advance(2 * DAY_S)
+    assert life.index.run_merge().sources == 1
+    assert life.windows() == [(24, 24)] and len(life.state.files) == 2
+    day, why = left(life)[0]
+    assert day == "1d from 2023-10-20T00:00:00Z"
+    assert why == (
+        "its 40 entries are more than merge_max_entries = 30: run `tiered-index merge` or `tiered-index spark merge`"
+    )
+    assert not life.index.health()["problems"]
+    life.merge(DAY_S)
+    life.index.run_lifecycle()
+    life.clock.advance(60)
+    life.index.run_lifecycle()
+    life.index.run_merge()
+    assert all("30d" in name for name, _ in left(life))
+    life.check()
+
+
+def test_a_table_that_is_too_large_takes_no_late_entries(merging):
+    """The small tables of its window are merged with each other."""
+    life = merging(settings={"merge_max_entries": 45, "merge": "1d"})
+    publish_at(life, 1, 3)
+    life.clock.advance(2 * DAY_S)
+    life.index.run_merge()
+    for hour in range(9):
+        life.put(rows(4 + hour, 2))
+        life.publish()
+        life.index.run_merge()
+    tables = sorted(sum(s.count for s in shards) for shards in life.state.tables.values())
+    assert tables[-1] == 40 and len(tables) <= 8 and sum(tables) == 58
+    life.check()
+
+
+@pytest.mark.parametrize("settings", [{"merge": "off"}, {"preset": "rocketmq"}])
+def test_off_and_the_preset_of_rocketmq_merge_nothing(tmp_path, settings):
+    life = Merging(tmp_path, settings=settings, preset=settings.get("preset", "native"))
+    publish_at(life, 1, 3)
+    life.later()
+    assert life.index.run_merge().jobs == 0 and len(life.state.files) == 2
+    assert merge_health(life.index)["tiers"] == [] and [one.name for one in life.index._workers] == [
+        "flusher",
+        "lifecycle",
+    ]
+    life.close()
+
+
+def test_the_setting(tmp_path):
+    made = IndexConfig(environment=False)
+    assert made.merge_tiers(NATIVE) == [DAY_S, 30 * DAY_S] and made.merge_tiers(ROCKETMQ) == []
+    assert IndexConfig(merge="30d, 1d,24h", environment=False).merge == "1d,30d"
+    assert IndexConfig(merge="1h", environment=False).merge_tiers(ROCKETMQ) == [HOUR_S]
+    assert IndexConfig(merge="OFF", environment=False).merge_tiers(NATIVE) == []
+    for wrong in ("1h,90m", "", "7", "0", "daily", 7):
+        with pytest.raises(ConfigError, match="merge"):
+            IndexConfig(merge=wrong, environment=False)
+
+
+def test_tables_of_builds_stay_in_their_windows(life):
+    publish_at(life, 1)
+    log, table = life.log(), an_object(7)
+    slots = SlotMap.for_count(11, 1)
+    built = {"begin_s": BASE_MS // 1000, "window_s": DAY_S, "slots": slots, "slot_low": 0, "slot_high": 1}
+    stored = structs.replace(
+        table,
+        second_min=BASE_MS // 1000,
+        second_max=BASE_MS // 1000 + 5,
+        shard=TableShard(table="built", origin="build", **built),
+    )
+    log.append("a build", None, lambda state: LogRecord(0, "build", 0, "", 0, (stored,)))
+    life.later()
+    life.index.run_lifecycle()
+    life.index.run_merge()
+    assert "built" in life.state.tables and life.windows() == [(0, 24), DAYS_30]
+    assert left(life) == []
+
+
+def test_a_window_lost_to_another_job_waits_an_hour(faulty):
+    life = faulty
+    publish_at(life, 1, 3)
+    life.later(2)
+    faulty.storage.meanwhile("head", life.merge, name_prefix="data/")
+    assert life.index.run_merge().jobs == 0
+    assert merge_health(life.index)["lost_to_others"] == 1 and not life.index.health()["problems"]
+    # the loser's objects are gone, those of the winner are there
+    assert {info.name for info in life.storage.list("data/")} >= set(life.state.objects)
+    assert len(list(life.storage.list("data/"))) == 3
+    assert "another job was faster" in left(life)[0][1]
+    life.put(rows(5))
+    life.publish()
+    life.clock.advance(HOUR_S - 1)
+    assert life.index.run_merge().jobs == 0
+    life.clock.advance(1)
+    assert life.index.run_merge().jobs == 1
+    life.check()
+
+
+def test_a_merge_rests_for_puts_and_waits_for_flushes_and_uploads(life, monkeypatch):
+    work_in_small_pieces(life)
+    publish_at(life, 1, 3)
+    life.later(2)
+    merger, slept, busy = life.index._parts.merger, [], [True, True, False]
+
+    run = RewriteTask.run
+
+    def work(task, storage, now_ms, progress):
+        def piece(count):
+            life.clock.advance(0.01)
+            progress(count)
+
+        return run(task, storage, now_ms, piece)
+
+    monkeypatch.setattr(RewriteTask, "run", work)
+    monkeypatch.setattr(merger, "_sleep", slept.append)
+    monkeypatch.setattr(merger, "_monotonic_s", life.clock.monotonic_s)
+    monkeypatch.setattr(merger, "_is_busy", lambda: busy.pop(0) if busy else False)
+    assert life.index.run_merge().jobs == 1
+    # twice for a flush, then after each piece of 10 ms as long as it took
+    assert slept[:2] == [0.05, 0.05] and len(slept) > 3
+    assert {round(pause_s, 6) for pause_s in slept[2:]} == {0.01}
+    life.put(rows(30))
+    life.publish()
+    life.later(2)
+    slept.clear()
+    puts = iter(range(10**6))
+    monkeypatch.setattr(merger, "_put_entries", lambda: next(puts))
+    assert life.index.run_merge().jobs == 1
+    # while entries are put it works a tenth of the time: it rests 90 ms after 10 ms
+    assert {round(pause_s, 6) for pause_s in slept} == {0.05, 0.04}
+
+
+def test_parts_of_the_writer_say_when_they_work(faulty):
+    life, parts, seen = faulty, faulty.index._parts, []
+    life.storage.meanwhile("head", lambda: seen.append(parts.merger._is_busy()), name_prefix="data/")
+    life.put(rows(1))
+    write = parts.flusher.main.write
+    parts.flusher.main.write = lambda run: (seen.append(parts.merger._is_busy()), write(run))
+    life.publish()
+    assert seen == [True, True] and not parts.merger._is_busy()
+
+
+def test_close_ends_a_merge_at_its_next_piece(life, monkeypatch):
+    work_in_small_pieces(life)
+    publish_at(life, 1, 3)
+    life.later(2)
+    merger = life.index._parts.merger
+    before = set(life.state.objects)
+    monkeypatch.setattr(merger, "_is_busy", merger.stop)
+    with pytest.raises(IndexClosed):
+        life.index.run_merge()
+    assert set(life.state.objects) == before == {info.name for info in life.storage.list("data/")}
+    life.index.close()
+
+
+def test_the_background_thread_merges_and_close_ends_it_within_a_merge(merging, monkeypatch):
+    life = merging(settings={"merge": "off"})
+    publish_at(life, 1, 3)
+    life.later(2)
+    life.index.close()
+    monkeypatch.setattr(index_module, "ROUND_S", 0.01)
+    with life.open(background=True, merge="1d"):
+        until(lambda: life.windows() == [(0, 24)])
+    life.index = life.open(merge="off")
+    publish_at(life, 25, 27)
+    life.later(2)
+    life.index.close()
+    index = life.open(background=True, merge="1d")
+    # the writer is busy until it is closed
+    monkeypatch.setattr(index._parts.merger, "_is_busy", lambda: True)
+    until(lambda: merge_health(index)["waiting_windows"])
+    index.close()
+    assert not any(thread.name == "tiered-index-merge" for thread in threading.enumerate())
+    assert life.windows() == [(0, 24)] and len(life.state.files) == 2
+
+
+def test_a_fenced_writer_publishes_no_merge(faulty):
+    """It was paused between the merge's uploads and its record."""
+    life, paused = faulty, faulty.index
+    publish_at(life, 1, 3)
+    life.later(2)  # the lease is over, too
+    life.storage.meanwhile("head", lambda: life.open("second"), name_prefix="data/")
+    before = set(life.state.objects)
+    with pytest.raises(WriterFenced):
+        paused.run_merge()
+    assert set(life.state.objects) == before == {info.name for info in life.storage.list("data/")}
+    assert paused.health()["fenced"]
+    assert paused.run_merge().jobs == 0
+    assert life._services[-1].run_merge().jobs == 1
+    life.check()
+
+
+def test_a_record_of_a_merge_has_the_writers_epoch(life):
+    publish_at(life, 1, 3)
+    life.later(2)
+    life.index.run_merge()
+    log = life.log()
+    merges = [log.record(n) for n in range(1, log.state.number + 1) if log.record(n).kind == "merge"]
+    assert [record.epoch for record in merges] == [1] and merges[0].root
+
+
+def test_a_damaged_source_is_told_until_it_is_merged_and_others_are_merged(life):
+    publish_at(life, 1, 25)
+    damaged = min(life.state.objects.values(), key=lambda stored: stored.second_min)
+    data = life.storage.get(damaged.name)
+    life.storage.put(damaged.name, data[:200] + bytes([data[200] ^ 1]) + data[201:])
+    life.later(2)
+    with pytest.raises(CorruptFile):
+        life.index.run_merge()
+    assert life.windows() == [(24, 24)]
+    (problem,) = life.index.health()["problems"]
+    assert problem.startswith("merge of 1d from 2023-10-20T00:00:00Z: ")
+    assert life.index.run_merge().jobs == 0 and life.index.health()["problems"]
+    life.storage.put(damaged.name, data)
+    life.clock.advance(HOUR_S)
+    assert life.index.run_merge().jobs == 1 and not life.index.health()["problems"]
+    life.check()
+
+
+def test_a_lost_source_is_told_by_name(life):
+    publish_at(life, 1)
+    (name,) = life.state.objects
+    life.storage.delete(name)
+    life.later(2)
+    with pytest.raises(CorruptFile, match="recover --lost"):
+        life.index.run_merge()
+    assert name in life.index.health()["problems"][0]
+
+
+def test_an_unavailable_storage_ends_the_round_and_the_next_one_goes_on(faulty):
+    life = faulty
+    publish_at(life, 1, 25)
+    life.later(2)
+    life.storage.fail("get_range", times=None)
+    with pytest.raises(StorageUnavailable):
+        life.index.run_merge()
+    assert life.index.health()["problems"] and merge_health(life.index)["waiting_windows"] == 2
+    life.storage.clear()
+    assert life.index.run_merge().jobs == 2 and not life.index.health()["problems"]
+
+
+def test_an_object_in_an_archive_delays_only_its_window(faulty):
+    life = faulty
+    publish_at(life, 1, 25)
+    life.later(2)
+    archived = min(life.state.objects.values(), key=lambda stored: stored.second_min)
+    life.storage.fail("get_range", times=None, error=ObjectArchived, name_prefix=archived.name)
+    with pytest.raises(ObjectArchived):
+        life.index.run_merge()
+    assert life.windows() == [(24, 24)]
+    assert left(life)[0][0] == "1d from 2023-10-20T00:00:00Z" and life.index.health()["problems"]
+
+
+def test_replaced_objects_are_deleted_after_the_grace_without_a_rule(life):
+    publish_at(life, 1, 3)
+    life.clock.advance(DAY_S)
+    old = set(life.state.objects)
+    life.index.run_merge()
+    for hours, there in ((23, True), (26, False)):
+        life.clock.advance(hours * HOUR_S)
+        life.index.run_lifecycle()
+        assert (old <= {info.name for info in life.storage.list("data/")}) == there
+    assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
+    life.check()
+
+
+def test_inputs_with_large_directories_make_several_tables(life, monkeypatch):
+    publish_at(life, 1, 2, 3, 4)
+    life.later(2)
+    merger = life.index._parts.merger
+    most = max(stored.directory_length + stored.metadata_length for stored in life.state.objects.values())
+    merger.bounds = replace(merger.bounds, directory_bytes=2 * most)
+    assert life.index.run_merge().jobs == 2
+    assert not life.state.files and len(life.state.tables) == 1
+    life.check()
+
+
+def test_metrics_say_what_was_merged_and_what_is_left(merging):
+    life = merging(settings={"merge_max_entries": 30})
+    publish_at(life, 1, 3, 25)
+    life.clock.advance(2 * DAY_S)
+    life.index.run_merge()
+    found = {sample.name: sample.value for one in of_writer(life.index) for sample in one.samples if not sample.labels}
+    assert found["tiered_index_merges_total"] == 1 and found["tiered_index_merge_waiting_windows"] == 0
+    assert found["tiered_index_merged_timestamp_seconds"] == life.clock.now_ms() / 1000
+    assert found["tiered_index_merge_left_windows"] == 1

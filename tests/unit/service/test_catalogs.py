@@ -1,0 +1,308 @@
+"""Catalogs of segments: the log's segments are the same wherever they are named, and nothing names a deleted one."""
+
+from random import Random
+
+import pytest
+
+from tests.support.copies import copier
+from tests.support.later import Later
+from tests.support.log_records import GENESIS
+from tests.support.merging import BASE_MS
+from tests.support.storage_faults import FaultStorage
+from tiered_index.archives import messages_to_erase
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.format.names import linked_store
+from tiered_index.format.segment import ArchivedSegment, LinkedSegment
+from tiered_index.retention import Expired, Retention
+from tiered_index.rocketmq.archive.repair import SegmentRepairs
+from tiered_index.service.jobs import catalogs, segment_archive
+from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.erase_segments import FoundMessages, RewrittenSegment, erase_messages
+from tiered_index.service.jobs.expiry import record_expiry
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
+from tiered_index.storage.memory import MemoryStorage
+
+STORES = ("a", "b", "c")
+
+
+def a_segment(store, start, attempt=1, size=100, published_ms=3):
+    name = f"segments/{store}/{start:020d}/{1:020d}-{attempt:016x}.log"
+    return ArchivedSegment(name, store, start, size, attempt, 2, size + 52, published_ms)
+
+
+def a_log(storage, clock=None):
+    log = StorageLog(storage, clock or ManualClock(1_700_000_000_000))
+    log.create(GENESIS)
+    return log
+
+
+def append(log, **fields):
+    return log.append("test", None, lambda state: LogRecord(0, "archive", 0, "", 0, **fields))
+
+
+def add_catalog(log, segments):
+    catalog, _ = send_catalog(log, sorted(segments, key=lambda one: one.place))
+    append(log, catalogs=(catalog,))
+    return catalog
+
+
+class Model:
+    """The segments by place, and the horizon by store."""
+
+    def __init__(self):
+        self.segments, self.expired, self.ends = {}, {}, dict.fromkeys(STORES, 0)
+
+    def shown(self, store=None):
+        return [
+            one
+            for place, one in sorted(self.segments.items())
+            if store in (None, one.store) and one.end > self.expired.get(one.store, 0)
+        ]
+
+    def check(self, segments, random):
+        assert list(segments) == self.shown()
+        assert set(segments.stores) == {one.store for one in self.shown()}
+        for store in STORES:
+            mine = self.shown(store)
+            assert list(segments.of(store)) == mine
+            assert (segments.first(store), segments.last(store)) == ((mine[0], mine[-1]) if mine else (None, None))
+            assert segments.end(store) == (mine[-1].end if mine else 0)
+            for _ in range(5):
+                offset = random.randrange(self.ends[store] + 200)
+                holding = next((one for one in mine if one.start <= offset < one.end), None)
+                assert segments.holding(store, offset) == holding
+                assert segments.after(store, offset) == next((one for one in mine if one.start > offset), None)
+                end = offset + random.randrange(1, 300)
+                overlapping = [one for one in mine if one.start < end and one.end > offset]
+                assert segments.overlapping(store, offset, end) == (overlapping[-1] if overlapping else None)
+        some = random.sample(self.shown(), min(3, len(self.shown())))
+        assert segments.named([one.name for one in some]) == some
+        assert all(segments.names_object(one.name) for one in self.shown())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_segments_in_lines_and_catalogs_equal_a_list(seed):
+    """Segments are added in lines and in catalogs, replaced, given up and expired; catalogs are merged meanwhile."""
+    random, model, log = Random(seed), Model(), a_log(MemoryStorage())
+    for attempt in range(1, 45):
+        act = random.choice(("lines", "catalog", "catalog", "replace", "give up", "expire", "merge"))
+        segments = Segments(log.state, log.storage)
+        shown = model.shown()
+        if act in ("lines", "catalog"):
+            fresh = []
+            for store in random.sample(STORES, random.randrange(1, 4)):
+                for _ in range(random.randrange(1, 4)):
+                    fresh.append(a_segment(store, model.ends[store] + random.choice([0, 0, 30]), attempt))
+                    model.ends[store] = fresh[-1].end
+            if act == "lines":
+                append(log, archive=tuple(fresh))
+            else:
+                add_catalog(log, fresh)
+            model.segments |= {one.place: one for one in fresh}
+        elif act in ("replace", "give up") and shown:
+            one = random.choice(shown)
+            fresh = (a_segment(*one.place, attempt),) if act == "replace" else ()
+            append(log, archive=fresh, **segments.removal(one))
+            assert not Segments(log.state, log.storage).names_object(one.name)
+            del model.segments[one.place]
+            model.segments |= {one.place: one for one in fresh}
+        elif act == "expire" and shown:
+            one = random.choice(shown)
+            model.expired[one.store] = max(one.end, model.expired.get(one.store, 0))
+            lines = [s.name for s in log.state.archive.values() if s.store == one.store and s.end <= one.end]
+            append(log, expired=Expired(segments={one.store: one.end}), remove=tuple(lines))
+        elif act == "merge":
+            merge_catalogs(log, least=random.choice([1, 5]))
+        model.check(Segments(log.state, log.storage), random)
+        assert LogState.decode(log.state.encode(), "checkpoint") == log.state
+    merge_catalogs(log)
+    assert not log.state.archive and not log.state.hidden and plan_catalogs(log.state) is None
+    again = StorageLog(log.storage, log.clock)
+    assert again.open() == log.state
+    report = Report()
+    found = check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
+    assert (found, report.findings) == (log.state, [])
+
+
+def test_catalogs_that_overlap_in_one_log_are_refused():
+    log = a_log(MemoryStorage())
+    add_catalog(log, [a_segment("a", 0), a_segment("a", 500)])
+    add_catalog(log, [a_segment("b", 0), a_segment("a", 600)])
+    with pytest.raises(CorruptFile, match="overlap"):
+        add_catalog(log, [a_segment("b", 900), a_segment("a", 200)])
+
+
+def test_what_changes_during_a_merge_is_as_the_log_says_after_it():
+    """A segment in a line and one in a catalog are replaced between the plan of a merge and its record."""
+
+    storage = FaultStorage(MemoryStorage())
+    log, other = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
+    add_catalog(log, [a_segment("a", 0), a_segment("a", 100)])
+    append(log, archive=(a_segment("b", 0), a_segment("b", 100)))
+    other.open()
+
+    def replace_both():
+        for place in (("a", 100), ("b", 100)):
+            segments = Segments(other.state, storage)
+            append(other, archive=(a_segment(*place, attempt=9),), **segments.removal(segments.at(*place)))
+
+    storage.meanwhile("put_if_absent", replace_both)
+    assert merge_catalogs(log) == 1
+    found = Segments(log.refresh(), storage)
+    assert [(one.place, one.crc32) for one in found] == [(("a", 0), 1), (("a", 100), 9), (("b", 0), 1), (("b", 100), 9)]
+    assert len(log.state.catalogs) == 1
+    merge_catalogs(log)
+    assert list(Segments(log.state, storage)) == list(found) and not log.state.hidden
+
+
+def test_a_segment_is_found_by_one_ranged_read_and_by_none_if_it_is_known():
+    storage = FaultStorage(MemoryStorage())
+    log = a_log(storage)
+    add_catalog(log, [a_segment(store, 100 * n) for store in STORES for n in range(1000)])
+    segments = Segments(log.state, storage)
+    before = storage.calls()
+    for offset in (55_555, 55_600, 55_555):
+        assert segments.holding("b", offset).start == offset // 100 * 100
+    assert (storage.calls("get_range"), storage.calls() - before) == (1, 1)
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, monkeypatch, least):
+    """The writer makes catalogs; old segments are deleted only after the grace; a copy has them all."""
+    monkeypatch.setattr(segment_archive, "LINES_OF_RECORD", 1)
+    monkeypatch.setattr(segment_archive, "MOST_LINES", least)
+    monkeypatch.setattr(catalogs, "MOST_LINES", least)
+    data = bytes(range(256)) * 40
+
+    def archive(number):
+        life.index.archive("broker", number * len(data), len(data), lambda at, length: data[at : at + length], None)
+
+    for number in range(5):
+        archive(number)
+    state = life.index.log_state
+    assert state.catalogs and len(state.archive) < least
+    assert [one.start for one in life.index.archived()] == [number * len(data) for number in range(5)]
+    with life.reader() as reader:
+        assert reader.archived() == life.index.archived()
+        assert reader.segment_archive.verified(reader.archived()[3], 10, 100) == data[10:110]
+    target = MemoryStorage()
+    report = copier(life, target).run_once()
+    copied = StorageLog(target, life.clock)
+    assert list(Segments(copied.open(), target)) == list(life.index.archived())
+    assert report.sent == len(list(target.list("segments/"))) + len(list(target.list("catalog/")))
+    archive(5)
+    assert copier(life, target).run_once().sent <= 3
+    assert len(Segments(copied.refresh(), target)) == 6
+    # expiry: hidden at once, deleted after the grace
+    life.clock.advance(100)
+    archive(6)
+    record_expiry(life.log(), Retention(segments_age_s=50), life.clock)
+    life.index._lifecycle.refresh()
+    assert [one.start for one in life.index.archived()] == [6 * len(data)]
+    assert len(list(life.storage.list("segments/"))) == 7
+    later = Later(life.storage, 2 * 86400)
+    delete_orphans(later, find_orphans(later, life.log()))
+    assert [info.name for info in life.storage.list("segments/")] == [one.name for one in life.index.archived()]
+    assert {info.name for info in life.storage.list("catalog/")} == life.log().state.catalogs.keys()
+    found = Report()
+    check_storage(life.storage, {}, found, lambda *_: None, deep=True, threads=1)
+    assert found.findings == []
+
+
+def test_a_crash_between_catalog_and_record_leaves_an_orphan_and_the_old_state():
+    storage = FaultStorage(MemoryStorage())
+    log = a_log(storage)
+    append(log, archive=(a_segment("a", 0), a_segment("a", 100)))
+    storage.fail("put_if_absent")
+    with pytest.raises(StorageUnavailable):
+        merge_catalogs(log)
+    assert len(list(storage.list("catalog/"))) == 1
+    assert [one.start for one in Segments(log.refresh(), storage)] == [0, 100]
+    assert merge_catalogs(log) == 1 and not log.state.archive
+    later = Later(storage, 2 * 86400)
+    deleted = delete_orphans(later, find_orphans(later, log)).objects
+    assert [info.name.startswith("catalog/") for info in deleted] == [True]
+    assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
+
+
+def test_linked_segments_are_listed_and_never_objects_of_the_index():
+    log = a_log(MemoryStorage())
+    link = LinkedSegment("s3://theirs/a.ndjson", "files:here/t/0", 0, 1000, "ndjson", 1000, '"e"', 3)
+    add_catalog(log, [link, a_segment("a", 0)])
+    segments = Segments(log.state, log.storage)
+    assert (list(segments.linked()), len(segments), list(segments)) == ([link], 1, [a_segment("a", 0)])
+    assert segments.segment("files:here/t/0", 999) == link
+    assert segments.holding("files:here/t/0", 999) is None and not segments.names_object(link.name)
+    append(log, expired=Expired(segments={"files:here/t/0": 1000}))
+    merge_catalogs(log)
+    assert not list(Segments(log.state, log.storage).linked())
+
+
+def test_the_certificate_of_an_erasure_names_linked_files_that_still_have_the_rows(life):
+    """By keys those of their entries, by queue those of the queue; no such file is touched."""
+    life.put([(BASE_MS + n * 1000, "k" if n == 3 else "other") for n in range(6)])
+    life.publish()
+    life.clock.advance(3600)
+    places = [(item.queue_id, item.offset) for item in life.index.query("t", "k").items]
+    (queue_id, offset), store = places[0], linked_store("t", places[0][0])
+    starts = (offset, offset + 1)
+    links = [
+        LinkedSegment(f"s3://theirs/{start}", store, start, 1, "ndjson", 9, "e", 3, times=(BASE_MS, BASE_MS))
+        for start in starts
+    ]
+    add_catalog(life.log(), links)
+    find = messages_to_erase(EraseRequest("t", ("k",)), life.log().state)
+    for yes in (False, True):
+        done = erase(life.storage, life.log(), EraseRequest("t", ("k",)), life.clock, yes=yes, now=yes, messages=find)
+    assert done.linked_remaining == (links[0].uri,)
+    assert done.to_dict()["segments"]["linked_remaining"] == [links[0].uri]
+    assert any(links[0].uri in step for step in done.to_do)
+    assert done.status in ("erased", "pending")
+    whole = erase(life.storage, life.log(), EraseRequest("t", queue_id=queue_id), life.clock, yes=True, now=True)
+    assert whole.linked_remaining == tuple(one.uri for one in links)
+    assert list(Segments(life.log().state, life.storage).linked()) == links
+
+
+def test_a_lost_catalog_is_restored_from_a_copy(life):
+    add_catalog(life.log(), [a_segment("a", 0), a_segment("a", 100)])
+    log, target = life.log(), MemoryStorage()
+    (name,) = log.state.catalogs
+    life.storage.put(a_segment("a", 0).name, b"of the lost catalog")
+    target.put(name, life.storage.get(name))
+    life.storage.delete(name)
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    assert name in {one.file for one in report.findings}
+    (repair,) = SegmentRepairs(life.storage, log, target).run(report, yes=True)
+    assert list(Segments(log.refresh(), life.storage)) == [a_segment("a", 0), a_segment("a", 100)]
+    assert log.state.catalogs.keys() == {repair.replaced_by}
+
+
+def test_an_erasure_streams_segments_of_catalogs_and_reads_also_those_that_come_meanwhile():
+    """The segments are not a list, each is read once, and a later round reads only what is new."""
+    storage, clock = MemoryStorage(), ManualClock(1_700_000_000_000)
+    log = a_log(storage, clock)
+    add_catalog(log, [a_segment(store, start) for store in STORES for start in (0, 100)])
+    rounds = []
+
+    def rewrite(segments, find):
+        assert iter(segments) is segments
+        rounds.append([])
+        for segment in segments:
+            rounds[-1].append(segment.place)
+            if len(rounds) == len(rounds[-1]) == 1:
+                append(log, archive=(a_segment("b", 200),))
+            yield RewrittenSegment(segment, FoundMessages(), remains=segment.place == ("c", 0))
+
+    told = erase_messages(storage, log, clock, None, rewrite, lambda *_: None, keys=False)
+    assert rounds == [[(store, start) for store in STORES for start in (0, 100)], [("b", 200)], []]
+    assert told["segments_read"] == 7
+    assert told["segments_remaining"] == (a_segment("c", 0).name,)

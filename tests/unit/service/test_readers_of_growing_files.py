@@ -1,0 +1,189 @@
+"""A reader of a writer's root follows an unsealed file while it grows: chains of what it read, and what came since."""
+
+import gc
+import os
+import weakref
+
+import numpy as np
+import pytest
+
+from tests.support.core import using
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.errors import CorruptFile
+from tiered_index.format.layout import NATIVE
+from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, UPLOADED
+from tiered_index.kernels import compiled
+from tiered_index.service.jobs.verify import check_root
+from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.log.reads import read_name
+from tiered_index.service.read import root_view, unsealed
+from tiered_index.service.read.root_view import RootView
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
+from tiered_index.types import no_progress
+
+T_MS = 1_700_000_000_000
+# more entries than a chain may have before a search scans
+OFTEN = 300
+
+
+@pytest.fixture
+def growing(tmp_path, clock, storage):
+    """An index with few slots, so that chains are long, and its root."""
+    settings = {"slots": 8, "items": 4_000, "background": False, "clock": clock, "storage_backend": storage}
+    with IndexService.open(root=tmp_path / "root", **settings) as index:
+        yield index, tmp_path / "root"
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+def test_each_flush_is_found_beside_what_was_read_before(growing, with_core):
+    (index, root), random = growing, np.random.default_rng(5)
+    put = {}
+    with using(compiled() if with_core else None), IndexReader.open(root=root, environment=False) as reader:
+        for flush in range(12):
+            keys = [f"key-{number}" for number in random.integers(0, 20 + flush, 25)]
+            keys += ["often"] * (OFTEN // 10) + [f"only-{flush}"]
+            for number, key in enumerate(keys):
+                # times fall, too, and each flush has a topic of its own
+                topic, offset = ("t", f"t-{flush}")[number % 2], 1_000 * flush + number
+                index.put(topic, 0, key, offset, 1, T_MS + 1_000 * (number - 7 * flush))
+                put.setdefault((topic, key), set()).add(offset)
+            index.flush()
+            for (topic, key), offsets in put.items():
+                assert {item.offset for item in reader.query(topic, key, max_count=10_000)} == offsets
+            answers = reader.query_many([Lookup(topic, key, max_count=10_000) for topic, key in put])
+            assert [{item.offset for item in answer} for answer in answers] == [*put.values()]
+            assert not reader.query("t", "absent").items
+
+
+def test_a_reader_verifies_each_entry_once(growing, monkeypatch):
+    index, root = growing
+    verified, real = [], unsealed.crc32
+    monkeypatch.setattr(unsealed, "crc32", lambda data, *crc: verified.append(len(data)) or real(data, *crc))
+    with IndexReader.open(root=root, environment=False) as reader:
+        for flush in range(5):
+            index.put_batch(columns(range(100 * flush, 100 * flush + 100)))
+            index.flush()
+            verified.clear()
+            for key in ("k0", f"k{100 * flush}", "absent"):
+                assert len(reader.query("t", key)) == (key != "absent")
+            assert sum(verified) == 100 * NATIVE.schema.entry.itemsize
+
+
+def test_a_file_that_is_longer_than_its_layout_is_read_as_the_writer_reads_it(growing):
+    index, root = growing
+    index.put("t", 0, "k", 1, 1, T_MS)
+    index.flush()
+    (path,) = (root / "unsealed").glob("*.index")
+    with path.open("ab") as file:
+        file.write(b"more")
+    with IndexReader.open(root=root, environment=False) as reader:
+        assert [item.offset for item in reader.query("t", "k")] == [1]
+
+
+def test_a_file_that_is_shorter_than_its_layout_is_damaged_for_lookups_and_checks(growing):
+    index, root = growing
+    index.put("t", 0, "k", 1, 1, T_MS)
+    index.flush()
+    index.close()
+    (path,) = (root / "unsealed").glob("*.index")
+    os.truncate(path, path.stat().st_size - 1)
+    with IndexReader.open(root=root, environment=False) as reader:
+        with pytest.raises(CorruptFile, match="shorter than its layout"):
+            reader.query("t", "k")
+    report = Report()
+    check_root(Root(root, Disk()), report, no_progress)
+    assert [defect.problem for defect in report.findings] == ["shorter than its layout"]
+
+
+def test_damage_behind_what_was_read_fails_the_next_lookup(growing):
+    index, root = growing
+    with IndexReader.open(root=root, environment=False) as reader:
+        index.put("t", 0, "k", 1, 1, T_MS)
+        index.flush()
+        assert [item.offset for item in reader.query("t", "k")] == [1]
+        index.put("t", 0, "k", 2, 1, T_MS)
+        index.flush()
+        (journal,) = (root / "unsealed").glob(f"*{JOURNAL_SUFFIX}")
+        layout = next(file for file in index.files() if file.count == 2).layout
+        with journal.with_suffix(".index").open("r+b") as file:
+            file.seek(layout.entry_position(2))
+            file.write(b"\xff")
+        with pytest.raises(CorruptFile, match="entries 2"):
+            reader.query("t", "k")
+
+
+def test_entries_that_the_writer_cut_off_are_not_read_on(growing, clock, storage):
+    index, root = growing
+    with IndexReader.open(root=root, environment=False) as reader:
+        index.put("t", 0, "k", 1, 1, T_MS)
+        index.flush()
+        (journal,) = (root / "unsealed").glob(f"*{JOURNAL_SUFFIX}")
+        length = journal.stat().st_size
+        index.put("t", 0, "lost", 2, 1, T_MS)
+        index.flush()
+        assert len(reader.query("t", "lost")) == 1
+        index.close()
+        # as after a sync that failed, on a disk without room for another journal
+        os.truncate(journal, length)
+        with IndexService.open(root=root, background=False, clock=clock, storage_backend=storage) as again:
+            again.put("a-topic-with-a-longer-record", 0, "k", 3, 1, T_MS)
+            again.flush()
+            assert not reader.query("t", "lost").items
+            assert [item.offset for item in reader.query("a-topic-with-a-longer-record", "k")] == [3]
+
+
+def test_how_much_of_topics_was_read_is_that_of_the_files_that_a_look_returns(growing):
+    index, root = growing
+    view, name = RootView(Root(root, Disk())), read_name("kafka:c", "t")
+
+    def put(at):
+        index.put_batch(columns([at]), source=name, source_position=at)
+        index.flush()
+
+    put(1)
+    (file,), reads = view.look()
+    assert reads == {name: 1}
+    put(2)
+    # another thread's look reads on first
+    assert file.read_on(file.path.with_suffix(JOURNAL_SUFFIX))
+    assert view.look() == ([file], {name: 2})
+    # what came between two looks counts also if the file is compacted by then
+    put(3)
+    index.seal()
+    index.run_lifecycle()
+    assert view.look().reads == {name: 3}
+
+
+def test_a_look_without_compacted_files_keeps_none_of_the_earlier_ones(growing, monkeypatch):
+    index, root = growing
+    view, opened, real = RootView(Root(root, Disk())), [], root_view.open_local
+    monkeypatch.setattr(root_view, "open_local", lambda path: note(opened, real(path)))
+    index.put("t", 0, "k", 1, 1, T_MS)
+    index.seal()
+    index.run_lifecycle()
+    assert len(view.look().handles) == len(opened) == 1
+    index.close()
+    for folder in (COMPACTED, UPLOADED):
+        for path in (root / folder).iterdir():
+            path.unlink()
+    view.look()
+    gc.collect()
+    # its mapping would keep the disk space of a deleted file
+    assert opened[0]() is None
+
+
+def note(opened, file):
+    opened.append(weakref.ref(file))
+    return file
+
+
+def columns(numbers):
+    return {
+        "topic": ["t"] * len(numbers),
+        "queue_id": [0] * len(numbers),
+        "key": [f"k{number}" for number in numbers],
+        "offset": [*numbers],
+        "size": [1] * len(numbers),
+        "timestamp_ms": [T_MS + 1_000 * number for number in numbers],
+    }

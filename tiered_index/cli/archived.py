@@ -1,0 +1,257 @@
+"""`tiered-index ingest archive:URI`: indexes the archived segments of an index, as a follower would index the store.
+
+The index stores its position with the entries: after a kill at any moment the command continues there.
+One thread beside the index's own; memory: some chunks of 16 MiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from msgspec import structs
+
+from tiered_index.cli.options import GeometryOptions, IntakeOptions
+from tiered_index.cli.putting import Putting, none_indexed, show_put
+from tiered_index.cli.results import show
+from tiered_index.cli.session import Session, open_stored_index
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex
+from tiered_index.format.hashing import assigned_topic_id
+from tiered_index.format.shard import entry_checksum
+from tiered_index.retention import Expired
+from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
+from tiered_index.rocketmq.follow.dispatcher import note_tags
+from tiered_index.rocketmq.log.columns import IndexBatch, Selection, SkippedRange
+from tiered_index.rocketmq.log.layout import TAGS_SOURCE
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.erase import take_over
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
+from tiered_index.service.read.export import entries_checksum
+from tiered_index.service.reader import IndexReader
+from tiered_index.service.root import Root
+from tiered_index.service.write.validation import TopicTable, batch_columns
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import split_uri
+
+SCHEME = "archive:"
+_DIFFERENT = 1
+
+
+@dataclass
+class ArchivedMessages:
+    """The messages in the archived segments of `stores`, by the options of `ingest`, and counts of what was read.
+
+    Entries that expired or were erased in the index of the segments, `old`, are left out.
+    """
+
+    old: IndexReader
+    stores: dict[str, list[ArchivedSegment]]
+    selection: Selection
+    skip_corrupt: bool
+    skip_missing: bool
+    messages: int = 0
+    expired: int = 0
+    skipped: list[SkippedRange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # archived segments may still have erased messages
+        self.hidden = structs.replace(self.old.log_state.expired, segments={})
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the segments."""
+        return sum(segment.size_bytes for segments in self.stores.values() for segment in segments)
+
+    def batches(self, store: str, position: int | None) -> Iterator[tuple[IndexBatch, Any]]:
+        """Yield the batches of one store from a position on, each with the columns of the entries that are shown."""
+        skips = {"skip_corrupt": self.skip_corrupt, "skip_missing": self.skip_missing}
+        segments = self.stores[store]
+        for batch in archived_batches(self.old.segment_archive, segments, position, self.selection, **skips):
+            shown = _shown(batch.columns, self.hidden, self.old.genesis)
+            self.expired += len(batch.columns) - len(shown)
+            self.messages += batch.messages
+            self.skipped += batch.skipped
+            yield batch, shown
+
+    def document(self) -> dict[str, Any]:
+        """Return the counts for the command's document."""
+        return {
+            "segments": sum(map(len, self.stores.values())),
+            "messages": self.messages,
+            "expired": self.expired,
+            "skipped": [{"begin": gap.begin, "end": gap.end, "problem": gap.problem} for gap in self.skipped],
+        }
+
+
+def ingest_archive(
+    session: Session,
+    uri: str,
+    selection: Selection,
+    geometry: GeometryOptions,
+    intake: IntakeOptions,
+    *,
+    store: str | None,
+    skip_corrupt: bool,
+    skip_missing: bool,
+    dry_run: bool,
+) -> int:
+    """Index the archived segments of the index at `uri`, and return the exit code. `store`: only those of this store.
+
+    With `dry_run` nothing is written: the entries of the segments are compared with those of the index at `uri`.
+    """
+    with contextlib.ExitStack() as stack:
+        config = session.config()
+        old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
+        stores = segments_by_store(old.segments(), () if store is None else (store,), uri)
+        archived = ArchivedMessages(old, stores, selection, skip_corrupt, skip_missing)
+        if dry_run:
+            return _compare(session, archived)
+        if config.storage is None and config.root is None:
+            raise ConfigError("give --storage URI, the place of the new index")
+        if config.root is None:
+            config = config.changed(root=Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            intake = replace(intake, wait=True)
+        config = session.config(root=config.root, **_like(old.genesis, geometry))
+        # before a writer opens the index, which takes its lease
+        _check_apart(config, old, uri)
+        putting = stack.enter_context(Putting.open(session, config, intake))
+        index = putting.index
+        _check_empty(index, stores)
+        # before the first entry is put
+        take_over(index.storage, archived.hidden, SystemClock())
+        note_tags(index, selection)
+        put, entries, read = putting.patient(), 0, 0
+        resumed = {name: index.durable_position(SOURCE_PREFIX + name) for name in stores}
+        with putting.progress("ingesting the archive", archived.size_bytes) as progress:
+            for name, segments in stores.items():
+                for batch, columns in archived.batches(name, resumed[name]):
+                    entries += put(columns, SOURCE_PREFIX + name, batch.end)
+                    progress.update(read + batch.end - segments[0].start, f"{entries:,} entries")
+                read += sum(segment.size_bytes for segment in segments)
+        putting.settle()
+        document = putting.document(
+            status="complete",
+            index_id=index.index_id,
+            source=SCHEME + uri,
+            stores={name: {"resumed_from": resumed[name], "end": stores[name][-1].end} for name in stores},
+            entries=entries,
+            **archived.document(),
+        )
+    show_put(session.out, document)
+    # all may have expired
+    is_empty = archived.messages and not (entries or archived.expired)
+    lacks = [f"none of {archived.messages:,} messages has a key of {selection}"] if is_empty else []
+    return none_indexed(session, intake, lacks)
+
+
+def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:
+    """Return the settings that give the new index the layout of the old one."""
+    layout = genesis.layout
+    return {
+        "slots": layout.slots if geometry.slots is None else geometry.slots,
+        "items": layout.items if geometry.items is None else geometry.items,
+        "preset": layout.preset.name,
+        "hash": layout.hash if layout.preset.name == "rocketmq" else None,
+        "offset_space": genesis.offset_space,
+    }
+
+
+def _check_apart(config: IndexConfig, old: IndexReader, uri: str) -> None:
+    """Raise `ConfigError` if `config` names the old index, which is at `uri`, or a place inside its prefix."""
+    marker = Root(config.root, Disk()).read_marker() if config.root is not None else None
+    index_id = marker.index_id if marker is not None else None
+    if marker is None and config.storage is not None:
+        # by the log, because two URIs may name one place
+        with contextlib.suppress(NotAnIndex), open_stored_index(config.changed(root=None)) as index:
+            assert index.log.state.genesis is not None
+            index_id = index.log.state.genesis.index_id
+    if index_id == old.genesis.index_id:
+        raise ConfigError(
+            "--storage is the index of these segments, where a sweep would delete them: "
+            "give the new index a storage and root of its own"
+        )
+    if config.storage is not None and _is_inside(config.storage, uri):
+        raise ConfigError(
+            "--storage is inside the prefix of the index of these segments, and would be deleted with it: "
+            "give the new index a storage of its own"
+        )
+
+
+def _is_inside(uri: str, prefix: str) -> bool:
+    """Return whether a storage is below the prefix of another one."""
+    target, above = split_uri(uri), split_uri(prefix)
+    inner, outer = Path(unquote(target.path)), Path(unquote(above.path))
+    if target.scheme == "file":
+        inner, outer = inner.resolve(), outer.resolve()
+    return (target.scheme, target.netloc) == (above.scheme, above.netloc) and outer in inner.parents
+
+
+def _check_empty(index: IndexService, stores: dict[str, list[ArchivedSegment]]) -> None:
+    """Raise `ConfigError` if the new index has other entries."""
+    known = index.durable_positions()
+    if known.keys() - {TAGS_SOURCE, *(SOURCE_PREFIX + name for name in stores)} or (index.files() and not known):
+        raise ConfigError(
+            f"{index.storage.uri} holds other entries, or those of an interrupted run without --root: give an "
+            f"empty prefix"
+        )
+
+
+def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
+    """Return the rows that are neither expired nor erased."""
+    if not hidden:
+        return columns
+    topics = TopicTable()
+    hashed, _ = batch_columns(columns, like.layout.schema, topics)
+    names = {topic_id: topics.name(topic_id) for topic_id in np.unique(hashed["topic_id"]).tolist()}
+    return columns.filter(pa.array(hidden.keeps(hashed, hashed["second"], names)))
+
+
+def _compare(session: Session, archived: ArchivedMessages) -> int:
+    """Compare the entries of the archive with those of its index, by count and checksum; return the exit code."""
+    if len(archived.old.segments().byte_stores) > 1:
+        raise InvalidArgument("leave --dry-run out: it can't tell the entries of several stores apart")
+    [(store, segments)] = archived.stores.items()
+    schema, rule = archived.old.genesis.layout.schema, archived.old.genesis.layout.hash
+    entries = checksum = 0
+    with session.progress("reading the archive", archived.size_bytes) as progress:
+        topics = TopicTable()
+        for batch, columns in archived.batches(store, None):
+            hashed, _ = batch_columns(columns, schema, topics, rule)
+            entries, checksum = entries + len(columns), checksum + _checksum_of(hashed, topics, schema.item)
+            progress.update(batch.end - segments[0].start, f"{entries:,} entries")
+    begins, ends = (np.array([getattr(segment, name) for segment in segments], np.int64) for name in ("start", "end"))
+    stored = stored_checksum = 0
+    with archived.old.export() as export, session.progress("reading the index", export.most_entries) as progress:
+        for rows in export:
+            offsets = rows.column("offset").to_numpy()
+            place = np.searchsorted(begins, offsets, "right") - 1
+            inside = rows.filter(pa.array((place >= 0) & (offsets < ends[place])))
+            stored, stored_checksum = stored + len(inside), stored_checksum + entries_checksum(inside, schema)
+            progress.update(stored)
+    of_archive = {"entries": entries, "checksum": f"{checksum % 2**64:016x}"}
+    of_index = {"entries": stored, "checksum": f"{stored_checksum % 2**64:016x}"}
+    same = of_archive == of_index
+    document = {"status": "same" if same else "different", "archive": of_archive, "index": of_index}
+    show(session.out, document | archived.document())
+    return 0 if same else _DIFFERENT
+
+
+def _checksum_of(hashed: Any, topics: TopicTable, item: np.dtype[Any]) -> int:
+    """Return the `entries_checksum` of checked and hashed columns, as items of dtype `item`."""
+    items = np.zeros(len(hashed["second"]), item)
+    for name in item.names or ():
+        if name not in ("topic_id", "time_diff_s"):
+            items[name] = hashed[name]
+    ids, index = np.unique(hashed["topic_id"], return_inverse=True)
+    items["topic_id"] = np.array([assigned_topic_id(topics.name(topic)) for topic in ids.tolist()], np.int32)[index]
+    return entry_checksum(items, hashed["second"])

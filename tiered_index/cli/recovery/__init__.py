@@ -1,1 +1,0 @@
-"""Commands that recover an index: a root after a crash, an index from its archived segments."""

@@ -1,0 +1,147 @@
+"""The description of the service (OpenAPI), from its operations and the models that check requests and make answers.
+
+The docstring of a model has the meaning of its members. Pure.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, structs
+
+from tiered_index._version import __version__
+from tiered_index.server import answers, parameters
+from tiered_index.server.answers import Document, Health, Problem
+from tiered_index.server.operations import OPERATIONS, Operation
+from tiered_index.server.problems import MEDIA_TYPE
+from tiered_index.server.wire import ARROW, JSON
+
+_TEXT = """\
+Find the messages of a key in a time range.
+
+Names, order, status and cursor are those of the library. `status` is `complete`, `truncated` (continue with `cursor`),
+or `partial` (only with `allow_partial`). An answer as NDJSON or as an Arrow stream ends with its status: in the last
+line, or in the metadata `tiered_index.status` of the last, empty batch. An answer without a status is incomplete.
+NDJSON of all entries has a line with `cursor` after each page but the last one: a stream that was cut continues there.
+"""
+# Of the only types that msgspec does not know
+_TIME: dict[str, Any] = {
+    "anyOf": [
+        {"type": "integer"},
+        {"type": "string", "description": "epoch milliseconds, or a time or date by ISO 8601, UTC without a zone"},
+    ]
+}
+_WHERE = (answers.__name__, parameters.__name__)
+_MODELS: dict[str, Any] = {name: kind for where in (answers, parameters) for name, kind in vars(where).items()}
+_MEMBER = re.compile(r"^- `(\w+)`: (.*?)(?=\n- `|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@functools.cache
+def description() -> bytes:
+    """Return the description as JSON."""
+    return json.dumps(described()).encode()
+
+
+def described() -> dict[str, Any]:
+    """Return the description as a document."""
+    paths, schemas = dict[str, Any](), dict[str, Any]()
+    for name, operation in OPERATIONS.items():
+        method, path = operation.place.lower().split()
+        paths.setdefault(path, {})[method] = {"operationId": name, **_operation(operation, schemas)}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tiered_index", "version": __version__, "description": _TEXT},
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}, "schemas": schemas},
+    }
+
+
+def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of an operation, and add the schemas of its models."""
+    described: dict[str, Any] = {"summary": operation.summary}
+    described |= {"description": operation.more} if operation.more else {}
+    described |= {"security": []} if operation.is_open else {}
+    parameters = []
+    if operation.part is not None:
+        meaning, example = operation.part
+        parameter = {"name": "id", "in": "path", "required": True, "description": meaning}
+        parameters.append({**parameter, "schema": {"type": "string"}, "example": example})
+    if operation.query is not None:
+        parameters += _parameters(_schemas(operation.query)[operation.query.__name__])
+    described |= {"parameters": parameters} if parameters else {}
+    if operation.bodies:
+        content = {form: _body(operation, form, schemas) for form in operation.bodies}
+        described["requestBody"] = {"required": True, "content": content}
+    content = dict[str, Any]()
+    if operation.answer is not None:
+        content[JSON] = _content(operation.answer, operation.example, schemas)
+    content |= {form: {"schema": {"type": "string"}} for form in operation.forms}
+    responses = {operation.status: {"description": operation.told, "content": content}}
+    for status, text in operation.texts().items():
+        responses[status] = {"description": text, "content": {MEDIA_TYPE: _content(Problem, None, schemas)}}
+    if operation.unready is not None:
+        responses[503]["content"] = {JSON: _content(Health, operation.unready, schemas)}
+    described["responses"] = {str(status): response for status, response in responses.items()}
+    return described
+
+
+def _body(operation: Operation, form: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    example = operation.bodies[form]
+    schema: dict[str, Any] = {"type": "string"} | ({"format": "binary"} if form == ARROW else {})
+    if operation.body is not None:
+        parts = _schemas(operation.body)
+        schema = parts.pop(operation.body.__name__)
+        schemas |= parts
+    return {"schema": schema} | ({"example": example} if example is not None else {})
+
+
+def _content(model: type[Document], example: Document | None, schemas: dict[str, Any]) -> dict[str, Any]:
+    schemas |= _schemas(model)
+    content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+    return content | ({"example": example.to_dict()} if example is not None else {})
+
+
+def _schemas(model: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schemas of a model and of its parts, by name."""
+    _, components = msgspec.json.schema_components(
+        [model], schema_hook=lambda _: {**_TIME}, ref_template="#/components/schemas/{name}"
+    )
+    return {name: _described(schema, _MODELS[name]) for name, schema in components.items()}
+
+
+def _described(schema: dict[str, Any], model: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schema of a model with the meanings of its members; of an answer, its own ones first."""
+    meanings: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        told = inspect.cleandoc(base.__doc__ or "") if base.__module__ in _WHERE else ""
+        meanings |= {name: " ".join(text.split()) for name, text in _MEMBER.findall(told)}
+    properties = dict[str, Any]()
+    own = model.__annotations__ if issubclass(model, Document) else ()
+    for name in (*own, *(name for name in model.__struct_fields__ if name not in own)):
+        member = schema["properties"][name]
+        if issubclass(model, Document) or member.get("default", "") is None:
+            member.pop("default", None)
+        properties[name] = ({"description": meanings[name]} if name in meanings else {}) | member
+    required = [field.name for field in structs.fields(model) if field.default is not UNSET]
+    if not issubclass(model, Document):
+        required = schema.get("required", [])
+    text = _MEMBER.split(inspect.cleandoc(model.__doc__ or ""))[0]
+    return {"type": "object", "description": " ".join(text.split()), "properties": properties, "required": required}
+
+
+def _parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    parameters = []
+    for name, member in schema["properties"].items():
+        parameter: dict[str, Any] = {"name": name, "in": "query", "description": member.pop("description")}
+        if name in schema["required"]:
+            parameter["required"] = True
+        if examples := member.pop("examples", None):
+            parameter["example"] = examples[0]
+        parameters.append(parameter | {"schema": member})
+    return parameters

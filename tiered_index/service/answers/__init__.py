@@ -1,1 +1,0 @@
-"""Lookups and answers: arguments, rows, cursors, topics, batches. It may import threads."""

@@ -1,1 +1,0 @@
-"""The file handles that lookups see, in a skip list by time range. It may import answers and threads."""

@@ -1,0 +1,1 @@
+"""Jobs on objects of a storage: merge, erasure, expiry, replacement, copies, verification, archived segments."""

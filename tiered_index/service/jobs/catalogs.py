@@ -1,0 +1,206 @@
+"""Catalogs of segments: writes them, and merges small ones with the segments that records name line by line.
+
+One record replaces catalogs and lines by the merged catalog. Segments that expired or are hidden are left out; their
+objects are then orphans. Segments that are hidden during a merge stay hidden in the merged catalog. A crash leaves an
+orphan. Memory: some groups of rows for each catalog. Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from tiered_index.errors import ObjectNotFound
+from tiered_index.format.catalog import CatalogDirectory, CatalogWriter, decode_end
+from tiered_index.format.names import CATALOG_PREFIX, catalog_name
+from tiered_index.format.segment import Segment
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import Publication
+from tiered_index.service.log.records import HiddenSegment, LogRecord, StoredCatalog
+from tiered_index.service.log.state import LogState, overlapped
+from tiered_index.service.read.segments import MissingCatalog, Segments, hidden_in
+from tiered_index.storage.base import Storage, Writer
+
+LINES_OF_RECORD = 16
+"""Most segments that a record names line by line: more are in a catalog."""
+MOST_LINES = 256
+"""Most segments in a state line by line, and most hidden ones, before the writer makes a catalog of them."""
+MOST_CATALOGS = 8
+"""Most catalogs in a state before small ones are merged, even without lines."""
+# a catalog is merged with smaller ones that together have at least 1 / so many of its segments
+_RATIO = 2
+_TRIES = 5
+# of a catalog's end: enough for the directory of some million segments
+_END_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogPlan:
+    """The catalogs and lines to merge, of one state."""
+
+    state: LogState
+    catalogs: tuple[StoredCatalog, ...]
+    lines: frozenset[str]
+
+
+def plan_catalogs(state: LogState, *, least: int = 1) -> CatalogPlan | None:
+    """Return the catalogs to merge, with all lines. None: fewer than `least` lines and hidden rows, and all merged.
+
+    A catalog is included if a line is within its range of a log, or if one of its segments expired or is hidden. It is
+    also included if smaller catalogs together have a good part of its segments.
+    """
+    expired = state.expired.segments
+    ranges = [(store, lines[0].start, lines[-1].end) for store in state.stores for lines in [state.segments_of(store)]]
+    hiding = {one.catalog for one in state.hidden.values()} if len(state.hidden) >= least else set()
+    merges_lines = len(state.archive) >= least
+
+    def is_due(stored: StoredCatalog) -> bool:
+        if stored.name in hiding or any(log.start < expired.get(log.store, 0) for log in stored.rows.logs):
+            return True
+        if not merges_lines:
+            return False
+        logs = {log.store: log for log in stored.rows.logs}
+        return any(start < logs[store].end and logs[store].start < end for store, start, end in ranges if store in logs)
+
+    due = {name for name, stored in state.catalogs.items() if is_due(stored)}
+    if not due and not merges_lines and len(state.catalogs) >= MOST_CATALOGS:
+        due = {min(state.catalogs.values(), key=lambda one: one.rows.count).name}
+    total = (len(state.archive) if merges_lines else 0) + sum(state.catalogs[name].rows.count for name in due)
+    for stored in sorted(state.catalogs.values(), key=lambda one: one.rows.count):
+        if stored.name not in due and stored.rows.count <= _RATIO * total:
+            due.add(stored.name)
+            total += stored.rows.count
+    lines = frozenset(state.archive) if merges_lines else frozenset[str]()
+    if len(due) < 2 and not lines and not any(is_due(state.catalogs[name]) for name in due):
+        return None
+    return CatalogPlan(state, tuple(one for name, one in state.catalogs.items() if name in due), lines)
+
+
+def merge_catalogs(log: StorageLog, epoch: int | None = None, *, least: int = 1) -> int:
+    """Merge catalogs and lines of segments that are due (see `plan_catalogs`). Return the number of records appended.
+
+    `epoch` is the writer's; None: a job. Raises the errors of `StorageLog.append`, and of the storage.
+    """
+    for _ in range(_TRIES if plan_catalogs(log.state, least=least) is not None else 0):
+        plan = plan_catalogs(log.refresh(), least=least)
+        if plan is None:
+            return 0
+        try:
+            return int(_run(log, plan, epoch))
+        except MissingCatalog:
+            # another merge was faster, or the catalog is lost
+            if all(one.name in log.refresh().catalogs for one in plan.catalogs):
+                raise
+    return 0
+
+
+def _run(log: StorageLog, plan: CatalogPlan, epoch: int | None) -> bool:
+    state = plan.state
+    shown = Segments(_part(plan), log.storage).all()
+    first = next(shown, None)
+    catalog, publication = None, None
+    if first is not None:
+        catalog, publication = send_catalog(log, itertools.chain([first], shown), epoch)
+    before = sum(one.rows.count for one in plan.catalogs) + len(plan.lines)
+    left_out = before - (0 if catalog is None else catalog.rows.count)
+
+    def make(now: LogState) -> LogRecord | None:
+        names = {one.name for one in plan.catalogs}
+        if not names <= now.catalogs.keys():
+            return None
+        # what was replaced or given up meanwhile
+        gone = [plan.state.archive[name] for name in sorted(plan.lines) if name not in now.archive]
+        fresh = [one for name, one in now.hidden.items() if one.catalog in names and name not in state.hidden]
+        hide: tuple[HiddenSegment, ...] = ()
+        if catalog is None:
+            pass
+        elif overlapped([one for one in now.catalogs.values() if one.name not in names], catalog) is not None:
+            return None
+        else:
+            of_lines = [hidden_in(catalog, one) for one in gone]
+            hide = (*of_lines, *(structs.replace(one, catalog=catalog.name) for one in fresh))
+        remove = (*sorted(names), *sorted(plan.lines & now.archive.keys()))
+        added = () if catalog is None else (catalog,)
+        return LogRecord(
+            0, "catalogs", epoch or 0, "", 0, remove=remove, catalogs=added, hide=hide, left_out=max(left_out, 0)
+        )
+
+    if publication is None:
+        return log.append("a merge of catalogs", epoch, make).number > state.number
+    after = publication.record("a merge of catalogs", make)
+    return catalog is not None and catalog.name in after.catalogs
+
+
+def replace_catalog(log: StorageLog, stored: StoredCatalog, segments: Iterable[Segment]) -> str | None:
+    """Send a catalog again, with the same `segments`. Return its name; None: a record has removed the old one."""
+    fresh, publication = send_catalog(log, segments)
+
+    def make(state: LogState) -> LogRecord | None:
+        if stored.name not in state.catalogs:
+            return None
+        hide = [structs.replace(one, catalog=fresh.name) for one in state.hidden.values() if one.catalog == stored.name]
+        return LogRecord(0, "repair", 0, "", 0, remove=(stored.name,), catalogs=(fresh,), hide=tuple(hide))
+
+    state = publication.record("a catalog in the place of another", make)
+    return fresh.name if fresh.name in state.catalogs else None
+
+
+def _part(plan: CatalogPlan) -> LogState:
+    """Return a state with only the segments of a plan."""
+    state = plan.state
+    return LogState(
+        archive={name: one for name, one in state.archive.items() if name in plan.lines},
+        catalogs={one.name: one for one in plan.catalogs},
+        hidden=state.hidden,
+        expired=state.expired,
+    )
+
+
+def send_catalog(
+    log: StorageLog, segments: Iterable[Segment], epoch: int | None = None
+) -> tuple[StoredCatalog, Publication]:
+    """Send a catalog of sorted segments, at least one. Return it with its publication. Raises as `Publication.send`."""
+    made: list[CatalogDirectory] = []
+
+    def fill(stream: Writer) -> None:
+        writer = CatalogWriter(stream.write)
+        for segment in segments:
+            writer.add(segment)
+        made.append(writer.finish())
+
+    publication = Publication.send(log, catalog_name(), fill, epoch)
+    sent = publication.sent
+    return StoredCatalog(sent.name, sent.size_bytes, sent.began_ms, made[-1].encode()), publication
+
+
+def removed_names(log: StorageLog, numbers: Iterable[int]) -> set[str]:
+    """Return the names of objects that records `numbers` removed, with the segments that merged catalogs left out."""
+    return {name for number in numbers for name in names_removed_by(log, log.record(number))}
+
+
+def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
+    """Return the names that a record removed or hid, with the segments that the merge of catalogs left out.
+
+    The merged catalogs are read for that. If a sweep deleted one, its segments were left out long ago.
+    """
+    names = [*record.remove, *(one.name for one in record.hide)]
+    if record.kind == "catalogs" and record.left_out:
+        segments = Segments(log.state, log.storage)
+        for name in record.remove:
+            if name.startswith(CATALOG_PREFIX):
+                with contextlib.suppress(ObjectNotFound):
+                    left_out = (one.name for one in read_catalog(log.storage, name) if one.kind == "archived")
+                    names += [one for one in left_out if not segments.names_object(one)]
+    return tuple(names)
+
+
+def read_catalog(storage: Storage, name: str) -> Iterator[Segment]:
+    """Yield all segments of a catalog by its object alone. Raises `ObjectNotFound` and `CorruptFile`."""
+    size_bytes = storage.head(name).size_bytes
+    directory = decode_end(storage.get_suffix(name, min(size_bytes, _END_BYTES))[0], name)
+    stored = StoredCatalog(name, size_bytes, 0, directory.encode())
+    return Segments(LogState(catalogs={name: stored}), storage).all()

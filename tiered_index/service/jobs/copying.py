@@ -1,0 +1,557 @@
+"""Copies: makes another index of an index's state at one log position, in another storage, and keeps it up to date.
+
+First the objects are copied, and each byte is checked. Then one log record names them all, so a target is either no
+index or a complete one. The copy has its own index id, so that no writer's root belongs to both, and no epoch or lease.
+Its source position ``copy:ID`` is the number of the last record of index ID that it has. A copy's record follows only
+another copy's record, so a record of any other writer ends the copying permanently. A crash leaves objects that no
+record names, and the next round uses them. Threads: one for each `Copier`, and its pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import secrets
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+from msgspec import structs
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, TieredIndexError
+from tiered_index.format.archived import HEAD_BYTES, SegmentTable
+from tiered_index.format.catalog import decode_end, decode_group
+from tiered_index.format.names import log_name
+from tiered_index.format.queue_offsets import check_queues
+from tiered_index.format.trailer import TAIL_SIZE
+from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compacted, verify_shard
+from tiered_index.retention import Retention
+from tiered_index.service.jobs.expiry import sweep
+from tiered_index.service.jobs.orphans import Orphans, not_there
+from tiered_index.service.jobs.pending import check_pending
+from tiered_index.service.log.log import StorageLog, own_objects, read_again
+from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
+from tiered_index.service.root.seen import Seen
+from tiered_index.storage.base import ObjectInfo, Storage, StorageOptions
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.probe import check_storage, probe_put_if_absent
+from tiered_index.types import no_progress
+
+_log = logging.getLogger(__name__)
+_KIND = "copy"
+_DIFFER = "two reads of the same bytes differ"
+COPY_OF = "copy:"
+"""Begin of the source position that names the source of a copy; the index's id follows."""
+_TRIES = 10
+# fields of a state that a copy's record does not take over unchanged
+_OWN = ("number", "epoch", "genesis", "objects", "archive", "pending", "catalogs", "hidden", "roots", "digest")
+
+Part = StoredObject | ArchivedSegment | StoredCatalog
+"""An object that a log's state names, or a segment that one of its catalogs names."""
+# segments of catalogs that are brought before the next ones are asked for
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """The result of a copy, or of one update of a standby. Counts are of objects, bytes and log records.
+
+    - The target has everything up to record `source_number` of the source; `records` of these are new.
+    - The target's log ends at `log_number`.
+    - `sent` objects of `sent_bytes` bytes were copied. `kept` objects of `kept_bytes` bytes were already there from an
+      earlier try.
+    - `removed` are names that the target's log no longer has.
+    - `as_of_ms` is the time at which the source's log was read, in epoch milliseconds by the copier's clock.
+    - `problems` name damage of the source that the copy does not have.
+    """
+
+    as_of_ms: int
+    source_number: int
+    log_number: int
+    records: int
+    sent: int
+    sent_bytes: int
+    kept: int
+    kept_bytes: int
+    removed: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+
+
+class CopyStopped(TieredIndexError):
+    """`stop` was set. Nothing was published. Objects that were sent are kept for the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeObject:
+    """A checked object in the target. `began_ms`: time of its sending, by this host's clock if it `was_sent`."""
+
+    size_bytes: int
+    began_ms: int
+    was_sent: bool
+
+
+@dataclass(eq=False)
+class _Brought:
+    """The segments of a state's catalogs that were brought, in order: those up to `until`."""
+
+    state: LogState
+    began_ms: int
+    until: tuple[str, int] = ("", -1)
+    is_whole: bool = False
+    sent: list[int] = field(default_factory=lambda: [0, 0])
+    kept: list[int] = field(default_factory=lambda: [0, 0])
+
+
+@dataclass(eq=False)
+class Copier:
+    """Copies one index into another storage, a round at a time.
+
+    `progress` gets the bytes copied since its last call, from any of `threads` threads.
+    """
+
+    source: Storage
+    target: Storage
+    clock: Clock
+    threads: int = 4
+    progress: Callable[[int], None] = no_progress
+    stop: threading.Event = field(default_factory=threading.Event)
+    # whether the target must already be a copy
+    must_exist: bool = False
+    # by name, the objects that the target has and no record names yet
+    _whole: dict[str, _WholeObject] = field(default_factory=dict)
+    # segments of catalogs that the target has: of this state, up to this place, since this time
+    _listed: _Brought | None = None
+    # the source's record with which the target was last compared
+    _compared: tuple[int, str] = (0, "")
+
+    def __post_init__(self) -> None:
+        self.log, self.copied = StorageLog(self.source, self.clock), StorageLog(self.target, self.clock)
+
+    def open(self) -> LogState:
+        """Read both logs, and return the source's state.
+
+        Raises `NotAnIndex` for the source, `StorageMisconfigured`, and the errors of the storages. Raises
+        `InvalidArgument` if the target is an index but not a copy of the source.
+        """
+        # unchecked: of a storage with two histories, the history of the newest checkpoint is copied
+        state = self.log.open(checks=False)
+        try:
+            self._check_target(self.copied.open())
+        except NotAnIndex as error:
+            if self.must_exist:
+                raise NotAnIndex(f"{error}, but --must-exist requires a copy: is it mounted?") from error
+            check_storage(self.target, self.clock)
+        else:
+            probe_put_if_absent(self.target)
+        return state
+
+    def missing_bytes(self) -> int:
+        """Return the bytes that the target lacks by the logs as read so far. No request."""
+        state, there = self.log.state, self.copied.state
+        named = sum(map(_size, _beyond(state, there).values()))
+        listed, known = (sum(one.object_bytes for one in s.catalogs.values()) for s in (state, there))
+        return named + max(listed - known, 0)
+
+    def run_once(self) -> CopyReport:
+        """Bring the target to the end of the source's log.
+
+        Raises `CorruptFile` for a damaged or lost object of the source, `CopyStopped`, `InvalidArgument`, `JobOverdue`,
+        and the errors of the storages. The target is then unchanged.
+        """
+        as_of_ms = self.clock.now_ms()
+        state = self.log.refresh()
+        if self.copied.state.number:
+            self._check_target(self.copied.refresh())
+        for _ in range(_TRIES):
+            before = self.copied.state
+            waiting = self._waiting(_beyond(state, before))
+            if not waiting and self._has_listed(state, before):
+                break
+            try:
+                self._send(waiting)
+                self._send_listed(state, before, waiting)
+            except ObjectNotFound:
+                # an object was merged or expired meanwhile, or the source has lost it
+                as_of_ms = self.clock.now_ms()
+                state = self.log.refresh()
+                self._check_lost(waiting, state)
+            except MissingCatalog as error:
+                as_of_ms = self.clock.now_ms()
+                state = self.log.refresh()
+                if error.file in {**state.catalogs, **self.copied.state.catalogs}:
+                    raise
+        else:
+            raise JobOverdue(
+                f"{self.target.uri}: nothing was published, because objects were removed while they were copied, or "
+                f"copying took more than {MAX_AGE_S // 3600} hours: try again"
+            )
+        after, key = self._publish(state), _key(state)
+        sent = [one.size_bytes for one in self._whole.values() if one.was_sent]
+        kept = [one.size_bytes for one in self._whole.values() if not one.was_sent]
+        listed = self._listed or _Brought(state, as_of_ms)
+        self._whole.clear()
+        self._listed = None
+        return CopyReport(
+            as_of_ms=as_of_ms,
+            source_number=after.positions[key],
+            log_number=after.number,
+            records=after.positions[key] - before.positions.get(key, 0),
+            sent=len(sent) + listed.sent[0],
+            sent_bytes=sum(sent) + listed.sent[1],
+            kept=len(kept) + listed.kept[0],
+            kept_bytes=sum(kept) + listed.kept[1],
+            removed=self._removed(before, after),
+            problems=self._problems(),
+        )
+
+    def _removed(self, before: LogState, after: LogState) -> tuple[str, ...]:
+        """Return the names that the target no longer has. A segment may have moved to a catalog."""
+        segments = Segments(after, self.target)
+        return tuple([name for name in _beyond(before, after) if not segments.names_object(name)])
+
+    def _problems(self) -> tuple[str, ...]:
+        try:
+            self.source.head(log_name(1))
+        except ObjectNotFound:
+            return (
+                f"{self.source.uri}: the log's first records are gone. If a life-cycle rule of the bucket "
+                f"deletes them, remove the rule, or the source is lost with its checkpoints. The copy has a log of "
+                f"its own, and the state of the newest checkpoint, which can't be verified",
+            )
+        return ()
+
+    def sweep(self, grace_s: float) -> Orphans:
+        """Delete objects from the target that its log removed `grace_s` ago, or that no record has named for a day."""
+        return sweep(self.target, self.copied, Retention(grace_s=round(grace_s)), delete=True)
+
+    # Objects in the target
+
+    def _waiting(self, lacking: dict[str, Part]) -> list[Part]:
+        """Return the objects that the target does not certainly have. Leftovers of earlier processes are unknown."""
+        found: dict[str, ObjectInfo] = {}
+        for prefix in dict.fromkeys(f"{name.partition('/')[0]}/" for name in lacking):
+            found |= {info.name: info for info in own_objects(self.target, prefix) if info.name in lacking}
+        for name, one in lacking.items():
+            if name not in found or not self._may_be(one, found[name]):
+                self._whole.pop(name, None)
+        return [one for name, one in lacking.items() if name not in self._whole]
+
+    def _may_be(self, one: Part, info: ObjectInfo) -> bool:
+        """Return whether an object of the target may be used for `one`: it has the same size and is young enough.
+
+        A sweep of the target may delete an older one at any time. A target without a log is never swept.
+        """
+        known = self._whole.get(one.name)
+        age_s = abs(self.clock.now_ms() - (known.began_ms if known is not None else info.modified_ms)) / 1000
+        return info.size_bytes == _size(one) and (age_s < MAX_AGE_S or not self.copied.state.number)
+
+    def _check_lost(self, parts: list[Part], state: LogState) -> None:
+        is_named = names_object(self.source)
+        for one in not_there(self.source, [one for one in parts if is_named(state, one.name)]):
+            problem = "the log names this object, but the storage does not have it: run `verify --deep --repair`"
+            raise CorruptFile(one.name, problem)
+
+    # Sending
+
+    def _send(self, parts: list[Part]) -> None:
+        """Send objects to the target. Raises the errors of `run_once`, and `ObjectNotFound` for the source."""
+        with ThreadPoolExecutor(self.threads, "tiered-index-copy") as pool, contextlib.ExitStack() as cancelling:
+            cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
+            for future in [pool.submit(self._bring, one) for one in parts]:
+                future.result()
+
+    def _has_listed(self, state: LogState, before: LogState) -> bool:
+        """Return whether the target has the segments that catalogs of `state` list. None that a sweep may delete."""
+        if state.catalogs.keys() <= before.catalogs.keys():
+            return True
+        brought = self._listed
+        if brought is None or not brought.is_whole or brought.state is not state:
+            return False
+        return abs(self.clock.now_ms() - brought.began_ms) / 1000 < MAX_AGE_S or not before.number
+
+    def _send_listed(self, state: LogState, before: LogState, waiting: list[Part]) -> None:
+        """Send the segments that catalogs of `state` list and the target lacks, in their order, some at a time.
+
+        Segments that an earlier try has brought are not sent again. `waiting` gets the segments that are asked for.
+        """
+        if self._has_listed(state, before):
+            return
+        earlier, begun = self._listed, _Brought(state, self.clock.now_ms())
+        if earlier is not None and abs(begun.began_ms - earlier.began_ms) / 1000 < MAX_AGE_S:
+            begun.began_ms, begun.sent, begun.kept = earlier.began_ms, earlier.sent, earlier.kept
+        else:
+            earlier = None
+        ours, theirs = Segments(state, self.source), Segments(before, self.target)
+        lacking = _listed_beyond(ours, theirs)
+        while batch := list(itertools.islice(lacking, _AT_ONCE)):
+            if earlier is not None:
+                old = Segments(earlier.state, self.source)
+                batch = [one for one in batch if one.place > earlier.until or not old.names_object(one.name)]
+            waiting[:] = [one for one in batch if one.name not in self._whole]
+            self._send(waiting)
+            for one in waiting:
+                known = self._whole.pop(one.name)
+                counts = begun.sent if known.was_sent else begun.kept
+                counts[:] = counts[0] + 1, counts[1] + known.size_bytes
+            if batch:
+                begun.until = max(begun.until, batch[-1].place)
+            self._listed = begun if earlier is None or begun.until >= earlier.until else earlier
+        waiting.clear()
+        begun.is_whole = True
+        self._listed = begun
+
+    def _bring(self, one: Part) -> None:
+        """Use the object that an earlier try left in the target, or send it."""
+        if self.stop.is_set():
+            raise CopyStopped
+        began_ms = self.clock.now_ms()
+        left_ms = self._left_ms(one)
+        if left_ms is None:
+            read_again(partial(self._transfer, one))
+        self._whole[one.name] = _WholeObject(_size(one), began_ms if left_ms is None else left_ms, left_ms is None)
+        self.progress(_size(one))
+
+    def _transfer(self, one: Part) -> None:
+        """Send an object while it is checked. Windows that the check reads out of order, at the end, are read twice."""
+        with self.target.open_writer(one.name) as stream:
+
+            def send(start: int, window: bytes) -> None:
+                if start == stream.size_bytes:
+                    stream.write(window)
+
+            sums, size = _check(self.source, one, send), _size(one)
+            while (start := stream.size_bytes) < size:
+                window = self.source.get_range(one.name, start, min(WINDOW_BYTES, size - start))
+                CorruptFile.unless_equal(one.name, _DIFFER, sums[start], zlib.crc32(window))
+                stream.write(window)
+
+    def _left_ms(self, one: Part) -> int | None:
+        """Return the time of an object that an earlier try left in the target; None: it is missing or damaged."""
+        try:
+            info = self.target.head(one.name)
+            if not self._may_be(one, info):
+                return None
+            _check(self.target, one, lambda start, window: None)
+        except (ObjectNotFound, CorruptFile):
+            return None
+        # it may be a different valid object: compare the tails, which have the checksums of everything else
+        if self.source.get_suffix(one.name, TAIL_SIZE) != self.target.get_suffix(one.name, TAIL_SIZE):
+            return None
+        # the put of a killed copier, or one that failed, may not be durable
+        self.target.settle(one.name)
+        return info.modified_ms
+
+    # The record
+
+    def _publish(self, state: LogState) -> LogState:
+        """Append the record after which the target's log names the objects of `state`. Return the target's state."""
+        assert state.genesis is not None
+        if not self.copied.state.number:
+            own = structs.replace(state.genesis, index_id=secrets.token_hex(8))
+            made = self.copied.begin(replace(difference(LogState(), state, _key(state)), genesis=own))
+            if made.genesis == own:
+                return made
+            self._check_target(made)
+
+        def make(there: LogState) -> LogRecord | None:
+            self._check_target(there)
+            if there.positions[_key(state)] >= state.number:
+                return None  # the record of an earlier try, or of another copier, is in the log
+            return difference(there, state, _key(state))
+
+        return self.copied.append("a copy", None, make)
+
+    def _check_target(self, there: LogState) -> None:
+        """Raise `InvalidArgument` unless the target is a copy of the source without other writes."""
+        state = self.log.state
+        assert state.genesis is not None and there.genesis is not None
+        if there.genesis.index_id == state.genesis.index_id:
+            raise InvalidArgument(f"{self.target.uri} is the source itself: give another storage")
+        if _key(state) not in there.positions:
+            raise InvalidArgument(
+                f"{self.target.uri} holds an index that is not a copy of {self.source.uri}: give a storage "
+                f"without an index"
+            )
+        last = self.copied.record(there.number)
+        if last.kind != _KIND:
+            raise InvalidArgument(
+                f"{self.target.uri} was written to since it was copied (record {there.number} of its "
+                f"log), so it is now a separate index. It was not changed: copy into another storage"
+            )
+        at = there.positions[_key(state)]
+        if last.copied and at <= state.number and (at, last.copied) != self._compared:
+            self.log.identity.check_seen(self.log.state, Seen(at, last.copied))
+            self._compared = at, last.copied
+        if at > state.number:
+            raise InvalidArgument(
+                f"{self.target.uri} is a copy up to record {at}, but the log of {self.source.uri} ends at "
+                f"{state.number}: this is not the storage that was copied. Copy it into an empty prefix"
+            )
+
+
+def _key(state: LogState) -> str:
+    """Return the name of the source position that names the source of a copy."""
+    assert state.genesis is not None
+    return COPY_OF + state.genesis.index_id
+
+
+def _parts(state: LogState) -> dict[str, Part]:
+    return {**state.inputs, **state.archive, **state.catalogs}
+
+
+def _listed_beyond(ours: Segments, theirs: Segments) -> Iterator[ArchivedSegment]:
+    """Yield the archived segments in catalogs of `ours` that `theirs` does not have, in order of their places.
+
+    Both are read at the same time, so that memory does not grow with them.
+    """
+    others = iter(theirs)
+    other = next(others, None)
+    for one in ours:
+        while other is not None and other.place < one.place:
+            other = next(others, None)
+        is_there = other is not None and (other.place, other.name) == (one.place, one.name)
+        if not is_there and one.name not in ours.state.archive:
+            yield one
+
+
+def _beyond(state: LogState, other: LogState) -> dict[str, Part]:
+    """Return the objects that `state` names but `other` does not."""
+    known = _parts(other)
+    return {name: one for name, one in _parts(state).items() if name not in known}
+
+
+def _size(one: Part) -> int:
+    return one.object_bytes if isinstance(one, ArchivedSegment) else one.size_bytes
+
+
+def difference(before: LogState, after: LogState, key: str) -> LogRecord:
+    """Return the record that takes a copy from state `before` to `after`, a state of the source.
+
+    It takes over all fields of a state. Raises `CorruptFile` if no record can do this, because `after` is not later.
+    """
+    members = {member.name: member for member in fields(LogRecord)}
+    taken: dict[str, Any] = {}
+    for member in fields(LogState):
+        if member.name not in _OWN and member.name in members:
+            value = getattr(after, member.name)
+            taken[member.name] = tuple(value.values()) if members[member.name].default == () else value
+    taken["positions"] = after.positions | {key: after.number}
+    taken["copied"] = after.digest
+    added = _beyond(after, before).values()
+    made = LogRecord(
+        before.number + 1,
+        _KIND,
+        0,
+        "",
+        0,
+        genesis=None if before.number else after.genesis,
+        add=tuple(one for one in added if isinstance(one, StoredObject) and not isinstance(one, PendingFile)),
+        pending=tuple(one for one in added if isinstance(one, PendingFile)),
+        archive=tuple(one for one in added if isinstance(one, ArchivedSegment)),
+        catalogs=tuple(one for one in added if isinstance(one, StoredCatalog)),
+        hide=tuple(one for name, one in after.hidden.items() if before.hidden.get(name) != one),
+        remove=tuple(_beyond(before, after)),
+        **taken,
+    )
+    reached = before.apply(made, "copy")
+    expected = replace(
+        after,
+        number=made.number,
+        epoch=before.epoch,
+        genesis=reached.genesis,
+        positions=taken["positions"],
+        roots=before.roots,
+    )
+    if reached != expected:
+        raise CorruptFile("copy", f"no record leads from record {before.number} of the copy to the source's state")
+    return made
+
+
+# Checks during the transfer
+
+
+def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> dict[int, int]:
+    """Read a whole object in windows of 8 MiB, and check each byte. `seen(start, window)` gets all, in any order.
+
+    Return the CRC32 of each window, by its start. Raises `CorruptFile` with the first defect, and storage errors.
+    """
+    sums: dict[int, int] = {}
+
+    def once(start: int, window: bytes) -> None:
+        # a window may be read twice: both reads must have the same bytes
+        crc32 = zlib.crc32(window)
+        if start not in sums:
+            sums[start] = crc32
+            seen(start, window)
+        CorruptFile.unless_equal(one.name, _DIFFER, sums[start], crc32)
+
+    size = _size(one)
+    CorruptFile.unless_equal(one.name, "has another size than the log says", size, storage.head(one.name).size_bytes)
+    read = WindowedRead(lambda start, length: storage.get_range(one.name, start, length), size, once)
+    if isinstance(one, PendingFile):
+        check_pending(one, read)
+        read.finish()
+        return sums
+    if isinstance(one, StoredObject):
+        found = (verify_compacted if one.shard is None else verify_shard)(read, size, one.name)
+        read.finish()
+        if found:
+            raise CorruptFile(one.name, f"{found[0].part}: {found[0].problem}", offset=found[0].offset)
+        return sums
+    if isinstance(one, StoredCatalog):
+        for group in one.rows.groups:
+            decode_group(read(group.position, group.length), group, one.rows.logs, one.name)
+        end_at = one.rows.groups[-1].position + one.rows.groups[-1].length
+        found_rows = decode_end(read(end_at, size - end_at), one.name)
+        CorruptFile.unless_equal(one.name, "its directory differs from the log's", one.rows, found_rows)
+        return sums
+    crc32 = 0
+    for at in range(0, one.size_bytes, HEAD_BYTES):
+        for extent in one.ranges(at, min(HEAD_BYTES, one.size_bytes - at)):
+            crc32 = zlib.crc32(read(*extent), crc32)
+    footer_at = one.size_bytes - one.footer_bytes
+    behind = read(footer_at, size - footer_at)
+    table = SegmentTable.decode(behind, size, one.name, one.footer_bytes)
+    if table.queues_bytes:
+        check_queues(behind[: table.queues_bytes], one.start, one.size_bytes, one.name)
+    logged = (one.start, one.size_bytes, one.crc32, one.crc32)
+    problem = "start, size or CRC32 differ from the log"
+    CorruptFile.unless_equal(one.name, problem, logged, (table.start, table.size_bytes, table.crc32, crc32))
+    return sums
+
+
+def copy_index(
+    source: str,
+    target: str,
+    *,
+    threads: int = 4,
+    s3: StorageOptions | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[int], None] = no_progress,
+) -> CopyReport:
+    """Copy the present state of the index at the storage URI `source` to `target`. Return a report.
+
+    `target` has no index, or an earlier copy of this one without other writes, which is updated. Call it again to
+    continue an interrupted copy. `threads` objects are copied at a time; each thread calls `progress` with the bytes
+    copied since its last call. Writers, merges, sweeps and readers of the source may run meanwhile. The copy is an
+    index with an id of its own: a writer needs a new root for it. `s3` has the options of S3. `clock` replaces the
+    clock in tests.
+
+    Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile` (nothing damaged is copied), `StorageUnavailable`,
+    `StorageMisconfigured`. The target is then unchanged.
+    """
+    with contextlib.ExitStack() as closing:
+        copied = closing.enter_context(open_storage(source, options=s3, parallel_reads=threads))
+        into = closing.enter_context(open_storage(target, options=s3))
+        copier = Copier(copied, into, clock or SystemClock(), threads, progress)
+        copier.open()
+        return copier.run_once()

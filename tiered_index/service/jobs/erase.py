@@ -1,0 +1,504 @@
+"""Erasing: a log record states tombstones, rewriting removes the bytes of hidden entries, and a certificate reports it.
+
+After the record no lookup shows the hidden entries. The record removes files and tables that have only hidden entries.
+With `now`, other objects are merged without them, into tables of the same windows, and objects that records removed
+`grace_s` ago are deleted. The certificate has the result of a scan of the stored bytes. You may repeat it: it continues
+where it was interrupted. It needs no epoch, like a merge. Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.clock import Clock
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX, linked_store
+from tiered_index.format.schema import Schema
+from tiered_index.format.segment import LinkedSegment
+from tiered_index.retention import Expired
+from tiered_index.service.jobs.erase_find import FindHidden, Found, find_hidden
+from tiered_index.service.jobs.erase_near import in_force, matched, near_keys
+from tiered_index.service.jobs.erase_segments import FindMessages, RewriteSegments, erase_messages
+from tiered_index.service.jobs.expiry import groups
+from tiered_index.service.jobs.job import Workers
+from tiered_index.service.jobs.merge_plan import MergeRewrite
+from tiered_index.service.jobs.merge_run import rewrite_objects
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.rows import check_integer, check_key, check_topic
+from tiered_index.service.read.segments import Segments
+from tiered_index.spelling import other_spellings
+from tiered_index.storage.base import Storage
+from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
+from tiered_index.types import MAX_TIMESTAMP_MS, no_progress
+
+GRACE_S = 3600.0
+"""Default time to keep the bytes of removed objects, for running exports and jobs."""
+# an object that no record names may still be published for a day
+_UNNAMED_S = 86400.0
+_QUEUES = -(2**31), 2**31 - 1
+_MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
+
+Status = Literal["planned", "hidden", "erased", "pending", "remains"]
+"""The status of an erasure:
+
+- ``planned``: a dry run.
+- ``hidden``: no lookup shows the entries, and merges remove their bytes. Archived messages are unchanged.
+- ``erased``: the scan found no bytes of them.
+- ``pending``: objects wait for the grace to end, or uploads of others for their outcome.
+- ``remains``: bytes are left.
+"""
+MakeFind = Callable[[int, bool], FindMessages]
+"""Takes a time (epoch milliseconds) and whether the index has fingerprints. Returns a function that finds the messages
+of a request that were stored before the time.
+"""
+Progress = Callable[[str, int, int], None]
+"""Called with a word for the work, the number of finished steps, and the number of all steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class EraseRequest:
+    """A request to erase entries of `topic`: of `keys`, of a queue, or all.
+
+    It covers entries before `before_ms` (epoch milliseconds, rounded up to a whole second; None: up to the present
+    second, inclusive). Raises `InvalidArgument` for a request that no record can state.
+    """
+
+    topic: str
+    keys: tuple[str, ...] = ()
+    queue_id: int | None = None
+    before_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "topic", check_topic(self.topic))
+        for key in self.keys:
+            check_key(key)
+        if self.keys and self.queue_id is not None:
+            raise InvalidArgument("erase keys or a queue of a topic, not both at once")
+        # a record is permanent: one with a number that its check refuses would make the index unreadable
+        for name, least, most in (("queue_id", *_QUEUES), ("before_ms", *_MOMENTS_MS)):
+            if (value := getattr(self, name)) is not None:
+                if not least <= (number := check_integer(name, value)) <= most:
+                    raise InvalidArgument(f"{name} {number} is outside {least}..{most}")
+                object.__setattr__(self, name, number)
+
+    @classmethod
+    def of(
+        cls, topic: str, keys: str | Sequence[str] | None, queue_id: int | None, before_ms: int | None
+    ) -> EraseRequest:
+        """Return the request of a call. `keys` None: all keys. Raises `InvalidArgument` for an empty list."""
+        given = (keys,) if isinstance(keys, str) else tuple(keys or ())
+        if keys is not None and not given:
+            raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
+        return cls(topic, given, queue_id, before_ms)
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The keys, each with its other spellings: an index may have its entries by any of them."""
+        return tuple(dict.fromkeys(each for key in self.keys for each in (key, *other_spellings(key))))
+
+    def tombstones(self, now_ms: int, *, keyed: bool) -> tuple[Tombstone, ...]:
+        """Return the tombstones of the request."""
+        before_ms = now_ms // 1000 * 1000 + 1000 if self.before_ms is None else self.before_ms
+        keys: Sequence[str | None] = self.spellings or (None,)
+        return tuple(
+            [Tombstone.of(self.topic, before_ms, key=key, queue_id=self.queue_id, keyed=keyed) for key in keys]
+        )
+
+    def collisions(self, keys: Any, sought: npt.NDArray[np.bool_], *, keyed: bool) -> int:
+        """Return the number of `keys` that are not `sought` but are hidden by the tombstones of the sought ones."""
+        hashes, prints = hash_batch([self.topic], np.zeros(len(sought), np.int64), code_units(keys))
+        alike = np.zeros(len(sought), np.bool_)
+        for stone in self.tombstones(0, keyed=keyed):
+            mine = np.isin(hashes, stone.hashes)
+            alike |= mine if stone.fingerprint is None else mine & (prints == stone.fingerprint)
+        return int((alike & ~sought).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erasure:
+    """The certificate of an erasure, or its plan: counts of removed entries and objects, and the remaining objects.
+
+    - `request` is the request, `tombstones` are those that hide its entries. `by_hash_alone`: the index has no
+      fingerprints, so the hash alone identifies keys.
+    - `status` is ``planned``, ``hidden``, ``pending``, ``remains`` or ``erased``.
+    - `matched` counts the entries and archived messages of the request. `in_force`: the log stated the same erasure
+      before, so it may match nothing. `unmatched_keys` are keys of the request that neither an earlier erasure nor a
+      stored entry before the time has. Of these `later_keys` have later entries, and `similar_keys` are other
+      spellings that have entries.
+    - `objects` held `entries` entries of the request. Of these `removed` are no longer named by a record, and
+      `entries_removed` entries are gone.
+    - `deleted` objects that no record names were deleted, of `deleted_bytes` bytes.
+    - `segments_read` and `segments_rewritten` count archived segments; `messages_erased` messages in them were
+      overwritten or left out. `segments_remaining` names segments that may still have messages of the request, and
+      `segment_problems` tells why segments could not be read or rewritten. `collisions` counts entries of other keys in
+      these segments that the tombstones hide, too, because the hashes are equal (None: no segment was read, or the
+      request has no key). `linked_remaining` names linked files that have, or may have, rows of the request: the
+      index never changes them.
+    - `log_numbers` are the records that state the erasure and remove objects. `log_number` is the log's last record.
+    - `scanned_objects`, `scanned_entries` and `scanned_bytes` count the scan at the end. `remaining` are objects that
+      still hold entries or can't be read.
+    - `pending` are bytes that the index does not use: removed objects, unfinished uploads.
+    - `unchecked` names places that the scan can't see. `to_do` names the next steps.
+    - `unknown_topics` has the topic if no stored file had it; `known_topics` are the topics that files had.
+    """
+
+    request: EraseRequest
+    tombstones: tuple[Tombstone, ...]
+    status: Status
+    objects: tuple[StoredObject, ...] = ()
+    entries: int = 0
+    by_hash_alone: bool = False
+    collisions: int | None = None
+    removed: tuple[str, ...] = ()
+    entries_removed: int = 0
+    deleted: int = 0
+    deleted_bytes: int = 0
+    segments_read: int = 0
+    segments_rewritten: int = 0
+    messages_erased: int = 0
+    segments_remaining: tuple[str, ...] = ()
+    linked_remaining: tuple[str, ...] = ()
+    segment_problems: tuple[str, ...] = ()
+    log_numbers: tuple[int, ...] = ()
+    log_number: int = 0
+    scanned_objects: int = 0
+    scanned_entries: int = 0
+    scanned_bytes: int = 0
+    remaining: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    to_do: tuple[str, ...] = field(default=())
+    unknown_topics: tuple[str, ...] = ()
+    known_topics: frozenset[str] = frozenset()
+    in_force: bool = False
+    unmatched_keys: tuple[str, ...] = ()
+    later_keys: tuple[str, ...] = ()
+    similar_keys: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> int:
+        """Entries and archived messages of the request that were found."""
+        return self.entries + self.messages_erased
+
+    @property
+    def matches_all(self) -> bool:
+        """Whether something was found of the request and of each key, or an earlier erasure had the rest."""
+        return bool(self.matched or self.in_force) and not (self.entries and self.unmatched_keys)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the objects."""
+        return sum(stored.size_bytes for stored in self.objects)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the certificate as a JSON-ready dict, as `--json` prints it."""
+        return {
+            "matched": self.matched,
+            "status": self.status,
+            "asked": asdict(self.request),
+            "tombstones": [stone.to_json() for stone in self.tombstones],
+            "objects": [{"object": s.name, "entries": s.count, "bytes": s.size_bytes} for s in self.objects],
+            "entries": self.entries,
+            "bytes": self.size_bytes,
+            "by_hash_alone": self.by_hash_alone,
+            "unknown_topics": list(self.unknown_topics),
+            "in_force": self.in_force,
+            "unmatched_keys": list(self.unmatched_keys),
+            "later_keys": list(self.later_keys),
+            "similar_keys": list(self.similar_keys),
+            "collisions": self.collisions,
+            "objects_removed": list(self.removed),
+            "entries_removed": self.entries_removed,
+            "deleted": {"objects": self.deleted, "bytes": self.deleted_bytes},
+            "segments": {
+                "read": self.segments_read,
+                "rewritten": self.segments_rewritten,
+                "messages_erased": self.messages_erased,
+                "remaining": list(self.segments_remaining),
+                "linked_remaining": list(self.linked_remaining),
+            },
+            "log_numbers": list(self.log_numbers),
+            "log_number": self.log_number,
+            "scan": {
+                "objects": self.scanned_objects,
+                "entries": self.scanned_entries,
+                "bytes": self.scanned_bytes,
+                "remaining": list(self.remaining),
+            },
+            "pending": list(self.pending),
+            "unchecked": list(self.unchecked),
+            "to_do": list(self.to_do),
+        }
+
+
+def erase(
+    storage: Storage,
+    log: StorageLog,
+    request: EraseRequest,
+    clock: Clock,
+    *,
+    yes: bool,
+    now: bool = False,
+    grace_s: float = GRACE_S,
+    threads: int = 2,
+    messages: MakeFind | None = None,
+    find: FindHidden = find_hidden,
+    workers: Workers[MergeRewrite] | None = None,
+    rewrite: RewriteSegments | None = None,
+    shard_bytes: int = 1 << 30,
+    progress: Progress = no_progress,
+) -> Erasure:
+    """Erase as `tiered_index.erase` does, from an index whose `log` is read.
+
+    `messages` finds messages in archived segments; None: segments are not changed. `find` and `rewrite` may read
+    objects and segments in other processes. `workers` and `shard_bytes`: see `merge`.
+    """
+    check_grace(grace_s)
+    check_shard_bytes(shard_bytes)
+    if threads < 1:
+        raise InvalidArgument(f"threads must be at least 1, not {threads!r}")
+    if yes:
+        # without put-if-absent, a record of a writer and this one could get the same number
+        probe_put_if_absent(storage)
+    begun = log.refresh()
+    assert begun.genesis is not None
+    schema = begun.genesis.layout.schema
+    stones = request.tombstones(clock.now_ms(), keyed=schema.keyed)
+    asked, found = Tombstones(stones), dict[str, Any]()
+
+    def look(state: LogState) -> Found:
+        fresh = [stored for stored in state.inputs.values() if stored.name not in found]
+        found.update(find(storage, fresh, asked, schema, lambda *done: progress("objects read", *done)))
+        return found
+
+    look(begun)
+    hit = tuple([stored for stored in begun.inputs.values() if found[stored.name].hidden])
+    known: dict[str, Any] = {
+        "request": request,
+        "tombstones": stones,
+        "objects": hit,
+        "entries": sum(found[stored.name].hidden for stored in hit),
+        "by_hash_alone": bool(request.keys) and not schema.keyed,
+    }
+    if not any(held.may_have_topic for held in found.values()):
+        known["unknown_topics"] = (request.topic,)
+        known["known_topics"] = frozenset().union(*(held.topics for held in found.values()))
+    known |= _unmatched(storage, begun, request, asked, schema, found, find)
+    if not yes:
+        _check_bound(begun.expired, Expired(tombstones=stones))
+        return Erasure(status="planned", log_number=begun.number, **known)
+    _record(log, Expired(tombstones=stones), found)
+    unnamed_s = max(grace_s, _UNNAMED_S)
+    if now:
+        rewrite_objects(
+            storage,
+            log,
+            clock,
+            # again and again, because a job that began before the tombstones may publish hidden entries meanwhile
+            lambda state: {name for name, held in look(state).items() if held.hidden},
+            threads=threads,
+            workers=workers,
+            shard_bytes=shard_bytes,
+            progress=partial(progress, "entries rewritten"),
+        )
+        if messages is not None:
+            # with the time of the tombstones: messages that arrive meanwhile are neither hidden nor overwritten
+            sought = messages(stones[0].before_ms, schema.keyed)
+            known |= erase_messages(storage, log, clock, sought, rewrite, progress, keys=bool(request.keys))
+        orphans = find_orphans(storage, log, older_than_s=unnamed_s, removed_s=grace_s)
+        gone = delete_orphans(storage, orphans)
+        known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
+    before_ms = storage.now_ms() - round(unnamed_s * 1000)
+    half_made = storage.purge(before_ms)
+    state = log.refresh()
+    # read all again, because the certificate is about the present bytes
+    left = find(storage, state.inputs.values(), asked, schema, lambda *done: progress("objects read again", *done))
+    names = {name for name, held in found.items() if held.hidden and state.input_of(name) is None}
+    records = {number: log.record(number) for number in range(begun.number + 1, state.number + 1)}
+    # entries that a job has moved meanwhile were counted in their old object
+    moved = {stored.name for record in records.values() if record.remove for stored in record.add}
+    known |= {
+        "removed": tuple(sorted(names)),
+        "entries_removed": max(0, _hidden({**left, **found}, moved) - _hidden(left)),
+        "log_numbers": tuple(
+            [n for n, one in records.items() if one.kind == "erase" or not names.isdisjoint(one.remove)]
+        ),
+        "log_number": state.number,
+        "scanned_objects": len(left),
+        "scanned_entries": sum(held.looked_at for held in left.values()),
+        "scanned_bytes": sum(held.read_bytes for held in left.values()),
+        "remaining": tuple(sorted(name for name, held in left.items() if held.hidden or held.problem)),
+        # twice, because a short write is finished at the second look
+        "pending": _unused(storage, state, set(half_made).intersection(storage.purge(before_ms))),
+        "unchecked": _unchecked(storage, state, left, known),
+    }
+    known["remaining"] += known.get("segments_remaining", ())
+    in_force = bool(known.get("in_force"))
+    known["linked_remaining"] = _linked(Segments(state, storage), request, stones[0].before_ms, found, in_force)
+    # archived messages are searched only with `now`
+    is_left = bool(known["remaining"] or known["pending"] or (Segments(state, storage) and not now))
+    left_now: Status = "remains" if known["remaining"] else "pending"
+    status: Status = "erased" if not is_left else left_now if now else "hidden"
+    return Erasure(status=status, to_do=_to_do(known, now=now, grace_s=grace_s), **known)
+
+
+def _unmatched(
+    storage: Storage,
+    state: LogState,
+    request: EraseRequest,
+    asked: Tombstones,
+    schema: Schema,
+    found: Found,
+    find: FindHidden,
+) -> dict[str, Any]:
+    """Return the fields of the certificate about a request, or keys of it, that no stored entry matches."""
+    held = found.values()
+    known = [in_force(state, stone) for stone in asked]
+    fields: dict[str, Any] = {"in_force": all(known)}
+    having = {
+        text
+        for text, stone, again in zip(request.spellings, asked, known, strict=False)
+        if again or matched(stone, held)
+    }
+    lacking = tuple([key for key in request.keys if having.isdisjoint((key, *other_spellings(key)))])
+    if lacking or not (all(known) or _hidden(found)):
+        later, similar = near_keys(storage, state, request.topic, lacking, schema, find) if lacking else ((), ())
+        fields |= {"unmatched_keys": lacking, "later_keys": later, "similar_keys": similar}
+    return fields
+
+
+def check_grace(grace_s: float) -> None:
+    """Raise `InvalidArgument` for a negative grace."""
+    if not grace_s >= 0:
+        raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+
+
+def check_shard_bytes(shard_bytes: int) -> None:
+    """Raise `InvalidArgument` for shards that are too small, as a merge does."""
+    if shard_bytes < 1 << 20:
+        raise InvalidArgument(f"shard_bytes must be at least {1 << 20}, not {shard_bytes!r}")
+
+
+def _unused(storage: Storage, state: LogState, half_made: set[str]) -> tuple[str, ...]:
+    """Return the names of `half_made` uploads, and of objects that no record names."""
+    prefixes, segments = (DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX), Segments(state, storage)
+    stored = {info.name for prefix in prefixes for info in own_objects(storage, prefix)} - state.inputs.keys()
+    return tuple(sorted(half_made.union(name for name in stored if not segments.names_object(name))))
+
+
+def _check_bound(expired: Expired, gone: Expired) -> Expired:
+    joined = expired.joined(gone)
+    if (count := len(joined.tombstones)) > MOST_TOMBSTONES and count > len(expired.tombstones):
+        raise InvalidArgument(
+            f"the index would have {count:,} tombstones; the limit is {MOST_TOMBSTONES:,}. Erase a whole topic before "
+            f"some time, which replaces the tombstones of its keys, or expire older entries"
+        )
+    return joined
+
+
+def _record(log: StorageLog, gone: Expired, found: Found) -> LogState:
+    """Append the record that states `gone` and removes objects that have nothing else."""
+
+    def make(state: LogState) -> LogRecord | None:
+        joined = _check_bound(state.expired, gone)
+        names = names_of_nothing_else(state, found)
+        if joined is state.expired and not names:
+            return None
+        return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)
+
+    return log.append("the tombstones", None, make)
+
+
+def take_over(storage: Storage, expired: Expired, clock: Clock, *, checks: bool = True) -> LogState:
+    """Record the expired and erased entries of another index, before this index gets its entries.
+
+    `checks` as in `StorageLog.open`. Raises the errors of the storage.
+    """
+    log = StorageLog(storage, clock)
+    log.open(checks=checks)
+    return _record(log, expired, {})
+
+
+def names_of_nothing_else(state: LogState, found: Found) -> list[str]:
+    """Return the objects of files and tables whose entries are all hidden, by `found`. A table counts as a whole."""
+
+    def is_hidden(stored: StoredObject) -> bool:
+        return stored.name in found and found[stored.name].hidden == stored.count
+
+    return [stored.name for group in groups(state) if all(map(is_hidden, group)) for stored in group]
+
+
+def _linked(segments: Segments, request: EraseRequest, before_ms: int, found: Found, in_force: bool) -> tuple[str, ...]:
+    """Return the URIs of linked files that still have, or may have, rows of a request.
+
+    Those of keys are known by their entries, unless an earlier erasure removed these. Those of a topic or a queue are
+    known by the times of the files.
+    """
+    if request.keys and not in_force:
+        places = sorted(frozenset().union(*(held.places for held in found.values())))
+        at = [segments.segment(linked_store(request.topic, queue_id), offset) for queue_id, offset in places]
+        return tuple(dict.fromkeys(one.uri for one in at if isinstance(one, LinkedSegment)))
+    queue = None if request.queue_id is None else linked_store(request.topic, request.queue_id)
+    return tuple(
+        dict.fromkeys(
+            one.uri
+            for one in segments.linked()
+            if (one.store == queue if queue is not None else one.topic == request.topic)
+            and (one.times is None or one.times[0] < before_ms)
+        )
+    )
+
+
+def _hidden(found: Found, without: Container[str] = ()) -> int:
+    return sum(held.hidden for name, held in found.items() if name not in without)
+
+
+def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
+    said = [held.problem for held in left.values() if held.problem is not None]
+    said.append("caches of readers (`cache_dir`): they drop removed objects when the reader next reads the log")
+    if storage.uri.startswith("s3:"):
+        said.append("a bucket with versioning: it keeps deleted objects as noncurrent versions")
+    if state.epoch:
+        said.append(
+            "a writer's root: it hides entries that are not uploaded yet, and a merge after their upload removes them; "
+            "the writer deletes copies of deleted objects, and their cache entries, when it next reads the log"
+        )
+    said += known.get("segment_problems", ())
+    segments = len(Segments(state, storage))
+    if segments and not known.get("segments_read"):
+        said.append(f"{segments} archived segments: their messages are erased only with --now")
+    elif segments:
+        said.append("the source's own files: only the source can delete them")
+    if given_up := sum(one.range is None for one in state.lost.values()):
+        said.append(f"{given_up} lost objects that a record gave up")
+    return tuple(said)
+
+
+def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ...]:
+    steps = []
+    if known["linked_remaining"]:
+        steps.append(
+            f"{len(known['linked_remaining'])} linked files have, or may have, erased rows, the first "
+            f"{known['linked_remaining'][0]}: the index never changes them; only their owner can"
+        )
+    if known["remaining"]:
+        what = f"{len(known['remaining'])} objects still have hidden entries, or can't be read"
+        steps.append(f"{what}: run it again; `verify` lists damaged ones" if now else f"{what}: merge, or use --now")
+    if known["pending"]:
+        steps.append(
+            f"{len(known['pending'])} objects or uploads that the index does not use are still stored: run the command "
+            f"with --now again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is running. An "
+            f"unfinished upload, and a staged object of an earlier version, are deleted after a day"
+        )
+    return tuple(steps)

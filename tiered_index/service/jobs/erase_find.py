@@ -1,0 +1,124 @@
+"""Finds erased entries in stored objects, by reading their bytes. Threads: any.
+
+First the topic table of an object is read. If the object may have erased entries, the slots of erased keys are read, or
+all slots if a topic or a queue was erased. Each run is checked against its CRC32. A pending file is read as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.schema import Schema
+from tiered_index.format.trailer import Run, Trailer
+from tiered_index.service.jobs.pending import input_trailer, open_input
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.read.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.file_search import scan_runs
+from tiered_index.storage.base import Storage
+from tiered_index.tombstones import Tombstones
+from tiered_index.types import no_progress
+
+_READERS = 8
+_WINDOW_BYTES = 16 << 20
+_ALL_TIME = (-(2**62), 2**62)
+
+Found = Mapping[str, "ScannedObject"]
+"""The result for each object, by name."""
+FindHidden = Callable[[Storage, Iterable[StoredObject], Tombstones, Schema, Callable[[int, int], None]], Found]
+"""A function like `find_hidden`, which may use other processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedObject:
+    """The result for one object: of `looked_at` entries, `hidden` ones are erased.
+
+    `may_have_topic` is false if the object's topic table excludes the topics. `topics` are the names in the table.
+    `keys` are the erased keys that entries have, as hash and fingerprint (None without fingerprints), and `places` the
+    queues and offsets of these entries. `problem` says
+    why the result is unknown; None: it is known.
+    """
+
+    hidden: int = 0
+    looked_at: int = 0
+    read_bytes: int = 0
+    problem: str | None = None
+    may_have_topic: bool = True
+    topics: frozenset[str] = frozenset()
+    keys: frozenset[tuple[int, int | None]] = frozenset()
+    places: frozenset[tuple[int, int]] = frozenset()
+
+
+def find_hidden(
+    storage: Storage,
+    objects: Iterable[StoredObject],
+    stones: Tombstones,
+    schema: Schema,
+    progress: Callable[[int, int], None] = no_progress,
+) -> Found:
+    """Return the hidden entries of each object. `progress` gets the numbers of finished and of all objects.
+
+    Raises the errors of the storage.
+    """
+    stored = list(objects)
+    settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0, coalesce_gap_bytes=0)
+    found: dict[str, ScannedObject] = {}
+    with (
+        contextlib.closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold,
+        ThreadPoolExecutor(_READERS, "tiered-index-erase") as pool,
+    ):
+        for one, held in zip(stored, pool.map(lambda one: _scanned(cold, one, stones, schema), stored), strict=True):
+            found[one.name] = held
+            progress(len(found), len(stored))
+    return found
+
+
+def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Schema) -> ScannedObject:
+    mine = [stone for stone in stones if stored.second_min * 1000 < stone.before_ms]
+    if not mine:
+        return ScannedObject()
+    with contextlib.ExitStack() as closing:
+        try:
+            source = open_input(cold, stored, schema, closing)
+            trailer = input_trailer(source, schema)
+            names = dict(trailer.metadata.topics)
+            known = trailer.metadata.topic_names
+            told = Tombstones(tuple([stone for stone in mine if not names or stone.topic in known]))
+            hidden = looked_at = read_bytes = 0
+            keys: set[tuple[int, int | None]] = set()
+            places: set[tuple[int, int]] = set()
+            begin_s = trailer.metadata.begin_ms // 1000
+            for window, items in scan_runs(source, _runs(trailer, told, bool(names)), _WINDOW_BYTES):
+                seconds = items["time_diff_s"].astype(np.int64) + begin_s
+                gone = items[told.hides(items, seconds, names)]
+                hidden += len(gone)
+                if len(told.hashes):
+                    prints = gone["fingerprint"].tolist() if schema.keyed else itertools.repeat(None)
+                    keys.update(zip(normal_hashes(gone["key_hash"]).tolist(), prints, strict=False))
+                    places.update(zip(gone["queue_id"].tolist(), gone["offset"].tolist(), strict=True))
+                looked_at += len(items)
+                read_bytes += sum(run.length for run in window)
+        except (CorruptFile, ObjectNotFound) as error:
+            return ScannedObject(problem=str(error))
+    problem = None
+    if told and not names and any(not stone.hashes for stone in told):
+        problem = f"{stored.name} has no topic table: the number of its entries of one topic is unknown"
+    topics = trailer.metadata.topic_names
+    return ScannedObject(hidden, looked_at, read_bytes, problem, bool(told), topics, frozenset(keys), frozenset(places))
+
+
+def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:
+    """Yield the runs that may have hidden entries."""
+    if named and any(not stone.hashes for stone in stones):
+        yield from trailer.directory.all_runs()
+    elif len(stones.hashes):
+        low, high = trailer.metadata.slot_range
+        slots = np.unique(trailer.metadata.slot_map.slots_of(stones.hashes))
+        yield from trailer.directory.runs_of(slots[(slots >= low) & (slots < high)], *_ALL_TIME)

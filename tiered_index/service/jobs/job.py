@@ -1,0 +1,253 @@
+"""A job changes an index by rewrites: tasks write the entries of some objects again, then one log record replaces them.
+
+```
+plan(state) ─> rewrites, each: tasks run ─> objects and proof ─ check ─> one record adds the objects, removes the inputs
+     ^                              └─ an input went meanwhile, or the record was too late for one: deletes its objects
+     └───────────────────────────────────────────────┘ bounded
+```
+A merge, an erasure with bytes and the replacement of a damaged object are jobs. Tasks run in threads, on Spark's
+executors or one after the other beside a writer: a `Workers` function decides. Each attempt of a task sends objects
+under new names, so a task may be repeated, run twice at once or stop at any moment. Objects that no record names are
+orphans, and a `Publication` refuses objects that a sweep may have deleted. A job without tasks (tombstones, horizons,
+given up objects) is one call of `StorageLog.append`, which plans again for each state. Threads: any; several jobs at
+once are safe, because the log accepts only one of them for an input.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
+from tiered_index.heap import give_back
+from tiered_index.service.jobs.orphans import not_there
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import FinishedObject, Publication, abandon
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import Storage
+from tiered_index.types import no_progress
+
+_log = logging.getLogger(__name__)
+# rounds of a job in which another job removed an input
+_TRIES = 10
+
+
+class JobOvertaken(TieredIndexError):
+    """Another job has removed an input; this job changed nothing. Plan again."""
+
+    exit_code = 3
+
+
+class InputsLost(CorruptFile):
+    """The log names inputs (`names`) that the storage does not have. The rewrite changed nothing."""
+
+    def __init__(self, names: set[str]) -> None:
+        more = f", nor {len(names) - 1} more inputs of this job" if len(names) > 1 else ""
+        super().__init__(
+            min(names),
+            f"the log names this object, but the storage does not have it{more}: `tiered-index verify --deep --repair` "
+            f"restores it from a copy, --skip-lost (skip_lost=True) merges the rest, and `recover --lost` gives it up",
+        )
+        self.names = names
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """The objects of a task, and the proof: entries read per input, and those left out because they had expired.
+
+    Checksums are sums of `entry_checksum`; of a replacement, those of the tails, which have all other checksums.
+    """
+
+    number: int
+    read_counts: dict[str, int]
+    read_checksum: int
+    objects: tuple[FinishedObject, ...]
+    expired: int = 0
+    expired_checksum: int = 0
+
+
+class Task(Protocol):
+    """A part of a rewrite, which changes nothing that readers see. Executors get it pickled."""
+
+    @property
+    def number(self) -> int:
+        """The number of the task in its rewrite, from 0."""
+
+    def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> TaskResult:
+        """Send the objects. `progress` gets numbers of entries, and may raise. After an error there are no objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Inputs that one log record of `kind` removes, and the tasks whose objects it adds. `what` is for messages."""
+
+    kind: str
+    what: str
+    inputs: tuple[StoredObject, ...]
+    tasks: Sequence[Task]
+
+    @property
+    def entries(self) -> int:
+        """Entries to read; those that have not expired are written."""
+        return sum(stored.count for stored in self.inputs)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the inputs."""
+        return sum(stored.size_bytes for stored in self.inputs)
+
+    def check_proof(self, results: Sequence[TaskResult]) -> None:
+        """Raise `CorruptFile` unless each task has a result, and each entry of inputs was written or had expired."""
+        numbers = sorted(result.number for result in results)
+        if numbers != [task.number for task in self.tasks]:
+            raise CorruptFile(self.what, "not one result of each task", expected=len(self.tasks), found=numbers)
+        for stored in self.inputs:
+            read = sum(result.read_counts.get(stored.name, 0) for result in results)
+            problem = f"{self.what} read another number of entries than the log says"
+            CorruptFile.unless_equal(stored.name, problem, stored.count, read)
+        objects = [one for result in results for one in result.objects]
+        written = sum(one.stored.count for one in objects) + sum(result.expired for result in results)
+        CorruptFile.unless_equal(self.what, "wrote another number of entries than it read", self.entries, written)
+        read_sum, written_sum = sum(result.read_checksum for result in results), sum(one.checksum for one in objects)
+        written_sum += sum(result.expired_checksum for result in results)
+        CorruptFile.unless_equal(self.what, "wrote other entries than it read", read_sum % 2**64, written_sum % 2**64)
+
+
+R = TypeVar("R", bound=Rewrite)
+Workers = Callable[[R], Iterable[TaskResult]]
+"""Runs the tasks of a rewrite, and returns or yields their results."""
+
+
+@dataclass(frozen=True)
+class Job(Generic[R]):
+    """A job in the index of `log`.
+
+    - `plan` takes a state and the names of lost objects, and returns the rewrites, which may run in any order.
+    - `epoch` is the writer's, which publishes no more once it is fenced; None: a job, which is never fenced.
+    - `skips_lost`: plan again without lost objects, instead of raising `InputsLost`.
+    - `repeats`: plan again after rewrites were published, until a plan is empty.
+    """
+
+    log: StorageLog
+    plan: Callable[[LogState, Container[str]], Sequence[R]]
+    workers: Workers[R]
+    epoch: int | None = None
+    skips_lost: bool = False
+    repeats: bool = False
+
+    def run(self) -> list[tuple[R, list[TaskResult]]]:
+        """Plan, run and publish. Return the published rewrites with their results.
+
+        Raises `JobOvertaken` if others were faster again and again, and as `carry_out`. Published rewrites stay.
+        """
+        done: list[tuple[R, list[TaskResult]]] = []
+        lost: set[str] = set()
+        is_overtaken = False
+        for _ in range(_TRIES):
+            before, is_overtaken = len(done), False
+            for rewrite in self.plan(self.log.refresh(), lost):
+                try:
+                    done.append((rewrite, self.carry_out(rewrite)))
+                except JobOvertaken:
+                    is_overtaken = True
+                except InputsLost as error:
+                    if not self.skips_lost:
+                        raise
+                    lost |= error.names
+                    is_overtaken = True
+            if not is_overtaken and (len(done) == before or not self.repeats):
+                break
+        if is_overtaken:
+            raise JobOvertaken(
+                f"{self.log.storage.uri}: another job published first, {_TRIES} times in a row; try again later"
+            )
+        return done
+
+    def carry_out(self, rewrite: R) -> list[TaskResult]:
+        """Run the tasks of a rewrite and publish it. Return the results.
+
+        Raises `InputsLost`, the errors of tasks and workers, after which the objects are deleted, and as `publish`.
+        """
+        results: list[TaskResult] = []
+        try:
+            for result in self.workers(rewrite):
+                results.append(result)
+        except BaseException as error:
+            abandon([one.sent for result in results for one in result.objects], self.log.storage)
+            if isinstance(error, ObjectNotFound):
+                self._check_inputs(rewrite)
+            raise
+        publish(rewrite, results, self.log, self.epoch)
+        return results
+
+    def _check_inputs(self, rewrite: R) -> None:
+        """Raise `InputsLost` or `JobOvertaken` if the storage lacks an input."""
+        missing = {stored.name for stored in not_there(self.log.storage, rewrite.inputs)}
+        if lost := missing and missing & self.log.refresh().inputs.keys():
+            raise InputsLost(lost) from None
+        if missing:
+            where = f"{self.log.storage.uri}: {min(missing)}"
+            raise JobOvertaken(f"{where} is gone, and the log no longer names it") from None
+
+
+def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, epoch: int | None = None) -> LogState:
+    """Check the proof of a rewrite and append its record. Return the log's state. `epoch` is that of a writer.
+
+    Raises `CorruptFile` (wrong results), `JobOvertaken`, `JobOverdue`, or for a writer `StorageUnavailable`, and
+    `WriterFenced`. After the last three a job's objects are deleted, unless a record may still name them.
+    """
+    objects = [one for result in results for one in result.objects]
+    publication = Publication(log, [one.sent for one in objects], epoch)
+    rewrite.check_proof(results)
+    publication.check()
+    names, stored = tuple(one.name for one in rewrite.inputs), tuple(one.stored for one in objects)
+    added = {one.name for one in stored}
+
+    def make(state: LogState) -> LogRecord | None:
+        gone = [name for name in names if state.input_of(name) is None]
+        if added <= state.objects.keys() and (added or len(gone) == len(names)):
+            return None  # an earlier try appended the record
+        if gone:
+            raise JobOvertaken(
+                f"{log.storage.uri}: {len(gone)} of {len(names)} inputs were removed from the log, {gone[0]} first"
+            )
+        left_out = sum(result.expired for result in results)
+        return LogRecord(0, rewrite.kind, epoch or 0, "", 0, stored, names, left_out=left_out)
+
+    try:
+        state = publication.record(rewrite.what, make)
+    except JobOvertaken:
+        # a writer's objects are kept after other errors, and another plan makes objects of its own
+        publication.resolve(log.state)
+        raise
+    what = rewrite.what, len(names), rewrite.entries, ", ".join(sorted(added)) or "none"
+    _log.info("carried out %s of %d objects with %d entries; new objects: %s", *what)
+    return state
+
+
+def in_threads(
+    storage: Storage, clock: Clock, threads: int, progress: Callable[[int], None] = no_progress
+) -> Workers[Rewrite]:
+    """Return workers of this process, which run `threads` tasks at once."""
+
+    def run(rewrite: Rewrite) -> Sequence[TaskResult]:
+        futures: list[Future[TaskResult]] = []
+        with ThreadPoolExecutor(threads, "tiered-index-job") as pool:
+            try:
+                for task in rewrite.tasks:  # not a comprehension: a submit may fail after earlier ones
+                    futures.append(pool.submit(task.run, storage, clock.now_ms(), progress))
+                results = [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                done = [future for future in futures if not future.cancelled() and future.exception() is None]
+                abandon([one.sent for future in done for one in future.result().objects], storage)
+                raise
+        give_back()
+        return results
+
+    return run

@@ -1,0 +1,167 @@
+"""Finds and deletes orphans: objects that the log does not name, left by crashes or replaced by merges. Threads: any.
+
+A new object may be published soon, and a reader may still use an object that was just merged. So nothing younger than
+`older_than_s` is an orphan, and no object that was removed since (see `publication.MAX_AGE_S`). A staged object of an
+earlier version is an orphan, because no record names it. Foreign objects are reported and kept.
+
+It also gives up lost objects, which the log names but the storage does not have. One log record gives them up. From
+then on answers are complete except for their entries, and say so permanently. It is safe to repeat this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tiered_index.errors import DiskFull, InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.format.names import (
+    CATALOG_PREFIX,
+    CHECKPOINT_PREFIX,
+    DATA_PREFIX,
+    EPOCH_PREFIX,
+    LEASE_PREFIX,
+    LOG_PREFIX,
+    SEGMENTS_PREFIX,
+    STAGING_PREFIX,
+)
+from tiered_index.service.jobs.catalogs import names_removed_by
+from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.records import ArchivedSegment, StoredCatalog, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
+from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage
+
+Named = TypeVar("Named", bound=StoredObject | ArchivedSegment | StoredCatalog)
+Item = TypeVar("Item")
+_AT_ONCE = 1000
+_log = logging.getLogger(__name__)
+_LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX, STAGING_PREFIX, PROBE_PREFIX)
+_KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
+MIN_AGE_S = 3600.0
+"""The least `older_than_s`: an upload takes less time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """Objects that may be deleted, and `foreign` objects of any age, which are kept."""
+
+    objects: tuple[ObjectInfo, ...]
+    log: StorageLog
+    foreign: tuple[ObjectInfo, ...] = ()
+    # half-made uploads of killed processes that are older are dropped with them, by the storage's clock
+    before_ms: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the objects."""
+        return sum(info.size_bytes for info in self.objects)
+
+
+def find_orphans(
+    storage: Storage,
+    log: StorageLog,
+    *,
+    older_than_s: float = 86400.0,
+    removed_s: float | None = None,
+    beat: Callable[[], object] = lambda: None,
+) -> Orphans:
+    """Return objects that the log does not name and that are older than `older_than_s`.
+
+    Objects that records removed `removed_s` ago are included (None: `older_than_s` ago). Ages are by the storage's
+    clock, because hosts' clocks differ. `beat` is called again and again meanwhile. Raises `InvalidArgument`, and the
+    errors of the storage.
+    """
+    if not older_than_s >= MIN_AGE_S:
+        raise InvalidArgument(
+            f"older_than_s must be at least 1h ({MIN_AGE_S:.0f} s), not {older_than_s!r} s: an upload may still run"
+        )
+    now_ms = storage.now_ms()
+    before_ms = now_ms - round(older_than_s * 1000)
+    foreign: list[ObjectInfo] = []
+
+    def own(prefix: str) -> Iterator[ObjectInfo]:
+        return _beating(own_objects(storage, prefix, foreign=foreign.append), beat)
+
+    for prefix in _KEPT:
+        deque(own(prefix), 0)
+    # most objects are named now: they are dropped while they are listed, so that memory does not grow with them
+    before = log.refresh()
+    is_known = _named(before, storage)
+    listed = [info for prefix in _LISTED for info in own(prefix) if not is_known(info.name)]
+    # the log after the listing, so that objects that are published meanwhile are known
+    state = log.refresh()
+    is_named = _named(state, storage)
+    recent = _beating(log.numbers_since(state.number, before_ms), beat)
+    removed = {number: names_removed_by(log, log.record(number)) for number in recent}
+    over: set[str] = set()
+    if removed_s is not None and removed_s < older_than_s:
+        since_ms = now_ms - round(removed_s * 1000)
+        young = set(log.numbers_since(state.number, since_ms)) if removed_s else set()
+        over = {name for number in removed.keys() - young for name in removed.pop(number)}
+    listed += _infos(storage, _beating([name for name in over if is_known(name)], beat))
+    listed = [info for info in listed if info.modified_ms < before_ms or info.name in over]
+    young_removed = {name for names in removed.values() for name in names}
+    orphaned, strange = (
+        tuple(i for i in infos if i.name not in young_removed and not is_named(i.name)) for infos in (listed, foreign)
+    )
+    return Orphans(orphaned, log, strange, before_ms)
+
+
+def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object] = lambda: None) -> Orphans:
+    """Delete the orphans that still no record names. Return them. Raises the errors of the storage.
+
+    `beat` is called again and again meanwhile.
+    """
+    deleted: list[ObjectInfo] = []
+    for start in _beating(range(0, len(orphans.objects), _AT_ONCE), beat):
+        batch = orphans.objects[start : start + _AT_ONCE]
+        orphans.log.refresh()
+        # a server may end a listing early: what an unlisted record names must not be deleted
+        is_named = _named(orphans.log.read_next(), storage)
+        gone = [info for info in batch if not is_named(info.name)]
+        storage.delete_many([info.name for info in gone])
+        deleted += gone
+    # no listing shows half-made uploads and bytes of deleted objects
+    try:
+        storage.purge(orphans.before_ms)
+    except (StorageError, DiskFull) as error:
+        _log.warning("half-made uploads of killed processes stay; the next sweep tries again: %s", error)
+    return replace(orphans, objects=tuple(deleted))
+
+
+def _beating(items: Iterable[Item], beat: Callable[[], object]) -> Iterator[Item]:
+    """Yield the items. Call `beat` before each, and at the end."""
+    for item in items:
+        beat()
+        yield item
+    beat()
+
+
+def _named(state: LogState, storage: Storage) -> Callable[[str], bool]:
+    """Return a function that says whether a state names an object."""
+    segments = Segments(state, storage)
+    return lambda name: state.input_of(name) is not None or segments.names_object(name)
+
+
+def _infos(storage: Storage, names: Iterable[str]) -> list[ObjectInfo]:
+    """Return the descriptions of the objects that the storage has: a request each."""
+    found = []
+    for name in names:
+        with contextlib.suppress(ObjectNotFound):
+            found.append(storage.head(name))
+    return found
+
+
+def not_there(storage: Storage, objects: Iterable[Named]) -> list[Named]:
+    """Return the objects that the storage does not have: a request each. Raises the errors of the storage."""
+    missing = []
+    for stored in objects:
+        try:
+            storage.head(stored.name)
+        except ObjectNotFound:
+            missing.append(stored)
+    return missing

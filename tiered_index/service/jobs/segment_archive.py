@@ -1,0 +1,498 @@
+"""Archived segments: closed files of a source's log, each uploaded once, which outlive the source.
+
+A log record adds each segment, or many columnar segments that were uploaded before it. After the segment's bytes the
+object has the CRC32 of every 16 KiB, for readers of a part. Names have the writer's epoch: a writer deletes leftovers
+of its own and of earlier epochs, so a fenced writer can't delete uploads of its successor. A known segment is
+recognised by its first MiB. It is compared as a whole only if its file changed after the upload began. A columnar
+segment (a Parquet file of records) is never compared: its source continues after the last archived record. Threads: a
+lock serialises the uploads of one process; any thread may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
+
+from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, ObjectNotFound, StorageUnavailable
+from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
+from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_epoch, segment_name, store_prefix
+from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
+from tiered_index.format.segment import Times
+from tiered_index.service.jobs.catalogs import LINES_OF_RECORD, MOST_CATALOGS, MOST_LINES, merge_catalogs, send_catalog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import Publication
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog
+from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.state import LogState, overlapped
+from tiered_index.service.read.caches import ByteCache, GroupCache
+from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
+from tiered_index.storage.base import Storage, Writer
+from tiered_index.types import inclusive
+
+QueuesOf = Callable[[], bytes]
+"""Returns the queue offsets of a segment (`format/queue_offsets.py`); empty if they are unknown."""
+MessagesOf = Callable[[], tuple[int | None, Times | None]]
+"""Returns the number of a segment's messages and their times, as `rows` and `times` of `ArchivedSegment`."""
+ReadSegment = Callable[[int, int], bytes]
+"""Returns `length` bytes of a segment from `position` (from its beginning) on, or raises a typed error."""
+
+
+# a segment is read in pieces of so many bytes: whole pieces of its table
+_READ_BYTES = 8 * HEAD_BYTES
+# for the tables of segments of 64 GiB
+_TABLES_BYTES = 16 << 20
+# the epoch in the name of a job's object: greater than any writer's, so that no writer sweeps it
+_NO_EPOCH = 10**20 - 1
+# bytes that are read for a directory of queue offsets
+_DIRECTORY_BYTES = 64 << 10
+_log = logging.getLogger(__name__)
+# time to keep an object after a record has removed it
+_REMOVED_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class SegmentArchive:
+    """The archived segments of an index, for reading.
+
+    `state` returns the known state of the log, `refresh` reads new records first. `tables` caches tables by the
+    storage's URI and the object's name; archives may share it.
+    """
+
+    storage: Storage
+    state: Callable[[], LogState]
+    refresh: Callable[[], LogState]
+    tables: ByteCache[tuple[str, str], SegmentTable] = field(
+        default_factory=lambda: ByteCache(_TABLES_BYTES), kw_only=True
+    )
+    blocks: GroupCache = field(default_factory=lambda: ByteCache(_TABLES_BYTES), kw_only=True)
+
+    def holding(self, offset: int, store: str | None = None, reads: list[int] | None = None) -> list[ArchivedSegment]:
+        """Return the segments that have byte `offset` of the log of `store` (None: of any store).
+
+        The bytes of each read of a catalog are appended to `reads`.
+        """
+        try:
+            return self._holding(offset, store, reads)
+        except MissingCatalog:
+            # a merge has removed the catalog since the log was read
+            self.refresh()
+            return self._holding(offset, store, reads)
+
+    def _holding(self, offset: int, store: str | None, reads: list[int] | None) -> list[ArchivedSegment]:
+        segments = self.segments(reads)
+        stores = segments.byte_stores if store is None else (store,)
+        return [segment for name in stores if (segment := segments.holding(name, offset)) is not None]
+
+    def prefetch(self, offsets: Iterable[int], store: str | None = None, reads: list[int] | None = None) -> None:
+        """Read what `holding` needs for `offsets`, several parts at the same time. It may raise its errors instead."""
+        segments = self.segments(reads)
+        stores = segments.byte_stores if store is None else (store,)
+        with contextlib.suppress(MissingCatalog):
+            segments.prefetch((name, offset) for offset in offsets for name in stores)
+
+    def segments(self, reads: list[int] | None = None) -> Segments:
+        """Return the segments of the known state. The bytes of each read of a catalog are appended to `reads`."""
+        return Segments(self.state(), self.storage, self.blocks, [] if reads is None else reads)
+
+    def read(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
+        """Return unchecked bytes of a segment from `position` on. Raises `ObjectNotFound`, `CorruptFile`."""
+        if not 0 <= position <= position + length <= segment.size_bytes:
+            raise InvalidArgument(f"bytes {inclusive(position, position + length)} are not within {segment.name}")
+        return b"".join(self._range(segment, *one) for one in segment.ranges(position, length))
+
+    def verified(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
+        """Return bytes of a segment as `read` does, but check the CRC32 of their pieces.
+
+        One request if the segment's table is known. Raises `CorruptFile` for a piece with a different CRC32.
+        """
+        table = self.table(segment)
+        begin, end = table.whole_pieces(position, position + length)
+        # the footer of a columnar segment is known, and is elsewhere in the object
+        footer_at = segment.size_bytes - len(table.footer)
+        data = self.read(segment, begin, max(min(end, footer_at) - begin, 0))
+        data += table.footer[max(begin - footer_at, 0) : max(end - footer_at, 0)]
+        for damage in table.damage(segment.name, begin, data):
+            raise damage
+        return data[position - begin :][:length]
+
+    def _range(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
+        try:
+            with self._there(segment):
+                return self.storage.get_range(segment.name, position, length)
+        except InvalidArgument as error:
+            problem = f"is shorter than the log says ({error})"
+            raise CorruptFile(segment.name, problem, expected=segment.object_bytes) from error
+
+    @contextlib.contextmanager
+    def _there(self, segment: ArchivedSegment) -> Iterator[None]:
+        """Return a context manager that raises `CorruptFile` for a missing object that the log still names."""
+        try:
+            yield
+        except ObjectNotFound as error:
+            if not Segments(self.refresh(), self.storage, self.blocks).names_object(segment.name):
+                raise
+            problem = (
+                "the log names this segment, but the storage does not have it: restore it by `verify --deep --repair`"
+            )
+            raise CorruptFile(segment.name, problem) from error
+
+    def known_table(self, segment: ArchivedSegment) -> SegmentTable | None:
+        """Return a segment's table; None: not cached."""
+        return self.tables.get((self.storage.uri, segment.name))
+
+    def table(self, segment: ArchivedSegment) -> SegmentTable:
+        """Return a segment's table: the CRC32 of its pieces, and a columnar segment's footer. One request, or none.
+
+        Raises `ObjectNotFound` (removed), and `CorruptFile` if it contradicts the log.
+        """
+        if (known := self.known_table(segment)) is not None:
+            return known
+        with self._there(segment):
+            # a footer is checked in whole pieces; the first begins before it
+            footer_at = segment.size_bytes - segment.footer_bytes
+            before = footer_at % PIECE_BYTES if segment.footer_bytes else 0
+            length = before + segment.object_bytes - footer_at - segment.queues_bytes
+            data, size = self.storage.get_suffix(segment.name, length)
+        CorruptFile.unless_equal(segment.name, "has another size than the log says", segment.object_bytes, size)
+        table = SegmentTable.decode(data, size, segment.name, segment.footer_bytes)
+        found = (table.start, table.size_bytes, table.crc32)
+        logged = (segment.start, segment.size_bytes, segment.crc32)
+        CorruptFile.unless_equal(segment.name, "start, size or CRC32 differ from the log", logged, found)
+        for damage in table.damage(segment.name, footer_at - before, data[:before] + table.footer):
+            raise damage
+        self.tables.put((self.storage.uri, segment.name), table, table.pieces.nbytes + len(table.footer))
+        return table
+
+    def queue_offsets(self, segment: ArchivedSegment, begin: int = 0, length: int | None = None) -> bytes:
+        """Return `length` unchecked bytes (None: all) of a segment's queue offsets from byte `begin` on.
+
+        Raises the errors of `read`.
+        """
+        length = segment.queues_bytes - begin if length is None else length
+        return self._range(segment, segment.size_bytes + begin, length) if length else b""
+
+    def queue_directory(self, segment: ArchivedSegment) -> QueueDirectory:
+        """Return the directory of a segment's queue offsets, which it must have. Raises the errors of `read`."""
+        size = segment.queues_bytes
+        data = self.queue_offsets(segment, max(0, size - _DIRECTORY_BYTES))
+        if (length := directory_bytes(data)) > len(data):
+            data = self.queue_offsets(segment, max(0, size - length))
+        directory = decode_directory(data, size, segment.name)
+        problem = "queue offsets are of a segment that begins elsewhere"
+        CorruptFile.unless_equal(segment.name, problem, segment.start, directory.start)
+        return directory
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSegment:
+    """A closed segment of a source's log. Fields as in `IndexService.archive`; `columns` as in `ArchivedSegment`."""
+
+    store: str
+    start: int
+    size_bytes: int
+    read: ReadSegment
+    modified_ms: int | None = None
+    rewritten_ms: int | None = None
+    queues: QueuesOf | None = None
+    columns: tuple[int, int] | None = None
+    messages: MessagesOf | None = None
+
+    @property
+    def end(self) -> int:
+        """The offset after the last byte, or the number after the last record."""
+        return self.start + (self.size_bytes if self.columns is None else self.columns[0])
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Store and start offset, which identify the segment."""
+        return self.store, self.start
+
+    def exactly(self, position: int, length: int) -> bytes:
+        """Return `length` bytes from `position` on. Raises `StorageUnavailable` if the file has become shorter."""
+        data = self.read(position, length)
+        if len(data) != length:
+            raise StorageUnavailable(
+                f"a segment has {len(data):,} bytes at {position:,} instead of {length:,}: its file was cut meanwhile"
+            )
+        return data
+
+    def pieces(self, length: int, begin: int = 0) -> Iterator[bytes]:
+        """Yield the bytes from `begin` on, `length` at a time."""
+        for position in range(begin, self.size_bytes, length):
+            yield self.exactly(position, min(length, self.size_bytes - position))
+
+
+@dataclass(eq=False)
+class SegmentUploads:
+    """Uploads the segments of one index's sources."""
+
+    session: StorageSession
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
+    _swept: set[str] = field(default_factory=set)
+    # by place: uploaded, and not known to be in the log
+    _sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = field(default_factory=dict)
+
+    def close(self, until_s: float) -> None:
+        """Refuse new uploads, and wait for a running one until `until_s` (`time.monotonic()`)."""
+        self._closed = True
+        if self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            self._lock.release()
+
+    def archive(self, given: SourceSegment) -> bool:
+        """Upload a segment unless it is archived. Return whether it was uploaded. As `IndexService.archive`."""
+        size_bytes, queues = given.size_bytes, given.queues
+        with self._writing():
+            state = self.session.refreshed()
+            if self._is_expired(given, state):
+                return False
+            known = self._segments(state).at(*given.place)
+            if known is not None:
+                rewritten_ms, whole = given.rewritten_ms, replace(given, modified_ms=None)
+                stale = (
+                    rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
+                )
+                try:
+                    _compare(known, whole if stale else given)
+                except CorruptFile:
+                    if not stale:
+                        raise
+                    # a later start's sweep deletes the old object, which readers may be using
+                    self._sent.pop(known.place, None)  # sent before the rewrite
+                    return self._publish(whole, known.name)
+                # a segment with erased messages must not be replaced: the source's file still has them
+                if queues is None or known.queues_bytes or known.source is not None or not (section := queues()):
+                    return False
+                _compare(known, whole)
+                return self._publish(replace(whole, queues=lambda: section), known.name)
+            _check_overlap(given, self._segments(state))
+            return self._publish(given)
+
+    def send(self, given: SourceSegment) -> bool:
+        """Upload a columnar segment unless it is archived. Return whether it was uploaded: `name_sent` archives it."""
+        with self._writing():
+            state = self.session.log.state
+            # a segment at its place: an earlier try appended the record, but its outcome was unknown
+            if self._is_expired(given, state) or self._segments(state).at(*given.place) is not None:
+                self._sent.pop(given.place, None)
+                return False
+            _check_overlap(given, self._segments(state))
+            self._sent[given.place] = self._uploaded(given)
+            return True
+
+    def name_sent(self, places: Sequence[tuple[str, int]]) -> int:
+        """Append one record for all segments at `places`, which were sent. Return how many of them are archived."""
+        with self._writing():
+            sent = [self._sent[place] for place in places]
+            segments, epoch, log = [segment for segment, _ in sent], self.session.epoch, self.session.log
+
+            def missing(state: LogState) -> tuple[ArchivedSegment, ...]:
+                return tuple(one for one in segments if self._segments(state).at(*one.place) is None)
+
+            def unexpired(state: LogState) -> tuple[ArchivedSegment, ...]:
+                expired = state.expired.segments
+                return tuple(one for one in missing(state) if one.end > expired.get(one.store, 0))
+
+            objects, listed = [one.sent for _, one in sent], unexpired(log.refresh())
+            catalog: StoredCatalog | None = None
+            if len(listed) > LINES_OF_RECORD:
+                catalog, of_catalog = send_catalog(log, sorted(listed, key=lambda one: one.place), epoch)
+                objects.append(of_catalog.sent)
+            publication = Publication(log, objects, epoch, names_object(self.session.storage))
+
+            def make(state: LogState) -> LogRecord | None:
+                archive = unexpired(state)
+                if catalog is not None and archive == listed and overlapped(state.catalogs.values(), catalog) is None:
+                    return LogRecord(0, "archive", epoch, "", 0, catalogs=(catalog,))
+                return LogRecord(0, "archive", epoch, "", 0, archive=archive) if archive else None
+
+            # an earlier record of unknown outcome may name an object whose place is empty
+            state = publication.record("archived segments", make, lambda state: None if missing(state) else "all")
+            for place in places:
+                del self._sent[place]
+            self._merge_catalogs(state)
+            return sum(map(self._segments(state).names_object, [one.name for one in segments]))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Return a context manager that holds the lock. Raises if the index can't be written to."""
+        with self._lock:
+            if self._closed:
+                raise IndexClosed("the index is closed: open it again")
+            session = self.session
+            if session.fenced is not None:
+                raise session.fenced
+            if not session.claimed:
+                raise StorageUnavailable(
+                    f"{session.storage.uri}: the storage was unavailable and the index is not claimed yet; try again"
+                )
+            yield
+
+    def _merge_catalogs(self, state: LogState) -> None:
+        """Make a catalog of the segments that records name line by line, if there are many."""
+        if max(len(state.archive), len(state.hidden)) >= MOST_LINES or len(state.catalogs) >= MOST_CATALOGS:
+            try:
+                merge_catalogs(self.session.log, self.session.epoch, least=MOST_LINES)
+            except CorruptFile as error:
+                _log.warning("catalogs are not merged until `verify --deep --repair` restores one: %s", error)
+
+    def _segments(self, state: LogState) -> Segments:
+        return Segments(state, self.session.storage)
+
+    def _is_expired(self, given: SourceSegment, state: LogState) -> bool:
+        """Return whether a segment has expired. Sweep its store before that. Raises `InvalidArgument`."""
+        if given.start < 0 or given.size_bytes <= 0:
+            raise InvalidArgument(
+                f"a segment must begin at 0 or later and have a byte, but start is {given.start} and size_bytes "
+                f"{given.size_bytes}"
+            )
+        self._sweep(given.store, state)
+        return given.end <= state.expired.segments.get(given.store, 0)
+
+    def _sweep(self, store: str, state: LogState) -> None:
+        """Delete uploads of earlier writers that no record names, once per store and process.
+
+        Objects that a record has removed within a day are kept for readers.
+        """
+        if store in self._swept:
+            return
+        storage, log, prefix = self.session.storage, self.session.log, store_prefix(store)
+        names, segments = [info.name for info in storage.list(prefix)], self._segments(state)
+        if left := [name for name in names if not segments.names_object(name) and self._is_left(name)]:
+            since_ms = storage.now_ms() - _REMOVED_MS
+            # the log after the listing, so that objects that were published or removed meanwhile are known
+            numbers = log.numbers_since(log.refresh().number, since_ms)
+            removed, segments = (
+                {name for number in numbers for name in log.record(number).remove},
+                self._segments(log.state),
+            )
+            storage.delete_many([name for name in left if name not in removed and not segments.names_object(name)])
+        self._swept.add(store)
+
+    def _is_left(self, name: str) -> bool:
+        try:
+            return segment_epoch(name) <= self.session.epoch
+        except CorruptFile:
+            return False  # not an archived segment
+
+    def _publish(self, given: SourceSegment, instead_of: str | None = None) -> bool:
+        """Append a segment's record, which removes object `instead_of`. Return false if another one was first."""
+        place = given.place
+        segment, publication = self._sent[place] = self._uploaded(given)
+
+        def make(state: LogState) -> LogRecord | None:
+            segments = self._segments(state)
+            there = segments.at(*place)
+            if there is not None and there.name != instead_of:
+                return None
+            gone = {} if there is None else segments.removal(there)
+            return LogRecord(0, "archive", self.session.epoch, "", 0, archive=(segment,), **gone)
+
+        state = publication.record("an archived segment", make, lambda state: self._segments(state).at(*place))
+        del self._sent[place]
+        self._merge_catalogs(state)
+        there = self._segments(state).at(*place)
+        if there is None or there.name == segment.name:
+            return True
+        # an earlier try's record, of unknown outcome, came first
+        _compare(there, given)
+        return False
+
+    def _uploaded(self, given: SourceSegment) -> tuple[ArchivedSegment, Publication]:
+        """Send a segment, unless the object of an earlier try can be used. Return it with its publication."""
+        sent, size_bytes, columns = self._sent.get(given.place), given.size_bytes, given.columns
+        if sent is not None and not sent[1].is_overdue and _is_same(sent[0], given):
+            with contextlib.suppress(ObjectNotFound):
+                sent[1].check()
+                return sent
+        section = b"" if given.queues is None else given.queues()
+        messages = (None, None) if given.messages is None else given.messages()
+        log, epoch = self.session.log, self.session.epoch
+        return send_segment(log, given.place, size_bytes, given.pieces, section, epoch, columns, messages)
+
+
+def send_segment(
+    log: StorageLog,
+    place: tuple[str, int],
+    size_bytes: int,
+    pieces: Callable[[int], Iterator[bytes]],
+    queues: bytes,
+    epoch: int | None = None,
+    columns: tuple[int, int] | None = None,
+    messages: tuple[int | None, Times | None] = (None, None),
+) -> tuple[ArchivedSegment, Publication]:
+    """Send a segment: its bytes, which `pieces` yields by a given length, its queue offsets, and their checksums.
+
+    `epoch` is the writer's, None a job's; `columns` as in `ArchivedSegment`; `messages` are its `rows` and `times`.
+    Raises as `Publication.send` and `pieces`.
+    """
+    sums = SegmentSums()
+    footer_bytes = 0 if columns is None else columns[1]
+
+    def fill(stream: Writer) -> None:
+        footer = b""
+        for data in pieces(_READ_BYTES):
+            before = max(size_bytes - footer_bytes - sums.size_bytes, 0)
+            sums.update(data)
+            stream.write(data[:before])
+            footer += data[before:]
+        stream.write(queues + sums.table(place[1], len(queues), footer).encode() + footer)
+
+    object_bytes = segment_object_bytes(size_bytes) + len(queues)
+    name = segment_name(
+        *place, _NO_EPOCH if epoch is None else epoch, SEGMENT_SUFFIX if columns is None else COLUMNS_SUFFIX
+    )
+    publication = Publication.send(log, name, fill, epoch, names_object(log.storage))
+    began_ms = publication.sent.began_ms
+    crcs = sums.crc32, sums.head_crc32
+    sent = ArchivedSegment(name, *place, size_bytes, *crcs, object_bytes, began_ms, None, columns, *messages)
+    return sent, publication
+
+
+def _called(store: str, start: int) -> str:
+    return f"segment {start:020d} of {store}"
+
+
+def _check_overlap(given: SourceSegment, segments: Segments) -> None:
+    """Raise `CorruptFile` if another archived segment has a byte or record of a segment."""
+    if (other := segments.overlapping(*given.place, given.end)) is not None:
+        raise CorruptFile(
+            _called(*given.place),
+            f"overlaps {other.name}, which is archived already: the log was recreated",
+            expected=(other.start, other.end),
+            found=(given.start, given.end),
+        )
+
+
+def _is_same(sent: ArchivedSegment, given: SourceSegment) -> bool:
+    """Return whether a segment is as it was sent: its source may have rewritten it since."""
+    if given.columns is not None or sent.columns is not None:
+        return (sent.size_bytes, sent.columns) == (given.size_bytes, given.columns)
+    try:
+        # as an old one, so that all of it is compared: a clock may have gone back since
+        _compare(structs.replace(sent, published_ms=0), given)
+    except CorruptFile:
+        return False
+    return True
+
+
+def _compare(known: ArchivedSegment, given: SourceSegment) -> None:
+    """Raise `CorruptFile` if a segment differs from its archived copy. Only the head is read if it is older."""
+    where = _called(*known.place)
+    problem = f"has another size than its archived copy {known.name}: it was rewritten"
+    CorruptFile.unless_equal(where, problem, known.size_bytes, given.size_bytes)
+    head = given.exactly(0, min(HEAD_BYTES, given.size_bytes))
+    found = zlib.crc32(head)
+    whole, expected = known.source or (known.crc32, known.head_crc32)
+    if found == expected and (given.modified_ms is None or given.modified_ms >= known.published_ms):
+        for piece in given.pieces(HEAD_BYTES, len(head)):
+            found = zlib.crc32(piece, found)
+        expected = whole
+    CorruptFile.unless_equal(where, f"differs from its archived copy {known.name}: it was rewritten", expected, found)

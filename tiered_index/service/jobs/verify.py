@@ -1,0 +1,656 @@
+"""Checks of a root, whose writer may be running, of a storage: its log, and every object that the log names, and of an
+index with both.
+
+Objects that no record names are only notes, because a running upload looks like the rest of a crash. A pool of threads
+checks objects; everything else runs in one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    NotAnIndex,
+    ObjectArchived,
+    ObjectNotFound,
+    RootBehind,
+    StorageBehind,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+)
+from tiered_index.format.archived import SegmentTable
+from tiered_index.format.catalog import CatalogLogs, decode_end
+from tiered_index.format.names import (
+    CATALOG_PREFIX,
+    CHECKPOINT_PREFIX,
+    COMPACTED,
+    DATA_PREFIX,
+    INDEX_SUFFIX,
+    JOURNAL_SUFFIX,
+    LOG_PREFIX,
+    SEGMENTS_PREFIX,
+    STATES,
+    UNSEALED,
+    UPLOADED,
+    checkpoint_of,
+    file_id_of,
+    is_foreign,
+    is_summary,
+    log_name,
+    number_of,
+)
+from tiered_index.format.queue_offsets import check_queues
+from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
+from tiered_index.service.jobs.copying import COPY_OF
+from tiered_index.service.jobs.pending import check_pending
+from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.jobs.verify_report import Missing, Progress, Report
+from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
+from tiered_index.service.log.publication import stored_file, unlike
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.catalog import Handle
+from tiered_index.service.read.cold_path import ColdPath
+from tiered_index.service.read.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.root_view import RootView, UnsealedView
+from tiered_index.service.read.segments import Segments
+from tiered_index.service.root import Root, disk_errors
+from tiered_index.service.root.files import LIST, FileList
+from tiered_index.service.root.seen import Seen, SeenFile
+from tiered_index.storage.base import ObjectInfo, Storage
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.stored import checks
+from tiered_index.types import no_progress
+
+
+@dataclass
+class _RecordCheck:
+    """Checks the log's records in order.
+
+    Tables are added and removed as a whole, except for lost and repaired shards. A merge adds as many entries as it
+    removes.
+    """
+
+    report: Report
+    seen: set[str] = field(default_factory=set)
+
+    def check(self, record: LogRecord, before: LogState) -> None:
+        """Check the next record. `before` is the state before it."""
+        add = partial(self.report.add, log_name(record.number))
+        if record.kind == "repair":
+            lost_entries = sum(one.count for one in record.lost)
+            held = [o for o in map(before.objects.get, record.remove) if o is not None]
+            said, put = [[(o.file_id, o.count, o.shard) for o in some] for some in (held, record.add)]
+            if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:
+                add("repair", f"it replaces {said} by {put}, but says that {lost_entries:,} entries are lost")
+            return
+        inputs = map(before.input_of, record.remove)
+        removed, given = [one for one in inputs if one is not None], [*record.add]
+        if record.kind == "copy":
+            # repairs of the source replaced these
+            repaired = {(o.file_id, o.shard) for o in removed} & {(o.file_id, o.shard) for o in given}
+            counts = [
+                sum(one.count for one in some if (one.file_id, one.shard) in repaired) for some in (removed, given)
+            ]
+            # by the file alone: a lost part of a shard has only some of its slots
+            files = {file_id for file_id, _ in repaired}
+            lost_now = (one for one in record.lost if one.name not in before.lost)
+            counts.append(sum(one.count for one in lost_now if one.file_id in files))
+            if counts[0] != counts[1] + counts[2]:
+                add("repair", "it replaces {:,} entries by {:,}, but says that {:,} are lost".format(*counts))
+            removed, given = [[o for o in some if (o.file_id, o.shard) not in repaired] for some in (removed, given)]
+        added = {stored.shard.table for stored in given if stored.shard is not None}
+        for table in sorted(added & self.seen):
+            add("table", f"adds shards to table {table}, which an earlier record added")
+        self.seen |= added
+        gone = {one.name for one in removed}
+        gone_alone = {one.name for one in record.lost}
+        tables = {one.shard.table for one in removed if one.shard is not None and one.name not in gone_alone}
+        for table in sorted(tables):
+            left = [stored.name for stored in before.tables[table] if stored.name not in gone]
+            if left:
+                add("table", f"removes only a part of table {table}: {len(left)} of its shards remain, {left[0]} first")
+        if record.kind in ("merge", "migrate"):
+            lost, gained = sum(stored.count for stored in removed), sum(stored.count for stored in record.add)
+            if lost != gained + record.left_out:
+                left_out = f" and leave out {record.left_out:,} expired ones" if record.left_out else ""
+                add("merge", f"its sources had {lost:,} entries, but the tables that it adds have {gained:,}{left_out}")
+            if record.left_out and not before.expired:
+                add("merge", f"it leaves out {record.left_out:,} entries, but nothing had expired by then")
+
+
+def _check_tables(state: LogState, report: Report) -> None:
+    """Check that the shards of each table have one window and slot map, and that their slots don't overlap."""
+    for table, shards in state.tables.items():
+        report.count("tables")
+        ordered = sorted(shards, key=lambda stored: (*_range(stored), -stored.second_max))
+        first = ordered[0].part
+        for stored in ordered:
+            shard, add = stored.part, partial(report.add, stored.name, "table")
+            if (shard.slots, shard.begin_s, shard.window_s) != (first.slots, first.begin_s, first.window_s):
+                add(f"its window or slot map differs from that of {ordered[0].name} of table {table}")
+            if not 0 <= shard.slot_low < shard.slot_high <= shard.slots.slots:
+                add(f"slots {_range(stored)} are not among the {shard.slots.slots} of its map")
+            if not shard.begin_s <= stored.second_min <= stored.second_max < shard.begin_s + shard.window_s:
+                add(f"its seconds {stored.second_min}..{stored.second_max} are outside its window")
+        reached = ordered[0]
+        for stored in ordered[1:]:
+            low, high = _range(reached)
+            # parts of a giant slot have the same range, and different times
+            parts = _range(stored) == (low, high) and stored.second_max < reached.second_min
+            if stored.part.slot_low < high and not parts:
+                report.add(stored.name, "table", f"its slots overlap those of {reached.name} of table {table}")
+            reached = max(reached, stored, key=lambda one: (one.part.slot_high, -one.second_max))
+
+
+def _range(stored: StoredObject) -> tuple[int, int]:
+    shard = stored.part
+    return shard.slot_low, shard.slot_high
+
+
+# bytes of one read
+_STEP_BYTES = 16 << 20
+_NOT_THERE = "the log names it, the storage does not have it"
+
+
+def check_segments(
+    storage: Storage, segments: Iterable[ArchivedSegment], report: Report, progress: Progress, *, deep: bool
+) -> None:
+    """Check size and table of archived segments; if `deep`, every byte. Raises `StorageError`."""
+    nothing = LogState()
+    archive = SegmentArchive(storage, lambda: nothing, lambda: nothing)
+    for number, segment in enumerate(segments, 1):
+        try:
+            table = archive.table(segment)
+            report.count("segments")
+            if deep:
+                _check_segment_bytes(archive, segment, table, report)
+        except ObjectNotFound:
+            report.add(segment.name, "segment", _NOT_THERE)
+        except ObjectArchived as error:
+            report.unchecked.append((segment.name, error))
+        except CorruptFile as error:
+            report.add_error(segment.name, "segment", error)
+        progress(number, "archived segments")
+
+
+def _check_segment_bytes(
+    archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, report: Report
+) -> None:
+    whole, length = 0, table.piece_bytes
+    step = max(_STEP_BYTES // length, 1) * length
+    bad: list[tuple[int, int]] = []  # number and CRC32, as read, of each damaged piece
+    for begin in range(0, segment.size_bytes, step):
+        data = memoryview(archive.read(segment, begin, min(step, segment.size_bytes - begin)))
+        whole = zlib.crc32(data, whole)
+        report.count("object_bytes", len(data))
+        for error in table.damage(segment.name, begin, data):
+            at = error.offset or 0
+            bad.append((at // length, zlib.crc32(data[at - begin :][:length])))
+    # successive pieces have the same difference of number and place
+    for _, row in itertools.groupby(enumerate(bad), lambda one: one[1][0] - one[0]):
+        pieces = [piece for _, piece in row]
+        (first, found), last = pieces[0], pieces[-1][0]
+        part = f"piece {first}" if first == last else f"pieces {first} to {last}"
+        problem = f"CRC32 {found:#010x}, its table says {int(table.pieces[first]):#010x}"
+        report.add(segment.name, part, problem, first * length)
+    if whole != segment.crc32:
+        report.add(segment.name, "segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}")
+    if segment.queues_bytes:
+        queues = archive.queue_offsets(segment)
+        report.count("object_bytes", len(queues))
+        check_queues(queues, segment.start, segment.size_bytes, segment.name)
+
+
+def check_catalogs(storage: Storage, state: LogState, report: Report) -> None:
+    """Check every byte of the catalogs of segments: rows, order, and what their directories say of them."""
+    for stored in state.catalogs.values():
+        try:
+            size_bytes = storage.head(stored.name).size_bytes
+            CorruptFile.unless_equal(stored.name, "has another size than the log says", stored.size_bytes, size_bytes)
+            end_at = stored.rows.groups[-1].position + stored.rows.groups[-1].length
+            found = decode_end(storage.get_range(stored.name, end_at, size_bytes - end_at), stored.name)
+            CorruptFile.unless_equal(stored.name, "its directory differs from the log's", stored.rows, found)
+            logs = CatalogLogs()
+            with checks(stored.name, "a catalog"):
+                for segment in Segments(LogState(catalogs={stored.name: stored}), storage).all():
+                    logs.add(segment)
+            CorruptFile.unless_equal(stored.name, "its rows differ from its directory", stored.rows.logs, logs.rows())
+            report.count("catalogs")
+        except ObjectArchived as error:
+            report.unchecked.append((stored.name, error))
+        except ObjectNotFound:
+            report.add(stored.name, "catalog", _NOT_THERE)
+        except CorruptFile as error:
+            report.add_error(stored.name, "catalog", error)
+
+
+# parts of a file that a trailer needs
+_TRAILER = ("file", "tail", "directory")
+_LENGTHS = ("trailer_position", "filter_length", "directory_length", "metadata_length")
+# most shards that are read for a table's topics
+_ASKED = 8
+
+DELETED = (
+    "objects were deleted without a log record. If a life-cycle rule of the bucket deletes them, remove the rule, and "
+    "delete old entries with `tiered-index expire`"
+)
+"""The note about missing objects."""
+
+CheckObjects = Callable[[LogState], None]
+"""Checks the objects and archived segments of a state of the log, and adds findings to the report."""
+
+
+def check_storage(
+    storage: Storage,
+    local: dict[str, CompactedFile],
+    report: Report,
+    progress: Progress,
+    *,
+    deep: bool,
+    threads: int,
+    check_objects: CheckObjects | None = None,
+) -> LogState | None:
+    """Check a storage against itself and `local`. Return the state of its log; None: the log is damaged.
+
+    Raises `NotAnIndex` and `StorageError`.
+    """
+    state = _check_log(storage, report)
+    if state is None:
+        return None
+    _check_tables(state, report)
+
+    def check(one: StoredObject | ArchivedSegment) -> None:
+        try:
+            if isinstance(one, StoredObject):
+                check_object(storage, one, local.get(one.file_id), report, deep=deep)
+            else:
+                check_segments(storage, [one], report, no_progress, deep=deep)
+        except StorageError as error:
+            # this one alone can't be read, if the storage still answers
+            next(own_objects(storage, LOG_PREFIX), None)
+            report.unchecked.append((one.name, error))
+
+    check_catalogs(storage, state, report)
+    if check_objects is not None:
+        check_objects(state)
+    else:
+        with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
+            for number, _ in enumerate(pool.map(check, state.inputs.values()), 1):
+                progress(number, "objects")
+        try:
+            for number, segment in enumerate(Segments(state, storage), 1):
+                check(segment)
+                progress(number, "archived segments")
+        except CorruptFile as error:
+            # which `check_catalogs` has reported, or a merge has removed it meanwhile
+            report.note(f"{error.file}: its further segments were not checked")
+    _take_back_removed(storage, state, report)
+    _name_topics(storage, state, report)
+    if report.missing:
+        report.note(DELETED)
+    report.lost += [Missing.of(one) for one in state.lost.values() if one.lacks_entries]
+    _note_strays(storage, state, report, DATA_PREFIX)
+    _note_strays(storage, state, report, SEGMENTS_PREFIX)
+    _note_strays(storage, state, report, CATALOG_PREFIX)
+    known = {o.file_id for o in state.objects.values()}
+    for file in local.values():
+        if file.folder == "uploaded" and file.file_id not in known:
+            report.note(f"{file.file_id}: a local copy in uploaded/ that the log doesn't name")
+    return state
+
+
+def _take_back_removed(storage: Storage, state: LogState, report: Report) -> None:
+    """Take back findings about missing objects that records have removed meanwhile: a sweep may delete them."""
+    missing = {one.file for one in report.findings if one.problem == _NOT_THERE}
+    after = _refreshed(storage, state) if missing else state
+    segments = Segments(after, storage)
+    removed = {name for name in missing if after.input_of(name) is None and not segments.names_object(name)}
+    report.findings[:] = [one for one in report.findings if one.file not in removed]
+    report.missing[:] = [one for one in report.missing if one.object not in removed]
+    for name in sorted(removed):
+        gone = StorageUnavailable(f"{name} was removed from the log during the check: run it again")
+        report.unchecked.append((name, gone))
+
+
+def _name_topics(storage: Storage, state: LogState, report: Report) -> None:
+    """Add topics to the missing objects of window tables: those of other shards of the table."""
+    gone = {one.object for one in report.missing}
+    # once for each table, which may lack thousands of shards
+    topics: dict[str, set[str]] = {}
+    for table in {one.file for one in report.missing}:
+        beside = [stored for stored in state.tables.get(table, ()) if stored.name not in gone]
+        for stored in beside[:_ASKED]:
+            with contextlib.suppress(CorruptFile, StorageError):
+                names = ColdPath(storage).trailer(stored).metadata.topics
+                topics.setdefault(table, set()).update(name for _, name in names)
+    for place, one in enumerate(report.missing):
+        if one.file in topics:
+            report.missing[place] = replace(one, topics=tuple(sorted(topics[one.file])))
+
+
+def check_object(
+    storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report, *, deep: bool
+) -> None:
+    """Check one object that the log names, and its local copy if there is one. Raises `StorageError`."""
+    name = stored.name
+    try:
+        size = storage.head(name).size_bytes
+        report.count("objects")
+        if size != stored.size_bytes:
+            report.add(name, "object", f"it has {size:,} bytes, the log says {stored.size_bytes:,}")
+            return
+        if isinstance(stored, PendingFile):
+            if deep:
+                check_pending(stored, partial(storage.get_range, name))
+                report.count("object_bytes", size)
+        elif not deep or _check_bytes(storage, stored, local, report):
+            _check_trailer(storage, stored, report)
+    except ObjectNotFound:
+        report.add(name, "object", _NOT_THERE)
+        report.missing.append(Missing.of(stored, local))
+    except ObjectArchived as error:
+        report.unchecked.append((name, error))
+    except CorruptFile as error:
+        report.add_error(name, "object", error)
+    if local is not None:
+        _check_local(stored, local, report)
+
+
+def _check_log(storage: Storage, report: Report) -> LogState | None:
+    """Replay the whole log, and compare each checkpoint with it. Return the last state; None: the log is damaged."""
+    own = partial(own_objects, storage, foreign=partial(_note_foreign, report=report))
+    checkpoints: dict[int, list[str]] = {}
+    for info in own(CHECKPOINT_PREFIX):
+        # the next record deletes a summary of an earlier version
+        if not is_summary(info.name):
+            checkpoints.setdefault(checkpoint_of(info.name)[0], []).append(info.name)
+    records = _RecordCheck(report)
+    given_up: dict[tuple[str, int], int] = {}
+    listed = list(own(LOG_PREFIX))
+    if listed and has_hole(listed, number_of(listed[0].name)):
+        listed = list(own_objects(storage, LOG_PREFIX))
+    state: LogState | None = LogState()
+    if listed and number_of(listed[0].name) > 1:
+        report.add(
+            listed[0].name,
+            "log",
+            "the records before it are missing. If a life-cycle rule of the bucket deletes them, remove the rule; "
+            "then use `tiered-index copy`, which copies the index as of its newest checkpoint",
+        )
+        state = _checkpoint_behind(storage, checkpoints, number_of(listed[0].name) - 1)
+    try:
+        for info in listed:
+            if state is None:
+                return None
+            if number_of(info.name) <= state.number:
+                continue
+            expected = state.number + 1
+            CorruptFile.unless_equal(
+                info.name, f"record {expected} is missing before it", expected, number_of(info.name)
+            )
+            try:
+                record, before = LogRecord.decode(storage.get(info.name), info.name), state
+            except ObjectArchived as error:
+                report.unchecked.append((info.name, error))
+                state = _checkpoint_behind(storage, checkpoints, number_of(info.name))
+                continue
+            state = state.apply(record, info.name)
+            records.check(record, before)
+            if record.kind == "remove":
+                lost = [one.place for one in Segments(before, storage).named(record.remove)]
+                lost += [(one.store, one.start) for one in record.hide]
+                given_up |= dict.fromkeys(lost, record.number)
+            report.count("log_records")
+            for name in checkpoints.pop(state.number, ()):
+                _check_checkpoint(storage, name, state, report)
+    except CorruptFile as error:
+        report.add_error(error.file, "log", error)
+        return None
+    if state is None:
+        return None
+    if not state.number:
+        raise NotAnIndex(f"{storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
+    state = _refreshed(storage, state)
+    for (store, start), at in given_up.items():
+        if start >= state.expired.segments.get(store, 0) and Segments(state, storage).at(store, start) is None:
+            report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: messages are lost")
+    for number, names in checkpoints.items():
+        for name in names if number > state.number else ():
+            report.add(name, "checkpoint", f"it is of record {number}, but the log ends at {state.number}")
+    return state
+
+
+def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, list[str]], number: int) -> LogState | None:
+    """Return the newest state in a checkpoint of record `number` or later; None: none can be read."""
+    for at, names in sorted(checkpoints.items(), reverse=True):
+        for name in names if at >= number else ():
+            with contextlib.suppress(CorruptFile, ObjectNotFound, ObjectArchived):
+                return Checkpoints(storage).state_of(name)
+    return None
+
+
+def _refreshed(storage: Storage, state: LogState) -> LogState:
+    log = StorageLog(storage, SystemClock())
+    log.advance(state)
+    return log.read_next()
+
+
+def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Report) -> None:
+    digest = checkpoint_of(name)[1]
+    try:
+        if Checkpoints(storage).state_of(name) != state or not state.digest.startswith(digest):
+            report.add(
+                name,
+                "checkpoint",
+                f"it contradicts log records 1 to {state.number}: it is damaged, or from another history of the index",
+            )
+    except ObjectNotFound:
+        return  # the writer keeps only the newest ones
+    except CorruptFile as error:
+        report.add_error(name, "checkpoint", error)
+    report.count("checkpoints")
+
+
+def _check_trailer(storage: Storage, stored: StoredObject, report: Report) -> None:
+    trailer = ColdPath(storage).trailer(stored)
+    found = stored_file(stored.name, trailer, stored.size_bytes, stored.published_ms, stored.origin)
+    if (problem := unlike(stored, found, *_LENGTHS)) is not None:
+        report.add(stored.name, "object", f"its trailer says {problem}")
+
+
+def _check_bytes(storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report) -> bool:
+    """Check every byte. Return whether the trailer is sound, so that it can be compared with the log."""
+    size, name = stored.size_bytes, stored.name
+    copy = local.local if local is not None else None
+    mirror = copy.data if copy is not None and copy.size_bytes == size else None
+    different: list[int] = []
+
+    def compare(start: int, window: bytes) -> None:
+        if mirror is not None and (copied := mirror[start : start + len(window)]) != window:
+            unequal = np.frombuffer(copied, np.uint8) != np.frombuffer(window, np.uint8)
+            different.append(start + int(np.argmax(unequal)))
+
+    read = WindowedRead(lambda position, length: storage.get_range(name, position, length), size, compare)
+    found = (verify_shard if stored.shard is not None else verify_compacted)(read, size, name)
+    report.add_all(name, found)
+    read.finish()
+    report.count("object_bytes", size)
+    if mirror is not None:
+        report.count("compared_bytes", size)
+    if different:
+        report.add(name, "copy", "the object and its local copy differ", min(different))
+    return not any(finding.part in _TRAILER for finding in found)
+
+
+def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> None:
+    assert local.local is not None
+    found = stored_file(stored.name, local.local.trailer(), local.local.size_bytes, stored.published_ms)
+    if (problem := unlike(stored, found, "sequence", "size_bytes")) is not None:
+        report.add(local.local.file, "copy", f"the local copy says {problem}")
+
+
+def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str) -> None:
+    """Note the objects below `prefix` that the log does not name. The log is read again after the listing."""
+
+    def is_named(known: LogState, segments: Segments, name: str) -> bool:
+        try:
+            return known.input_of(name) is not None or segments.names_object(name)
+        except CorruptFile:
+            return True  # a damaged catalog, which `check_catalogs` has reported, may name it
+
+    segments = Segments(state, storage)
+    strays = [info for info in storage.list(prefix) if not is_named(state, segments, info.name)]
+    after = _refreshed(storage, state)
+    segments = Segments(after, storage)
+    for info in strays:
+        if is_named(after, segments, info.name):
+            continue
+        if is_foreign(info.name):
+            _note_foreign(info, report)
+        else:
+            report.note(
+                f"{info.name}: {info.size_bytes:,} bytes that the log does not name: of a job that runs, the "
+                f"rest of a crash, or an object that expired or was merged"
+            )
+
+
+def _note_foreign(info: ObjectInfo, report: Report) -> None:
+    report.note(f"{info.name}: {info.size_bytes:,} bytes that do not belong to an index: ignored")
+
+
+def check_root(root: Root, report: Report, progress: Progress) -> dict[str, CompactedFile]:
+    """Check every file of `root`. Return its compacted files by id, for comparison with the storage."""
+    _check_names(root, report)
+    files = FileList(root)
+    try:
+        files.check()
+    except CorruptFile as error:
+        report.add(str(files.path), LIST, error.problem)
+    local: dict[str, CompactedFile] = {}
+    told = {Path(one.file).stem for one in report.findings}
+    for number, handle in enumerate(RootView(root).look().handles, 1):
+        # `_check_names` reports a listed file without its journal, and a damaged list is reported above
+        if not (isinstance(handle, DamagedFile) and handle.file_id in {*told, LIST}):
+            _check_file(root, handle, report)
+        if isinstance(handle, CompactedFile):
+            local[handle.file_id] = handle
+        progress(number, handle.file_id)
+    return local
+
+
+def _check_names(root: Root, report: Report) -> None:
+    for state in STATES:
+        with disk_errors(f"listing {root.folder(state)}"):
+            names = root.disk.names(root.folder(state))
+        for name in names:
+            path = root.folder(state) / name
+            if name.startswith(TEMPORARY_PREFIX):
+                report.note(f"{path}: unfinished work, or reserved by a running writer; the next start deletes it")
+            elif file_id_of(name) is None or (name.endswith(JOURNAL_SUFFIX) and state != UNSEALED):
+                report.note(f"{path}: not a file of this index")
+            elif (
+                state == UNSEALED
+                and name.endswith(INDEX_SUFFIX)
+                and not path.with_suffix(JOURNAL_SUFFIX).exists()
+                # a writer deletes the journal and then this file, once the root has the next form
+                and not any(root.index_path(later, path.stem).exists() for later in (COMPACTED, UPLOADED))
+                and path.exists()
+            ):
+                report.add(str(path), "journal", "its journal is missing")
+
+
+def _check_file(root: Root, handle: Handle, report: Report) -> None:
+    report.count("files")
+    if isinstance(handle, DamagedFile):
+        report.add_error(f"{root.folder(handle.place)}/{handle.file_id}", "file", handle.error)
+    elif isinstance(handle, UnsealedView):
+        try:
+            report.count("bytes", handle.entries().nbytes)
+            handle.check_length()
+        except TieredIndexError as error:
+            report.add_error(str(handle.path), "entries", error)
+    elif isinstance(handle, CompactedFile) and handle.local is not None:
+        data, size = handle.local.data, handle.local.size_bytes
+        report.count("bytes", size)
+        findings = verify_compacted(
+            lambda position, length: data[position : position + length], size, handle.local.file
+        )
+        report.add_all(handle.local.file, findings)
+
+
+def check_index(
+    config: IndexConfig, report: Report, of_files: Progress, of_objects: Progress, *, deep: bool
+) -> tuple[dict[str, CompactedFile], bool]:
+    """Check the root and the storage that `config` names, and add findings to `report`. It changes nothing.
+
+    Return the root's compacted files by id, and whether repairs may append to the log: it can be read, and it is the
+    log that the root has seen, or that of a copy. If `deep`, every byte of every object is read. Parts that the storage
+    could not return are in `report.unchecked`. Raises `NotAnIndex`, and `ConfigError` if `config` names neither.
+    """
+    local: dict[str, CompactedFile] = {}
+    state, seen, marker, is_behind = None, None, None, False
+    uri, root = config.storage, Root(config.root, Disk()) if config.root is not None else None
+    if root is not None:
+        marker = root.read_marker()
+        if marker is None:
+            raise NotAnIndex(f"{config.root} holds no tiered index")
+        uri = uri or marker.storage
+        # read before the log, because a running writer notes each record that it appends
+        seen = SeenFile(root).read()
+        local = check_root(root, report, of_files)
+    if uri is None:
+        raise ConfigError("nothing to verify: give a root, a storage, or both")
+    with contextlib.closing(config.open_storage(uri)) as storage:
+        try:
+            state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
+            if state is not None and root is not None and marker is not None:
+                _excuse_missing(root, state, report)
+                if state.genesis is not None and state.genesis.index_id == marker.index_id:
+                    is_behind = _is_behind(storage, state, seen, root, marker.root_id, report)
+                # a copy of the index has a log of its own
+                elif state.genesis is not None and COPY_OF + marker.index_id not in state.positions:
+                    other, own = state.genesis.index_id, marker.index_id
+                    report.add(uri, "log", f"it is of index {other}, and the root {root.path} of {own}")
+                    is_behind = True
+        except StorageError as error:
+            report.unchecked.append((uri, error))
+    return local, state is not None and not is_behind
+
+
+def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root, root_id: str, report: Report) -> bool:
+    """Return whether the storage's log differs from the log that the root has `seen`, or the root is older than its own
+    records. If so, add a finding.
+    """
+    log = StorageLog(storage, SystemClock())
+    log.advance(state)
+    try:
+        log.identity.check_beside(log.state, seen, root_id, SeenFile(root).read())
+    except (StorageBehind, RootBehind) as error:
+        report.add_error(error.file, "log", error)
+        return True
+    return False
+
+
+def _excuse_missing(root: Root, state: LogState, report: Report) -> None:
+    """Remove findings about files that the root lists but does not have, if the log names them or gave them up."""
+    known = state.files.keys() | {one.file_id for one in state.lost.values()}
+    try:
+        excused = {f"{root.folder(UNSEALED)}/{file_id}" for file_id in FileList(root).gone().keys() & known}
+    except CorruptFile:
+        return  # no file is known to be missing
+    report.findings = [one for one in report.findings if one.file not in excused]

@@ -1,0 +1,561 @@
+"""The life cycle of files in the background: seal by age, compact, upload, retire, delete.
+
+`run_once` is one round. Each step is idempotent. An old form of a file is deleted only after the new form serves reads.
+A file that others may have published is first looked up in the log, because a merge may have removed it since. Threads:
+any. A lock that no reader or writer takes serialises rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tiered_index.clock import StepTimes
+from tiered_index.errors import (
+    BackPressure,
+    CorruptFile,
+    DiskFull,
+    IndexClosed,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+    WriterFenced,
+    without_frames,
+)
+from tiered_index.format.journal import Journal
+from tiered_index.format.names import COMPACTED, STATES, UPLOADED, data_name, data_prefix
+from tiered_index.heap import give_back
+from tiered_index.retention import NOTHING
+from tiered_index.service.jobs.expiry import KnownStats, record_expiry, sweep
+from tiered_index.service.life.context import (
+    MAX_RECORDS,
+    DamagedCopies,
+    LifecycleContext,
+    check_size,
+    has_newer_positions,
+    sealed_form,
+)
+from tiered_index.service.life.pending import PendingFiles
+from tiered_index.service.life.same_file import check_same
+from tiered_index.service.log.log import fenced, own_objects, publishing
+from tiered_index.service.log.publication import Publication, stored_file
+from tiered_index.service.log.reads import READ_PREFIX
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.compacted import (
+    CompactedFile,
+    DamagedFile,
+    StorageBytes,
+    open_local,
+    open_stored,
+    verify_runs,
+    verify_tables,
+)
+from tiered_index.service.read.unsealed import UnsealedFile
+from tiered_index.service.root import disk_error, disk_errors
+from tiered_index.service.write.appenders import QUARANTINE
+from tiered_index.storage.base import PART_BYTES, Bytes, ObjectInfo, Writer
+from tiered_index.storage.disk import taken_bytes
+
+_log = logging.getLogger(__name__)
+_EXPIRE_EVERY_S = 60
+_SWEEP_EVERY_S = 86400
+# after an error
+_SWEEP_AGAIN_S = 3600
+
+
+@dataclass
+class Progress:
+    """The result of one round, in files."""
+
+    compacted: int = 0
+    uploaded: int = 0
+    retired: int = 0
+    pending: int = 0
+    adopted: int = 0
+
+    def any(self) -> bool:
+        """Return whether the round did anything."""
+        return bool(self.compacted or self.uploaded or self.retired or self.pending or self.adopted)
+
+
+class Lifecycle:
+    """The life cycle of one root's files. `errors` has the last error of each file, until its step succeeds."""
+
+    def __init__(
+        self, context: LifecycleContext, damaged: Iterable[DamagedFile], journals: Mapping[str, Journal]
+    ) -> None:
+        """Make it with the `damaged` files and `journals` of a `Recovered`."""
+        self._context = context
+        self._lock = threading.Lock()
+        self._refreshed_s = context.clock.monotonic_s()
+        self._pending = PendingFiles(context)
+        self._damaged = DamagedCopies(context, damaged, journals)
+        self._publications: dict[str, Publication] = {}  # by file id: sent, and not known to be in the log
+        self.refresh, self.show = context.refresh, context.show
+        self._failed: dict[str, TieredIndexError] = {}  # errors of this round
+        self.errors: dict[str, TieredIndexError] = {}
+        self.times = {name: StepTimes(context.clock) for name in ("compact", "upload", "retire", "expire")}
+        self._closed = False
+        self._is_away = context.session.log_error is not None
+        # times of the next expiry and sweep. Without a rule no sweep follows the opening, as it lists the whole storage
+        self._expire_s, now_s = 0.0, context.clock.monotonic_s()
+        self._sweep_s = now_s if context.config.retention.any else now_s + _SWEEP_AGAIN_S
+        self._topic_stats = KnownStats(context.cold)
+        self._expired = NOTHING  # as in the copy of the log in the root
+
+    def run_once(self) -> Progress:
+        """Run one round. Raises the first error after every file had its turn."""
+        progress, errors = self._round()
+        if errors:
+            raise errors[0]  # raised here, because the kept error's traceback must not refer to files
+        return progress
+
+    def _round(self) -> tuple[Progress, list[TieredIndexError]]:
+        with self._lock:
+            if self._closed:
+                raise IndexClosed("the index is closed: open it again")
+            self._failed = {}
+            progress = Progress()
+            self._context.flusher.roll_older_than(self._context.config.seal_after_s)
+            self._roll_without_room()
+            has_root = self._step("root", self._context.root.check)
+            sealed = self._sealed()
+            self._pending.begin_clocks(sealed)
+            for file in sealed:
+                # filters before the first compaction, which takes longer and also reports damage
+                self._step(f"the filter of {file.file_id}", partial(_make_filter, file))
+                self._renew_meanwhile()
+            for file in [file for file in sealed if not self._pending.waits(file)] if has_root else ():
+                progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
+                self._renew_meanwhile()
+            if progress.compacted:
+                # a compaction frees arrays as large as its file
+                give_back()
+            lacks_room = any(
+                isinstance(error, BackPressure) for error in (self._context.flusher.error, *self._failed.values())
+            )
+            if self._step("storage", self._claim) and has_root:
+                self._step("damaged", self._tend_damaged)
+                self._tend(progress)
+                for ready in self._ready():
+                    if self._step(ready.file_id, partial(self._upload, ready), "upload"):
+                        progress.uploaded += 1
+                    elif not _is_damage(self._failed[ready.file_id], ready):
+                        # stop, because files are published in order of sequence. A damaged file waits alone: records
+                        # of later files then state no positions.
+                        break
+                    self._renew()
+                self._step("pending files", self._pending.finish)
+                self._step("positions", self._publish_reads)
+                self._step("expiry", self._expire, "expire")
+                retirable = self._retirable(lacks_room=lacks_room)
+                # retire only while the log still has the record that published the files
+                if retirable and not self._step("log", self._context.session.log.check_end):
+                    retirable = []
+                for old in retirable:
+                    progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
+                    self._renew()
+            # a mapped file keeps its space on the disk
+            self._context.files.follow()
+            if has_root:
+                self._context.deletions.again()
+                self._context.catalog.reclaim()
+            self._tell_storage()
+            self._failed |= self._context.deletions.errors()
+            self.errors = self._failed
+            return progress, list(self.errors.values())
+
+    def _roll_without_room(self) -> None:
+        """Seal the active files if a flush found the disk full and no other file can free space."""
+        if isinstance(self._context.flusher.error, DiskFull) and not (
+            self._sealed() or self._ready() or self._retirable(lacks_room=True)
+        ):
+            self._context.flusher.roll()
+
+    def _tell_storage(self) -> None:
+        """Log once that the storage is unavailable, and once that it is back."""
+        failed = {} if "root" in self._failed else self._failed
+        error = next((one for one in failed.values() if isinstance(one, StorageUnavailable)), None)
+        if (error is not None) != self._is_away:
+            self._is_away = error is not None
+            uri = self._context.session.storage.uri
+            if error is not None:
+                _log.warning("the storage %s does not answer; files stay local until it does: %s", uri, error)
+            else:
+                _log.info("the storage %s is back", uri)
+
+    def tend_damaged(self) -> None:
+        """Drop damaged files that were published. Rounds repeat it after an error."""
+        with self._lock:
+            self._step("damaged", self._tend_damaged)
+
+    def sweep_attempts(self, files: Iterable[CompactedFile]) -> None:
+        """Delete the objects of unfinished uploads of these files.
+
+        `orphans` deletes objects of files that a record has removed, because others may still read them. It also
+        deletes those of files that began more than `MAX_RECORDS` records ago.
+        """
+        if began := {file.file_id: _log_number(file) for file in files}:
+            storage, log = self._context.session.storage, self._context.session.log
+            infos: list[ObjectInfo] = []
+            for file_id in sorted(began):
+                # a request for each file, which takes longer than the lease lives if there are many
+                self._renew()
+                infos += own_objects(storage, data_prefix(file_id))
+            # after the listing, because a record may name or remove an object meanwhile
+            state = log.refresh()
+            left = {info.name: info.name.split("/")[1] for info in infos if not state.names(info.name)}
+            known = {file_id for file_id in left.values() if state.number - began[file_id] <= MAX_RECORDS}
+            if known:
+                removed = log.removed_files(state, min(began[file_id] for file_id in known))
+                storage.delete_many([name for name, file_id in left.items() if file_id in known - removed])
+
+    def end(self) -> None:
+        """Make `run_once` raise `IndexClosed` from now on."""
+        with self._lock:
+            self._closed = True
+            self._context.end()
+
+    def close(self, *, soon: bool = False) -> None:
+        """Run waiting disposals and release the lease. An unavailable or full storage is only logged.
+
+        `soon`: end a running round before its next step.
+        """
+        self._closed = soon
+        with self._lock:
+            self._closed = True
+            self._context.end()
+            try:
+                self._context.root.check()
+            except TieredIndexError as error:
+                _log.warning("replaced files were not deleted; the next start tries again: %s", error)
+            else:
+                self._context.catalog.reclaim()
+            try:
+                self._context.session.release()
+            except (StorageError, DiskFull) as error:
+                _log.warning("the lease was not released and will expire by itself: %s", error)
+
+    def local_bytes(self) -> int:
+        """Return the bytes of the root's files on disk."""
+        root, total = self._context.root, 0
+        for state in STATES:
+            with contextlib.suppress(OSError):  # the step that needs the folder raises
+                for name in root.disk.names(root.folder(state)):
+                    with contextlib.suppress(FileNotFoundError):
+                        total += taken_bytes((root.folder(state) / name).stat())
+        return total
+
+    def _step(self, name: str, step: Callable[[], None], kind: str | None = None) -> bool:
+        if self._closed:
+            raise IndexClosed("the index was closed during the round")
+        try:
+            step() if kind is None else self.times[kind].run(step)
+        except TieredIndexError as error:
+            if isinstance(error, WriterFenced):
+                if self._context.session.fenced is None:
+                    _log.warning("this writer was fenced: %s", error)
+                self._context.session.fenced = error
+            self._failed[name] = self.errors[name] = without_frames(error)
+            return False
+        except MemoryError:  # it is no fault of this file, and others would need memory, too
+            raise
+        except Exception as error:  # noqa: BLE001 - other files must have their turn; the round raises the typed error
+            _log.exception("a step of the life cycle failed unexpectedly: %s", name)
+            what = f"a step of the life cycle of {name}"
+            self._failed[name] = self.errors[name] = (
+                disk_error(error, what)
+                if isinstance(error, OSError)
+                else TieredIndexError(f"{what} failed: {type(error).__name__}: {error}")
+            )
+            return False
+        self.errors.pop(name, None)
+        return True
+
+    def _renew(self) -> None:
+        """Renew the lease between two steps, because a round can take longer than its time to live."""
+        session = self._context.session
+
+        def renew() -> None:
+            # never in a folder that is not mounted, or in the storage of another index
+            session.log.check_end()
+            session.renew()
+
+        if "lease" not in self._failed and session.is_renewal_due:
+            self._step("lease", renew)
+
+    def _renew_meanwhile(self) -> None:
+        """Renew the lease during work on local files, which doesn't wait for a storage that is unavailable."""
+        if not self._is_away:
+            self._renew()
+
+    def _claim(self) -> None:
+        context, session = self._context, self._context.session
+        if session.fenced is not None:
+            raise session.fenced
+        if not session.claimed or session.log_error is not None:
+            if not session.claimed:
+                session.join()
+                if context.config.storage is not None:
+                    # before the claim, as at the start
+                    context.root.name_storage(context.config.storage)
+                session.claim(context.root_id)
+            context.flusher.learn(self.refresh().positions)
+            session.log_error = None
+        if context.clock.monotonic_s() - self._refreshed_s >= context.config.refresh_interval_s:
+            state = self.refresh()
+            self._refreshed_s = context.clock.monotonic_s()
+            if state.epoch > session.epoch:  # checked here, too, in case there is nothing to publish
+                raise fenced(session.storage.uri, state.epoch, session.epoch)
+        session.renew()
+
+    def _publish_reads(self) -> None:
+        """Publish how far topics were read, if answers from the storage need it and no entry waits to be published.
+
+        The record of a file publishes it otherwise. A source may pass records that have no entry.
+        """
+        context, session = self._context, self._context.session
+        state, positions = session.log.state, context.flusher.positions
+        as_of_ms, reads = state.as_of_ms or 0, state.reads
+        if state.bounds is None or min(state.bounds.read_before_ms.values()) >= as_of_ms:
+            return
+        further = [name for name, at in reads.items() if at < as_of_ms and positions.get(name, at) > at]
+        # the files after the positions: they have every entry before these
+        if any(name.startswith(READ_PREFIX) for name in further) and context.files.is_published:
+            session.log.append_positions(session.epoch, positions)
+
+    def _expire(self) -> None:
+        """At intervals, record the expiry by the retention setting, and delete objects removed long enough ago.
+
+        Merges remove objects also where no rule is set.
+        """
+        context, session, rule = self._context, self._context.session, self._context.config.retention
+        now_s = context.clock.monotonic_s()
+        is_due = rule.any and now_s >= self._expire_s
+        if is_due:
+            # a new root reads the topics of all old objects, which takes longer than the lease lives if there are many
+            stats = self._topic_stats.of(rule, session.log.state, context.clock.now_ms(), self._renew)
+            record_expiry(session.log, rule, context.clock, session.epoch, stats)
+            context.refresh()
+        if session.expired is not self._expired:
+            # write the root's copy of the log, which is used while the storage is unavailable
+            context.deletions.before()
+            self._expired = session.expired
+        if is_due:
+            self._expire_s = now_s + _EXPIRE_EVERY_S
+        if now_s >= self._sweep_s and (is_due or not rule.any):
+            # not in the next round again, because a sweep lists the whole storage
+            self._sweep_s = now_s + _SWEEP_AGAIN_S
+            # it lists the whole log, which takes longer than the lease lives in an index of years
+            sweep(session.storage, session.log, rule, delete=True, beat=self._renew)
+            self._sweep_s = now_s + _SWEEP_EVERY_S
+
+    def _tend_damaged(self) -> None:
+        self._damaged.tend()
+
+    def _tend(self, progress: Progress) -> None:
+        """Upload sealed files for jobs, and adopt files that jobs compacted. Stop at an error of the storage."""
+        before = self._pending.uploaded, self._pending.adopted
+        for file in self._sealed():
+            if not self._step(file.file_id, partial(self._pending.tend, file)) and isinstance(
+                self._failed[file.file_id], StorageError
+            ):
+                break
+            self._renew()
+        progress.pending, progress.adopted = self._pending.uploaded - before[0], self._pending.adopted - before[1]
+
+    def _sealed(self) -> list[UnsealedFile]:
+        return [file for file in self._context.files.unsealed if file.sealed]
+
+    def _ready(self) -> list[CompactedFile]:
+        return sorted(self._context.files.compacted, key=lambda file: file.lane != QUARANTINE)
+
+    def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
+        """Return the local copies to delete: those kept long enough, and the oldest beyond the bound in bytes.
+
+        If a flush or compaction found the disk full, the oldest are deleted early, to free space for one file. A copy
+        stays if it has a source position that neither the log nor newer local files have.
+        """
+        files, state, config = self._context.files, self._context.session.log.state, self._context.config
+        bound, before_ms = config.local_keep_bytes, self._context.clock.now_ms() - config.local_keep_s * 1000
+        old, total = files.kept_before(before_ms), files.kept_bytes
+        wanted = files.kept[-1].metadata().layout.unsealed_size if lacks_room and files.kept else 0
+        needed: set[str] | None = None
+        chosen = []
+        for file in files.kept:
+            is_tight = wanted > 0 or (bound is not None and total > bound)
+            if not old and not is_tight:
+                break
+            if file.stored is None or file.file_id not in state.files:
+                continue
+            is_old = file.stored.stored.published_ms <= before_ms
+            old -= is_old
+            if not is_old and not is_tight:
+                continue
+            if has_newer_positions(file, state.positions):
+                needed = files.needed(state.positions) if needed is None else needed
+                if file.file_id in needed:
+                    continue
+            assert file.local is not None
+            chosen.append(file)
+            total -= file.local.size_bytes
+            wanted -= file.local.size_bytes
+        return chosen
+
+    def _compact(self, file: UnsealedFile) -> None:
+        root = self._context.root
+        target = root.index_path(COMPACTED, file.file_id)
+        pieces = sealed_form(file).compacted(file.entries(), file.filter_bytes)
+        root.write_file(target, self._renewing(pieces), f"compacting {file.path}")
+        self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
+
+    def _renewing(self, pieces: Iterable[Bytes]) -> Iterator[Bytes]:
+        for piece in pieces:
+            self._renew_meanwhile()
+            yield piece
+
+    def _upload(self, file: CompactedFile) -> None:
+        """Publish a compacted file, unless the log has it, and move it to ``uploaded``. Idempotent."""
+        local, file_id = file.local, file.file_id
+        assert local is not None
+        verify_tables(file)
+        verify_runs(file)
+        context, session, now_ms = self._context, self._context.session, self._context.clock.now_ms()
+        # an object that was sent by an earlier try is published under its name
+        publication = self._publications.get(file_id)
+        if publication is not None and publication.is_overdue:
+            self._forget(file_id)
+            publication = None
+        # otherwise it can't have been published, and no refresh is needed
+        may_be_there = publication is not None or file_id in context.outcome_unknown
+        state = session.refreshed() if may_be_there else session.log.state
+        # checks that this is still the index's storage, for a twelfth of the cost of a listing
+        session.log.check_end()
+        known = state.object_of(file_id)
+        removed = partial(context.moved_files, after=_log_number(file))
+        if known is not None:
+            if publication is not None:
+                publication.resolve(state)
+        elif may_be_there and file_id in removed(state):
+            self._let_go(file)
+            return
+        else:
+            publication = self._sent(file_id, memoryview(local.data))
+            stored = stored_file(publication.sent.name, local.trailer(), local.size_bytes, now_ms)
+            positions = context.files.durable_positions(file)
+            gone: Callable[[LogState], set[str]] = removed if may_be_there else lambda state: set()
+            before_ms = context.files.put_before_ms(file, now_ms)
+            make = publishing(session.epoch, (stored,), positions=positions, put_before_ms=before_ms, removed=gone)
+            state = publication.record("publish", make, lambda state: state.object_of(file_id))
+            known = state.object_of(file_id)
+            if known is None:
+                self._let_go(file)
+                return
+        if publication is None or known.name != publication.sent.name:
+            check_same(file, StorageBytes(context.cold, known))
+        # durable first, because each later start relies on a file in `uploaded` being published
+        session.log.rely()
+        target = self._move(file)
+        _log.info("uploaded %s: %d entries, %d bytes as %s", file_id, file.count, known.size_bytes, known.name)
+        if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):
+            context.cold.keep(known, local.data)  # only if the bytes are the same
+        try:
+            moved = open_local(target, StorageBytes(context.cold, known))
+        except FileNotFoundError:
+            _log.warning("%s was deleted; the storage has the file", target)
+            moved = open_stored(context.cold, known)
+        context.catalog.put(moved)
+        # last, because a file that could not be moved and opened must be looked up in the log again
+        self._end(file_id)
+
+    def _sent(self, file_id: str, data: memoryview) -> Publication:
+        """Send a file, unless an earlier try has, and return its publication."""
+        session, publication = self._context.session, self._publications.get(file_id)
+        if publication is not None:
+            try:
+                publication.check()
+            except ObjectNotFound:
+                self._forget(file_id)  # sent again next time
+                raise
+            return publication
+        name = data_name(file_id, secrets.token_hex(8))
+
+        def fill(stream: Writer) -> None:
+            for start in range(0, len(data), PART_BYTES):
+                stream.write(data[start : start + PART_BYTES])
+                self._renew()
+
+        self._publications[file_id] = publication = Publication.send(session.log, name, fill, session.epoch)
+        return publication
+
+    def _forget(self, file_id: str) -> None:
+        """Forget the sent object. It is not deleted, because its record may still be appended."""
+        del self._publications[file_id]
+        self._context.outcome_unknown.add(file_id)
+
+    def _end(self, file_id: str) -> None:
+        self._publications.pop(file_id, None)
+        self._context.outcome_unknown.discard(file_id)
+
+    def _move(self, file: CompactedFile) -> Path:
+        """Move a file to ``uploaded``, durably. Return its new path."""
+        root = self._context.root
+        before, after = root.index_path(COMPACTED, file.file_id), root.index_path(UPLOADED, file.file_id)
+        with disk_errors(f"moving {before} to {after}"):
+            if before.exists():
+                root.disk.publish(before, after)
+            else:  # an earlier try moved it, but could not make that durable
+                root.disk.sync_folder(after.parent)
+                root.disk.sync_folder(before.parent)
+        return after
+
+    def _let_go(self, file: CompactedFile) -> None:
+        """Drop a file that a record has removed, unless it has a source position beyond the log's."""
+        context = self._context
+        context.refresh()
+        logged = context.append_positions(file)
+        kept = None
+        if has_newer_positions(file, logged):
+            target = self._move(file)
+            try:
+                kept = open_local(target)
+            except FileNotFoundError:
+                _log.warning("%s was deleted; a record has removed the file", target)
+        # after the move, because a file that could not be moved must be looked up in the log again
+        self._end(file.file_id)
+        if kept is not None:
+            context.catalog.put(kept)
+            return
+        # an earlier try may have moved it
+        paths = [context.root.index_path(state, file.file_id) for state in (COMPACTED, UPLOADED)]
+        context.catalog.remove(file.file_id, lambda: context.deletions.unlink(paths))
+
+    def _retire(self, file: CompactedFile) -> None:
+        assert file.stored is not None
+        stored = file.stored.stored
+        check_size(self._context.session.storage, stored, "its local copy")
+        self._context.catalog.put(open_stored(self._context.cold, stored), self._context.dispose(file.file_id))
+        _log.info("retired the local copy of %s: %d bytes", file.file_id, stored.size_bytes)
+
+
+def _is_damage(error: TieredIndexError, file: CompactedFile) -> bool:
+    """Return whether an error states damage of `file` or of its object, not of the log."""
+    # names of both have the id, and names in the log do not
+    return type(error) is CorruptFile and file.file_id in error.file
+
+
+def _make_filter(file: UnsealedFile) -> None:
+    with contextlib.suppress(CorruptFile):  # the compaction reports it
+        file.make_filter()
+
+
+def _log_number(file: CompactedFile) -> int:
+    """Return the number of a record before all that name the file; 0 for files of older versions."""
+    return int(file.metadata().more.get("log_number", 0))

@@ -1,0 +1,83 @@
+"""A background worker of a writer: a thread that calls `run_once` at an interval.
+
+It logs an error of a round once and keeps it in `error`; the next rounds wait longer, up to a bound. The thread is a
+daemon thread, so that a process that does not close its index can end. Threads: any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from tiered_index.errors import TieredIndexError
+from tiered_index.storage.pools import start_thread
+
+# the longest wait that every system supports; a round follows it
+_LONGEST_S = 86_400.0
+_log = logging.getLogger(__name__)
+
+
+class Rounds:
+    """Calls `run_once` every `interval_s` seconds, once it is started. `failed_rounds` counts errors.
+
+    After errors the pauses double, up to `longest_pause_s`.
+    """
+
+    def __init__(
+        self, name: str, run_once: Callable[[], object], interval_s: float, *, longest_pause_s: float = 30.0
+    ) -> None:
+        self.name = name
+        self.error: BaseException | None = None
+        self.failed_rounds = 0
+        self._run_once, self._interval_s, self._longest_pause_s = run_once, interval_s, longest_pause_s
+        self._is_stopping = False
+        # ends a wait. An interrupt can leave an event locked, and its thread would wait
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread. Raises `NoThread` if the process can't start another one."""
+        self._thread = threading.Thread(target=self._run, name=f"tiered-index-{self.name}", daemon=True)
+        start_thread(self._thread)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller is this thread."""
+        return threading.current_thread() is self._thread
+
+    def stop(self, patience_s: float | None = None) -> None:
+        """Begin no further round, and wait for the running one, at most `patience_s` seconds. Idempotent."""
+        self._is_stopping = True
+        self._wake.put(None)
+        if self._thread is not None and not self.is_own_thread:
+            # the thread was not started, or an interrupt came before it was, and it makes no round
+            with contextlib.suppress(RuntimeError):
+                self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._is_stopping:
+            pause_s = min(self._interval_s * 2**failures, max(self._longest_pause_s, self._interval_s), _LONGEST_S)
+            try:
+                self._wake.get(timeout=pause_s)
+            except queue.Empty:
+                failures = min(failures + 1, 16) if self._failed() else 0
+
+    def _failed(self) -> bool:
+        try:
+            self._run_once()
+        except TieredIndexError as error:
+            # while the index is being closed, a last round may find it closed
+            if str(error) != str(self.error) and not self._is_stopping:
+                _log.warning("%s: %s", self.name, error)
+            self.error = error
+        except BaseException as error:  # noqa: BLE001 - the worker must continue; health shows the error
+            _log.exception("%s failed unexpectedly", self.name)
+            self.error = error
+        else:
+            self.error = None
+        self.failed_rounds += self.error is not None
+        return self.error is not None

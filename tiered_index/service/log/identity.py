@@ -1,0 +1,209 @@
+"""Judges whether a storage's log, its checkpoints and a root are of one history, or one of them went back in time.
+
+| restored | noticed by | error |
+|---|---|---|
+| the storage, to an earlier state | its log ends before the record that root or process have seen | `StorageBehind` |
+| the storage, and it went on | the record of a number has another digest than the one seen | `StorageBehind` |
+| two histories in one storage | a record names another predecessor, or a checkpoint another record | `StorageBehind` |
+| the root, or a clone of it | the log has a record of this root that the root's note of attempts lacks | `RootBehind` |
+
+A writer's log asks when it is opened, and before anything is deleted or counts as published. Readers and jobs that know
+a root ask `check_beside`. Replays ask `check_follows` for each record. No check changes anything. Threads: any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING, Protocol
+
+from tiered_index.errors import CorruptFile, ObjectNotFound, RootBehind, StorageBehind
+from tiered_index.format.names import log_name
+from tiered_index.service.root.seen import Seen, SeenFile
+
+if TYPE_CHECKING:
+    from tiered_index.service.log.records import LogRecord
+    from tiered_index.service.log.state import LogState
+
+WAY_ON = "run `tiered-index recover --root ROOT`, which sends the entries that the storage lacks"
+# a writer's own attempts, by which it distinguishes its records from those of a clone of its root
+_ATTEMPTS_KEPT = 1000
+_log = logging.getLogger(__name__)
+
+
+class ListedCheckpoint(Protocol):
+    """A checkpoint as its listing shows it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+
+
+def check_follows(file: str, number: int, digest: str, previous: str, *, is_chained: bool) -> None:
+    """Raise `StorageBehind` unless record `file` names `digest`, that of record `number` before it, as `previous`.
+
+    `digest` is empty if it is not known. `is_chained`: the record before names its own predecessor, so this one must.
+    """
+    if digest and (previous or is_chained) and previous != digest:
+        raise StorageBehind(
+            file,
+            f"its previous record {number} differs from the one read: the storage was restored, or two "
+            f"histories of this index were mixed",
+            expected=digest,
+            found=previous,
+        )
+
+
+class Identity:
+    """The identity of one log. A writer's log belongs to the root `root_id`, which has `seen` records of it.
+
+    `uri` is the storage's. `record` reads a record by number, and `gone` returns the error for a missing one.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        record: Callable[[int], LogRecord],
+        gone: Callable[[int], Exception],
+        *,
+        root_id: str = "",
+        seen: SeenFile | None = None,
+    ) -> None:
+        self._uri, self._record, self._gone = uri, record, gone
+        self.root_id, self._seen = root_id, seen
+        self._attempts = deque(seen.last.attempts if seen is not None else [], maxlen=_ATTEMPTS_KEPT)
+
+    @property
+    def seen_number(self) -> int:
+        """The number of the newest record that the log's root has seen; 0: none, or there is no root."""
+        return self._seen.last.number if self._seen is not None else 0
+
+    def note(self, state: LogState, attempt: str | None = None) -> None:
+        """Note durably in the root that it knows `state`, and tries to append a record as `attempt`.
+
+        Raises the errors of the root's disk.
+        """
+        if self._seen is None:
+            return
+        if attempt is None:
+            self._seen.note(state.number, state.digest)
+        else:
+            self._attempts.append(attempt)
+            self._seen.note(state.number, state.digest, attempt)
+
+    def check_root(self, state: LogState) -> None:
+        """Compare a log that was read with its root, with at most one request. Raises `StorageBehind`, `RootBehind`."""
+        if self._seen is not None:
+            self.check_seen(state, self._seen.last)
+            self.check_attempts(state)
+
+    def check_attempts(self, state: LogState) -> None:
+        """Raise `RootBehind` if the log has a record of its root that this root did not try to append. No request."""
+        if self._seen is not None:
+            self._check_own(state, self.root_id, self._seen.last, self._attempts)
+
+    def check_beside(
+        self, state: LogState, before: Seen | None, root_id: str | None, after: Seen | None, *, deep: bool = True
+    ) -> None:
+        """Compare a log with a root whose writer may run: what the root had seen `before` and `after` the log was read.
+
+        `root_id`: None: do not look for records of the root. `deep`: see `check_seen`. Raises `StorageBehind`,
+        `RootBehind`.
+        """
+        if before is not None:
+            self.check_seen(state, before, deep=deep)
+        if root_id is not None:
+            # the later note, because a running writer notes each attempt before its record
+            self._check_own(state, root_id, after)
+
+    def check_seen(self, state: LogState, seen: Seen, *, deep: bool = True) -> None:
+        """Compare the log that was read with the position that a root has `seen`. Raises `StorageBehind`.
+
+        `deep`: use a request if the log has more records since.
+        """
+        if state.number < seen.number:
+            raise StorageBehind(
+                f"{self._uri}/{log_name(state.number)}",
+                f"the log ends here, but its root has seen record {seen.number}: the storage was restored to an "
+                f"earlier state. Nothing local was deleted; {WAY_ON}",
+                expected=seen.number,
+                found=state.number,
+            )
+        if seen.digest and (deep or state.number == seen.number):
+            try:
+                # the next record has its digest, unless an older version wrote it
+                found = state.digest if state.number == seen.number else self._record(seen.number + 1).previous
+                found = found or self._record(seen.number).digest
+            except ObjectNotFound as error:
+                raise self._gone(seen.number) from error
+            self.check_same(seen.number, seen.digest, found)
+
+    def check_same(self, number: int, expected: str, found: str) -> None:
+        """Raise `StorageBehind` if record `number` has another digest than the `expected` one of the record seen."""
+        if found != expected:
+            raise StorageBehind(
+                f"{self._uri}/{log_name(number)}",
+                f"this record differs from the one seen under its number: the storage was restored, or it "
+                f"has another history of the index. Nothing local was deleted; {WAY_ON}",
+                expected=expected,
+                found=found,
+            )
+
+    def cut_off(self, number: int, last: int) -> StorageBehind:
+        """Return the error for a log that ends at `last`, before record `number` that was read."""
+        return StorageBehind(
+            f"{self._uri}/{log_name(number)}",
+            f"the record is missing, and the log ends before it: the storage was restored to an earlier state. Open a "
+            f"reader again; for a root, {WAY_ON}",
+            expected=number,
+            found=last,
+        )
+
+    def is_followed(self, one: ListedCheckpoint, behind: int) -> bool:
+        """Return whether the log continues from the record of a checkpoint, for `behind` records."""
+        try:
+            before = self._record(one.number)
+            if not before.digest.startswith(one.digest):
+                return False
+            for number in range(one.number + 1, one.number + behind + 1):
+                after = self._record(number)
+                if after.previous not in ("", before.digest):
+                    return False
+                before = after
+        except (ObjectNotFound, CorruptFile) as error:
+            _log.debug("%s can't be compared with the log: %s", one.name, error)
+        return True
+
+    def mixed(self, state: LogState, stray: ListedCheckpoint) -> StorageBehind:
+        """Return the error for a checkpoint that is not of the log with `state`."""
+        number = stray.number
+        return StorageBehind(
+            f"{self._uri}/{stray.name}",
+            f"two histories of this index are mixed here, as after a sync without deletes: this checkpoint and that of "
+            f"record {state.number} have different digests of record {number}. Entries of one history may be "
+            f"missing. Restore one whole history, or use `tiered-index copy` to copy the newest to empty storage. If "
+            f"`tiered-index verify` reports only checkpoints, delete these, or run `verify --deep --repair --yes`",
+            expected=state.digest_at(number) or None,
+            found=stray.digest,
+        )
+
+    def _check_own(self, state: LogState, root_id: str, seen: Seen | None, attempts: Container[str] = ()) -> None:
+        """Raise `RootBehind` if the log has records of a root that are not in its `seen` position or its `attempts`.
+
+        Then the root is an older copy, or another root has its id.
+        """
+        seen = seen or Seen()
+        own = state.roots.get(root_id)
+        if own is None or own[0] <= seen.number or own[1] in seen.attempts or own[1] in attempts:
+            return
+        raise RootBehind(
+            f"{self._uri}/{log_name(own[0])}",
+            f"this root wrote it, but has seen the log only up to record {seen.number}: the root was restored from a "
+            f"backup, or is a clone of a root that is still in use. Nothing was changed; {WAY_ON}",
+            expected=seen.number,
+            found=own[0],
+        )

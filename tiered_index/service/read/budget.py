@@ -1,0 +1,171 @@
+"""The budget of one lookup, and its use.
+
+A `LookupBudget` is open while its lookup runs. It counts every request, also those of log reads. A request that exceeds
+it raises `BudgetExceeded` before it is sent. Threads: those of one lookup, with copies of its context.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TypedDict, TypeVar
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.storage.context import UNBOUNDED, Activation, active_context
+from tiered_index.storage.metering import Usage
+from tiered_index.storage.prices import PriceTable, rounded_usd
+from tiered_index.types import Explain, FileReport
+
+N = TypeVar("N", int, float)
+# the longest time that a thread can wait; a longer bound counts as none
+_LONGEST_S = threading.TIMEOUT_MAX / 2
+
+
+class Limits(TypedDict, total=False):
+    """The bounds of one call by name. See `LookupLimits`."""
+
+    max_requests: int | None
+    max_bytes: int | None
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LookupLimits:
+    """Inclusive bounds of one call; None: no bound. Raises `InvalidArgument` for an impossible bound."""
+
+    max_requests: int | None = None
+    max_bytes: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise InvalidArgument(f"{name} must be a whole number, 0 or more, not {value!r}")
+        limit = self.timeout_s
+        if limit is None:
+            return
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+            raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a bound."""
+        return self.max_requests is not None or self.max_bytes is not None or self.timeout_s is not None
+
+    def least(self, other: LookupLimits) -> LookupLimits:
+        """Return the lesser bound of both, for each bound."""
+        return LookupLimits(
+            _least(self.max_requests, other.max_requests),
+            _least(self.max_bytes, other.max_bytes),
+            _least(self.timeout_s, other.timeout_s),
+        )
+
+    def deadline_s(self) -> float | None:
+        """Return the end of `timeout_s` from now, by `time.monotonic()`; None: no bound."""
+        bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
+        return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
+
+
+def _least(one: N | None, other: N | None) -> N | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+class LookupBudget:
+    """The limits of one lookup and their use. Its time starts when it is made.
+
+    `is_free`: nobody bounds the lookup or counts its requests, so the compiled core may read files in a storage.
+    """
+
+    def __init__(self, prices: PriceTable, limits: LookupLimits) -> None:
+        self.limits = limits
+        self.usage = Usage(prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
+        self.deadline_s = None if limits.timeout_s is None else limits.deadline_s()
+        self._context = active_context()
+        self.is_free = not limits.is_bounded and self._context == UNBOUNDED
+
+    def open(self) -> Activation[LookupBudget]:
+        """Return a context manager that counts and bounds the requests of this context, and of its copies."""
+        return Activation(self._context.until(self.deadline_s).counting(self.usage), self)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there is a deadline."""
+        return self.deadline_s is not None
+
+    def spent(self) -> RequestStats:
+        """Return the cost so far."""
+        return RequestStats.of_usage(self.usage)
+
+    def affords(self, requests: int, size_bytes: int) -> bool:
+        """Return whether so many further requests and bytes are within the limits."""
+        requests_left, bytes_left = self.usage.requests_left, self.usage.bytes_left
+        return (requests_left is None or requests_left >= requests) and (bytes_left is None or bytes_left >= size_bytes)
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds left, at least 0; None: no bound."""
+        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """The cost of requests. A difference is at least 0. Only the cost of one file has `gap_bytes`."""
+
+    requests: int
+    bytes: int
+    cost_usd: float
+    gap_bytes: int = 0
+
+    @classmethod
+    def of(cls, *parts: Explain | FileReport | RequestStats) -> RequestStats:
+        """Return the total cost of lookups and files."""
+        return cls(
+            sum([part.requests for part in parts]),
+            sum([part.bytes for part in parts]),
+            rounded_usd(sum([part.cost_usd for part in parts], 0.0)),
+        )
+
+    @classmethod
+    def of_usage(cls, *usages: Usage) -> RequestStats:
+        """Return the total of usages. It counts requested bytes, because an abandoned read may still transfer them."""
+        used = [usage for usage in usages if usage.used]
+        if not used:
+            return NOTHING
+        return cls(
+            sum([usage.requests for usage in used]),
+            sum([usage.bytes_asked for usage in used]),
+            rounded_usd(sum([usage.cost_usd for usage in used], 0.0)),
+            sum([usage.bytes_between for usage in used]),
+        )
+
+    def __sub__(self, other: RequestStats) -> RequestStats:
+        return RequestStats(
+            max(0, self.requests - other.requests),
+            max(0, self.bytes - other.bytes),
+            rounded_usd(max(0.0, self.cost_usd - other.cost_usd)),
+        )
+
+    def of_log(self) -> FileReport:
+        """Return a report that gives this cost as that of reading the log."""
+        return FileReport(file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, **asdict(self))
+
+
+NOTHING = RequestStats(0, 0, 0.0)
+
+
+def add_up(explains: Sequence[Explain], reports: Sequence[FileReport], elapsed_ms: float) -> Explain:
+    """Return the sum of several lookups and further `reports`."""
+    stats = RequestStats.of(*explains, *reports)
+    return Explain(
+        requests=stats.requests,
+        bytes=stats.bytes,
+        cost_usd=stats.cost_usd,
+        elapsed_ms=elapsed_ms,
+        files_read=sum([explain.files_read for explain in explains]),
+        files_skipped=sum([explain.files_skipped for explain in explains]),
+        folded_entries=sum([explain.folded_entries for explain in explains]),
+        files=(*(report for explain in explains for report in explain.files), *reports),
+    )

@@ -1,0 +1,293 @@
+"""Caches of stored files, each with a bound in bytes: verified blocks, directories and filters.
+
+Keys begin with the index's id, so that several indexes share the bounds. Filters are in the disk cache, and are read by
+verified pieces of 4 KiB. Without a disk cache they are whole in memory.
+
+A **miss** is a search of a file that found nothing while its filter was in no cache. After `after_probes` misses one
+thread fetches the filter. A filter that would evict others is fetched only after misses have read as many bytes as it
+has. So useless bytes at most double. Objects never change under a name, so a cached block is valid even after its
+object was deleted. Threads: any number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.archived import SegmentTable
+from tiered_index.format.bloom import (
+    FILTER_BLOCK_BYTES,
+    block_may_hold,
+    block_number,
+    block_numbers,
+    blocks_may_hold,
+    filter_hash,
+)
+from tiered_index.format.compacted import GROUP_BYTES
+from tiered_index.format.trailer import Trailer
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.read.disk_cache import PIECE_BYTES, CacheFolder
+
+_BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
+# in place of a piece's number: the whole filter
+_WHOLE = -1
+# estimated bytes that a miss reads
+_MISS_BYTES = GROUP_BYTES
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """The use of a cache so far: hits, misses and evictions, and its present entries and bytes."""
+
+    hits: int
+    misses: int
+    evictions: int
+    entries: int
+    size_bytes: int
+    max_bytes: int
+
+
+class ByteCache(Generic[K, V]):
+    """An LRU cache of up to `max_bytes` (0: nothing). A value of more than half of that is not kept."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        # value, bytes
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._size_bytes = self._hits = self._misses = self._evictions = 0
+
+    def get(self, key: K, *, counts_miss: bool = True) -> V | None:
+        """Return the value; None: not cached. If `counts_miss` is false, a miss is not counted."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self._misses += counts_miss
+                return None
+            self._hits += 1
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def takes(self, size_bytes: int) -> bool:
+        """Return whether a value of `size_bytes` would be kept."""
+        return size_bytes * 2 <= self._max_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether `size_bytes` are free."""
+        return self._size_bytes + size_bytes <= self._max_bytes
+
+    def put(self, key: K, value: V, size_bytes: int) -> bool:
+        """Cache `value`, which takes `size_bytes`, and evict others for it. Return whether it is kept."""
+        if not self.takes(size_bytes):
+            return False
+        with self._lock:
+            old = self._entries.pop(key, None)
+            self._size_bytes += size_bytes - (old[1] if old is not None else 0)
+            self._entries[key] = value, size_bytes
+            while self._size_bytes > self._max_bytes:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self._size_bytes -= freed
+                self._evictions += 1
+        return True
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._entries.clear()
+            self._size_bytes = 0
+
+    def use(self) -> CacheUse:
+        """Return the counters at one moment."""
+        with self._lock:
+            return CacheUse(
+                self._hits, self._misses, self._evictions, len(self._entries), self._size_bytes, self._max_bytes
+            )
+
+
+GroupCache = ByteCache[tuple[str, str, int], bytes]
+
+
+class Caches:
+    """Verified blocks by (index, object, offset), directories by (index, object), filters by (index, object, piece)."""
+
+    def __init__(self, block_cache_bytes: int, directory_cache_bytes: int) -> None:
+        self.blocks: ByteCache[tuple[str, str, int], bytes] = ByteCache(block_cache_bytes)
+        self.directories: ByteCache[tuple[str, str], Trailer] = ByteCache(directory_cache_bytes)
+        self.filters: ByteCache[tuple[str, str, int], bytes] = ByteCache(directory_cache_bytes // 2)
+        # tables of archived segments, by storage and object: 256 KiB for a segment of 1 GiB
+        self.segments: ByteCache[tuple[str, str], SegmentTable] = ByteCache(directory_cache_bytes // 4)
+        # groups of catalogs, by storage, object and position
+        self.catalogs: GroupCache = ByteCache(directory_cache_bytes // 4)
+
+    def use(self) -> dict[str, CacheUse]:
+        """Return the use of the caches ``blocks``, ``directories`` and ``filters``."""
+        return {"blocks": self.blocks.use(), "directories": self.directories.use(), "filters": self.filters.use()}
+
+    def clear(self) -> None:
+        """Drop everything."""
+        for cache in (self.blocks, self.directories, self.filters, self.segments, self.catalogs):
+            cache.clear()
+
+
+@dataclass(eq=False)
+class Filters:
+    """The cached filters of one index's stored files; `memory` may be shared with other indexes."""
+
+    folder: CacheFolder | None
+    memory: ByteCache[tuple[str, str, int], bytes]
+    index_id: str
+    after_probes: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _misses: dict[str, int] = field(default_factory=dict)
+    _missed_bytes: int = 0
+    _fetching: dict[str, int] = field(default_factory=dict)  # bytes of filters that are being fetched
+    false_positives: int = 0
+    """Number of searches that found nothing although a cached filter allowed them."""
+    kept: int = 0
+    """Number of filters that were put into a cache."""
+
+    def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
+        """Return whether the file certainly lacks a key. False if its filter is in no cache.
+
+        `key_hash` and `fingerprint`: see `filter_hash`.
+        """
+        blocks = stored.filter_length // FILTER_BLOCK_BYTES
+        if not blocks:
+            return False
+        hash64 = filter_hash(key_hash, fingerprint)
+        block = self._block(stored, block_number(hash64, blocks))
+        return block is not None and not block_may_hold(block, hash64)
+
+    def excludes_many(self, stored: StoredObject, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Return which of `hashes` (n) the file certainly lacks; none if its filter is in no cache."""
+        blocks = stored.filter_length // FILTER_BLOCK_BYTES
+        nothing = np.zeros(len(hashes), bool)
+        if not blocks or not len(hashes):
+            return nothing
+        numbers = block_numbers(hashes, blocks)
+        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
+        if whole is not None:
+            return ~blocks_may_hold(_words(whole)[numbers], hashes)
+        pieces, place = np.unique(numbers // _BLOCKS_A_PIECE, return_inverse=True)
+        found = []
+        for piece in pieces.tolist():
+            data = self._piece(stored, piece)
+            if data is None:
+                return nothing
+            found.append(data.ljust(PIECE_BYTES, b"\0"))
+        words = _words(b"".join(found))
+        return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
+
+    def record_miss(self, stored: StoredObject, hash64: int) -> None:
+        """Count a miss of the key of `hash64`, or a false positive if the filter is in a cache."""
+        if not self.fits(stored):
+            return
+        if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:
+            with self._lock:
+                self.false_positives += 1
+            return
+        with self._lock:
+            self._misses[stored.name] = self._misses.get(stored.name, 0) + 1
+            self._missed_bytes += _MISS_BYTES
+
+    def is_due(self, stored: StoredObject) -> bool:
+        """Return whether the file had enough misses to fetch its filter."""
+        return self._misses.get(stored.name, 0) >= self.after_probes
+
+    def begin_fetch(self, stored: StoredObject) -> bool:
+        """Return whether the caller, as the only one, should fetch the file's filter now and then call `end_fetch`."""
+        name, length = stored.name, stored.filter_length
+        with self._lock:
+            if name in self._fetching or not self.is_due(stored):
+                return False
+            if not self._cache_of(length).has_room(length + sum(self._fetching.values())):
+                if self._missed_bytes < length:
+                    return False
+                self._missed_bytes -= length
+            self._fetching[name] = length
+            return True
+
+    def end_fetch(self, stored: StoredObject) -> None:
+        """Reset the file's misses after the fetch of its filter, also if it failed."""
+        with self._lock:
+            self._misses.pop(stored.name, None)
+            self._fetching.pop(stored.name, None)
+
+    def fits(self, stored: StoredObject) -> bool:
+        """Return whether the file has a filter and a cache would keep it."""
+        return stored.filter_length > 0 and self._cache_of(stored.filter_length).takes(stored.filter_length)
+
+    def wants(self, stored: StoredObject) -> bool:
+        """Return whether the file has a filter that no cache has, and that would not evict others."""
+        length = stored.filter_length
+        return self.fits(stored) and self._cache_of(length).has_room(length) and not self.has(stored)
+
+    def keep(self, stored: StoredObject, data: bytes) -> bool:
+        """Cache a file's verified filter, on disk or in memory. Return whether it is kept."""
+        if self.folder is None or not self.folder.write(stored.name, "filter", data):
+            return self.adopt(stored, data)
+        self.kept += 1
+        return True
+
+    def adopt(self, stored: StoredObject, data: bytes) -> bool:
+        """Cache a file's verified filter only in memory. Return whether it is kept."""
+        kept = self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
+        # after the filter, so that a thread that sees the number finds the filter
+        self.kept += 1
+        return kept
+
+    def whole(self, stored: StoredObject) -> bytes | None:
+        """Return a file's verified filter, and keep it in memory; None: it is in no cache."""
+        key = self.index_id, stored.name, _WHOLE
+        held = self.memory.get(key, counts_miss=False)
+        if held is None and self.folder is not None:
+            held = self.folder.read(stored.name, "filter", stored.filter_length)
+            if held is not None:
+                self.memory.put(key, held, len(held))
+        return held
+
+    def has(self, stored: StoredObject) -> bool:
+        """Return whether the whole filter is in a cache. In the disk cache it is verified."""
+        if self.memory.get((self.index_id, stored.name, _WHOLE)) is not None:
+            return True
+        return self.folder is not None and self.folder.read(stored.name, "filter", stored.filter_length) is not None
+
+    def forget_unnamed(self, named: Container[str]) -> None:
+        """Forget the misses of objects that are not in `named`."""
+        with self._lock:
+            self._misses = {name: count for name, count in self._misses.items() if name in named}
+
+    def _cache_of(self, length: int) -> CacheFolder | ByteCache[tuple[str, str, int], bytes]:
+        return self.folder if self.folder is not None and self.folder.takes(length) else self.memory
+
+    def _block(self, stored: StoredObject, number: int) -> bytes | None:
+        if (whole := self.memory.get((self.index_id, stored.name, _WHOLE))) is not None:
+            return whole[number * FILTER_BLOCK_BYTES : (number + 1) * FILTER_BLOCK_BYTES]
+        piece = self._piece(stored, number // _BLOCKS_A_PIECE)
+        if piece is None:
+            return None
+        at = number % _BLOCKS_A_PIECE * FILTER_BLOCK_BYTES
+        return piece[at : at + FILTER_BLOCK_BYTES]
+
+    def _piece(self, stored: StoredObject, number: int) -> bytes | None:
+        if self.folder is None:
+            return None
+        key = self.index_id, stored.name, number
+        piece = self.memory.get(key)
+        if piece is None:
+            piece = self.folder.read_piece(stored.name, "filter", stored.filter_length, number)
+            if piece is not None:
+                self.memory.put(key, piece, len(piece))
+        return piece
+
+
+def _words(data: bytes) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(data, "<u4").reshape(-1, 8)

@@ -1,0 +1,434 @@
+"""One index as a reader sees it: the snapshots of its log, and its root if the reader was given one.
+
+`polled` has the rule by which lookups wait for a read of the log. While the storage doesn't answer, a reader of a root
+uses the log that the writer keeps in the root. Files in the root are read. Files that are only in the storage fail if a
+lookup needs them, and the answer reports it. Threads: every method from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from tiered_index.clock import Clock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import (
+    BudgetExceeded,
+    IndexClosed,
+    NotAnIndex,
+    StorageBehind,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+)
+from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled_views
+from tiered_index.service.log.kept import KeptLog
+from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
+from tiered_index.service.log.reads import bounds_of_root
+from tiered_index.service.log.records import IndexDescriptor, max_positions
+from tiered_index.service.log.session import Writer, check_descriptor, writer_of
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.catalog import ALWAYS, Catalog, Handle, Snapshot
+from tiered_index.service.read.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.disk_cache import CacheFolder
+from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
+from tiered_index.service.read.parts import ReaderParts, source_number
+from tiered_index.service.read.polled import Polled, unread
+from tiered_index.service.read.root_view import RootView
+from tiered_index.service.read.window_table import apply_changes
+from tiered_index.service.root import ASIDE, Marker, Root, allow_many_files
+from tiered_index.service.root.seen import Seen, SeenFile
+from tiered_index.storage.base import Storage
+from tiered_index.storage.context import active_context, deadline_at, remaining_s
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.types import Freshness
+
+_log = logging.getLogger(__name__)
+
+
+class IndexFiles(NamedTuple):
+    """One index as a lookup took it: its snapshot, and what else the lookup needs.
+
+    `found` returns the files that overlap inclusive seconds. `problem` has the file of a log that could not be read.
+    `freshness` is None if all written entries are read, or the index is away. `view` makes the view; None: there is
+    none. `not_asked`: see `Files`.
+    """
+
+    snapshot: Snapshot
+    found: Callable[[int, int], list[Handle]]
+    problem: list[Handle]
+    freshness: Freshness | None = None
+    view: Callable[[], LocalView] | None = None
+    not_asked: str | None = None
+
+    def handles(self, second_min: int, second_max: int) -> list[Handle]:
+        """As `Files.handles`."""
+        return self.found(second_min, second_max) + self.problem
+
+    def viewed(self, second_min: int, second_max: int, stored: bool) -> Viewed:
+        """As `Files.viewed`."""
+        return ((), None) if self.view is None or not stored else (self.problem, self.view())
+
+
+class _Local(NamedTuple):
+    """The files of a root at one look, by id, and its `reads` (see `RootLook`).
+
+    `error`: why the log could not be read; `not_asked`: as `error`, if the root's own log is used instead.
+    """
+
+    files: dict[str, Handle]
+    reads: dict[str, int]
+    error: TieredIndexError | None = None
+    not_asked: StorageError | None = None
+
+
+class IndexView(Polled):
+    """An index that another process writes. `close` closes a given `backend`. Raises as `IndexReader.open`.
+
+    `with_writer`: read the lease together with the log, for the first call of `writer`. `patience_s`: as `Polled`.
+    """
+
+    def __init__(
+        self,
+        config: IndexConfig,
+        clock: Clock,
+        backend: Storage | None,
+        parts: ReaderParts,
+        *,
+        with_writer: bool = False,
+        patience_s: float = math.inf,
+    ) -> None:
+        super().__init__("", config, clock, parts, patience_s)
+        self._config = config
+        self._closed = False
+        self._root: Root | None = None
+        self._root_view: RootView | None = None
+        self._kept_log: KeptLog | None = None
+        self._recalled: LogState | None = None  # out of it
+        self._changes: object = None
+        self.catalog = Catalog()
+        marker: Marker | None = None
+        if config.root is not None:
+            if config.raise_file_limit:
+                allow_many_files()
+            self._root = root = Root(config.root, Disk())
+            marker = root.read_marker()
+            if marker is None:
+                raise NotAnIndex(
+                    f"{config.root} holds no tiered index"
+                    + (": check the path" if config.root.exists() else " (it does not exist): check the path")
+                )
+            self._root_view, self._kept_log = RootView(root), KeptLog(root)
+        self._root_index = marker.index_id if marker is not None else None
+        opened = None
+        if backend is None:
+            uri = config.storage or (marker.storage if marker is not None else None)
+            backend = opened = config.open_storage(uri)
+        # if only the root's marker names the storage, the root is readable without the storage
+        self._must_answer = opened is None or config.storage is not None or marker is None
+        self.storage = MeteredStorage(backend, config.prices)
+        self.name = self.storage.uri
+        self._log = StorageLog(self.storage, clock)
+        # when the log was last listed
+        self._listed_s = clock.monotonic_s()
+        self._is_another = False  # whether the log has another history and must be opened again
+        # of a state
+        self._freshness: tuple[LogState, Freshness] | None = None
+        with contextlib.ExitStack() as undo:
+            if opened is not None:
+                undo.callback(opened.close)
+            ask = partial(writer_of, self.storage)
+            self._lease = parts.begin_all(parts.begin, [ask] if with_writer else [])
+            self.genesis = self._open_log(marker)
+            self.schema: Schema = self.genesis.layout.schema
+            index_id = self.genesis.index_id
+            # the index's number in rows and cursors
+            self.number = source_number(index_id)
+            self.cold = ColdPath(
+                self.storage,
+                keyed=self.schema.keyed,
+                settings=ColdSettings.of(config),
+                folder=CacheFolder(parts.disk_cache, index_id) if parts.disk_cache is not None else None,
+                caches=parts.caches,
+                range_reads=parts.range_reads,
+                index_id=index_id,
+            )
+            undo.callback(self.cold.close)
+            self._show(self._log.state, self._refreshed_s)
+            undo.pop_all()
+
+    def writer(self) -> Writer | None:
+        """Return the current or last writer, None if there was none. Raises `StorageError`."""
+        try:
+            read = self._lease.pop()
+        except IndexError:  # an earlier call took it
+            return writer_of(self.storage)
+        try:
+            return read.result(remaining_s())
+        except TimeoutError as error:
+            raise BudgetExceeded(f"timeout_s was reached while reading the lease of {self.storage.uri}") from error
+
+    def _open_log(self, marker: Marker | None) -> IndexDescriptor:
+        try:
+            stored = self._read_in_time(marker).genesis
+            assert stored is not None
+        except StorageError as error:
+            if self._must_answer or marker is None:
+                raise
+            # the caller named only the root: files that are only in the storage fail when a lookup needs them
+            self._failed(error, self._clock.monotonic_s())
+            self._recall(marker.index_id)
+            return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space)
+        if marker is not None:
+            check_descriptor(
+                stored, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), self.storage.uri
+            )
+        if self._config.item_type is not None and Schema.of(self._config.item_type) != stored.layout.schema:
+            check_descriptor(
+                stored, IndexDescriptor("", self._config.geometry(), stored.offset_space), self.storage.uri
+            )
+        return stored
+
+    def _read_in_time(self, marker: Marker | None) -> LogState:
+        """Read the log for the first time; if the root is readable without it, within half of the remaining time."""
+        left_s = remaining_s()
+        if marker is None or left_s is None:
+            return self._read_log()
+        try:
+            with deadline_at(time.monotonic() + (left_s if self._must_answer else left_s / 2)):
+                doing = f"opening {self._config.root}: its log was not read by then"
+                return self._parts.in_time([(doing, self._read_log)])[0]
+        except BudgetExceeded as error:
+            if self._must_answer:
+                raise
+            raise StorageUnavailable(f"{self.storage.uri} did not answer within half of timeout_s") from error
+
+    def _read_log(self, *, by_number: bool = False) -> LogState:
+        """Read the log's new records; read the whole log if it is the first time or the log has another history."""
+        # read before the log: the writer notes a record after the storage has it
+        seen = self._seen()
+        is_first = self._is_another or not self._log.state.number
+        try:
+            on = self._log.read_next if by_number else self._log.refresh
+            state = self._open_anew() if is_first else on()
+        except StorageBehind:
+            self._is_another = True
+            raise
+        # a storage of another index raises another error
+        if self._root is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
+            # An older copy of the root may have fewer entries of files that the storage also has. If `recover` set
+            # files aside, the root's view reports that instead.
+            marker = self._root.read_marker() if not (self._root.path / ASIDE).exists() else None
+            root_id = marker.root_id if marker is not None else None
+            self._log.identity.check_beside(self._log.state, seen, root_id, self._seen(), deep=is_first)
+        return state
+
+    def _seen(self) -> Seen | None:
+        return SeenFile(self._root).read() if self._root is not None else None
+
+    def _open_anew(self) -> LogState:
+        log = StorageLog(self.storage, self._clock) if self._is_another else self._log
+        try:
+            # for a root, `check_seen` compares the history instead
+            with active_context().with_threads(self._parts.threads.submit).active():
+                state = log.open(checks=self._root is None)
+        except NotAnIndex as error:
+            if self._must_answer:
+                raise
+            raise StorageUnavailable(f"{error}, but {self._config.root} names it: is it mounted?") from error
+        if self._is_another:
+            assert state.genesis is not None
+            check_descriptor(state.genesis, self.genesis, self.storage.uri)
+            _log.warning("%s was restored, or has another history of the index: opened it again", self.storage.uri)
+        self._log, self._is_another = log, False
+        return state
+
+    @property
+    def log_state(self) -> LogState:
+        """The state of the storage's log that lookups see; a spent budget may leave out newer records."""
+        return self.catalog.snapshot.state
+
+    def leave(self) -> TieredIndexError:
+        """As `Polled`. Range reads under way leave their places to the other indexes."""
+        self.cold.replace_hanging()
+        return super().leave()
+
+    def fails(self, begun_s: float) -> bool:
+        """As `Polled`; an error of the storage does not count for a root."""
+        away = self._root_view is not None and isinstance(self._error, StorageError)
+        return self._is_too_old(begun_s) or (self._error is not None and not away)
+
+    def _read(self, *, is_due: bool) -> LogState:
+        """Read the log's new records and return its state.
+
+        With a short interval, a GET of the next record replaces most listings, which cost more.
+        """
+        begun_s = self._clock.monotonic_s()
+        by_number = is_due and begun_s - self._listed_s < LIST_EVERY_S and 0 < self._interval_s < 1
+        by_number = by_number and self._root is None and self._error is None
+        state = self._read_log(by_number=by_number)
+        if not by_number:
+            self._listed_s = begun_s
+        if self._closed:
+            raise IndexClosed("the index was closed while its log was read")
+        self._show(state, begun_s)
+        # after the files: else another lookup would take the earlier files for new ones
+        self._refreshed_from(begun_s)
+        return state
+
+    def _show(self, state: LogState, as_of_s: float) -> None:
+        """Make the snapshot of `state`, as of the beginning of its read; only this method changes the catalog."""
+        if state is self.log_state:
+            self.catalog.show(state, as_of_s)
+        else:
+            apply_changes(self.catalog, state, self.cold, as_of_s)
+
+    def _published(self, state: LogState) -> Freshness:
+        """Return the storage's freshness at `state`."""
+        known = self._freshness
+        if known is None or known[0] is not state:
+            of_all = Freshness(
+                source=self.storage.uri, as_of_ms=state.as_of_ms, positions=state.positions, bounds=state.bounds
+            )
+            known = self._freshness = state, of_all
+        return known[1]
+
+    def _behind(self, reads: dict[str, int], state: LogState) -> Freshness | None:
+        """Return the freshness of topics whose source was behind at a look at the root; None: no source was."""
+        bounds = bounds_of_root(max_positions(state.reads, reads))
+        return None if bounds is None else replace(self._published(state), bounds=bounds)
+
+    @contextlib.contextmanager
+    def taking(self, begun_s: float) -> Iterator[IndexFiles]:
+        """Yield the files of the index, as of its present snapshot, for a lookup that began at `begun_s`.
+
+        Inside the block, they stay readable.
+        """
+        # before the snapshot: a read that ends in between is for later files
+        away, error = self.away, self._error
+        local: _Local | None = None
+        if self._root_view is not None:
+            # before the snapshot, which then names each file that left the root before
+            local = self._look(self._root_view)
+            error = local.error
+        with self.catalog.reading() as snapshot:
+            if away is not None:
+                yield IndexFiles(snapshot, lambda *_: [], unread(away))
+                return
+            problem = self._problem(begun_s, snapshot.as_of_s, error, f"the log of {self.storage.uri}")
+            freshness: Freshness | None = self._published(snapshot.state)
+            if local is None:
+                view = partial(snapshot.view, self._view) if compiled_views() is not None else None
+                yield IndexFiles(snapshot, snapshot.overlapping, problem, freshness, view)
+                return
+            not_asked = None if local.not_asked is None else str(local.not_asked)
+            if not_asked is None:
+                freshness = self._behind(local.reads, snapshot.state)
+            else:
+                freshness, problem = replace(self._published(snapshot.state), not_asked=not_asked), []
+            found = partial(self._local_and_stored, local, snapshot)
+            yield IndexFiles(snapshot, found, problem, freshness, not_asked=not_asked)
+
+    def _view(self, handles: list[Handle]) -> LocalView:
+        return LocalView(self.schema, handles, stored=True)
+
+    def whole(self, begun_s: float) -> WholeView | None:
+        """Return a view of all files for a lookup that began at `begun_s`, and the facts for its answers.
+
+        None if a read is due, the log could not be read, entries have expired, or there is a root.
+        """
+        if self._root_view is not None or self._away is not None or self._error is not None:
+            return None
+        snapshot = self.catalog.snapshot
+        if begun_s - snapshot.as_of_s >= self._interval_s:
+            return None
+        view = snapshot.present_view
+        if view is None:
+            with self.catalog.reading() as snapshot:
+                view = snapshot.view(self._view)
+        state = snapshot.state
+        if state.expired or self._closed:
+            return None
+        lost = [(None, one) for one in state.lost.values()] if state.lost else ()
+        return view, ((self._published(state),), lost), True
+
+    def all_handles(self) -> list[Handle]:
+        """Return the handles of all files; the caller must then check that the view is still open."""
+        if self._root_view is None:
+            return self.catalog.all()
+        local = self._look(self._root_view)
+        with self.catalog.reading() as snapshot:
+            return self._local_and_stored(local, snapshot, *ALWAYS) + unread(local.error or local.not_asked)
+
+    def _look(self, root_view: RootView) -> _Local:
+        """Look at the root, then read the log if the folders have changed since it was last read."""
+        # In this order, because a file that leaves the root in between is in at least one of them.
+        handles, reads = root_view.look()
+        local = {handle.file_id: handle for handle in handles}
+        changes = root_view.changes()
+        unread: TieredIndexError | None = self._error
+        if (changes is None or changes != self._changes) and unread is None:
+            try:
+                self._try(self.read_on)
+                unread = self._error
+            except BudgetExceeded as error:
+                unread = error  # only for this lookup
+            self._changes = changes if unread is None else None
+        # after the look: the log that is kept now names each file that left the root before
+        if isinstance(unread, StorageError) and self._recall(self.genesis.index_id, show=True):
+            return _Local(local, reads, not_asked=unread)
+        return _Local(local, reads, error=unread)
+
+    def _local_and_stored(self, look: _Local, snapshot: Snapshot, second_min: int, second_max: int) -> list[Handle]:
+        """Return the files of the root and of a snapshot that overlap the inclusive seconds."""
+        given_up = {one.file_id for one in snapshot.state.lost.values()}
+        local = {i: one for i, one in look.files.items() if not (isinstance(one, DamagedFile) and i in given_up)}
+        # a damaged file may have any times, and those of its copy in the storage say whether it is needed
+        is_damaged = any(isinstance(one, DamagedFile) for one in local.values())
+        stored = {
+            one.file_id: one for one in snapshot.overlapping(*(ALWAYS if is_damaged else (second_min, second_max)))
+        }
+        found = [_backed(one, stored.pop(file_id, None)) for file_id, one in local.items()]
+        found += stored.values()
+        return [one for one in found if one.second_min <= second_max and one.second_max >= second_min]
+
+    def _recall(self, index_id: str, *, show: bool = False) -> bool:
+        """Use the log that the writer keeps in the root, if it is newer; return whether there is one."""
+        assert self._kept_log is not None
+        state = self._kept_log.read()
+        if state is None or state is self._recalled:
+            return state is not None
+        if state.genesis is None or state.genesis.index_id != index_id:
+            return False
+        self._log.advance(state)
+        if show:
+            with self._lock:
+                self._show(self._log.state, self.catalog.snapshot.as_of_s)
+        self._recalled = state
+        return True
+
+    def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        self._closed = True
+        self.cold.close()
+        self.storage.close()
+        self.catalog.clear(self._root_view.give_up() if self._root_view is not None else ())
+
+
+def _backed(local: Handle, stored: Handle | None) -> Handle:
+    """Return a local file with its stored copy; if the local file is damaged, return the stored copy."""
+    if isinstance(local, DamagedFile) and stored is not None:
+        return stored
+    if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile):
+        # a copy, because other lookups may use the handle
+        return replace(local, stored=stored.stored)
+    return local

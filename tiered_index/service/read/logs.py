@@ -1,0 +1,70 @@
+"""Entries that answers lack by the logs of their indexes: those of lost objects, and expired ones.
+
+Threads: immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tiered_index.format.hashing import HASH_RULES, HashRule
+from tiered_index.retention import Expired
+from tiered_index.service.log.records import LostObject
+from tiered_index.service.read.batch import LookupBatch
+from tiered_index.types import Freshness, Provenance
+
+Kept = dict[tuple[str | None, HashRule], list[LookupBatch]]
+"""The lookups by index and hash rule, if an index has expired entries."""
+
+
+class Logs(NamedTuple):
+    """Lost objects and expired entries by the logs of indexes, with the URI of each index (None: only one index)."""
+
+    lost: Sequence[tuple[str | None, LostObject]] = ()
+    expired: Sequence[tuple[str | None, Expired]] = ()
+
+    @classmethod
+    def of(cls, indexes: Iterable[tuple[str | None, Mapping[str, LostObject], Expired]]) -> Logs:
+        """Make it from the URI, the lost objects and the expired entries of each index."""
+        told = [one for one in indexes if one[1] or one[2]]
+        if not told:
+            return _NOTHING
+        lost = [(source, one) for source, given_up, _ in told for one in given_up.values()]
+        return cls(lost, [(source, gone) for source, _, gone in told if gone])
+
+    def kept(self, batch: LookupBatch) -> Kept:
+        """Return lookups without expired entries."""
+        if not self.expired:
+            return {}
+        # for all rules, because an object that replaces a removed one may have another rule
+        return {
+            (source, rule): [one.without(gone) for one in batch.under(rule)]
+            for source, gone in self.expired
+            for rule in HASH_RULES
+        }
+
+    def provenance(
+        self,
+        freshness: tuple[Freshness, ...],
+        unknown_topics: tuple[str, ...],
+        topic: str | None,
+        second_min: int,
+        second_max: int,
+        *hashes: int,
+    ) -> Provenance:
+        """Return the provenance of an answer for inclusive epoch seconds.
+
+        It is for `topic` and the hashes of a key, or for all topics (None) and keys (no hashes).
+        """
+        if not self.lost and not self.expired:
+            return Provenance(freshness, unknown_topics)
+        asked = second_min, second_max, *hashes
+        lost = [one.told(source) for source, one in self.lost if one.concerns(*asked, topic=topic)]
+        times = [one.latest_ms if topic is None else one.before_ms(topic) for _, one in self.expired]
+        # the latest of several indexes; 0 means that nothing has expired, because entries may be older than the epoch
+        expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)
+        return Provenance(freshness, unknown_topics, tuple(lost), expired_before_ms)
+
+
+_NOTHING = Logs()

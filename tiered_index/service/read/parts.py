@@ -1,0 +1,107 @@
+"""Parts that one reader's indexes share: caches, thread pools, and a schema that names the index of each row.
+
+If several indexes are read as one, the number of the index is the last identity column: equal positions in the logs of
+two brokers are two messages. The number is a digest of the index's id, so order and cursors don't depend on the other
+indexes. Threads: call every method from any thread, except from threads of the pool `threads`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from tiered_index.errors import BudgetExceeded
+from tiered_index.format.schema import Column, Schema
+from tiered_index.service.read.caches import Caches
+from tiered_index.service.read.cold_path import RangeReadPool
+from tiered_index.service.read.disk_cache import DiskCache
+from tiered_index.storage.context import active_context, check_deadline, remaining_s
+from tiered_index.storage.pools import DaemonPool, NoThread, PoolFuture, have_ended
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderParts:
+    """The caches in memory and on disk (None: no disk cache), the pool of range reads, the threads that read logs."""
+
+    caches: Caches
+    disk_cache: DiskCache | None
+    range_reads: RangeReadPool
+    threads: DaemonPool
+
+    def begin(self, read: Callable[[], T]) -> Future[T]:
+        """Read a log in another thread, without the lookup's deadline. Raises as `DaemonPool.submit`."""
+        with active_context().without_deadline().active():
+            return self.threads.submit(read)
+
+    def begin_all(
+        self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]
+    ) -> list[Future[T]]:
+        """Run each call by `begin`, or in the caller's thread if no thread can be started."""
+        begun: list[Future[T]] = []
+        for call in calls:
+            try:
+                begun.append(begin(call))
+            except NoThread:
+                begun.append(PoolFuture())
+                try:
+                    begun[-1].set_result(call())
+                except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
+                    begun[-1].set_exception(error)
+        return begun
+
+    def in_time(
+        self, calls: Sequence[tuple[str, Callable[[], T]]], late: Callable[[T], object] = lambda _: None
+    ) -> list[T]:
+        """Run calls in parallel until the deadline, and return their results in order.
+
+        Each call comes with a text for errors. Raises the first call's error, or `BudgetExceeded` with the text of an
+        unfinished call at the deadline. After an error, `late` gets each result, also of calls still running.
+        """
+        if len(calls) == 1 and remaining_s() is None:
+            return [calls[0][1]()]
+        if calls:
+            check_deadline(calls[0][0])
+        made = self.begin_all(self.threads.submit, [call for _, call in calls])
+        try:
+            have_ended(made, remaining_s())
+            unfinished = {future for future in made if not future.done()}
+            for (doing, _), future in zip(calls, made, strict=True):
+                if future in unfinished:
+                    raise BudgetExceeded(f"timeout_s was reached while {doing}")
+            return [future.result() for future in made]
+        except BaseException:  # also an interrupted wait: `late` closes the results
+            for future in made:
+                if not future.cancel():
+                    future.add_done_callback(partial(hand_over, late))
+            raise
+
+    def close(self, until_s: float | None = None) -> None:
+        """Release threads and memory; `until_s` as in `DaemonPool.close`. Idempotent."""
+        self.threads.close(until_s)
+        self.range_reads.close(until_s)
+        self.caches.clear()
+
+
+def hand_over(late: Callable[[T], object], future: Future[T]) -> None:
+    """Give `late` the result of a call that nobody waits for; an error is dropped."""
+    if not future.cancelled() and future.exception() is None:
+        late(future.result())
+
+
+def source_number(index_id: str) -> int:
+    """Return the number (63 bits) of an index in rows and cursors."""
+    return int.from_bytes(hashlib.blake2b(index_id.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def sourced_schema(schema: Schema) -> Schema:
+    """Return the schema with one more column, the last: the number of the row's index."""
+    name = "source_id"
+    while any(column.name == name for column in schema.extra):
+        name += "_"
+    return Schema(schema.name, (*schema.extra, Column(name, ">i8", identity=True)))

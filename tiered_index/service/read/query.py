@@ -1,0 +1,539 @@
+"""Lookups over many files: prepare, search, and make one deterministic answer with its cost and missing files.
+
+A file is skipped only if `max_count` answers are strictly newer than its greatest second. So the answer does not depend
+on the order of threads. `scan` reads the files. A spent budget only stops requests: local files are still searched, and
+`BudgetExceeded` has the partial answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from tiered_index.errors import BudgetExceeded, FolderDenied, PartialAnswer, StorageUnavailable, TieredIndexError
+from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.metadata import NamedStats, TopicStats
+from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled_views
+from tiered_index.retention import NOTHING as NOTHING_EXPIRED
+from tiered_index.retention import Expired
+from tiered_index.service.read.batch import Damage, LookupBatch, MatchAccumulator, Matches
+from tiered_index.service.read.budget import NOTHING, RequestStats, add_up
+from tiered_index.service.read.catalog import Handle
+from tiered_index.service.read.cold_path import MissingObject
+from tiered_index.service.read.file_view import Noted, Partly, WholeView, reports_of
+from tiered_index.service.read.logs import Kept, Logs
+from tiered_index.service.read.results import AnswerForm, QueryResults
+from tiered_index.service.read.rows import (
+    AnswerRows,
+    Array,
+    OrderKey,
+    PreparedLookup,
+    check_key,
+    check_range,
+    check_schema,
+    check_topic,
+    cursor_after,
+    decode_cursor,
+    query_digest,
+)
+from tiered_index.service.read.scan import FileNote, FileReader, Indexes, LookupRun, Scan, reports_of_pass
+from tiered_index.spelling import is_plain, other_spellings
+from tiered_index.storage.prices import PriceTable
+from tiered_index.types import (
+    MAX_KEY_UNITS,
+    MAX_TIMESTAMP_MS,
+    MAX_TOPIC_UNITS,
+    Explain,
+    FileReport,
+    IndexItem,
+    Lookup,
+    QueryResult,
+    TopicsResult,
+    TopicSummary,
+    freshness_of,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tiered_index._views import Answers, ViewRows
+
+# for a view, which makes no requests
+_NO_PRICES = PriceTable()
+R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
+
+
+@dataclass(eq=False)
+class QueryEngine:
+    """Runs lookups over handles of one index, or of several `indexes` (`sources`: names by number). Any thread."""
+
+    schema: Schema
+    item_type: type[IndexItem]
+    threads: int
+    prices: PriceTable
+    sources: Mapping[int, str] | None = None
+    indexes: Indexes | None = None
+
+    def __post_init__(self) -> None:
+        self.form = AnswerForm(self.schema, self.item_type, self.sources)
+        self._files = FileReader(self.threads, self.prices, self.indexes)
+        # number of entries that lookups folded although their content differs, counted for each lookup
+        self.folded = 0
+        self._counted: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+        # answers lookups that need only a view; None: there is no compiled core
+        self.plain: Answers | None = None
+        if (core := compiled_views()) is not None:
+            fields = ViewFields(self.schema, self.form, self.item_type, self.prices)
+            bounds = MAX_TOPIC_UNITS // 2, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
+            self.plain = core.Answers(QueryResult, fields, *bounds)
+
+    def read_of(self, sources: Mapping[int, str]) -> None:
+        """Set the indexes by number. Call it before lookups see files of a new one."""
+        self.form = AnswerForm(self.schema, self.item_type, sources)
+        self.sources = sources
+
+    def order_key(self, item: IndexItem) -> OrderKey:
+        """Return the order key of an entry of an answer."""
+        more: list[int] = []
+        names = self.schema.identity_extra
+        if self.sources is not None:
+            names = names[:-1]
+            more = [number for number, source in self.sources.items() if source == item.source]
+        return (
+            item.timestamp_ms // 1000,
+            item.offset,
+            item.queue_id,
+            *(int(getattr(item, name)) for name in names),
+            *more,
+        )
+
+    def close(self, until_s: float | None = None) -> None:
+        """See `FileReader.close`."""
+        self._files.close(until_s)
+
+    def prepare(
+        self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
+    ) -> PreparedLookup:
+        """Return the validated lookup. Raises `InvalidArgument` and `InvalidCursor`."""
+        topic = check_topic(topic)
+        check_key(key)
+        second_min, second_max, max_count = check_range(begin_ms, end_ms, max_count)
+        after = None
+        if cursor is not None:
+            digest = query_digest(topic, key, second_min, second_max)
+            after = decode_cursor(cursor, digest, 3 + len(self.schema.identity_extra))
+        first, *others = [
+            PreparedLookup(topic, each, *lookup_numbers(topic, each), second_min, second_max, max_count, after)
+            for each in ((key,) if is_plain(key) else (key, *other_spellings(key)))
+        ]
+        return first._replace(others=tuple(others)) if others else first
+
+    def query(self, run: LookupRun, lookup: PreparedLookup, elsewhere: RequestStats = NOTHING) -> QueryResult[Any]:
+        """Answer one lookup. `elsewhere` is the cost before it. Raises the errors of `IndexService.query`."""
+        started = time.perf_counter()
+        scan = LookupScan(self.schema, LookupBatch.of_one(lookup), skips=True)
+        handles = self._search(run, scan, lookup)
+        rows, _, (more,), folded = scan.answers.answers()
+        told = _explain(run, scan, started, elsewhere, self._fold(folded))
+        failed = tuple([report for report, _ in scan.errors])
+        asked, logs = (lookup.topic, lookup.second_min, lookup.second_max), run.files.logs
+        unknown = () if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles, scan.viewed)
+        hashes = [each for one in (lookup, *lookup.others) for each in (one.key_hash, one.masked_hash)]
+        result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
+            status="partial" if failed else "truncated" if more else "complete",
+            cursor=cursor_after(rows, self.schema, lookup.key, *asked) if more else None,
+            failed=failed,
+            seen=logs.provenance(freshness_of(run.files.freshness, (lookup.topic,)), unknown, *asked, *hashes),
+            item_type=self.item_type,
+        )
+        return _within_budget(run, scan, result)
+
+    def page(self, whole: WholeView, lookup: PreparedLookup) -> QueryResult[Any] | None:
+        """Answer a lookup from a view. None: the caller has to search some files."""
+        if lookup.others:
+            return None
+        view, about, has_topics = whole
+        found = view.find(lookup)
+        if self.plain is None or found is None or found.has_left:
+            return None
+        return self.plain.answer(  # type: ignore[no-any-return]
+            found, lookup.key, lookup.second_max, about, has_topics
+        )
+
+    def query_many(self, run: LookupRun, lookups: Sequence[Lookup]) -> QueryResults[Any]:
+        """Answer many lookups. Raises the errors of `query`. Unlike for `query`, newer answers don't skip files."""
+        started = time.perf_counter()
+        batch = LookupBatch(lookups, allow_partial=run.allow_partial)
+        # lookups with a cursor are answered one by one
+        pages, short = self._pages(run, {number: lookups[number] for number in batch.continued})
+        costs = [page.explain for page in pages.values()]
+        scan = LookupScan(self.schema, batch)
+        handles = self._search(run, scan) if len(lookups) > len(pages) else ()
+        answers = scan.answers.answers()
+        told = _explain(run, scan, started, RequestStats.of(*costs), self._fold(answers.folded))
+        logs = run.files.logs
+        results = QueryResults(
+            batch=batch,
+            answers=answers,
+            failed=tuple([report for report, _ in scan.errors]),
+            told=partial(_with_pages, told, costs) if costs else told,
+            freshness=run.files.freshness,
+            unknown=frozenset(_unknown(batch.topics, handles)),
+            schema=self.schema,
+            form=self.form,
+            pages=pages,
+            provenance=logs.provenance if logs.lost or logs.expired else None,
+            lacking=scan.lacking,
+        )
+        if short is not None and not scan.errors:
+            raise BudgetExceeded(str(short), failed=results.failed, result=results) from short
+        return _within_budget(run, scan, results)
+
+    def _search(self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None = None) -> Sequence[Handle]:
+        """Search all files for the batch of `scan`; `lookup` is its only one. Raises errors that fail the lookup.
+
+        Return the files in range, but those in a view only for many lookups: the notes of one say if it has the topic.
+        """
+        handles, needed = self._viewed(run, scan, lookup)
+        if needed and run.files.logs.expired:
+            scan.kept = run.files.logs.kept(scan.batch)
+        self._read(run, scan, needed)
+        return handles
+
+    def _viewed(
+        self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None
+    ) -> tuple[Sequence[Handle], Sequence[Handle]]:
+        """Search a view, if there is one. Return the files as `_search`, and those that are still to be searched."""
+        batch, files = scan.batch, run.files
+        within = batch.first[2:] if batch.is_one else (int(batch.second_min.min()), int(batch.second_max.max()))
+        # for one lookup, the core answers for stored files as far as that needs no request
+        stored = lookup is not None or run.budget.is_free
+        # the core has no deadline, which the search of many lookups may miss
+        beside, view = ((), None) if lookup is None and run.budget.is_timed else files.viewed(*within, stored)
+        if view is not None and not (files.logs.expired or batch.others):
+            if lookup is None:
+                viewed = view.find_many(batch, self._files.in_parts, stored=stored)
+                scan.viewed = viewed.noted
+                for reads, size_bytes in viewed.noted.spent_by.values():
+                    # the core has read without a metered storage
+                    run.budget.usage.count_ranges(reads, size_bytes)
+                for matches in viewed.matches:
+                    scan.answers.add(matches)
+                scan.partly = {viewed.left[place].file_id: some for place, some in viewed.partly.items()}
+                return [*beside, *viewed.seen], [*beside, *viewed.left]
+            if (found := view.find(lookup)) is not None:
+                scan.viewed = found
+                rows = np.frombuffer(found.rows, self.schema.row)
+                scan.answers.add(Matches(np.zeros(len(rows), np.int64), rows))
+                scan.answers.skipped = found.skipped
+                left = [*beside, *view.left(found)]
+                return left, left
+        handles = files.handles(*within)
+        return handles, handles
+
+    def _pages(
+        self, run: LookupRun, lookups: Mapping[int, Lookup]
+    ) -> tuple[dict[int, QueryResult[Any]], BudgetExceeded | None]:
+        """Return the answers of lookups, one by one, and the first budget error."""
+        pages: dict[int, QueryResult[Any]] = {}
+        short: BudgetExceeded | None = None
+        for number, one in lookups.items():
+            elsewhere = RequestStats.of(*(page.explain for page in pages.values()))
+            asked = self.prepare(one.topic, one.key, one.begin_ms, one.end_ms, one.max_count, one.cursor)
+            try:
+                pages[number] = self.query(run, asked, elsewhere)
+            except BudgetExceeded as error:
+                if not isinstance(error.result, QueryResult):
+                    raise
+                short = short or error
+                pages[number] = error.result
+        return pages, short
+
+    def topics(self, run: LookupRun, handles: Sequence[Handle], second_min: int, second_max: int) -> TopicsResult:
+        """Return the topics of files that overlap the inclusive epoch seconds. Raises the errors of `query`."""
+        started = time.perf_counter()
+        logs = run.files.logs
+        scan = StatsScan(second_min, second_max, dict(logs.expired))
+        self._read(run, scan, handles)
+        sums: dict[str, TopicSummary] = {}
+        for _, stats in scan.stats:
+            of_topics: dict[str, list[TopicStats | None]] = {}
+            for name, each in stats:
+                of_topics.setdefault(name, []).append(each)
+            for name, of_topic in of_topics.items():
+                sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), of_topic)
+        failed = tuple([report for report, _ in scan.errors])
+        result = TopicsResult(
+            topics=tuple(sums[name] for name in sorted(sums)),
+            status="partial" if failed else "complete",
+            failed=failed,
+            explain=_explain(run, scan, started, NOTHING, 0)(),
+            seen=logs.provenance(freshness_of(run.files.freshness, sums), (), None, second_min, second_max),
+        )
+        return _within_budget(run, scan, result)
+
+    def file_stats(
+        self, run: LookupRun, handles: Sequence[Handle], second_min: int, second_max: int
+    ) -> list[tuple[Handle, NamedStats]]:
+        """Return the topic stats of each file. Raises the errors of `query`."""
+        scan = StatsScan(second_min, second_max)
+        self._read(run, scan, handles)
+        return scan.stats
+
+    def count(self, kind: str, status: str) -> None:
+        """Count a lookup that has ended."""
+        with self._lock:
+            self._counted[kind, status] += 1
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Return the number of lookups that have ended, by kind and status."""
+        with self._lock:
+            counted = self._counted.copy()
+        if self.plain is not None:
+            counted.update({("query", "complete"): self.plain.complete, ("query", "truncated"): self.plain.truncated})
+        # without zeros
+        return +counted
+
+    def _fold(self, count: int) -> int:
+        if count:
+            with self._lock:
+                self.folded += count
+        return count
+
+    def _read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
+        """Search the handles. Raises errors that fail the lookup, except a spent budget (see `_within_budget`)."""
+        self._files.read(run, scan, handles)
+        if scan.errors:
+            run.resolve(scan)
+        if scan.errors and run.fails(scan):
+            error = _error(scan)
+            # break the cycle of error, traceback and frame, which would keep memory maps open
+            scan.errors.clear()
+            try:
+                raise error
+            finally:
+                del error
+
+
+@dataclass(slots=True)
+class LookupScan(Scan):
+    """The pass of a batch for rows of `schema`. `skips`: the answers of its only lookup skip files.
+
+    - `kept`: the lookups without expired entries, if an index has any.
+    - `partly`: files that a view has searched for some of the lookups.
+    - `lacking`: by index and file, the lookups that need its unreadable parts.
+    """
+
+    schema: Schema
+    batch: LookupBatch
+    _: KW_ONLY
+    skips: bool = False
+    kept: Kept = field(default_factory=dict)
+    partly: Mapping[str, Partly] = field(default_factory=dict)
+    lacking: dict[tuple[str | None, str], set[int]] = field(default_factory=dict)
+    answers: MatchAccumulator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answers = MatchAccumulator(self.batch, self.schema, self.skips)
+        self.can_skip = self.answers.can_skip
+        self.missing = self.answers.missing
+        if self.skips:
+            self.newest = int(self.batch.second_max[0])
+
+    def look(self, handle: Handle) -> int:
+        """See `Scan.look`."""
+        batch, damage = self.batch, list[Damage]()
+        some, matched = self.partly.get(handle.file_id, (None, 0))
+        asked = batch if some is None else batch.only(some)
+        for one in self.kept.get((handle.source, handle.hash)) or asked.under(handle.hash):
+            found = handle.search(one)
+            if len(found.rows):
+                check_schema(found.rows, self.schema, handle.file_id)
+                if one.key_hash is not batch.key_hash:
+                    found.rows["key_hash"] = batch.key_hash[found.lookups]
+                if self.schema.keyed and one.fingerprint is not batch.fingerprint:
+                    found.rows["fingerprint"] = batch.fingerprint[found.lookups]
+                self.answers.add(found)
+            matched += len(found.rows)
+            damage += found.damage
+        if damage:
+            self.lacking[handle.source, handle.file_id] = {at for places, _ in damage for at in places.tolist()}
+            # a missing object first, because the log has to be read for it
+            raise min([error for _, error in damage], key=lambda error: not isinstance(error, MissingObject))
+        return matched
+
+    def excludes(self, handle: Handle) -> str | None:
+        """See `Scan.excludes`."""
+        first, *more = self.batch.under(handle.hash)
+        reason = handle.excludes(first)
+        return reason if not more or all(map(handle.excludes, more)) else None
+
+
+@dataclass(slots=True)
+class StatsScan(Scan):
+    """The pass that collects each file's stats of topics in inclusive epoch seconds, without what `expired` hides."""
+
+    second_min: int
+    second_max: int
+    expired: Mapping[str | None, Expired] = field(default_factory=dict)
+    stats: list[tuple[Handle, NamedStats]] = field(default_factory=list)
+
+    def look(self, handle: Handle) -> int:
+        """See `Scan.look`."""
+        gone = self.expired.get(handle.source, NOTHING_EXPIRED)
+        stats = [
+            (name, each)
+            for name, each in handle.topic_stats()
+            if each is None
+            or (each.second_max >= max(self.second_min, gone.begin_of(name)) and each.second_min <= self.second_max)
+        ]
+        self.stats.append((handle, stats))
+        return len({name for name, _ in stats})
+
+
+class ViewFields:
+    """Makes the fields of answers of a view on first access. Their `about` is an `About`."""
+
+    def __init__(self, schema: Schema, form: AnswerForm, item_type: type[IndexItem], prices: PriceTable) -> None:
+        self._schema, self._form, self._item_type, self._prices = schema, form, item_type, prices
+        self.plain_items = form.in_core
+
+    def field(self, found: ViewRows, name: str) -> Any:
+        """See `LaterFields.field`."""
+        match name:
+            case "items":
+                return self._form.items(found.topic, self._rows(found))
+            case "status":
+                return "truncated" if found.has_more else "complete"
+            case "cursor":
+                return self._cursor(found) if found.has_more else None
+            case "failed":
+                return ()
+            case "explain":
+                return _explained((), (), NOTHING, found.elapsed_ms, 0, found, self._prices)
+            case "seen":
+                freshness, lost = found.about
+                freshness = freshness_of(freshness, (found.topic,))
+                unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found)
+                interval = found.second_min, found.second_max
+                hashes = found.key_hash, found.masked_hash
+                return Logs(lost).provenance(freshness, unknown, found.topic, *interval, *hashes)
+            case "item_type":
+                return self._item_type
+        raise AttributeError(name)
+
+    def table(self, found: ViewRows) -> pa.Table:
+        """See `LaterFields.table`."""
+        return self._form.table(found.topic, self._rows(found))
+
+    def _rows(self, found: ViewRows) -> Array:
+        return np.frombuffer(found.rows, self._schema.row)[: found.max_count]
+
+    def _cursor(self, found: ViewRows) -> str:
+        asked = found.key, found.topic, found.second_min, found.second_max
+        return cursor_after(self._rows(found), self._schema, *asked)
+
+
+def _explain(run: LookupRun, scan: Scan, started: float, elsewhere: RequestStats, folded: int) -> Callable[[], Explain]:
+    """Return a function that makes the `Explain` of a pass. Cost besides files and `elsewhere` is that of the log."""
+    # counted now, because an abandoned search may still make a request
+    total, elapsed_s = run.budget.spent() - elsewhere, time.perf_counter() - started
+    return partial(
+        _explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, scan.viewed, run.prices
+    )
+
+
+def _with_pages(told: Callable[[], Explain], pages: Sequence[Explain]) -> Explain:
+    """Return the cost of a pass together with that of `pages`."""
+    explain = told()
+    return add_up([explain, *pages], (), explain.elapsed_ms)
+
+
+def _explained(
+    notes: Sequence[FileNote],
+    outdated: Sequence[FileReport],
+    total: RequestStats,
+    elapsed_ms: float,
+    folded: int,
+    viewed: Noted | None = None,
+    prices: PriceTable = _NO_PRICES,
+) -> Explain:
+    reports = [*reports_of_pass(notes, viewed, prices), *outdated]
+    if len(reports) > 1:
+        reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
+    stats = RequestStats.of(*reports)
+    if total.requests > stats.requests:
+        reports = [*reports, (total - stats).of_log()]
+        stats = total
+    return Explain(
+        requests=stats.requests,
+        bytes=stats.bytes,
+        cost_usd=stats.cost_usd,
+        elapsed_ms=elapsed_ms,
+        files_read=sum([report.outcome == "read" for report in reports]),
+        files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
+        folded_entries=folded,
+        files=tuple(reports),
+    )
+
+
+def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | None = None) -> tuple[str, ...]:
+    """Return the topics that no file and no view has. Empty if the topics of a file are not known."""
+    if viewed is not None and (viewed.knows_topic or (not handles and not reports_of(viewed, _NO_PRICES))):
+        return ()
+    unknown = tuple(topics) if handles or viewed is not None else ()
+    for handle in handles:
+        if not unknown or (names := handle.known_topics) is None:
+            return ()
+        unknown = tuple([topic for topic in unknown if topic not in names])
+    return unknown
+
+
+def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicSummary:
+    """Add one more file to a topic's summary. `stats` are those of its ids or shards."""
+    said = [one for one in stats if one is not None]
+    begins = [one.second_min * 1000 for one in said] + [ms for ms in (before.begin_ms,) if ms is not None]
+    ends = [one.second_max * 1000 for one in said] + [ms for ms in (before.end_ms,) if ms is not None]
+    return TopicSummary(
+        topic=before.topic,
+        entries=before.entries + sum(one.entries for one in said),
+        bytes=before.bytes + sum(one.bytes for one in said),
+        begin_ms=min(begins, default=None),
+        end_ms=max(ends, default=None),
+        uncounted_files=before.uncounted_files + (len(said) < len(stats)),
+    )
+
+
+def _within_budget(run: LookupRun, scan: Scan, result: R) -> R:
+    """Return the answer, or raise `BudgetExceeded` with it if files were not read and it may not be partial."""
+    over = [(report, error) for report, error in scan.errors if not isinstance(error, FolderDenied)]
+    if not over or run.allow_partial:
+        return result
+    report, error = over[0]
+    left = len(over)
+    files = f"{left} of the files it needed were" if left > 1 else f"{report.file} was"
+    raise BudgetExceeded(
+        f"{error}; {files} not read: allow_partial returns the rest", failed=result.failed, result=result
+    ) from error
+
+
+def _error(scan: Scan) -> TieredIndexError:
+    """Return the error to raise: the first one if all are of one kind, otherwise a `PartialAnswer`."""
+    hard = [(report, error) for report, error in scan.errors if not isinstance(error, BudgetExceeded | FolderDenied)]
+    first = hard[0][1]
+    one_kind = all(type(error) is type(first) for _, error in hard)
+    if one_kind or all(isinstance(error, StorageUnavailable) for _, error in hard):
+        return first
+    names = "; ".join(str(error) for _, error in hard)
+    return PartialAnswer(
+        f"{len(hard)} files could not be read: {names}", failed=tuple(report for report, _ in scan.errors)
+    )

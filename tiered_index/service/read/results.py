@@ -1,0 +1,366 @@
+"""The answers of a batch of lookups, each made on first use, and the totals of the pages of one answer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, pairwise, repeat
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.schema import Schema, text_of, texts
+from tiered_index.kernels import compiled_views
+from tiered_index.service.read.batch import Answers, LookupBatch
+from tiered_index.service.read.rows import AnswerRows, Array, cursor_after
+from tiered_index.storage.prices import rounded_usd
+from tiered_index.types import (
+    Answer,
+    Explain,
+    FileReport,
+    Freshness,
+    IndexItem,
+    ItemT,
+    KeyedIndexItem,
+    Provenance,
+    QueryResult,
+    Status,
+    freshness_of,
+    table_of,
+    to_pandas,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from tiered_index._views import ItemForm
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
+
+
+class AnswerForm:
+    """Makes items of `item_type`, documents and tables from rows. Immutable.
+
+    With `sources` (names by number), the last column of rows is the number of their index.
+    """
+
+    def __init__(self, schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None) -> None:
+        self.item_type = item_type
+        self._extra = [c.name for c in schema.extra]
+        self._texts = schema.text_columns
+        self._text_places = [place for place, c in enumerate(schema.extra) if c.is_text]
+        self._sources = sources
+        # these classes only store their fields
+        self.only_stores = item_type is KeyedIndexItem or item_type is IndexItem
+        if sources is not None:
+            self._numbers, self._extra[-1] = self._extra[-1], "source"
+        # makes the items faster than their constructor; None: it can't
+        self.in_core: ItemForm | None = None
+        core = compiled_views()
+        if core is not None and self.only_stores and self._extra == ["fingerprint"] * schema.keyed:
+            self.in_core = core.ItemForm(item_type, schema.keyed)
+
+    def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
+        """Return the rows (n) as items."""
+        if self.in_core is not None:
+            return self.in_core.items(topic, np.ascontiguousarray(rows))
+        item_type, extra, sources = self.item_type, self._extra, self._sources
+        made = []
+        for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():
+            if sources is not None:
+                more[-1] = sources[more[-1]]
+            for place in self._text_places:
+                more[place] = text_of(more[place])
+            fields: dict[str, Any] = {
+                "topic": topic,
+                "topic_id": topic_id,
+                "queue_id": queue_id,
+                "offset": offset,
+                "size": size,
+                "timestamp_ms": second * 1000,
+                "key_hash": key_hash,
+                "source": None,
+            }
+            fields.update(zip(extra, more, strict=True))
+            made.append(item_type(**fields))
+        return tuple(made)
+
+    def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:
+        """Return the documents of rows (n) with topics (n). Only if `only_stores`."""
+        fixed = (rows[name].tolist() for name in ("topic_id", "queue_id", "offset", "size"))
+        made: list[dict[str, Any]] = [
+            {
+                "topic": topic,
+                "topic_id": topic_id,
+                "queue_id": queue_id,
+                "offset": offset,
+                "size": size,
+                "timestamp_ms": timestamp_ms,
+                "key_hash": key_hash,
+            }
+            for topic, topic_id, queue_id, offset, size, timestamp_ms, key_hash in zip(
+                topics, *fixed, (rows["second"] * 1000).tolist(), rows["key_hash"].tolist(), strict=True
+            )
+        ]
+        if self._sources is not None:
+            for document, number in zip(made, rows[self._numbers].tolist(), strict=True):
+                document["source"] = self._sources[number]
+        for name in self._extra:
+            if name != "source":
+                for document, value in zip(made, rows[name].tolist(), strict=True):
+                    document[name] = value
+        return made
+
+    def table(self, topic: str, rows: Array) -> pa.Table:
+        """Return the table that `items_table` returns for the items of rows."""
+        # loaded when used, as in `table_of`
+        import pyarrow as pa
+
+        text = pa.string()
+        columns: dict[str, Any] = {
+            "topic": pa.repeat(pa.scalar(topic, text), len(rows)),
+            "timestamp_ms": rows["second"] * 1000,
+        }
+        if self._sources is None:
+            columns["source"] = pa.nulls(len(rows), text)
+        else:
+            columns["source"] = [self._sources[number] for number in rows[self._numbers].tolist()]
+        for name in rows.dtype.names or ():
+            if name in self._texts:
+                columns[name] = texts(rows[name])
+            elif name != "second":
+                columns[name] = rows[name].tolist() if rows[name].dtype.kind == "V" else rows[name].copy()
+        return table_of(columns, self.item_type)
+
+
+@dataclass(eq=False, repr=False)
+class QueryResults(Sequence[QueryResult[ItemT]]):
+    """The answers of a batch, in the order of its lookups. Each `QueryResult` is made on first use.
+
+    - `explain` covers the whole batch, also in each result. `told` returns it. A lookup with a cursor is answered
+      alone and has its own.
+    - `failed` names the files that could not be read, with `allow_partial`.
+    - `freshness`: see `QueryResult`. `unknown` has the topics that no file has.
+    - `provenance` is `Logs.provenance`; None: nothing is lost and nothing has expired.
+    - `lacking` has the numbers of the lookups that a failed file may have answered, by the file's source and name. A
+      damaged file concerns the lookups that need its damaged parts; a missing one, all lookups of its time range.
+    """
+
+    batch: LookupBatch
+    answers: Answers
+    failed: tuple[FileReport, ...]
+    told: Callable[[], Explain]
+    freshness: tuple[Freshness, ...]
+    unknown: Collection[str]
+    schema: Schema
+    form: AnswerForm
+    pages: Mapping[int, QueryResult[ItemT]]
+    provenance: Callable[..., Provenance] | None = None
+    lacking: Mapping[tuple[str | None, str], Collection[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows, self.starts, self.more, _ = self.answers
+        self.freshness = freshness_of(self.freshness, self.batch.topics)
+        self._failed = self.failed
+        if self.pages:
+            reports = [*self.failed, *(report for page in self.pages.values() for report in page.failed)]
+            self.failed = tuple({(report.source, report.file): report for report in reports}.values())
+
+    @cached_property
+    def explain(self) -> Explain:
+        """The cost of the batch."""
+        return self.told()
+
+    @cached_property
+    def _numbers(self) -> list[tuple[int, int, int, int, bool]]:
+        """For each answer: begin and end of its rows, its inclusive seconds, and whether there are more rows."""
+        starts, batch = self.starts.tolist(), self.batch
+        bounds = (batch.second_min.tolist(), batch.second_max.tolist(), self.more.tolist())
+        return list(zip(starts[:-1], starts[1:], *bounds, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @property
+    def item_type(self) -> type[IndexItem]:
+        """The class of the items."""
+        return self.form.item_type
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """The number of entries of each answer (i64, n)."""
+        counts = np.diff(self.starts)
+        for number, page in self.pages.items():
+            counts[number] = len(page)
+        return counts
+
+    def counts_of_topics(self) -> dict[str, int]:
+        """Return the number of entries of each topic."""
+        counts = np.zeros(len(self.batch.topics), np.int64)
+        np.add.at(counts, self.batch.topic_index, self.counts)
+        return dict(zip(self.batch.topics, counts.tolist(), strict=True))
+
+    @property
+    def is_plain(self) -> npt.NDArray[np.bool_]:
+        """The answers (bool, n) that are complete and have only entries: no loss, no unknown topic."""
+        if self._failed or self.provenance is not None:
+            return np.zeros(len(self), bool)
+        plain = ~self.more
+        if self.unknown:
+            unknown = np.array([topic in self.unknown for topic in self.batch.topics], bool)
+            plain &= ~unknown[self.batch.topic_index] | (np.diff(self.starts) > 0)
+        plain[list(self.pages)] = False
+        return plain
+
+    def to_arrow(self) -> pa.Table:
+        """Return all entries as one Arrow table, by lookup and in answer order. It builds no item objects.
+
+        The first column is `lookup` (int32, the lookup's number, from 0), then come the columns of
+        `QueryResult.to_arrow`. Raises `InvalidArgument` if the entries of an older index have a column `lookup`.
+        """
+        # loaded when used, as in `table_of`
+        import pyarrow as pa
+
+        if (clash := self.schema.clashing(("lookup",))) is not None:
+            raise InvalidArgument(
+                f"the index's entries have a column {clash!r}, which the table of answers needs for itself"
+            )
+        if self.pages:
+            tables = [result.to_arrow() for result in self]
+            counts = np.array([len(table) for table in tables], np.int64)
+            table = pa.concat_tables(tables)
+        else:
+            counts, topics = np.diff(self.starts), self.batch.topics
+            table = self.form.table(topics[0] if topics else "", self.rows)
+            if len(topics) > 1:
+                named = pa.array(topics, pa.string()).take(pa.array(np.repeat(self.batch.topic_index, counts)))
+                table = table.set_column(table.column_names.index("topic"), "topic", named)
+        return table.add_column(0, "lookup", pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts)))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""
+        return to_pandas(self.to_arrow())
+
+    def __repr__(self) -> str:
+        return f"<QueryResults of {len(self):,} lookups: {int(self.counts.sum()):,} items>"
+
+    def item_documents(self, begin: int = 0, end: int | None = None) -> list[list[dict[str, Any]]]:
+        """Return the entries of the answers from `begin` to before `end`, as `to_dict` does, without making items."""
+        chosen = range(len(self))[begin:end]
+        if not self.form.only_stores:
+            # a class of the caller may define its fields and `to_dict` in any way
+            return [[item.to_dict() for item in self[number].items] for number in chosen]
+        starts = self.starts[chosen.start : chosen.stop + 1]
+        named = map(self.batch.topics.__getitem__, self.batch.topic_index[chosen.start : chosen.stop].tolist())
+        topics = list(chain.from_iterable(map(repeat, named, np.diff(starts).tolist())))
+        documents = self.form.documents(topics, self.rows[starts[0] : starts[-1]])
+        answers = [documents[start:stop] for start, stop in pairwise((starts - starts[0]).tolist())]
+        for number, page in self.pages.items():
+            if number in chosen:
+                answers[number - chosen.start] = [item.to_dict() for item in page.items]
+        return answers
+
+    @overload
+    def __getitem__(self, index: int) -> QueryResult[ItemT]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[QueryResult[ItemT]]: ...
+    def __getitem__(self, index: int | slice) -> QueryResult[ItemT] | list[QueryResult[ItemT]]:
+        if isinstance(index, slice):
+            return [self._result(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self._result(index % len(self))
+
+    def __iter__(self) -> Iterator[QueryResult[ItemT]]:
+        return map(self._result, range(len(self)))
+
+    def failed_of(self, number: int) -> tuple[FileReport, ...]:
+        """Return the files that could not be read and may have entries of one answer."""
+        if number in self.pages:
+            return self.pages[number].failed
+        _, _, low, high, _ = self._numbers[number]
+        return tuple(
+            [
+                report
+                for report in self._failed
+                if report.begin_ms // 1000 <= high
+                and report.end_ms // 1000 >= low
+                and ((only := self.lacking.get((report.source, report.file))) is None or number in only)
+            ]
+        )
+
+    def _result(self, number: int) -> QueryResult[ItemT]:
+        if number in self.pages:
+            return self.pages[number]
+        q, topic = self.batch.lookups[number], self.batch.topics[self.batch.topic_index[number]]
+        start, stop, low, high, more = self._numbers[number]
+        rows = self.rows[start:stop]
+        failed = self.failed_of(number)
+        status: Status = "partial" if failed else "truncated" if more else "complete"
+        cursor = cursor_after(rows, self.schema, q.key, topic, low, high) if more else None
+        return AnswerRows(topic, rows, self.form, lambda: self.explain).result(
+            status=status, cursor=cursor, failed=failed, seen=self._seen_of(number), item_type=self.item_type
+        )
+
+    def _seen_of(self, number: int) -> Provenance:
+        batch, topic = self.batch, self.batch.topics[self.batch.topic_index[number]]
+        start, stop, low, high, _ = self._numbers[number]
+        unknown = (topic,) if topic in self.unknown and start == stop else ()
+        freshness = freshness_of(self.freshness, (topic,))
+        if self.provenance is None:
+            return Provenance(freshness, unknown)
+        hashes = [
+            int(under.key_hash[number])
+            for spelled in (batch, *batch.others)
+            for under in (spelled, spelled.under("mask")[0])
+        ]
+        return self.provenance(freshness, unknown, topic, low, high, *hashes)
+
+    @property
+    def seen(self) -> Provenance:
+        """The provenance of all answers together."""
+        seen = Provenance(self.freshness, tuple([topic for topic in self.batch.topics if topic in self.unknown]))
+        every = map(self._seen_of, range(len(self))) if self.provenance is not None else ()
+        return functools.reduce(Provenance.joined, [*every, *(page.seen for page in self.pages.values())], seen)
+
+
+class PageTotals:
+    """The totals of the pages of one answer so far, for `query --all` and for streams of the service. One thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_partial = False
+        self.failed: dict[tuple[str | None, str], FileReport] = {}
+        names = "requests", "bytes", "cost_usd", "elapsed_ms", "folded_entries"
+        self._costs: dict[str, float] = dict.fromkeys(names, 0)
+        self._seen = Provenance()
+
+    def add(self, page: AnswerT) -> AnswerT:
+        """Count a page, and return it with the provenance of all pages so far."""
+        self._seen = self._seen.joined(page.seen)
+        self.count += len(page)
+        self.is_partial = self.is_partial or page.status == "partial"
+        self.failed |= {(report.source, report.file): report for report in page.failed}
+        for name in self._costs:
+            self._costs[name] += getattr(page.explain, name)
+        return replace(page, seen=self._seen)
+
+    def status_of(self, last: Answer) -> str:
+        """Return the status of all pages together. `last` is the last page."""
+        return "partial" if self.is_partial else last.status
+
+    def document(self, last: Answer, costs: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+        """Return the last line of an NDJSON stream, about all pages. `costs` are added to its `explain`."""
+        return {
+            "status": self.status_of(last),
+            "count": self.count,
+            **more,
+            "failed": [report.to_dict() for report in self.failed.values()],
+            "explain": {**self._costs, "cost_usd": rounded_usd(self._costs["cost_usd"]), **(costs or {})},
+            **last.provenance(),
+        }

@@ -1,0 +1,565 @@
+"""A pass over files: newest first, local ones in the caller's thread, stored ones in parallel.
+
+A file is skipped if it can't change the answer, or its cached filter or topic table excludes the key. `_Pace` decides
+how many stored files are searched at the same time. `LookupRun` decides whether a later log record has removed a
+missing object, or whether it is lost. Threads: a scan belongs to one lookup; all lookups of an index share the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    FolderDenied,
+    IndexClosed,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+)
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.budget import NOTHING, LookupBudget, RequestStats
+from tiered_index.service.read.catalog import Handle
+from tiered_index.service.read.cold_path import MissingObject, lost_error
+from tiered_index.service.read.file_view import Noted, Viewed, reports_of, with_reads_of
+from tiered_index.service.read.logs import Logs
+from tiered_index.storage.context import RequestContext, active_context, request_context
+from tiered_index.storage.metering import Usage
+from tiered_index.storage.pools import DaemonPool, NoThread, side_by_side
+from tiered_index.storage.prices import PriceTable
+from tiered_index.types import FileReport, Freshness
+
+# estimated requests and bytes of a search in a file whose directory is not cached
+_REQUESTS = 2
+_BYTES = 256 << 10
+# cores, and least lookups of a batch for each core
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_LOOKUPS_A_PART = 500
+# stored files that are searched first
+_FIRST_FILES = 2
+# files whose filters are tested together
+_LOOK_AHEAD = 32
+# objects are deleted a day after a record has removed them, so a lookup meets a missing one once; with `--grace 0` it
+# starts again until it has the time to read its objects, for at most so long after the first one
+_RESTARTS_S = 30.0
+T = TypeVar("T")
+
+
+FileNote: TypeAlias = "partial[FileReport]"
+"""Makes the report of one file when it is called."""
+
+
+def reports_of_pass(notes: Sequence[FileNote], viewed: Noted | None, prices: PriceTable) -> list[FileReport]:
+    """Return the reports of files: those that were searched, and those that a view has searched."""
+    reports = [note() for note in notes]
+    return reports if viewed is None else with_reads_of(viewed, reports, prices) + reports_of(viewed, prices)
+
+
+class Files(NamedTuple):
+    """The snapshots that a lookup took, as it needs them."""
+
+    handles: Callable[[int, int], Sequence[Handle]]
+    """Returns the files that may have answers in an inclusive range of epoch seconds."""
+    freshness: tuple[Freshness, ...] = ()
+    """Of storages that are read without a root, of a fenced writer, and of topics whose source is behind."""
+    viewed: Callable[[int, int, bool], Viewed] = lambda *_: ((), None)
+    """Returns the files that are not in a view, and the view (None: there is none).
+
+    The third argument: files in a storage may be in the view.
+    """
+    logs: Logs = Logs()
+    """The entries that answers lack by the logs."""
+    states: Sequence[LogState] = ()
+    """The states of the logs, by index."""
+    not_asked: str | None = None
+    """Why a root was read without its storage; None: it was not."""
+
+
+class Indexes(Protocol):
+    """The indexes that lookups read as one, by the `source` of their files."""
+
+    @property
+    def patience_s(self) -> float:
+        """The time that a lookup waits for a response of one index."""
+
+    def error_of(self, source: str) -> TieredIndexError | None:
+        """Return the error of an index that does not answer; None: it answers."""
+
+    def leave_silent(self, sources: Container[str]) -> object:
+        """Report those of the indexes as away whose requests had no response for `patience_s`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Scan(ABC):
+    """One pass over the files of a lookup.
+
+    - `newest` is the last second that an answer may have, if answers skip files.
+    - `can_skip` returns whether a file with this greatest second can no longer change the answer.
+    - `missing` returns the number of answers that are missing before files can be skipped; 0: files are never skipped.
+    - `outdated` has the reports of earlier passes of the lookup.
+    - `viewed` has the notes of the files that a view has searched.
+    """
+
+    newest: int = 0
+    can_skip: Callable[[int], bool] = lambda _: False
+    missing: Callable[[], int] = lambda: 0
+    notes: list[FileNote] = field(default_factory=list)
+    errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
+    outdated: Sequence[FileReport] = ()
+    viewed: Noted | None = None
+    stop: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    # receives each search that ends in another thread
+    done: queue.SimpleQueue[Future[None]] | None = None
+
+    @abstractmethod
+    def look(self, handle: Handle) -> int:
+        """Search a file, keep its rows and return their number."""
+
+    def excludes(self, handle: Handle) -> str | None:
+        """Return the reason why a file needs no search; None: it needs one."""
+        return None
+
+    def note(
+        self,
+        handle: Handle,
+        outcome: str,
+        place: str,
+        started: float | None = None,
+        matched: int = 0,
+        spent: RequestStats = NOTHING,
+        error: TieredIndexError | None = None,
+    ) -> None:
+        """Note the outcome of a file, and its error."""
+        note = partial(
+            FileReport,
+            file=handle.file_id,
+            place=place,
+            outcome=outcome,
+            begin_ms=handle.second_min * 1000,
+            end_ms=handle.second_max * 1000,
+            requests=spent.requests,
+            bytes=spent.bytes,
+            gap_bytes=spent.gap_bytes,
+            cost_usd=spent.cost_usd,
+            elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
+            matched=matched,
+            error=None if error is None else str(error),
+            source=handle.source,
+        )
+        self.notes.append(note)
+        if error is not None:
+            self.errors.append((note(), error))
+
+
+class _Search:
+    """The search of one file. Its thread or the lookup ends it; the first of both makes its report."""
+
+    def __init__(self, run: LookupRun, scan: Scan, handle: Handle) -> None:
+        self.run, self.scan = run, scan
+        self.handle = handle
+        self.place = handle.place
+        self.usage: Usage | None = None
+        self.started = time.perf_counter()
+        self.matched: int | None = None
+        self._ended = False
+
+    def count(self, usage: Usage) -> None:
+        """Count the requests with `usage`, which refuses them after the search has ended."""
+        with self.scan.lock:
+            self.usage = usage
+            if self._ended:
+                usage.cancel()
+
+    def end(self, outcome: str, *, matched: int = 0, error: TieredIndexError | None = None) -> None:
+        with self.scan.lock:
+            if self._ended:
+                return
+            self._ended = True
+            usage = self.usage
+            if usage is not None:
+                usage.cancel()
+            spent = NOTHING if usage is None or not usage.used else RequestStats.of_usage(usage)
+            # a stored file that needed no request
+            cached = outcome == "read" and self.place == "storage" and usage is not None and not usage.used
+            place = "cache" if cached else self.place
+            self.scan.note(self.handle, outcome, place, self.started, matched, spent, error)
+
+    def end_late(self) -> None:
+        self.end("failed", error=BudgetExceeded(f"timeout_s was reached before {self.handle.file_id} was read"))
+
+
+class _Pace:
+    """Decides how many stored files one scan searches at the same time, so that answers can skip later files.
+
+    The two newest files come first, because for a frequent key they have the whole answer. Their number of answers then
+    gives an estimate of the files that are needed. Each file without an answer multiplies the number by four, up to a
+    file for each missing answer, and then by two. So a rare key costs one more round trip; none if filters exclude at
+    least half of the files.
+    """
+
+    def __init__(self, scan: Scan, ordered: Sequence[Handle]) -> None:
+        self._scan = scan
+        self._ordered = ordered
+        # the last second of any answer in these files
+        self.newest = min(scan.newest, ordered[0].second_max) if ordered else 0
+        self._reasons: list[str | None] = []
+        self._stored = self._excluded = 0
+        self._searched = self._matched = 0
+        self._width = self._fast = 1
+
+    def excluded(self, place: int) -> str | None:
+        """Return why the stored file at `place` needs no search; None: it needs one."""
+        reasons = self._reasons
+        while len(reasons) <= place:
+            handle, reason = self._ordered[len(reasons)], None
+            if not handle.is_local:
+                reason = self._scan.excludes(handle)
+                self._stored += 1
+                if reason is not None:
+                    self._excluded += 1
+            reasons.append(reason)
+        return reasons[place]
+
+    def room(self, missing: int, under_way: int) -> int:
+        """Return how many searches may run at the same time while `missing` answers are missing."""
+        if self._searched:
+            estimate = -(-missing * self._searched // self._matched) if self._matched else 0
+            return max(self._width, min(self._fast, missing), estimate)
+        if under_way < _FIRST_FILES:
+            return min(_FIRST_FILES, missing)
+        # test filters while the first requests are under way
+        self.excluded(min(len(self._reasons) + _LOOK_AHEAD, len(self._ordered)) - 1)
+        return missing if 2 * self._excluded >= self._stored else _FIRST_FILES
+
+    def note(self, ended: Sequence[_Search]) -> None:
+        """Adjust the pace to the results of the searches that ended."""
+        found = [search.matched or 0 for search in ended]
+        self._searched, self._matched = len(found), sum(found)
+        if without := found.count(0):
+            self._width *= 2
+            self._fast = max(_FIRST_FILES, self._fast) * 4**without
+
+
+class FileReader:
+    """Scans files, with a bounded number of parallel searches in the storage. Any thread.
+
+    If one of several `indexes` does not respond within their `patience_s`, its searches fail, other threads replace
+    theirs, and it is away from then on.
+    """
+
+    def __init__(self, threads: int, prices: PriceTable, indexes: Indexes | None = None) -> None:
+        self._threads = threads
+        self._prices = prices
+        self._indexes = indexes
+        # by index, the searches in other threads that have not ended, also of lookups that have
+        self._running: defaultdict[str, set[Future[None]]] = defaultdict(set)
+        self._pool = DaemonPool(threads, "tiered-index-query")
+        self._closed = False
+
+    def close(self, until_s: float | None = None) -> None:
+        """Stop the pool. Running lookups end with an answer or `IndexClosed`. See `DaemonPool.close`."""
+        # queued searches still run, and notice the close: a cancelled one would make its lookup wait permanently
+        self._closed = True
+        self._pool.close(until_s)
+
+    def in_parts(self, find: Callable[[int, int], T], count: int) -> list[T]:
+        """Return the results of `find(start, stop)` for all parts of `count` lookups. The parts run in parallel."""
+        parts = max(1, min(_CORES, self._threads, count // _LOOKUPS_A_PART))
+        ends = [count * number // parts for number in range(parts + 1)]
+        with active_context().with_threads(self._pool.submit).active():
+            return side_by_side([partial(find, *part) for part in itertools.pairwise(ends)])
+
+    def read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
+        """Search the handles that need it. `scan` then has a report of each file, and every error."""
+        run.begin(scan)
+        ordered = (
+            sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
+        )
+        searching: dict[Future[None], _Search] = {}
+        pace: _Pace | None = None
+        timed = run.budget.is_timed
+        try:
+            for place, handle in enumerate(ordered):
+                if scan.errors and run.fails(scan):
+                    break
+                # there are no answers before the first file is read
+                if place and scan.can_skip(handle.second_max):
+                    scan.note(handle, "skipped_budget", handle.place)
+                    continue
+                if timed and run.budget.remaining_s() == 0:
+                    _Search(run, scan, handle).end_late()
+                    continue
+                if handle.is_local:
+                    if (damaged := _look(scan, handle)) is None:
+                        continue
+                    handle = damaged
+                elif excluded := (pace := pace or _Pace(scan, ordered)).excluded(place):
+                    scan.note(handle, f"skipped_{excluded}", handle.place)
+                    continue
+                if not (timed or searching or self._indexes) and place == len(ordered) - 1:
+                    # the only stored file of the only index, so no thread is needed
+                    self._search(_Search(run, scan, handle))
+                else:
+                    pace = pace or _Pace(scan, ordered)
+                    self._wait_for_turn(run, scan, pace, handle, searching)
+                    self._begin(_Search(run, scan, handle), searching)
+            while searching and not all(scan.can_skip(search.handle.second_max) for search in searching.values()):
+                if not self._collect(run, scan, searching):
+                    break
+        finally:
+            scan.stop = True
+            for future, search in searching.items():
+                # its request may be under way, but the lookup does not wait for it
+                future.cancel()
+                search.end("skipped_budget")
+
+    def _wait_for_turn(
+        self, run: LookupRun, scan: Scan, pace: _Pace, handle: Handle, searching: dict[Future[None], _Search]
+    ) -> None:
+        """Wait until one more search may begin, or is no longer needed."""
+        while True:
+            missing = 0 if handle.second_max >= pace.newest else scan.missing()
+            room = min(self._threads, pace.room(missing, len(searching))) if missing else self._threads
+            under_way = len(searching)
+            # or another whole search, so that directories alone don't use up the budget
+            if under_way < room and (
+                not under_way or run.budget.affords(_REQUESTS * (under_way + 1), _BYTES * (under_way + 1))
+            ):
+                return
+            if not (ended := self._collect(run, scan, searching)):
+                return
+            pace.note(ended)
+            if scan.can_skip(handle.second_max):
+                return
+
+    def _begin(self, search: _Search, searching: dict[Future[None], _Search]) -> None:
+        """Search a file in another thread, if it is still needed and there is time."""
+        run, scan = search.run, search.scan
+        if scan.can_skip(search.handle.second_max):
+            search.end("skipped_budget")
+        elif run.budget.is_timed and run.budget.remaining_s() == 0:
+            search.end_late()
+        else:
+            try:
+                future = self._pool.submit(self._search_needed, search)
+            except NoThread as error:
+                if run.budget.is_timed:
+                    search.end("failed", error=error)
+                else:
+                    self._search(search)
+                return
+            searching[future] = search
+            if self._indexes is not None and (source := search.handle.source) is not None:
+                self._running[source].add(future)
+                future.add_done_callback(self._running[source].discard)
+            scan.done = scan.done or queue.SimpleQueue()
+            future.add_done_callback(scan.done.put)
+
+    def _collect(self, run: LookupRun, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
+        """Wait until a search ends, and return all that have ended. If the time is up, end all and return none."""
+        ended: list[_Search] = []
+        while searching and not ended:
+            left_s, wait_s = run.budget.remaining_s(), self._wait_s
+            if left_s is not None:
+                wait_s = left_s if wait_s is None else min(left_s, wait_s)
+            ended = self._ended(scan, searching, wait_s)
+            if not ended and left_s is not None and run.budget.remaining_s() == 0:
+                # also for later lookups
+                self._left(searching)
+                for search in searching.values():
+                    search.end_late()
+                searching.clear()
+            elif not ended:
+                ended = self._left(searching)
+        return ended
+
+    def _ended(self, scan: Scan, searching: dict[Future[None], _Search], wait_s: float | None) -> list[_Search]:
+        """Wait until a search ends, and return all that have ended."""
+        ended: list[_Search] = []
+        assert scan.done is not None
+        with contextlib.suppress(queue.Empty):
+            # a queue, because `wait` takes the locks of all futures each time
+            future = scan.done.get(timeout=wait_s)
+            while True:
+                # not those that were left, because their index does not answer
+                if future in searching:
+                    future.result()
+                    ended.append(searching.pop(future))
+                future = scan.done.get_nowait()
+        return ended
+
+    @property
+    def _wait_s(self) -> float | None:
+        """The pause before the next look for indexes that do not answer; None: no look."""
+        return None if self._indexes is None else self._indexes.patience_s / 4
+
+    def _left(self, searching: dict[Future[None], _Search]) -> list[_Search]:
+        """End the searches in indexes that do not answer, and return them."""
+        ended: list[_Search] = []
+        indexes = self._indexes
+        if indexes is None:
+            return ended
+        running = {index: list(futures) for index, futures in list(self._running.items()) if futures}
+        indexes.leave_silent(running)
+        for index, futures in running.items():
+            if indexes.error_of(index) is not None:
+                # lookups in other indexes need the threads
+                for future in filter(Future.running, futures):
+                    self._pool.replace_thread(future)
+        for future, search in list(searching.items()):
+            if (source := search.handle.source) is not None and (error := indexes.error_of(source)) is not None:
+                future.cancel()
+                search.end("failed", error=error)
+                ended.append(searching.pop(future))
+        return ended
+
+    def _search_needed(self, search: _Search) -> None:
+        """Search a file, in a thread of the pool, unless it is no longer needed."""
+        scan = search.scan
+        if scan.stop or (scan.errors and search.run.fails(scan)):
+            return
+        if self._closed:
+            raise IndexClosed("the index was closed during the lookup")
+        if scan.can_skip(search.handle.second_max):
+            search.end("skipped_budget")
+        else:
+            self._search(search)
+
+    def _search(self, search: _Search) -> None:
+        usage = Usage(self._prices)
+        search.count(usage)
+        outer = request_context.get()
+        usages, submit = (*outer.usages, (None, usage)), self._pool.submit
+        token = request_context.set(RequestContext(outer.deadline_s, usages, outer.listeners, submit))
+        try:
+            search.matched = search.scan.look(search.handle)
+        except TieredIndexError as error:
+            search.end("failed", error=error)
+            return
+        finally:
+            request_context.reset(token)
+        search.end("read", matched=search.matched)
+
+
+def _look(scan: Scan, handle: Handle) -> Handle | None:
+    """Search a local file in the caller's thread. Return the file in the storage if the local copy is damaged."""
+    started = time.perf_counter()
+    try:
+        matched = scan.look(handle)
+    except TieredIndexError as error:
+        if isinstance(error, CorruptFile | StorageUnavailable) and (fallback := handle.fallback) is not None:
+            return fallback
+        scan.note(handle, "failed", handle.place, started, error=error)
+    else:
+        scan.note(handle, "read", handle.place, started, matched)
+    return None
+
+
+class RemovedObject(StorageUnavailable):
+    """A log record removed an object during the lookup that needs it: the lookup has to start again."""
+
+
+@dataclass(eq=False)
+class LookupRun:
+    """One call: its files, its bounds, its cost, and the objects that it did not find. Threads: one lookup's.
+
+    A later record may have removed a missing object, or the storage lost it. At the end of a pass, new log records of
+    each storage that lacks objects are read. If the log still names all objects, the pass counts, and the objects are
+    reported as unreadable. Otherwise the lookup starts again with the present files, and reports the cost of earlier
+    passes.
+    """
+
+    take: Callable[[], contextlib.AbstractContextManager[Files]]
+    """Takes the present snapshots for one try, which keep their files until the block ends."""
+    allow_partial: bool
+    budget: LookupBudget
+    prices: PriceTable
+    read_log: Callable[[str], LogState]  # reads new records of the log of a storage, by URI, into its catalog
+    # the passes of the present try; their reports are kept if the lookup starts again
+    scans: list[Scan] = field(default_factory=list)
+    # reports of earlier tries
+    outdated: tuple[FileReport, ...] = ()
+    files: Files = field(init=False)
+    """The snapshots of the present try."""
+    _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
+
+    def fails(self, scan: Scan) -> bool:
+        """Return whether an unreadable file fails the lookup. A spent budget and a `FolderDenied` don't."""
+        mild = BudgetExceeded, FolderDenied
+        return not self.allow_partial and any(not isinstance(error, mild) for _, error in scan.errors)
+
+    def run(self, answer: Callable[[LookupRun], T]) -> T:
+        """Return the result of `answer`, repeated if the log has removed an object. Raises the errors of `resolve`.
+
+        It is repeated once at least, and within `_RESTARTS_S` of the first missing object.
+        """
+        until_s: float | None = None
+        while True:
+            try:
+                with self.take() as self.files:
+                    return answer(self)
+            except RemovedObject as removed:
+                now_s = time.monotonic()
+                if until_s is None:
+                    until_s = now_s + _RESTARTS_S
+                elif now_s >= until_s:
+                    raise StorageUnavailable(
+                        f"{removed}, and did so again and again for {_RESTARTS_S:g} s: try again"
+                    ) from removed
+                given_up = [one for scan in self.scans for one in reports_of_pass(scan.notes, scan.viewed, self.prices)]
+                outdated = [replace(report, outcome="outdated", matched=0) for report in given_up if report.requests]
+                self.outdated = (*self.outdated, *outdated)
+                self.scans = []
+
+    def begin(self, scan: Scan) -> None:
+        """Note a pass. The first pass of a try reports earlier tries."""
+        scan.outdated = () if self.scans else self.outdated
+        self.scans.append(scan)
+
+    def resolve(self, scan: Scan) -> None:
+        """Replace the error of each missing object after reading the log. Raises `CorruptFile`, the log's errors."""
+        unknown: dict[str, list[MissingObject]] = {}
+        for _, error in scan.errors:
+            if isinstance(error, MissingObject) and (error.uri, error.name) not in self._known:
+                unknown.setdefault(error.uri, []).append(error)
+        moved_on = [uri for uri, errors in unknown.items() if self._were_removed(uri, errors)]
+        if moved_on:
+            raise RemovedObject(f"{moved_on[0]}: a log record removed an object during a lookup")
+        for number, (report, error) in enumerate(scan.errors):
+            if isinstance(error, MissingObject):
+                meant = self._known[error.uri, error.name]
+                scan.errors[number] = (replace(report, error=str(meant)), meant)
+
+    def _were_removed(self, uri: str, missing: Sequence[MissingObject]) -> bool:
+        """Read new log records. Return whether they removed any of the missing objects, and note the others."""
+        meant: TieredIndexError | None = None
+        try:
+            state = self.read_log(uri)
+        except BudgetExceeded as spent:
+            meant = spent
+        except (StorageError, CorruptFile) as unread:
+            if not self.allow_partial:
+                raise
+            meant = unread  # unknown whether they were removed or lost
+        if meant is not None:
+            self._known |= {(uri, error.name): meant for error in missing}
+            return False
+        lost = [error for error in missing if error.name in state.objects]
+        if lost and not self.allow_partial:
+            raise lost_error(lost[0].name) from lost[0]
+        self._known |= {(uri, error.name): error for error in lost}
+        return len(lost) < len(missing)

@@ -1,1 +1,0 @@
-"""A reader's view of logs, roots and several indexes. May import lookup, files and the folders below them."""

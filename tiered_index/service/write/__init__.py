@@ -1,0 +1,1 @@
+"""Writing: the write buffer, the flusher, and the unsealed files that entries are appended to."""

@@ -1,0 +1,121 @@
+"""The messages of the entries in an answer, read each time that the DataFrame is used. Driver; `_read` in tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import ConfigError, CorruptFile
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.read.messages import Fetched
+from tiered_index.spark.addresses import StorageAddress
+from tiered_index.spark.frames import gathered
+from tiered_index.spark.lookup.keys import LOOKUP
+from tiered_index.spark.workers import plainly
+from tiered_index.types import IndexItem
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# Value of `messages` for the archived segments in the index's storage.
+ARCHIVE = "archive"
+MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
+_TYPES = (pa.string(), pa.binary(), pa.string(), pa.map_(pa.string(), pa.string()), pa.string())
+_MESSAGE = pa.schema(list(zip(MESSAGE_COLUMNS, _TYPES, strict=True)))
+# Stored bytes of the messages that are fetched at once, and plain bytes of the bodies in one batch, about
+_MESSAGE_BYTES, _LEAST_BYTES = 16 << 20, 1 << 10
+_ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
+
+
+def check_place(messages: str, offset_space: str) -> None:
+    """Raise `ConfigError` if the index's offsets are not commit log offsets, or `messages` is not a store."""
+    if offset_space != "commitlog":
+        raise ConfigError(f"the index's offsets are in {offset_space!r}: messages are found by places in a commit log")
+    if messages != ARCHIVE and not (Path(messages) / "commitlog").is_dir():
+        raise ConfigError(
+            f"messages is {ARCHIVE!r} or the folder of a RocketMQ store, and {messages} has no commitlog/"
+        )
+
+
+def with_messages(
+    answers: DataFrame, topic: Column, key: Column, messages: str, address: StorageAddress, allow_partial: bool
+) -> DataFrame:
+    """Return the rows of `answers` (one for each entry) with `MESSAGE_COLUMNS`, which are null without an entry.
+
+    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key with the same hash. A read error
+    fails the job; with `allow_partial` the message is ``missing``, and `message_problem` has the reason.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
+
+    def fetch(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with address.open() as storage:
+            log = StorageLog(storage, SystemClock())
+            log.open()
+            archive = SegmentArchive(storage, lambda: log.state, log.refresh)
+            source = RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
+            yield from message_batches(batches, source, allow_partial=allow_partial)
+
+    asked = answers.withColumn(LOOKUP, F.struct(topic.alias("topic"), key.alias("key")))
+    return asked.mapInArrow(plainly(fetch), StructType([*answers.schema.fields, *from_arrow_schema(_MESSAGE).fields]))
+
+
+def message_batches(
+    batches: Iterable[pa.RecordBatch], source: RocketmqMessages, *, allow_partial: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows with the messages of their entries, in order, in place of `LOOKUP`. Raises as `_row`."""
+    for batch in batches:
+        kept = batch.drop_columns([LOOKUP])
+        sizes = [max(_LEAST_BYTES, size or 0) for size in batch.column("size").to_pylist()]
+        start = 0
+        for held in gathered(range(len(batch)), sizes.__getitem__, _MESSAGE_BYTES):
+            fetched = _fetched(source, batch.slice(held[0], len(held)))
+            rows = (_row(one, allow_partial=allow_partial) for one in fetched)
+            for some in gathered(rows, lambda row: len(row.get("message_body") or b""), _MESSAGE_BYTES):
+                part = kept.slice(start, len(some))
+                found = pa.RecordBatch.from_pylist(list(map(dict, some)), _MESSAGE)
+                names = [*kept.schema.names, *MESSAGE_COLUMNS]
+                yield pa.RecordBatch.from_arrays([*part.columns, *found.columns], names)
+                start += len(some)
+
+
+def _fetched(source: RocketmqMessages, rows: pa.RecordBatch) -> list[Fetched | None]:
+    """Return the fetched message of each row, None for a row without an entry; rows of one key are read together."""
+    found: list[Fetched | None] = [None] * len(rows)
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, asked in enumerate(rows.column(LOOKUP).to_pylist()):
+        if rows.column("offset")[place].is_valid:
+            places.setdefault((asked["topic"], asked["key"]), []).append(place)
+    entries = rows.select(_ENTRY)
+    for (topic, key), asked in places.items():
+        items = [IndexItem(topic=topic, **entry) for entry in entries.take(asked).to_pylist()]
+        for place, one in zip(asked, source.fetch(items, topic, key), strict=True):
+            found[place] = one
+    return found
+
+
+def _row(one: Fetched | None, *, allow_partial: bool) -> Mapping[str, Any]:
+    if one is None:
+        return {}
+    if one.error is not None and one.message is None and not allow_partial:
+        raise one.error
+    row: dict[str, Any] = {"message_state": one.state, "message_problem": one.problem}
+    message = one.message
+    if not one.carries_key:
+        row["message_state"] = "other_key"
+    elif isinstance(message, Message):
+        row |= {"message_tags": message.tags, "message_properties": list(message.properties.items())}
+        try:
+            row["message_body"] = message.body()
+        except CorruptFile as error:
+            # its producer sent it so: no other place has a better one
+            row["message_problem"] = str(error)
+    return row

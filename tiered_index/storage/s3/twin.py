@@ -1,0 +1,102 @@
+"""Reads of a bucket through the boto3 client: under moto's mock, in a forked process, and with `client=boto3`.
+
+It accepts chunked bodies, and whole objects (200) in answer to ranges: it drops the bytes before the range, and leaves
+those after it. Threads: any number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from botocore.exceptions import BotoCoreError
+from urllib3.exceptions import HTTPError
+
+from tiered_index.errors import StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.buckets import Asked, Listed, Reads
+from tiered_index.storage.context import wasted
+from tiered_index.storage.faults import NO_S3, S3
+from tiered_index.storage.obstores import epoch_ms
+from tiered_index.storage.retry import PassingFault, RetryLoop
+from tiered_index.storage.s3.boto import REQUEST_ERRORS, translate
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+class Boto3Reads(Reads):
+    """Reads one bucket."""
+
+    errors, service, translate = REQUEST_ERRORS, S3, staticmethod(translate)
+
+    def __init__(self, client: Any, bucket: str, uri: str, loop: Callable[..., RetryLoop], lacks_ranges: Any) -> None:
+        """Read through `client`, and call `lacks_ranges` for each whole object in answer to a range."""
+        self._client, self._bucket, self._uri, self._lacks_ranges = client, bucket, uri, lacks_ranges
+        self.loop = loop(errors=self.errors, translate=self.translate)
+
+    def get(self, key: str, asked: Asked, most: int, what: str) -> tuple[bytes, int]:
+        span = f"{asked[0]}-{asked[1] - 1}" if isinstance(asked, tuple) else f"-{most}"
+        answer = self._client.get_object(Bucket=self._bucket, Key=key, **({"Range": f"bytes={span}"} if asked else {}))
+        try:
+            return self._taken(answer, asked, most, what)
+        except (BotoCoreError, HTTPError, OSError, StorageUnavailable) as error:
+            answer["Body"].close()
+            if isinstance(error, StorageUnavailable):
+                raise
+            raise PassingFault(f"{what}: the body broke off: {error}", wasted_bytes=most) from error
+
+    def _taken(self, answer: dict[str, Any], asked: Asked, most: int, what: str) -> tuple[bytes, int]:
+        body, size, header = answer["Body"], answer.get("ContentLength"), str(answer.get("ContentRange", ""))
+        status, found = answer["ResponseMetadata"]["HTTPStatusCode"], _CONTENT_RANGE.fullmatch(header)
+        if asked is None or (status == 200 and isinstance(asked, dict) and (size is None or size <= most)):
+            data: bytes = body.read()
+            return (data[-most:] if asked else data), len(data) if size is None else size
+        if status == 206 and found:
+            first, end = int(found[1]), int(found[2]) + 1
+            size = end if found[3] == "*" else int(found[3])
+            right = (asked[0], min(asked[1], size)) if isinstance(asked, tuple) else (max(0, size - most), size)
+            is_open = found[3] == "*" and (isinstance(asked, dict) or end != asked[1])
+            if (first, end) != right or is_open or answer.get("ContentLength", end - first) != end - first:
+                raise PassingFault(f"{what}: the answer is {header}")
+            # not to the end: botocore would compare a range with the checksum of the whole object
+            return body.read(end - first), size
+        first, end = asked if isinstance(asked, tuple) else (int(size or 0) - most, int(size or 0))
+        if status != 200 or header or (first and size == end - first):
+            text = f"{what}: the service does not honour ranges (status {status}, Content-Range {header!r})"
+            raise StorageUnavailable(text) if header or status != 206 else StorageMisconfigured.lacking(text)
+        dropped = 0
+        while dropped < first and (block := body.read(min(1 << 20, first - dropped))):
+            dropped += len(block)
+        data = body.read(end - first) if dropped == first else b""
+        body.close()
+        self._lacks_ranges()
+        wasted(dropped)
+        return data, dropped + len(data) if size is None else size
+
+    def head(self, key: str) -> tuple[int, int | None] | None:
+        answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        modified = answer.get("LastModified")
+        return (answer["ContentLength"], modified and epoch_ms(modified)) if "ContentLength" in answer else None
+
+    def pages(self, prefix: str, after: str) -> Iterator[list[Listed]]:
+        asked = {"Prefix": prefix} | ({"StartAfter": after} if after else {})
+        while True:
+            answer = self._client.list_objects_v2(Bucket=self._bucket, **asked)
+            if not answer.keys() & {"IsTruncated", "Name", "Contents"}:
+                raise StorageMisconfigured(f"listing {prefix!r} in {self._uri}: the response is not a listing: {NO_S3}")
+            asked["ContinuationToken"] = answer.get("NextContinuationToken", "")
+            if answer.get("IsTruncated") and not asked["ContinuationToken"]:
+                raise StorageUnavailable(f"{self._uri}: a listing continues without a NextContinuationToken")
+            try:
+                yield [(one["Key"], one["Size"], epoch_ms(one["LastModified"])) for one in answer.get("Contents", ())]
+            except KeyError as error:
+                raise StorageMisconfigured.lacking(f"{self._uri}: a listing lacks {error} of an object") from error
+            if not answer.get("IsTruncated"):
+                return
+
+    def now_ms(self) -> int | None:
+        """As `S3Reads.now_ms`."""
+        answer = self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        return epoch_ms(parsedate_to_datetime(date)) if date else None

@@ -1,0 +1,114 @@
+"""Conversion of stored JSON documents to their declared types, by msgspec. Pure; any thread.
+
+Unknown members are ignored. A number must be an integer, not a boolean or a float. A class that is neither a `Struct`
+nor a dataclass is read by its `from_json`. An error names the member by its path, such as ``$.add[0].count``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tiered_index.errors import ConfigError, CorruptFile
+
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A count, sequence, epoch, log number or position."""
+Size = Annotated[int, Meta(ge=0, le=2**44)]
+"""Bytes of a file or object, or a position in it: at most 16 TiB, more than the largest object of any storage."""
+Place = Annotated[int, Meta(ge=0, le=2**62)]
+"""A position in a log."""
+Crc32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Seconds = Annotated[int, Meta(ge=-(2**42), le=2**42)]
+"""Epoch seconds: sums and products with them fit 63 bits."""
+Length = Annotated[int, Meta(ge=1, le=2**42)]
+"""A number of seconds."""
+Milliseconds = Annotated[int, Meta(ge=-(2**52), le=2**52)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+FileId = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z_-]{1,64}\Z")]
+"""A file's id, which is part of paths and of objects' names."""
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+
+
+Hook = Callable[[type, Any], Any] | None
+"""The function that reads values of other classes, msgspec's `dec_hook`; None: their `from_json`."""
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_making = threading.RLock()
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
+
+
+def decoder_of(kind: type[T], hook: Hook = None) -> msgspec.json.Decoder[T]:
+    """Return the decoder of JSON documents of a declared type.
+
+    Each class must be used here or in `typed` first: while msgspec learns a class, another thread or a forked child
+    that used it would crash.
+    """
+    if (kind, hook) not in _decoders:
+        with _making:
+            if (kind, hook) not in _decoders:
+                _decoders[kind, hook] = msgspec.json.Decoder(kind, dec_hook=hook or _read)
+    return _decoders[kind, hook]
+
+
+def typed(document: Any, kind: type[T], hook: Hook = None) -> T:
+    """Return a parsed document, or another value, as its declared type.
+
+    Raises `msgspec.ValidationError` with the path, and the `ConfigError` of an impossible layout, schema or slot map.
+    """
+    decoder_of(kind, hook)
+    return msgspec.convert(document, kind, dec_hook=hook or _read)
+
+
+def decoded(data: bytes | memoryview, kind: type[T], file: str, what: str, *, offset: int | None = None) -> T:
+    """Return the document in `data` as its declared type.
+
+    Raises `CorruptFile` naming the file and the member, if this version can't have written the document.
+    """
+    try:
+        with checks(file, what, offset=offset):
+            return decoder_of(kind).decode(data)
+    except CorruptFile as error:
+        if isinstance(error.__cause__, msgspec.ValidationError | ConfigError):
+            raise
+    return checked(parsed(data, file, what), kind, file, what, offset=offset)
+
+
+def checked(document: Any, kind: type[T], file: str, what: str, *, offset: int | None = None) -> T:
+    """Return a parsed document as its declared type. Raises the `CorruptFile` of `decoded`."""
+    with checks(file, what, offset=offset):
+        return typed(document, kind)
+
+
+@contextlib.contextmanager
+def checks(file: str, what: str, *, offset: int | None = None) -> Iterator[None]:
+    """Return a context manager that raises the `CorruptFile` of `decoded` for `ValueError` and `ConfigError`."""
+    try:
+        yield
+    except (ValueError, ConfigError, RecursionError) as error:
+        # the message must not quote stored text
+        problem = re.sub(r"^Invalid enum value .*?(?= - at `\$|\Z)", "Unknown text", str(error), flags=re.DOTALL)
+        raise CorruptFile(file, f"{what} is invalid: {problem}", offset=offset) from error
+
+
+def parsed(data: bytes | memoryview, file: str, what: str) -> Any:
+    """Return the JSON document in `data`. Raises `CorruptFile` if it is not JSON."""
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(data)
+    try:
+        # msgspec refuses lone surrogates, which topics and sources of older versions may have
+        return json.loads(bytes(data))
+    # ValueError also for bytes that are not UTF-8 and for numbers of thousands of digits
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(file, f"{what} is not a valid document: {error}") from error
+
+
+def _read(kind: Any, value: Any) -> Any:
+    return kind.from_json(value)
