@@ -11,6 +11,7 @@ import json
 import os
 import re
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
 
@@ -108,6 +109,18 @@ def parsed(data: bytes | memoryview, file: str, what: str) -> Any:
     # ValueError also for bytes that are not UTF-8 and for numbers of thousands of digits
     except (ValueError, RecursionError) as error:
         raise CorruptFile(file, f"{what} is not a valid document: {error}") from error
+
+
+def unpacked(data: bytes, most_bytes: int, file: str, what: str) -> bytes:
+    """Return the text that is compressed in `data`, at most `most_bytes`. Raises `CorruptFile`; `what` is for it."""
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(data, most_bytes)
+    except zlib.error as error:
+        raise CorruptFile(file, f"{what} can't be decompressed: {error}") from error
+    if not stream.eof or stream.unused_data:
+        raise CorruptFile(file, f"{what} has another length when it is decompressed")
+    return text
 
 
 def _read(kind: Any, value: Any) -> Any:

@@ -71,7 +71,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.probe import probe_put_if_absent
 
 ALL = 10_000
 # imports at the first use would take locks in the first run only
@@ -500,15 +499,14 @@ class World(Writers):
             client.listings = chance.choice(["stale", "stale", "twice", "short"])
 
     def is_publishing(self) -> bool:
-        """Return whether a thread is appending a log record, or probing the storage.
+        """Return whether a thread is appending a log record.
 
-        If an hour passes between its look at the clock and its record, the record may name a deleted orphan. If a day
-        passes between the two puts of a probe, a sweep may have deleted the object of the first one.
+        If an hour passes between its look at the clock and its record, the record may name a deleted orphan.
         """
         frames = sys._current_frames()
         for frame in frames.values():
             while frame is not None:
-                if frame.f_code in (StorageLog.append.__code__, probe_put_if_absent.__code__):
+                if frame.f_code is StorageLog.append.__code__:
                     return True
                 frame = frame.f_back
         return False

@@ -24,7 +24,7 @@ from tiered_index.format.archived import segment_object_bytes
 from tiered_index.format.names import store_prefix
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment, Text, Times
 from tiered_index.kernels import crc32
-from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, checks, decoded
+from tiered_index.stored import Count, Crc32, Milliseconds, Place, Size, checks, decoded, unpacked
 
 CATALOG_MAGIC = b"TIXCATA\n"
 CATALOG_VERSION = 1
@@ -116,7 +116,8 @@ class CatalogDirectory(Struct, frozen=True, dict=True):
     @classmethod
     def decode(cls, data: bytes, file: str) -> CatalogDirectory:
         """Return the directory in `data`. Raises `CorruptFile`."""
-        return decoded(_unpacked(data, file), cls, file, "the directory of a catalog")
+        what = "the directory of a catalog"
+        return decoded(unpacked(data, _MOST_BYTES, file, what), cls, file, what)
 
 
 class _Rows(Struct, kw_only=True):
@@ -256,8 +257,9 @@ def decode_group(data: bytes, group: Group, logs: Sequence[LogRows], file: str) 
     if (len(data), found) != (group.length, group.crc32):
         problem = "a group of a catalog does not match its CRC32"
         raise CorruptFile(file, problem, offset=group.position, expected=group.crc32, found=found)
-    stored = decoded(_unpacked(data, file), _Rows, file, "a group of a catalog", offset=group.position)
-    with checks(file, "a group of a catalog", offset=group.position):
+    what = "a group of a catalog"
+    stored = decoded(unpacked(data, _MOST_BYTES, file, what), _Rows, file, what, offset=group.position)
+    with checks(file, what, offset=group.position):
         rows = CatalogRows(stored, logs, file)
         if len(rows) != group.rows or rows.places[0] != (group.log, group.start):
             raise ValueError("a group of a catalog has other rows than its directory says")
@@ -359,14 +361,3 @@ def _packed(document: dict[str, Any]) -> bytes:
         # half a surrogate pair in the name of a store
         text = json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode()
     return zlib.compress(text, 6)
-
-
-def _unpacked(data: bytes, file: str) -> bytes:
-    stream = zlib.decompressobj()
-    try:
-        text = stream.decompress(data, _MOST_BYTES)
-    except zlib.error as error:
-        raise CorruptFile(file, f"a part of a catalog can't be decompressed: {error}") from error
-    if not stream.eof or stream.unused_data:
-        raise CorruptFile(file, "a compressed part of a catalog has another length")
-    return text

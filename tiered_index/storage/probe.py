@@ -81,7 +81,7 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     """
     unique = f"{name}-{uuid.uuid4().hex}"
     try:
-        problem = _twice_put(storage, unique)
+        problem = _problem(storage, unique)
     finally:
         # the first error is the one to raise
         with contextlib.suppress(TieredIndexError):
@@ -131,6 +131,18 @@ def probe_folder(folder: Path, disk: Disk | None = None) -> Iterator[Finding]:
         raise StorageMisconfigured(
             f"{folder}: {error.strerror or error}: give a folder to which this user may write"
         ) from error
+
+
+def _problem(storage: Storage, name: str) -> str:
+    """Return what is wrong with puts of an object if absent; empty: nothing.
+
+    A lack shows a second time. If this process was suspended for a day between two puts, a sweep has deleted the object
+    of the first one.
+    """
+    if problem := _twice_put(storage, name):
+        storage.delete(name)
+        problem = _twice_put(storage, name)
+    return problem
 
 
 def _twice_put(storage: Storage, name: str) -> str:
@@ -219,7 +231,7 @@ class _Probe:
         return Finding(what, needed_for, "ok", "yes")
 
     def _put_if_absent(self) -> str:
-        problem = _twice_put(self._storage, self._first)
+        problem = _problem(self._storage, self._first)
         # the next step reports bytes that differ
         return problem if problem.startswith("ignores") else ""
 

@@ -1,7 +1,7 @@
 """Writes a sample index, and its answers, with the imported version of the package. `README.md` describes the samples.
 
     git worktree add /tmp/old COMMIT
-    PYTHONPATH=/tmp/old python tests/golden/versions/write.py NAME native|rocketmq [hash=mask] [expire]
+    PYTHONPATH=/tmp/old python tests/golden/versions/write.py NAME PRESET [hash=mask] [compaction=spark] [expire]
 
 It makes only calls that every version has. The expected answers come from the messages, not from the engine.
 """
@@ -30,12 +30,12 @@ KEYS, ROWS, DAYS = 5, 24, 4
 def main(name: str, preset: str, *more: str) -> None:
     """Write NAME.zip and NAME.json beside this module."""
     folder = Path(tempfile.mkdtemp())
-    uri, published, local = f"file://{folder}/storage", [], []
+    uri, published, waiting, local = f"file://{folder}/storage", [], [], []
     settings = dict(one.split("=") for one in more if "=" in one)
 
     def put(index, day, rows, into):
         for row in range(rows):
-            number = len(published) + len(local)
+            number = len(published) + len(waiting) + len(local)
             topic, key = ("orders", "debug-x")[row % 2], f"k{row % KEYS}"
             second = BASE_MS // 1000 + day * 86400 + (row * 3607) % 86400
             message = (topic, row % 3, key, number * 100, 50 + row, second * 1000)
@@ -47,7 +47,8 @@ def main(name: str, preset: str, *more: str) -> None:
     )
     for day in range(DAYS):
         for _ in range(2):
-            put(index, day, ROWS, published)
+            # entries of pending files are no answers of the storage
+            put(index, day, ROWS, waiting if day > 1 and settings.get("compaction") == "spark" else published)
             index.seal()
             index.run_lifecycle()
         if day == 1:
@@ -86,7 +87,7 @@ def main(name: str, preset: str, *more: str) -> None:
     document = {
         "fields": ["timestamp_ms", "offset", "queue_id", "size"],
         "storage": answers(published),
-        "root": answers(published + local),
+        "root": answers(published + waiting + local),
         "entries": len(published),
         "position": (len(published) - 1),
     }

@@ -4,8 +4,11 @@ import pytest
 
 from tests.support.merging import BASE_MS, DAY_S
 from tiered_index.errors import StorageUnavailable
+from tiered_index.retention import Retention
+from tiered_index.service.jobs.expiry import sweep
 from tiered_index.service.jobs.job import InputsLost, Job, JobOvertaken, in_threads
 from tiered_index.service.jobs.merge_plan import plan_merge, plan_rewrite
+from tiered_index.service.log.publication import JobOverdue
 
 
 @pytest.fixture
@@ -65,6 +68,20 @@ def test_a_task_that_fails_leaves_no_object_of_the_tasks_before_it(life):
     with pytest.raises(StorageUnavailable):
         merging_job(life, workers).run()
     assert data(life) == before
+
+
+def test_a_job_that_was_held_up_for_a_day_is_overdue_although_a_sweep_took_its_objects(life):
+    run, before = in_threads(life.storage, life.clock, 1), life.state.number
+
+    def workers(rewrite):
+        results = run(rewrite)
+        life.clock.advance(86_500)
+        sweep(life.storage, life.log(), Retention(), delete=True)
+        return results
+
+    with pytest.raises(JobOverdue, match=r"24\.0 hours ago"):
+        merging_job(life, workers).run()
+    assert (len(data(life)), life.state.number) == (6, before)
 
 
 def test_a_lost_input_is_named_or_left(life):

@@ -32,6 +32,26 @@ def test_the_probe_is_not_fooled_by_a_retried_first_put(faulty: FaultStorage) ->
     assert list(faulty.list()) == []
 
 
+class Sweeping(WrapperStorage):
+    """A sweep deletes the first object that is put, as if this process was suspended for a day."""
+
+    puts = 0
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        super().put_if_absent(name, data)
+        self.puts += 1
+        if self.puts == 1:
+            self.inner.delete(name)
+
+
+@pytest.mark.parametrize("check", [check_storage, probe_put_if_absent])
+def test_the_probe_accuses_no_server_whose_object_a_sweep_has_deleted(
+    faulty: FaultStorage, check: Callable[[WrapperStorage], None]
+) -> None:
+    check(Sweeping(faulty))
+    assert list(faulty.list()) == []
+
+
 def test_the_probe_passes_other_errors_on_and_cleans_up(faulty: FaultStorage) -> None:
     faulty.fail("put_if_absent", nth=2)
     with pytest.raises(StorageUnavailable):

@@ -6,7 +6,6 @@ that earlier versions refuse it by name.
 
 from __future__ import annotations
 
-import zlib
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_type_hints
@@ -28,7 +27,7 @@ from tiered_index.service.log.records import (
     sealed_text,
     verified_text,
 )
-from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded
+from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded, unpacked
 
 VERSION, _NEWEST_VERSION = 7, 8
 """The version of checkpoints, and that of those with pending files or catalogs. Earlier versions wrote 1 to 6."""
@@ -118,20 +117,10 @@ def decode(data: bytes, file: str, base: Base | None) -> dict[str, Any]:
         earlier = decoded(text, _Earlier, file, "checkpoint")
         with checks(file, "checkpoint"):
             return _earlier_fields(earlier, file, base)
-    stored = decoded(_unpacked(decoded(text, _Checkpoint, file, "checkpoint").state, file), _State, file, "checkpoint")
+    state = unpacked(decoded(text, _Checkpoint, file, "checkpoint").state, _MOST_BYTES, file, "the checkpoint's state")
+    stored = decoded(state, _State, file, "checkpoint")
     with checks(file, "checkpoint"):
         return _fields(stored, objects_of(stored.tables, stored.objects.lists()), {}, {})
-
-
-def _unpacked(packed: bytes, file: str) -> bytes:
-    stream = zlib.decompressobj()
-    try:
-        text = stream.decompress(packed, _MOST_BYTES)
-    except zlib.error as error:
-        raise CorruptFile(file, f"checkpoint can't be decompressed: {error}") from error
-    if not stream.eof or stream.unused_data:
-        raise CorruptFile(file, "the compressed state of the checkpoint has another length")
-    return text
 
 
 def _earlier_fields(stored: _Earlier, file: str, base: Base | None) -> dict[str, Any]:

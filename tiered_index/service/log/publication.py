@@ -22,6 +22,7 @@ from tiered_index.errors import (
     CorruptFile,
     DiskFull,
     InvalidArgument,
+    ObjectNotFound,
     StorageError,
     StorageUnavailable,
     TieredIndexError,
@@ -121,10 +122,16 @@ class Publication:
     def check(self) -> None:
         """Check that the storage has the objects whole. Raises `ObjectNotFound` for a missing object.
 
-        A wrong size raises `CorruptFile` for a job, `StorageUnavailable` for a writer.
+        A wrong size raises `CorruptFile` for a job, `StorageUnavailable` for a writer. The objects of an overdue job
+        may be missing: `record` refuses them.
         """
         for one in self._objects:
-            size = self._storage.head(one.name).size_bytes
+            try:
+                size = self._storage.head(one.name).size_bytes
+            except ObjectNotFound:
+                if self._epoch is None and self.is_overdue:
+                    return
+                raise
             if self._epoch is not None and size != one.size_bytes:
                 raise StorageUnavailable(
                     f"{self._storage.uri}: {one.name} has {size:,} bytes after its upload, not {one.size_bytes:,}"
