@@ -280,3 +280,17 @@ def test_a_root_whose_parent_cannot_be_synced_is_used(tmp_path, number):
     storage = LocalStorage(tmp_path / "root", disk=FaultyDisk(1, error=number, only="sync_folder"))
     put(storage)
     assert storage.get("data/object") == NEW
+
+
+def test_one_sync_of_the_root_is_enough_for_all_folders_that_are_there(tmp_path):
+    with LocalStorage(tmp_path / "s") as first:
+        for name in ("a/1", "b/1", "c/1"):
+            first.put(name, b"")
+    disk = FaultyDisk(0)
+    with LocalStorage(tmp_path / "s", disk=disk) as storage:
+        for name in ("a/2", "b/2", "c/2"):
+            storage.put(name, b"")
+        assert disk.calls.count(("sync_folder", (tmp_path / "s",))) == 1
+        # a folder that was not there is not durable by that sync
+        storage.put("d/1", b"")
+        assert disk.calls.count(("sync_folder", (tmp_path / "s",))) == 2

@@ -180,11 +180,13 @@ class OpenObject:
 class Storage(ABC):
     """One place that holds objects, which `uri` names.
 
-    With `any_names`, reads and lists of a bucket take all names, for the files of other tools.
+    - With `any_names`, reads and lists of a bucket take all names, for the files of other tools.
+    - `has_server`: a server decides `put_if_absent`, and may ignore the condition; writers and jobs probe it.
     """
 
     uri: str
     any_names: bool = False
+    has_server: bool = True
     options_type: ClassVar[type[StorageOptions]] = StorageOptions
 
     @classmethod

@@ -33,6 +33,8 @@ class _Shelf:
 class MemoryStorage(SizedStorage):
     """The storage called `name` of this process; without a name, a storage that can't be opened again."""
 
+    has_server = False
+
     _shelves: ClassVar[dict[str, _Shelf]] = {}
     _registry_lock: ClassVar[threading.Lock] = threading.Lock()
 

@@ -197,6 +197,7 @@ class MeteredStorage(WrapperStorage):
 
     def __init__(self, inner: Storage, prices: PriceTable | None = None) -> None:
         super().__init__(inner)
+        self.has_server = inner.has_server
         self.prices = prices or PriceTable()
         self.total = Usage(self.prices)
         # Whether the backend reports its requests through `sending`

@@ -3,7 +3,7 @@
 `probe` tries each ability by the calls that the engine makes, on objects below `PROBE_PREFIX` with unique names, and
 deletes them. `check_storage` raises for the first ability that is missing: before an index is created. Without it,
 users would find out weeks later, in words about something else. `probe_put_if_absent` is the part that each writer and
-job checks at its start. Threads: any.
+job checks at its start, if a server decides. Threads: any.
 """
 
 from __future__ import annotations
@@ -74,11 +74,14 @@ def check_storage(storage: Storage, clock: Clock | None = None) -> None:
 
 
 def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
-    """Check that the storage honours put-if-absent: put an object with a unique name twice, then delete it.
+    """Check that a server honours put-if-absent: put an object with a unique name twice, then delete it.
 
-    The object's name begins with `name`. Raises `StorageMisconfigured` if the second put succeeds, or is refused but
+    A storage without a server is not asked: the kernel's hard links or a transaction decide, or the put fails. The
+    object's name begins with `name`. Raises `StorageMisconfigured` if the second put succeeds, or is refused but
     stored, and if other bytes come back than were put. Passes on other errors.
     """
+    if not storage.has_server:
+        return
     unique = f"{name}-{uuid.uuid4().hex}"
     try:
         problem = _problem(storage, unique)

@@ -80,6 +80,8 @@ _T = TypeVar("_T")
 class SqliteStorage(SizedStorage):
     """Objects in the database file at `path`; `busy_timeout_s` bounds every wait for another writer."""
 
+    has_server = False
+
     def __init__(self, path: Path, *, busy_timeout_s: float = 30.0, clock: Clock | None = None) -> None:
         self.path, self._clock = path.absolute(), clock or SystemClock()
         self.uri = "sqlite" + self.path.as_uri().removeprefix("file")

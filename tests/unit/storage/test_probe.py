@@ -1,6 +1,7 @@
 """The probes detect what a storage lacks, and name it."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectExists, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes, ObjectInfo, WrapperStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.probe import check_storage, probe, probe_put_if_absent
 
@@ -61,6 +63,26 @@ def test_the_probe_passes_other_errors_on_and_cleans_up(faulty: FaultStorage) ->
     faulty.fail("delete")
     with pytest.raises(StorageUnavailable, match="put_if_absent"):
         probe_put_if_absent(faulty, "probe/x")
+
+
+def test_writers_and_jobs_put_no_probe_where_no_server_decides(tmp_path: Path) -> None:
+    written: list[str] = []
+
+    class Noting(LocalStorage):
+        def put_if_absent(self, name: str, data: Bytes) -> None:
+            written.append(name)
+            super().put_if_absent(name, data)
+
+    root, folder = tmp_path / "root", tmp_path / "storage"
+    IndexService.open(root=root, storage_backend=Noting(folder)).close()
+    assert any(name.startswith("probe/") for name in written)
+    written.clear()
+    IndexService.open(root=root, storage_backend=Noting(folder)).close()
+    assert written and not any(name.startswith("probe/") for name in written)
+    served = FaultStorage(LocalStorage(folder))
+    served.ignore_put_if_absent()
+    with pytest.raises(StorageMisconfigured, match="ignores put-if-absent"):
+        IndexService.open(root=root, storage_backend=served)
 
 
 class Framing(WrapperStorage):

@@ -7,7 +7,8 @@ object names can't hold: ``a`` and ``a/b`` are ``a`` and ``a%/b``. A path that i
 
 A file appears under its final name whole and synced, or not at all. Half-made files are in one hidden folder, which no
 listing shows. Every folder of a path is made, and its parent synced, before the file. A folder directly below the root
-is never removed, so `DurableFiles` remembers that it is durable. A deeper one is removed with its last file.
+is never removed, so `DurableFiles` remembers that it is durable. One sync of the root is enough for all that are there.
+A deeper folder is removed with its last file.
 """
 
 from __future__ import annotations
@@ -73,9 +74,15 @@ class DurableFiles:
             _refuse_link(folder)
             self.make_folder(folder.parent)
             self.disk.make_folder(folder)
+            if folder.parent == self.root:
+                with os.scandir(self.root) as entries:
+                    beside = [self.root / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
             # Also for an existing folder: another process may have made it without syncing its parent yet.
             self.disk.sync_folder(folder.parent)
-        if folder == self.root or folder.parent == self.root:
+            if folder.parent == self.root:
+                # one sync for all folders that were there before it
+                self._durable.update(beside)
+        if folder == self.root:
             self._durable.add(folder)
 
     def sync_removed(self, folder: Path) -> None:

@@ -40,6 +40,8 @@ _WAYS = 1 << 14
 class LocalStorage(SizedStorage):
     """Objects below `folder`, which is made on the first write; a missing folder is an empty storage."""
 
+    has_server = False
+
     def __init__(self, folder: Path, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
         # Path.absolute() keeps "..", resolve() follows links
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100
