@@ -1,8 +1,8 @@
-"""A query from a commit log into an index. test_streaming_example.py runs this program and kills it.
+"""A query from Parquet files into an index. test_streaming_example.py runs this program and kills it.
 
 `streaming_program.py MASTER FOLDER ENDLESS|UP-TO-NOW [MARK]`
 
-FOLDER has `store`, and gets `index` and `checkpoint`. If the file MARK does not exist, the first task makes it, and
+FOLDER has `source`, and gets `index` and `checkpoint`. If the file MARK does not exist, the first task makes it, and
 fails.
 """
 
@@ -15,26 +15,24 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming import StreamingQuery
 
 from tiered_index.spark import open_session, register
 
-__all__ = ["entries_of", "failing_once", "start"]
+__all__ = ["ENTRIES", "entries_of", "failing_once", "start"]
 
 
-def entries_of(spark: SparkSession, store: str, max_bytes: str) -> DataFrame:
-    """Return the entries of a commit log as a stream."""
-    log = spark.readStream.format("rocketmq_commitlog").options(body="none", maxBytesPerTrigger=max_bytes).load(store)
-    named = {"offset": "physical_offset", "size": "store_size", "timestamp_ms": "store_timestamp"}
-    return log.filter("visible").select(
-        "topic", "queue_id", "keys", *(F.col(old).alias(new) for new, old in named.items())
-    )
+ENTRIES = "topic string, queue_id int, keys array<string>, offset long, size int, timestamp_ms long"
+
+
+def entries_of(spark: SparkSession, source: str) -> DataFrame:
+    """Return the entries of files as a stream, one file in a batch."""
+    return spark.readStream.schema(ENTRIES).option("maxFilesPerTrigger", 1).parquet(source)
 
 
 def start(entries: DataFrame, folder: Path, *, endless: bool) -> StreamingQuery:
     """Start the query into FOLDER/index."""
-    settings = {"slots": "64", "items": "100000", "offsetSpace": "commitlog"}
+    settings = {"slots": "64", "items": "100000", "offsetSpace": "custom"}
     sink = entries.writeStream.format("tiered_index").options(**settings, checkpointLocation=f"{folder}/checkpoint")
     return (sink if endless else sink.trigger(availableNow=True)).start(f"file://{folder}/index")
 
@@ -61,7 +59,7 @@ def _main(master: str, folder: Path, how: str, mark: str | None) -> None:
     )
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
-    entries = entries_of(spark, str(folder / "store"), "10k")
+    entries = entries_of(spark, str(folder / "source"))
     if mark is not None:
         entries = failing_once(entries, Path(mark))
     start(entries, folder, endless=how == "ENDLESS").awaitTermination()

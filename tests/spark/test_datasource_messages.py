@@ -1,12 +1,9 @@
-"""The data source `rocketmq_commitlog`: messages in batch, of a store and of an archive, and as a stream that stops and
-continues.
-"""
+"""The data source `rocketmq_commitlog`: the messages of a store and of an archive."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +12,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructField, StructType
 
 from tests.spark.entries import BEGIN_MS
-from tests.support.damage import flip, flipped
+from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
 from tiered_index import IndexService
@@ -35,7 +31,6 @@ from tiered_index.spark.build import log_sources
 from tiered_index.spark.build.sources import entry_frame
 from tiered_index.spark.datasource import messages as module
 from tiered_index.spark.datasource.messages import MessageReader, MessageSettings, MessageSource
-from tiered_index.spark.failures import typed_errors
 
 SEGMENT = 20_000
 
@@ -167,8 +162,6 @@ def test_segments_of_an_archive(filled, archived, tmp_path):
     assert rows_of(batch(archive, skipCorrupt="true")) == behind
     with pytest.raises(InvalidArgument, match=r"'other'.*'broker'"):
         batch(archive, store="other")
-    with pytest.raises(InvalidArgument, match="stream"):
-        source(archive).streamReader(source(archive).schema())
 
 
 def test_the_read_of_an_archived_segment_makes_two_requests(archived):
@@ -186,12 +179,11 @@ def test_the_read_of_an_archived_segment_makes_two_requests(archived):
 
 
 def test_bad_options_and_places(filled, tmp_path):
-    known = "path, body, skipCorrupt, store, maxBytesPerTrigger"
+    known = "path, body, skipCorrupt, store"
     for options, message in (
         ({"bodies": "none"}, f"unknown option 'bodies'; the options are {known}"),
         ({"body": "half"}, "body is plain or stored or none"),
         ({"skipCorrupt": "yes"}, "skipCorrupt is false or true"),
-        ({"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger is a number of bytes"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             source(filled, **options).schema()
@@ -203,184 +195,6 @@ def test_bad_options_and_places(filled, tmp_path):
         batch(tmp_path)
     with pytest.raises(SchemaMismatch, match=r"'size'.*no such column"):
         source(filled).reader(source(filled).schema().add("size", "integer")).partitions()
-
-
-class Stream:
-    """One run of a query: the calls by which Spark asks a stream's reader for one offset after another."""
-
-    def __init__(self, store, start=None, limit=None, **options):
-        made = source(store, **options)
-        self.reader = made.streamReader(made.schema())
-        self.limit = limit or self.reader.getDefaultReadLimit()
-        self.start = self.reader.initialOffset() if start is None else start
-
-    def step(self):
-        """Return the rows of the next micro-batch."""
-        end = self.reader.latestOffset(self.start, self.limit)
-        rows = self.rows(self.start, end)
-        self.start = end
-        return rows
-
-    def rows(self, start, end):
-        batches = [found for part in self.reader.partitions(start, end) for found in self.reader.read(part)]
-        return pa.Table.from_batches(batches).to_pylist() if batches else []
-
-
-def offsets(rows):
-    return [row["physical_offset"] for row in rows]
-
-
-def test_a_stream_reads_bounded_batches_and_continues_after_a_restart(store):
-    everything = offsets(rows_of(batch(store)))
-    stream = Stream(store, maxBytesPerTrigger="7000")
-    assert stream.limit == ReadMaxBytes(7000)
-    taken, starts = [], []
-    while rows := stream.step():
-        assert sum(row["store_size"] for row in rows) <= 7000
-        taken.append(offsets(rows))
-        starts.append(stream.start)
-    assert [offset for bite in taken for offset in bite] == everything and len(taken) > 5
-    # after a restart, a planned batch that did not finish has the same rows
-    assert offsets(Stream(store).rows(starts[1], starts[2])) == taken[2]
-    assert offsets(Stream(store, start=starts[2]).step()) == everything[sum(map(len, taken[:3])) :]
-    # a bound smaller than a message still gives one message
-    assert len(Stream(store, maxBytesPerTrigger="1").step()) == 1
-    assert stream.step() == []
-
-
-def test_a_stream_skips_blanks_and_damage_longer_than_a_batch(tmp_path):
-    with StoreWriter(tmp_path / "s", segment_bytes=SEGMENT) as writer:
-        puts = [
-            writer.put("t", 0, bytes(size), keys="k", store_ms=BEGIN_MS + n)
-            for n, size in enumerate((9, 15_000, 9, 9, 18_000, 9, 18_000))
-        ]
-    stream = Stream(tmp_path / "s", maxBytesPerTrigger="300")
-    # a batch without rows ended at a segment's end
-    taken = [offsets(stream.step()) for _ in range(20)]
-    assert [offset for bite in taken for offset in bite] == [put.offset for put in puts]
-    path = segments(tmp_path / "s")[1].path
-    data = path.read_bytes()
-    path.write_bytes(data[:200] + b"\xff" * (len(data) - 200))
-    skipping = Stream(tmp_path / "s", maxBytesPerTrigger="300", skipCorrupt="true")
-    passed = [offsets(skipping.step()) for _ in range(20)]
-    kept = offsets(rows_of(batch(tmp_path / "s", skipCorrupt="true")))
-    assert [offset for bite in passed for offset in bite] == kept and passed != taken
-    assert passed[-1] == [] and skipping.start["position"] == puts[-1].offset + puts[-1].size
-
-
-def test_a_stream_over_a_log_that_grows_and_does_not_exist_yet(tmp_path):
-    store = tmp_path / "store"
-    (store / "commitlog").mkdir(parents=True)
-    stream = Stream(store)
-    assert stream.step() == [] and stream.start["position"] == -1
-    puts = fill(store, 100)
-    assert offsets(stream.step()) == [put.offset for put in puts]
-    more = fill(store, 150, first=100)
-    assert offsets(stream.step()) == [put.offset for put in more]
-    assert stream.step() == []
-
-
-def test_a_half_written_message_waits(store):
-    last = messages_of(store)[-1]
-    path = segments(store)[-1].path
-    whole = path.read_bytes()
-    at = last.physical_offset - int(path.name)
-    for seen in (5, 60, last.size - 4):
-        path.write_bytes(whole[: at + seen] + bytes(len(whole) - at - seen))
-        stream, taken = Stream(store), []
-        # the last message may wait for a second read
-        while rows := stream.step():
-            taken += offsets(rows)
-        assert taken == offsets(rows_of(batch(store))) and last.physical_offset not in taken
-        path.write_bytes(whole)
-        assert offsets(stream.step()) == [last.physical_offset]
-
-
-def test_a_log_that_its_broker_cut(store):
-    stream = Stream(store)
-    assert len(stream.step()) == 300
-    end, before = stream.start, messages_of(store)
-    cut_at = before[-3]
-    path = segments(store)[-1].path
-    whole = path.read_bytes()
-    # the log is truncated, and other messages replace the last three
-    other = before[-1].encode().replace(b"body 299", b"body xxx")
-    at = cut_at.physical_offset - int(path.name)
-    path.write_bytes(whole[:at] + other + bytes(len(whole) - at - len(other)))
-    with pytest.raises(CorruptFile, match=f"{end['position']}.*new checkpoint"):
-        stream.step()
-    with pytest.raises(CorruptFile, match="rewritten"):
-        Stream(store, start=end).step()
-    path.unlink()
-    with pytest.raises(MissingOffsets, match="was cut"):
-        Stream(store, start=end).step()
-    with pytest.raises(MissingOffsets, match="cut"):
-        Stream(store).rows(Stream(store).start, end)
-
-
-def test_a_log_whose_oldest_segments_are_gone(store):
-    stream = Stream(store, maxBytesPerTrigger="5000")
-    stream.step()
-    segments(store)[0].path.unlink()
-    with pytest.raises(MissingOffsets, match="deleted"):
-        stream.step()
-    assert offsets(Stream(store).step())[0] == segments(store)[0].start
-
-
-def test_a_stream_stops_before_damage_and_names_it(store):
-    message = messages_of(store)[200]
-    path = next(s.path for s in segments(store) if s.start <= message.physical_offset < s.end)
-    path.write_bytes(flipped(path.read_bytes(), message.physical_offset - int(path.name) + 5, 0xFF))
-    stream, taken = Stream(store, maxBytesPerTrigger="9000"), []
-    with pytest.raises(CorruptFile, match=path.name):
-        while rows := stream.step():
-            taken += rows
-    assert offsets(taken)[-1] < message.physical_offset
-    skipping, passed = Stream(store, maxBytesPerTrigger="9000", skipCorrupt="true"), []
-    while rows := skipping.step():
-        passed += rows
-    assert offsets(passed) == offsets(rows_of(batch(store, skipCorrupt="true")))
-
-
-@pytest.mark.parametrize("size", ["1", "300", "9000", "1m"])
-def test_a_stream_skips_a_missing_segment(store, size):
-    everything, gone = offsets(rows_of(batch(store))), segments(store)[1]
-    kept = [offset for offset in everything if not gone.start <= offset < gone.end]
-    within = Stream(store)
-    within.start = within.reader.latestOffset(within.start, ReadMaxBytes(gone.start + 5_000))
-    gone.path.unlink()
-    assert offsets(rows_of(batch(store, skipCorrupt="true"))) == kept
-    stream, taken = Stream(store, maxBytesPerTrigger=size, skipCorrupt="true"), []
-    while stream.start["position"] <= everything[-1]:
-        before = stream.start
-        taken += offsets(stream.step())
-        assert stream.start["position"] > before["position"]
-    assert taken == kept
-    # a batch that was planned before the segment was lost ends within the gap
-    again = Stream(store, skipCorrupt="true")
-    first = offsets(again.rows(again.start, within.start))
-    assert first + offsets(Stream(store, start=within.start, skipCorrupt="true").step()) == kept
-
-
-def test_a_stream_stops_before_a_missing_segment_and_names_it(store):
-    first, gone, after = segments(store)[:3]
-    gone.path.unlink()
-    for position in (first.start, first.end, first.end + 50):
-        with pytest.raises(MissingOffsets, match="no segment has them") as error:
-            Stream(store, start={"position": position, "before": -1}).step()
-        assert (error.value.begin, error.value.end) == (max(position, first.end), after.start)
-
-
-def test_what_is_available_now(store):
-    everything = offsets(rows_of(batch(store)))
-    stream = Stream(store, limit=ReadMaxBytes(9000))
-    stream.reader.prepareForTriggerAvailableNow()
-    fill(store, 50, first=300)
-    taken = []
-    while rows := stream.step():
-        taken += offsets(rows)
-    assert taken == everything
-    assert len(Stream(store, start=stream.start, limit=ReadAllAvailable()).step()) == 50
 
 
 AS_ENTRIES = {"key": "keys", "offset": "physical_offset", "size": "store_size", "timestamp_ms": "store_timestamp"}
@@ -398,41 +212,6 @@ def test_rows_are_what_a_build_takes(spark, tmp_path):
     expected = [tuple(row.values()) for one in batches for row in one.to_pylist()]
     found = list(map(tuple, entries.select(*names).collect()))
     assert sorted(found) == sorted(expected) and len(found) == 750
-
-
-def test_a_query_takes_each_message_once_across_restarts(spark, tmp_path):
-    register(spark)
-    store, out = tmp_path / "store", tmp_path / "out"
-
-    def run(**options):
-        source = spark.readStream.format("rocketmq_commitlog").options(body="none", **options).load(str(store))
-        writer = source.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.trigger(availableNow=True).start(str(out))
-        with typed_errors("streaming"):
-            query.awaitTermination()
-        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
-
-    puts = fill(store, 250)
-    assert len(run(maxBytesPerTrigger="20k")) > 1
-    puts += fill(store, 60, first=250)
-    assert run() == [60]
-    rows = spark.read.parquet(str(out)).select("physical_offset").collect()
-    assert Counter(row[0] for row in rows) == Counter(put.offset for put in puts)
-    last = max((store / "commitlog").iterdir())
-    flip(last, puts[-1].offset - int(last.name) + puts[-1].size - 4)
-    fill(store, 5, first=310)
-    with pytest.raises(CorruptFile, match="rewritten"):
-        run()
-
-
-def test_a_batch_that_enters_a_segment_stays_within_its_bound(store):
-    second = segments(store)[1]
-    inside = [one.physical_offset for one in messages_of(store) if one.physical_offset < second.start]
-    start = {"position": inside[-3], "before": -1}
-    # the bound is within the first message of the next segment
-    stream = Stream(store, start=start, limit=ReadMaxBytes(second.start + 1 - inside[-3]))
-    assert offsets(stream.step()) == inside[-3:]
-    assert stream.start["position"] == second.start
 
 
 def test_bodies_that_are_large_or_broken_when_they_are_decompressed(tmp_path, monkeypatch):

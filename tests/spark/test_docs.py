@@ -31,7 +31,7 @@ _RUN = {
     ("spark.md", "A Delta table"): 1,
     ("spark-sql.md", "Bulk lookup"): 1,
     ("spark-sql.md", "Data source `tiered_index`"): 3,
-    ("spark-sql.md", "Data source `rocketmq_commitlog`"): 2,
+    ("spark-sql.md", "Data source `rocketmq_commitlog`"): 1,
     ("spark-sql.md", "Streams into an index"): 2,
 }
 

@@ -1,4 +1,4 @@
-"""A query from a commit log to an index, with lookups meanwhile. It fails, is killed and starts again; no entry is lost
+"""A query from files to an index, with lookups meanwhile. It fails, is killed and starts again; no entry is lost
 or doubled.
 """
 
@@ -14,38 +14,58 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import TOP
 from tests.spark.commands import program_of
 from tests.spark.entries import BEGIN_MS, states, sweep, total
-from tests.spark.streaming_program import entries_of, start
+from tests.spark.streaming_program import ENTRIES, start
 from tests.support.model import Answer, ReferenceModel
-from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.spark import register
 from tiered_index.spark.failures import typed_errors
 
 _PATIENCE_S = 300.0
+_SCHEMA = pa.schema(
+    {
+        "topic": pa.string(),
+        "queue_id": pa.int32(),
+        "keys": pa.list_(pa.string()),
+        "offset": pa.int64(),
+        "size": pa.int32(),
+        "timestamp_ms": pa.int64(),
+    }
+)
 
 
-class Broker:
-    """Fills a store; knows the right answers of its index."""
+class Messages:
+    """Writes files of messages; knows the right answers of their index."""
 
-    def __init__(self, store: Path) -> None:
-        self._store = store
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = 0
         self.model = ReferenceModel()
         self.entries = 0
 
-    def fill(self, count: int) -> None:
-        with StoreWriter(self._store, segment_bytes=20_000) as writer:
-            for _ in range(count):
-                keys, at = [f"k-{self.entries % 9}", "all"], BEGIN_MS + self.entries // 2 * 1000
-                put = writer.put("orders", 0, b"body", keys=keys, store_ms=at)
+    def fill(self, count: int, files: int = 1) -> None:
+        self._folder.mkdir(exist_ok=True)
+        for _ in range(files):
+            rows = []
+            for _ in range(count // files):
+                keys, number = [f"k-{self.entries % 9}", "all"], self.entries // 2
+                rows.append(("orders", 0, keys, number, 90, BEGIN_MS + number * 1000))
                 for key in keys:
-                    self.model.put("orders", 0, key, put.offset, put.size, at)
+                    self.model.put("orders", 0, key, number, 90, BEGIN_MS + number * 1000)
                 self.entries += 2
+            columns = dict(zip(_SCHEMA.names, map(list, zip(*rows, strict=True)), strict=True))
+            # Spark leaves hidden names out
+            hidden = self._folder / f".{self._files}.parquet"
+            pq.write_table(pa.table(columns, _SCHEMA), hidden)
+            hidden.rename(self._folder / f"{self._files}.parquet")
+            self._files += 1
 
     def check(self, uri: str) -> None:
         assert total(uri) == self.entries
@@ -57,28 +77,29 @@ class Broker:
 
 @pytest.mark.long
 def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_path: Path) -> None:
-    """Spark plans its last batch again, with the messages that the log has gained: the same number, more rows."""
+    """Spark plans its last batch again, with the files that came meanwhile: the same number, more rows."""
     register(spark)
-    broker, uri, checkpoint = Broker(tmp_path / "store"), f"file://{tmp_path}/index", tmp_path / "checkpoint"
+    messages, uri, checkpoint = Messages(tmp_path / "source"), f"file://{tmp_path}/index", tmp_path / "checkpoint"
 
     def run() -> None:
         with typed_errors("streaming"):
-            start(entries_of(spark, str(tmp_path / "store"), "1m"), tmp_path, endless=False).awaitTermination()
+            files = spark.readStream.schema(ENTRIES).parquet(str(tmp_path / "source"))
+            start(files, tmp_path, endless=False).awaitTermination()
 
     def restore() -> None:
-        for kind in ("offsets", "commits"):
+        for kind in ("offsets", "commits", "sources/0"):
             for name in ("0", ".0.crc"):
                 (checkpoint / kind / name).unlink()
 
-    broker.fill(100)
+    messages.fill(100)
     run()
     before = states(uri)
     restore()
     run()
-    # the log gained nothing: the batch is the same, and is done
+    # no file came: the batch is the same, and is done
     assert (checkpoint / "commits" / "0").exists() and states(uri) == before
     restore()
-    broker.fill(50)
+    messages.fill(50)
     with pytest.raises(InvalidArgument, match=r"micro-batch 0 .*200 entries.*checkpoint"):
         run()
     assert states(uri) == before and sweep(uri) == 0
@@ -87,13 +108,13 @@ def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_pat
     assert total(uri) == 200 + 300
     with IndexReader.open(uri) as reader:
         answer = reader.query("orders", "all", max_count=1_000)
-        assert [Answer.of(item) for item in answer.items] == broker.model.query("orders", "all", max_count=None)
+        assert [Answer.of(item) for item in answer.items] == messages.model.query("orders", "all", max_count=None)
 
 
 @pytest.mark.slow
 def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None:
-    broker, uri = Broker(tmp_path / "store"), f"file://{tmp_path}/index"
-    broker.fill(600)
+    messages, uri = Messages(tmp_path / "source"), f"file://{tmp_path}/index"
+    messages.fill(600, files=12)
     mark = tmp_path / "mark"
     seen = 0
     for round_number in range(3):
@@ -104,7 +125,7 @@ def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None
                 assert process.poll() is None and time.monotonic() < end
                 seen = max(seen, _found(uri, seen))
                 time.sleep(0.05)
-            broker.fill(50)
+            messages.fill(50, files=2)
             if round_number == 1:  # the kill most probably comes during a batch
                 objects = len(states(uri).objects)
                 while len(states(uri).objects) == objects and time.monotonic() < end:
@@ -113,9 +134,9 @@ def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None
     assert mark.exists()  # a task failed, and ran again
     with _program(tmp_path, "UP-TO-NOW") as process:
         assert process.wait(_PATIENCE_S) == 0
-    broker.check(uri)
+    messages.check(uri)
     sweep(uri)
-    broker.check(uri)
+    messages.check(uri)
     assert len(states(uri).positions) == 1
 
 

@@ -1,40 +1,31 @@
-"""`format("rocketmq_commitlog")`: a commit log's messages as rows, as a batch or as a stream. docs/spark-sql.md.
+"""`format("rocketmq_commitlog")`: a commit log's messages as rows of a batch. docs/spark-sql.md.
 
 A segment is a partition. Every complete message is a row, also one that consumers don't see; checksums of bodies are
-checked. One thread.
-
-An offset of the stream is ``{"position": p, "before": crc}``: the begin of a message (-1: an empty log), and the CRC-32
-of up to 4 KiB before it in its segment (-1: unknown), which reveals a log that was truncated and rewritten. The driver
-walks only the last part of a micro-batch, to end it at a message that is certainly complete
-(`rocketmq/follow/tail.py`). It keeps one reader for each query.
+checked. One thread. `tiered-index ingest --follow` follows a log that grows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog
-from tiered_index.rocketmq.follow.tail import EVERYTHING, LastRead, stable_end, stable_part
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.layout import BLANK_BYTES, TAGS, index_keys
+from tiered_index.rocketmq.log.layout import TAGS, index_keys
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.log.segments import End, Segment, list_segments
+from tiered_index.rocketmq.log.segments import list_segments
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments import Segments
@@ -47,7 +38,7 @@ from tiered_index.spark.frames import arrow_schema, gathered
 from tiered_index.spark.workers import told_plainly
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-_OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger")
+_OPTIONS = ("body", "skipCorrupt", "store")
 
 _COLUMNS = (
     "topic string, queue_id int, queue_offset long, physical_offset long, store_size int, store_timestamp timestamp, "
@@ -66,7 +57,6 @@ class MessageSettings:
     body: str
     skip_corrupt: bool
     store: str | None
-    max_bytes: int | None
     archive: StorageAddress | None
     columns: StructType
 
@@ -77,10 +67,10 @@ class MessageSettings:
         body = options.choice("body", ("plain", "stored", "none"))
         columns = from_arrow_schema(arrow_schema(_COLUMNS + (", body binary" if body != "none" else "")))
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
-        size, path = options.size("maxBytesPerTrigger"), options.path
+        path = options.path
         stored = path.startswith(_ARCHIVE) or local_path(path) is None
         archive = StorageAddress(path.removeprefix(_ARCHIVE)) if stored else None
-        return cls(path, body, skips, options.text("store"), size, archive, columns)
+        return cls(path, body, skips, options.text("store"), archive, columns)
 
     @property
     def folder(self) -> Path:
@@ -102,16 +92,12 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Messages that begin at commit log offsets [begin, end) of one segment, local in `folder` or `archived`.
-
-    `is_whole`: the log is known to reach `end`, so less is an error.
-    """
+    """Messages that begin at commit log offsets [begin, end) of one segment, local in `folder` or `archived`."""
 
     begin: int
     end: int
     folder: str = ""
     archived: ArchivedSegment | None = None
-    is_whole: bool = False
 
 
 @told_plainly
@@ -201,7 +187,7 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
     """Yield the messages that begin in a range, without those in damaged pieces of an archived segment."""
     damaged = reader.damaged if isinstance(reader, ArchivedLog) else []
     skipped = {"skip_corrupt": skip_corrupt, "skip_missing": skip_corrupt}
-    for message in reader.messages(stretch.begin, stretch.end, closed=stretch.is_whole, **skipped):
+    for message in reader.messages(stretch.begin, stretch.end, **skipped):
         begin, end = message.physical_offset, message.physical_offset + message.size
         if not any(begin < piece.end and end > piece.begin for piece in damaged):
             yield message
@@ -240,161 +226,6 @@ _OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {
 }
 
 
-_FINGERPRINT_BYTES = 4_096
-_UNKNOWN = -1
-_NO_BOUND = 2**63 - 1
-
-
-@told_plainly
-class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of one local commit log. Raises `CorruptFile`, `MissingOffsets` if the next messages are missing."""
-
-    def __init__(self, settings: MessageSettings, schema: StructType) -> None:
-        if settings.archive is not None:
-            raise InvalidArgument(
-                f"a stream follows a local commit log, and {settings.path} is an archive of closed segments"
-            )
-        require_columns(schema, settings.columns, f"the commit log in {settings.path}")
-        self._settings, self._schema, self._folder = settings, schema, settings.folder
-        self._target = _NO_BOUND
-        self._last_read: LastRead | None = None
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit of maxBytesPerTrigger."""
-        return ReadAllAvailable() if self._settings.max_bytes is None else ReadMaxBytes(self._settings.max_bytes)
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the beginning of the first segment."""
-        segments = list_segments(self._folder)
-        return _offset(segments, segments[0].start) if segments else {"position": -1, "before": _UNKNOWN}
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the end of a micro-batch from `start`: whole messages within the limit, at least one."""
-        segments = list_segments(self._folder)
-        if not segments:
-            if (position := start["position"]) > 0:
-                raise MissingOffsets(str(self._folder), "the log has no segment any more", position, position)
-            return start
-        self._check(segments, start)
-        position = segments[0].start if start["position"] < 0 else int(start["position"])
-        bound = position + limit.max_bytes if isinstance(limit, ReadMaxBytes) else _NO_BOUND
-        end = self._end(segments, position, min(bound, self._target)) if position < self._target else position
-        return start if end == start["position"] else _offset(list_segments(self._folder), end)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Record the present end of the log, at which the query ends."""
-        segments = list_segments(self._folder)
-        written = [number for number in range(len(segments)) if _is_written(segments[number])]
-        begin = segments[written[-1]].start if written else 0
-        self._target = self._end(segments, begin, _NO_BOUND) if written else 0
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges between two offsets, by segment. Raises as `latestOffset`."""
-        segments = list_segments(self._folder)
-        first, last = int(start["position"]), int(end["position"])
-        if first == last:
-            return []
-        self._check(segments, start)
-        self._check(segments, end)
-        at = segments[0].start if first < 0 else first
-        found: list[InputPartition] = []
-        for segment in segments:
-            if self._settings.skip_corrupt:
-                at = max(at, segment.start)
-            if segment.start <= at < min(segment.end, last):
-                stop = min(segment.end, last)
-                found.append(TaskPartition(Stretch(at, stop, str(self._folder), is_whole=True)))
-                at = stop
-        if at < last:
-            raise MissingOffsets(str(self._folder), "deleted or cut before they were read", at, last)
-        return found
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a range's messages. Executor."""
-        yield from read_stretch(partition.value, self._settings, self._schema)
-
-    def _check(self, segments: tuple[Segment, ...], offset: dict[str, Any]) -> None:
-        """Raise `CorruptFile` if the log before an offset has changed, `MissingOffsets` if no segment has it."""
-        position = int(offset["position"])
-        if position < 0:
-            return
-        if segments and position < segments[0].start:
-            raise MissingOffsets(str(self._folder), "deleted before they were read", position, segments[0].start)
-        if not segments or position > segments[-1].end:
-            end = segments[-1].end if segments else 0
-            raise MissingOffsets(str(self._folder), "the log was cut: it ends before", end, position)
-        now = _before(segments, position)
-        if _UNKNOWN not in (offset["before"], now) and now != offset["before"]:
-            raise CorruptFile(
-                str(self._folder),
-                f"the log was cut and rewritten below commit log offset {position}: messages of the checkpoint "
-                f"were replaced; begin with a new checkpoint",
-                expected=offset["before"],
-                found=now,
-            )
-
-    def _end(self, segments: tuple[Segment, ...], position: int, bound: int) -> int:
-        """Return the end of the last complete message up to `bound`, at least that of the first one at `position`."""
-        begun, last = position, max((number for number, one in enumerate(segments) if _is_written(one)), default=-1)
-        for number, segment in enumerate(segments[: last + 1]):
-            if segment.end <= position:
-                continue
-            if position < segment.start and not self._settings.skip_corrupt:
-                raise MissingOffsets(str(self._folder), "no segment has them", position, segment.start)
-            position = max(position, segment.start)
-            if number == last or segment.end > bound:
-                return self._walk(segment, position, bound, closed=number < last, needs_one=position == begun)
-            position = segment.end
-        return position
-
-    def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool, needs_one: bool) -> int:
-        """Return the end of the last complete message of a segment up to `bound`, with `needs_one` at least that of the
-        first one.
-        """
-        reader = CommitLogReader(self._folder, chunk_bytes(bound - begin), check_crc=True)
-        position = begin
-        stable = EVERYTHING if closed else stable_end(list_segments(self._folder), position, reader.chunk_bytes)
-        try:
-            skips = self._settings.skip_corrupt
-            for batch in reader.batches(position, skip_corrupt=skips, skip_missing=skips):
-                if batch.begin >= segment.end:  # the rest of this segment is a blank or skipped damage
-                    return segment.end if position == begin else position
-                last_read, self._last_read = self._last_read, None
-                whole, self._last_read = stable_part(self._folder, batch, stable, last_read)
-                ends = np.append(whole.positions[1:], whole.end - whole.begin)[: whole.messages] + whole.begin
-                within = ends[ends <= bound]
-                if len(within) < len(ends) or whole.state in (End.OPEN, End.TORN) or whole.end < batch.end:
-                    if len(within):
-                        return int(within[-1])
-                    return int(ends[0]) if len(ends) and position == begin and needs_one else position
-                at_end = whole.state is End.SEGMENT and segment.end <= bound
-                position = segment.end if at_end else max(position, whole.end)
-                if position >= segment.end:
-                    return position
-                stable = EVERYTHING if closed else stable_end(list_segments(self._folder), position, reader.chunk_bytes)
-        except CorruptFile:
-            if position == begin:
-                raise
-        return position
-
-
-def _is_written(segment: Segment) -> bool:
-    return any(segment.read(BLANK_BYTES, 0))
-
-
-def _before(segments: tuple[Segment, ...], position: int) -> int:
-    """Return the CRC-32 of the bytes before a position in its segment, `_UNKNOWN` if there are none."""
-    for segment in segments:
-        if segment.start < position <= segment.end:
-            size = min(_FINGERPRINT_BYTES, position - segment.start)
-            return zlib.crc32(segment.read(size, position - size - segment.start))
-    return _UNKNOWN
-
-
-def _offset(segments: tuple[Segment, ...], position: int) -> dict[str, Any]:
-    return {"position": position, "before": _before(segments, position)}
-
-
 @told_plainly
 class MessageSource(DataSource):
     """`format("rocketmq_commitlog")` for `spark.read` and `spark.readStream`: messages as rows."""
@@ -411,10 +242,6 @@ class MessageSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
         return MessageReader(self._settings(), schema)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader of a stream."""
-        return MessageStreamReader(self._settings(), schema)
 
     def _settings(self) -> MessageSettings:
         return MessageSettings.of(self.name(), dict(self.options))
