@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import tiered_index
 from tests.integration.cli.command_lines import run_here
 from tests.support.damage import flip
 from tests.support.disk_faults import FaultDisk
@@ -36,6 +40,7 @@ from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
@@ -58,11 +63,14 @@ class Life:
     def root(self) -> Path:
         return self.folder / "root"
 
+    @property
+    def uri(self) -> str:
+        return f"file://{self.folder}/storage"
+
     def open(self, root: Path | None = None, **settings: Any) -> IndexService:
         chosen = {"slots": 7, "items": 1000, "background": False, "query_threads": 2, "clock": self.clock, **settings}
-        storage = f"file://{self.folder}/storage"
-        backend = chosen.get("storage_backend")
-        return IndexService.open(root=root or self.root, storage=None if backend else storage, **chosen)
+        storage = None if chosen.get("storage_backend") else self.uri
+        return IndexService.open(root=root or self.root, storage=storage, **chosen)
 
     def ingest(self, index: IndexService, count: int, *, upload: bool) -> None:
         for _ in range(count):
@@ -87,7 +95,7 @@ class Life:
             return self.found(reader)
 
     def begin_anew(self) -> BegunAnew:
-        config = IndexConfig(root=self.root, slots=7, items=1000, background=False, query_threads=2)
+        config = IndexConfig(root=self.root, storage=self.uri, slots=7, items=1000, background=False, query_threads=2)
         return begin_anew(config, clock=self.clock)
 
     def reopened(self, root: Path | None = None, **settings: Any) -> set[int]:
@@ -114,6 +122,11 @@ class Life:
         """Let the time to live of a lease pass, by the storage's clock."""
         for path in (self.folder / storage / "lease%").rglob("*"):
             os.utime(path, (0, 0))
+
+
+def files_of(life: Life) -> list[Path]:
+    """Return all files and folders, without the locks of roots."""
+    return sorted(path for path in life.folder.rglob("*") if path.name != "lock")
 
 
 @pytest.fixture
@@ -169,61 +182,16 @@ def test_each_record_names_its_predecessor_and_its_root(life: Life) -> None:
     assert (seen.number, seen.digest) == (state.number, records[-1].digest)
 
 
-@pytest.mark.parametrize("uploaded", ["by log", "retired"])
-def test_a_storage_that_is_behind_its_root_is_refused(life: Life, uploaded: str) -> None:
-    keep_s = 0 if uploaded == "retired" else 3600
-    life.write(30, upload=True, local_keep_s=keep_s)
-    life.keep("storage")
-    life.write(70, upload=True, local_keep_s=keep_s)
-    before = StorageLog(LocalStorage(life.folder / "storage"), life.clock).open().number
-    files = sorted(path.name for path in (life.root / "uploaded").iterdir())
-    life.restore("storage")
-    with pytest.raises(StorageBehind, match="tiered-index recover") as caught:
-        life.open()
-    assert (caught.value.expected, caught.value.found) == (before, 3)
-    assert sorted(path.name for path in (life.root / "uploaded").iterdir()) == files
-    with pytest.raises(TieredIndexError), IndexReader.open(root=life.root) as reader:
-        life.found(reader)
-
-
-def test_another_history_at_the_same_number_is_refused(life: Life) -> None:
-    life.write(10, upload=True)
-    life.keep("storage", "root")
-    life.write(10, upload=True)
-    shutil.move(life.root, life.folder / "first")
-    life.restore("storage")
-    shutil.move(life.folder / "root.kept", life.root)
-    life.put = 10
-    life.write(10, upload=True)
-    with pytest.raises(StorageBehind, match="another"):
-        life.open(life.folder / "first")
-    assert life.reopened() == set(range(1, 21))
-
-
-@pytest.mark.parametrize("then", ["nothing", "merge"])
-def test_a_root_from_a_backup_is_refused(life: Life, then: str) -> None:
+def test_a_reader_that_was_open_notices_an_older_root(life: Life) -> None:
     life.write(100, upload=False)
     life.keep("root")
     life.write(200, upload=True)
-    if then == "merge":
-        life.clock.advance(10 * 86400)
-        assert merge_all(LocalStorage(life.folder / "storage"), life.clock).tables == 1
     with IndexReader.open(root=life.root, clock=life.clock) as reader:
-        assert life.found(reader) == set(range(1, 301))
+        assert life.found(reader) == entries((1, 300))
         life.restore("root")
-        with pytest.raises(RootBehind, match="tiered-index recover"):
-            life.open()
-        # its copy of the published file has fewer entries
-        with pytest.raises(RootBehind, match="tiered-index recover"):
-            IndexReader.open(root=life.root)
         life.clock.advance(100)
         with pytest.raises(RootBehind, match="tiered-index recover"):
             life.found(reader)
-    report = Report()
-    config = IndexConfig(root=life.root, storage=f"file://{life.folder}/storage")
-    assert check_index(config, report, lambda *_: None, lambda *_: None, deep=False)[1] is False
-    assert any("restored from a backup" in one.problem for one in report.findings)
-    assert life.found() == set(range(1, 301))
 
 
 def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> None:
@@ -238,37 +206,23 @@ def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> 
     assert life.reopened(storage_backend=faulty) == set(range(1, 11))
 
 
-@pytest.mark.parametrize("broken_off", [None, "put_batch", "before the marker"])
-def test_recover_sends_files_that_a_restored_storage_lacks(
-    life: Life, monkeypatch: pytest.MonkeyPatch, broken_off: str | None
-) -> None:
-    life.write(30, upload=True)
-    life.keep("storage")
-    with life.open() as index:
-        life.ingest(index, 40, upload=True)
-        life.ingest(index, 10, upload=False)
-    life.restore("storage")
-    if broken_off:
-        with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
-            if broken_off == "put_batch":
-                broken.setattr(IndexService, "put_batch", lambda *_: 1 / 0)
-            else:
-                broken.setattr(Root, "write_file", lambda *_: 1 / 0)
-            life.begin_anew()
-        with pytest.raises(RootBehind, match="interrupted"):
-            life.open()
-        with pytest.raises(TieredIndexError, match="set aside"), IndexReader.open(root=life.root) as reader:
-            life.found(reader)
+@pytest.mark.parametrize("broken_off", ["put_batch", "before the marker"])
+def test_recover_continues_after_an_interrupt(life: Life, monkeypatch: pytest.MonkeyPatch, broken_off: str) -> None:
+    _the_storage(life)
+    with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+        if broken_off == "put_batch":
+            broken.setattr(IndexService, "put_batch", lambda *_: 1 / 0)
+        else:
+            broken.setattr(Root, "write_file", lambda *_: 1 / 0)
+        life.begin_anew()
+    with pytest.raises(RootBehind, match="interrupted"):
+        life.open()
+    with pytest.raises(TieredIndexError, match="set aside"), IndexReader.open(root=life.root) as reader:
+        life.found(reader)
     done = life.begin_anew()
-    assert (done.sent, done.entries, done.kept) == (2, 50, {})
-    assert done.stored == 1
-    with life.open() as index:
-        assert index.durable_position("s") == 30
-        assert life.found(index) == set(range(1, 81))
-        index.seal()
-        index.run_lifecycle()
-    assert life.found() == set(range(1, 81))
-    assert not [path for path in life.root.iterdir() if path.name.startswith("aside")]
+    assert (done.sent, done.entries, done.stored, done.kept) == (2, 50, 1, {})
+    life.publish_all()
+    assert life.found() == entries((1, 80))
 
 
 def test_recover_compares_the_log_although_the_index_starts_without_its_storage(life: Life) -> None:
@@ -333,45 +287,6 @@ def test_recover_says_that_it_can_not_repeat_erasures(life: Life) -> None:
     begun = life.begin_anew()
     assert list(begun.kept) == ["log"] and begun.left is not None
     assert (begun.left / "log").read_bytes() == b"damaged"
-
-
-def test_recover_of_a_root_from_a_backup_keeps_files_that_the_storage_lacks(life: Life) -> None:
-    life.write(100, upload=False)
-    life.keep("root")
-    life.write(200, upload=True)
-    life.restore("root")
-    done = life.begin_anew()
-    assert (done.sent, done.stored) == (1, 0)  # fewer entries than the file of this id in the storage
-    with life.open() as index:
-        assert index.durable_position("s") == 300
-        life.ingest(index, 400, upload=True)
-        assert life.found(index) == set(range(1, 701))
-    assert life.found() == set(range(1, 701))
-
-
-@pytest.mark.parametrize("damage", ["deleted", "flipped"])
-def test_recover_sends_a_copy_of_an_object_that_the_storage_has_lost(life: Life, damage: str) -> None:
-    """The copy in the root may be the last one, and `verify --repair` refuses a root that is behind."""
-    life.write(100, upload=True)
-    life.keep("root")
-    life.write(10, upload=True)
-    life.restore("root")
-    first = _object_of_the_roots_file(life)
-    if damage == "deleted":
-        first.unlink()
-    else:
-        flip(first, first.stat().st_size // 2)
-    done = life.begin_anew()
-    assert (done.sent, done.entries, done.stored, done.kept) == (1, 100, 0, {})
-    with life.open() as index:
-        assert {item.offset for item in index.query("t", "k", max_count=1000, allow_partial=True)} >= set(range(1, 101))
-
-
-def _object_of_the_roots_file(life: Life) -> Path:
-    """Return the path of the object of the only file that the root has in `uploaded`."""
-    (copy,) = (life.root / "uploaded").glob("*.index")
-    (path,) = [path for path in (life.folder / "storage" / "data%").rglob("*.index") if copy.stem in str(path)]
-    return path
 
 
 def test_files_that_recover_has_sent_are_deleted_also_after_a_crash(
@@ -473,60 +388,16 @@ def test_a_lock_file_that_was_deleted_lets_no_second_writer_in(life: Life) -> No
     assert len(life.reopened()) == 3
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_verify_tells_that_the_storage_is_behind_the_root(life: Life, beside: bool) -> None:
+def test_a_running_writer_and_a_copy_are_no_findings(life: Life) -> None:
     life.write(10, upload=True)
-    life.keep("storage")
     with life.open() as index:
         life.ingest(index, 20, upload=True)
-        if beside:  # a running writer is no finding
-            assert run_here("verify", "--root", life.root).code == 0
-    copied = f"file://{life.folder}/copied"
-    assert run_here("copy", "--storage", f"file://{life.folder}/storage", "--to", copied).code == 0
-    # a copy has its own log
-    told = run_here("verify", "--root", life.root, "--storage", copied, "--json")
-    assert not told.document["findings"]
-    life.restore("storage")
-    names = sorted((life.folder / "storage").rglob("*"))
-    for more in ((), ("--deep",), ("--deep", "--repair", "--yes")):
-        told = run_here("verify", "--root", life.root, "--json", *more)
-        (finding,) = told.document["findings"]
-        assert told.code == 1 and finding["part"] == "log" and "tiered-index recover" in finding["problem"]
-        assert not told.document.get("repairs")
-    assert sorted((life.folder / "storage").rglob("*")) == names
-
-
-def test_jobs_that_know_the_root_add_nothing_to_a_storage_that_is_behind_it(life: Life) -> None:
-    life.write(10, upload=True)
-    life.keep("storage")
-    with life.open() as index:
-        life.ingest(index, 20, upload=True)
-        # beside a running writer, whose storage agrees with the root
+        assert run_here("verify", "--root", life.root).code == 0
         assert run_here("orphans", "--root", life.root).code == 0
-    life.restore("storage")
-    names = sorted((life.folder / "storage").rglob("*"))
-    for job in ("orphans", "expire --set retention.age_s=10000d", "merge", "erase --topic t --key k"):
-        more = [] if job == "merge" else ["--yes"]
-        refused = run_here(*job.split(), *more, "--root", life.root, "--json")
-        assert (job, refused.code, refused.error["type"]) == (job, 4, "StorageBehind")
-    assert sorted((life.folder / "storage").rglob("*")) == names
-
-
-@pytest.mark.parametrize(("restored", "error"), [("storage", "StorageBehind"), ("root", "RootBehind")])
-def test_each_job_that_knows_a_root_says_what_was_restored_and_changes_nothing(
-    life: Life, restored: str, error: str
-) -> None:
-    life.write(10, upload=True)
-    life.keep(restored)
-    life.write(20, upload=True)
-    life.restore(restored)
-    names = sorted(path for path in life.folder.rglob("*") if path.name != "lock")
-    for job in ("orphans --yes", "merge", "erase --topic t --key k --yes"):
-        refused = run_here(*job.split(), "--root", life.root, "--json")
-        assert (job, refused.code, refused.error["type"]) == (job, 4, error)
-    with pytest.raises(StorageBehind if restored == "storage" else RootBehind):
-        life.open()
-    assert sorted(path for path in life.folder.rglob("*") if path.name != "lock") == names
+    copied = f"file://{life.folder}/copied"
+    assert run_here("copy", "--storage", life.uri, "--to", copied).code == 0
+    # a copy has its own log
+    assert not run_here("verify", "--root", life.root, "--storage", copied, "--json").document["findings"]
 
 
 @pytest.mark.parametrize("known", ["by an option", "by the environment"])
@@ -613,67 +484,13 @@ def test_a_copy_stops_if_its_source_has_another_history(life: Life) -> None:
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "another"])
-def test_a_clone_waits_for_the_lease_and_the_first_keeps_its_entries(
-    life: Life, monkeypatch: pytest.MonkeyPatch, host: str
-) -> None:
-    first = life.open(lease_ttl_s=30)
-    life.ingest(first, 10, upload=False)
-    shutil.copytree(life.root, life.folder / "clone")
-    monkeypatch.setattr("socket.gethostname", lambda: host)
-    with pytest.raises(LockHeld):
-        life.open(life.folder / "clone")
-    life.end_lease()
-    life.ingest(first, 5, upload=False)
-    with life.open(life.folder / "clone") as clone:
-        life.put = 100
-        life.ingest(clone, 7, upload=True)
-    first.seal()
-    with pytest.raises((WriterFenced, RootBehind)):
-        first.run_lifecycle()
-    first.abandon()
-    with pytest.raises(RootBehind):
-        life.open()
-    done = life.begin_anew()
-    assert (done.sent, done.entries) == (1, 15)
-    assert life.reopened() == {*range(1, 16), *range(101, 108)}
-
-
-def test_an_older_root_that_starts_without_its_storage_adds_to_no_published_file(life: Life) -> None:
-    life.write(10, upload=False)
-    life.keep("root")
-    life.write(20, upload=True)
-    life.restore("root")
-    storage = FaultStorage(LocalStorage(life.folder / "storage"))
-    for operation in ("list", "get"):
-        storage.fail(operation, times=None)
-    life.put = 100
-    index = life.open(storage_backend=storage)
-    life.ingest(index, 5, upload=False)
-    assert len(list((life.root / "unsealed").glob("*.journal"))) == 2
-    storage.clear()
-    with pytest.raises(RootBehind):
-        index.run_lifecycle()
-    index.abandon()
-    life.begin_anew()
-    assert life.reopened() == {*range(1, 31), *range(101, 106)}
-
-
-def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_dropped(life: Life) -> None:
-    index = life.open()
-    life.ingest(index, 10, upload=False)
-    life.keep("root")
-    life.ingest(index, 5, upload=False)
-    index.abandon()
-    life.root.rename(life.folder / "grown")
-    shutil.copytree(life.folder / "root.kept", life.root)
-    life.end_lease()
-    life.publish_all()
-    for path in (life.folder / "grown" / "unsealed").iterdir():
-        shutil.copy(path, life.root / "unsealed")
-    with pytest.raises(RootBehind, match="another file with this id"):
-        life.open()
-    assert life.begin_anew().entries == 15
-    assert life.reopened() == set(range(1, 16))
+def test_a_clone_waits_for_the_lease(life: Life, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    with life.open(lease_ttl_s=30) as first:
+        life.ingest(first, 10, upload=False)
+        shutil.copytree(life.root, life.folder / "clone")
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+        with pytest.raises(LockHeld):
+            life.open(life.folder / "clone")
 
 
 def leave_two_copies(life: Life) -> None:
@@ -686,70 +503,41 @@ def leave_two_copies(life: Life) -> None:
     life.end_lease()
 
 
-@pytest.mark.parametrize("own", [0, 3], ids=["an earlier state", "a clone that diverged"])
-def test_a_file_with_fewer_entries_is_dropped_if_the_published_one_has_them(life: Life, own: int) -> None:
-    leave_two_copies(life)
-    life.write(5, upload=True)
-    life.end_lease("storage.kept")
-    with life.open(life.folder / "copy", storage_backend=LocalStorage(life.folder / "storage.kept")) as copy:
-        life.put = 20
-        life.ingest(copy, own, upload=False)
-    for path in (life.root / "uploaded").iterdir():
-        path.unlink()
-    for path in (life.folder / "copy/unsealed").iterdir():
-        shutil.copy(path, life.root / "unsealed")
-    if own:
-        with pytest.raises(RootBehind, match="another file with this id"):
-            life.open()
-        assert life.begin_anew().entries == 13
-    with life.open() as index:
-        assert life.found(index) == {*range(1, 16), *range(21, 21 + own)}
-        assert bool(list((life.root / "unsealed").glob("*.journal"))) == bool(own)
+def as_many_in_a_copy(life: Life, *, is_same: bool) -> tuple[StoredObject, IndexService, FaultStorage]:
+    """Publish fifteen entries in a file; return it, and a copy of the root with as many in its file of that id.
 
-
-@pytest.mark.parametrize("is_same", [True, False], ids=["same", "others"])
-@pytest.mark.parametrize("place", ["unsealed", "compacted", "compacted while open"])
-def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str, is_same: bool) -> None:
-    """Two copies of a root fill one file with as many entries each, and one of them publishes it."""
+    The copy's storage lacks that file, and takes no other.
+    """
     leave_two_copies(life)
     with life.open() as index:
         life.ingest(index, 5, upload=True)
         (stored,) = index.log_state.objects.values()
-    # the copy, with a storage that lacks that file
     before = FaultStorage(LocalStorage(life.folder / "storage.kept"))
     life.end_lease("storage.kept")
     before.fail("put", name_prefix="data/", times=None)
     life.put = 10 if is_same else 20
     copy = life.open(life.folder / "copy", storage_backend=before)
     life.ingest(copy, 5, upload=False)
-    if place != "unsealed":
-        copy.seal()
-        with pytest.raises(StorageUnavailable):
-            copy.run_lifecycle()
-    if place == "compacted while open":
-        before.clear()
-        before.put(stored.name, LocalStorage(life.folder / "storage").get(stored.name))
-        publish(StorageLog(before, life.clock), copy.log_state.epoch, (stored,))
-        if is_same:
-            copy.run_lifecycle()
-            assert [handle.place for handle in copy.files()] == ["uploaded"]
-        else:
-            with pytest.raises(RootBehind, match="another file with this id"):
-                copy.run_lifecycle()
-            assert life.found(copy) >= set(range(21, 26))
-        copy.abandon()
-        return
-    copy.abandon()
-    for path in (life.root / "uploaded").iterdir():
-        path.unlink()
-    for path in (life.folder / "copy" / place).glob(f"{stored.file_id}*"):
-        shutil.copy(path, life.root / place)
-    if not is_same:
+    return stored, copy, before
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["same", "others"])
+def test_a_file_that_another_publishes_meanwhile_is_compared(life: Life, is_same: bool) -> None:
+    stored, copy, storage = as_many_in_a_copy(life, is_same=is_same)
+    copy.seal()
+    with pytest.raises(StorageUnavailable):
+        copy.run_lifecycle()
+    storage.clear()
+    storage.put(stored.name, LocalStorage(life.folder / "storage").get(stored.name))
+    publish(StorageLog(storage, life.clock), copy.log_state.epoch, (stored,))
+    if is_same:
+        copy.run_lifecycle()
+        assert [handle.place for handle in copy.files()] == ["uploaded"]
+    else:
         with pytest.raises(RootBehind, match="another file with this id"):
-            life.open()
-        assert life.begin_anew().entries == 15
-    life.publish_all()
-    assert life.found() == set(range(1, 16)) | (set() if is_same else set(range(21, 26)))
+            copy.run_lifecycle()
+        assert life.found(copy) >= entries((21, 25))
+    copy.abandon()
 
 
 def _sync(source: Storage, target: Storage, *, replaces: bool) -> None:
@@ -866,24 +654,93 @@ def test_verify_says_which_log_is_whole_and_repairs_its_checkpoints(life: Life, 
     assert _read(sites.storage("a"), life) == {*range(1, 11), *range(500, 520)}
 
 
-@pytest.mark.parametrize("rounds", [(2, 1), (1, 2)], ids=["longer", "shorter"])
-def test_the_roots_of_two_merged_histories_keep_their_entries(life: Life, rounds: tuple[int, int]) -> None:
-    sites = Sites(life, "file")
-    found = {"b": sites.write("b", rounds[1], 500), "a": sites.write("a", rounds[0], 100)}
-    sites.merge("b", "a", "keeping times")
-    longer, shorter = ("a", "b") if rounds == (2, 1) else ("b", "a")
-    roots = {"a": life.root, "b": life.folder / "root.b"}
-    assert life.reopened(roots[longer], storage_backend=sites.storage("a")) == found[longer]
-    with pytest.raises(StorageBehind):
-        life.open(roots[shorter], storage_backend=sites.storage("a"))
-    config = IndexConfig(root=roots[shorter], slots=7, items=1000, background=False, query_threads=2)
-    assert begin_anew(config, clock=life.clock, storage=sites.storage("a")).sent
-    with life.open(roots[shorter], storage_backend=sites.storage("a")) as index:
-        life.ingest(index, 1, upload=True)
-        assert life.found(index) > found["a"] | found["b"]
+def entries(*ranges: tuple[int, int]) -> set[int]:
+    """Return the numbers of inclusive ranges."""
+    return {number for first, last in ranges for number in range(first, last + 1)}
 
 
-def test_two_running_clones_of_a_machine_publish_one_history(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+def _the_storage(life: Life, keep_s: float = 3600) -> set[int]:
+    life.write(30, upload=True, local_keep_s=keep_s)
+    life.keep("storage")
+    with life.open(local_keep_s=keep_s) as index:
+        life.ingest(index, 40, upload=True)
+        life.ingest(index, 10, upload=False)
+    life.restore("storage")
+    return entries((1, 30))
+
+
+def _the_storage_and_another_root_went_on(life: Life) -> set[int]:
+    life.write(10, upload=True)
+    life.keep("storage", "root")
+    life.write(10, upload=True)
+    shutil.move(life.root, life.folder / "first")
+    life.restore("storage")
+    shutil.move(life.folder / "root.kept", life.root)
+    life.put = 100
+    life.write(10, upload=True)
+    shutil.move(life.root, life.folder / "second")
+    shutil.move(life.folder / "first", life.root)
+    return entries((1, 10), (101, 110))
+
+
+def _the_root(life: Life, *, then_merge: bool = False) -> set[int]:
+    life.write(100, upload=False)
+    life.keep("root")
+    life.write(200, upload=True)
+    if then_merge:
+        life.clock.advance(10 * 86400)
+        assert merge_all(LocalStorage(life.folder / "storage"), life.clock).tables == 1
+    life.restore("root")
+    return entries((1, 300))
+
+
+def _the_root_and_an_object_is_lost(life: Life, damage: Callable[[Path], object]) -> None:
+    life.write(100, upload=True)
+    life.keep("root")
+    life.write(10, upload=True)
+    life.restore("root")
+    (copy,) = (life.root / "uploaded").glob("*.index")
+    (path,) = [path for path in (life.folder / "storage" / "data%").rglob("*.index") if copy.stem in str(path)]
+    damage(path)
+
+
+def _the_root_and_the_storage_was_away(life: Life) -> set[int]:
+    """It adds to no published file."""
+    life.write(10, upload=False)
+    life.keep("root")
+    life.write(20, upload=True)
+    life.restore("root")
+    storage = FaultStorage(LocalStorage(life.folder / "storage"))
+    for operation in ("list", "get"):
+        storage.fail(operation, times=None)
+    life.put = 100
+    index = life.open(storage_backend=storage)
+    life.ingest(index, 5, upload=False)
+    assert len(list((life.root / "unsealed").glob("*.journal"))) == 2
+    storage.clear()
+    with pytest.raises(RootBehind):
+        index.run_lifecycle()
+    index.abandon()
+    return entries((1, 30))
+
+
+def _a_clone_took_the_lease(life: Life) -> set[int]:
+    first = life.open(lease_ttl_s=30)
+    life.ingest(first, 10, upload=False)
+    shutil.copytree(life.root, life.folder / "clone")
+    life.end_lease()
+    life.ingest(first, 5, upload=False)
+    with life.open(life.folder / "clone") as clone:
+        life.put = 100
+        life.ingest(clone, 7, upload=True)
+    first.seal()
+    with pytest.raises((WriterFenced, RootBehind)):
+        first.run_lifecycle()
+    first.abandon()
+    return entries((1, 10), (101, 107))
+
+
+def _a_clone_that_ran_at_the_same_time(life: Life, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """A snapshot with its memory: both processes continue with one epoch, one lease and one start of the system."""
     first = life.open()
     life.ingest(first, 10, upload=False)
@@ -899,14 +756,198 @@ def test_two_running_clones_of_a_machine_publish_one_history(life: Life, monkeyp
     clone.seal()
     with pytest.raises(RootBehind):
         clone.run_lifecycle()
-    assert life.found(clone) >= set(range(101, 106))
+    assert life.found(clone) >= entries((101, 105))
     life.ingest(first, 5, upload=True)
     first.close()
     clone.abandon()
-    (life.folder / "root").rename(life.folder / "first")
+    life.root.rename(life.folder / "first")
     (life.folder / "clone").rename(life.root)
-    with pytest.raises(RootBehind):
-        life.open()
-    life.begin_anew()
+    return entries((1, 15), (106, 110))
+
+
+def _a_file_that_had_grown(life: Life) -> set[int]:
+    index = life.open()
+    life.ingest(index, 10, upload=False)
+    life.keep("root")
+    life.ingest(index, 5, upload=False)
+    index.abandon()
+    life.root.rename(life.folder / "grown")
+    shutil.copytree(life.folder / "root.kept", life.root)
+    life.end_lease()
     life.publish_all()
-    assert life.found() == {*range(1, 16), *range(101, 111)}
+    for path in (life.folder / "grown" / "unsealed").iterdir():
+        shutil.copy(path, life.root / "unsealed")
+    return entries((1, 10))
+
+
+def _an_earlier_file(life: Life, own: int) -> set[int]:
+    """The file of a copy of the root, which has `own` entries of its own."""
+    leave_two_copies(life)
+    life.write(5, upload=True)
+    life.end_lease("storage.kept")
+    with life.open(life.folder / "copy", storage_backend=LocalStorage(life.folder / "storage.kept")) as copy:
+        life.put = 20
+        life.ingest(copy, own, upload=False)
+    for path in (life.root / "uploaded").iterdir():
+        path.unlink()
+    for path in (life.folder / "copy/unsealed").iterdir():
+        shutil.copy(path, life.root / "unsealed")
+    return entries((1, 15))
+
+
+def _a_file_of_as_many_entries(life: Life, place: str, *, is_same: bool) -> set[int]:
+    """Two copies of a root fill one file with as many entries each, and one of them publishes it."""
+    stored, copy, _ = as_many_in_a_copy(life, is_same=is_same)
+    if place == "compacted":
+        copy.seal()
+        with pytest.raises(StorageUnavailable):
+            copy.run_lifecycle()
+    copy.abandon()
+    for path in (life.root / "uploaded").iterdir():
+        path.unlink()
+    for path in (life.folder / "copy" / place).glob(f"{stored.file_id}*"):
+        shutil.copy(path, life.root / place)
+    return entries((1, 15))
+
+
+def _another_history_over_it(life: Life, rounds: tuple[int, int]) -> None:
+    """The storage of another site, which continued from the same state, was synced over the storage without deletes."""
+    sites = Sites(life, "file")
+    sites.write("b", rounds[1], 500)
+    sites.write("a", rounds[0], 100)
+    sites.merge("b", "a", "keeping times")
+    (life.folder / "a").rename(life.folder / "storage")
+
+
+RESTORES: dict[str, Callable[[Life, pytest.MonkeyPatch], set[int] | None]] = {
+    "the storage": lambda life, _: _the_storage(life),
+    "the storage, files were retired": lambda life, _: _the_storage(life, 0),
+    "the storage, another root went on": lambda life, _: _the_storage_and_another_root_went_on(life),
+    "the root": lambda life, _: _the_root(life),
+    "the root, its file was merged": lambda life, _: _the_root(life, then_merge=True),
+    "the root, an object is lost": lambda life, _: _the_root_and_an_object_is_lost(life, Path.unlink),
+    "the root, an object is damaged": lambda life, _: _the_root_and_an_object_is_lost(
+        life, lambda path: flip(path, path.stat().st_size // 2)
+    ),
+    "the root, the storage was away": lambda life, _: _the_root_and_the_storage_was_away(life),
+    "a clone, which took the lease": lambda life, _: _a_clone_took_the_lease(life),
+    "a clone that ran at the same time": _a_clone_that_ran_at_the_same_time,
+    "a file that had grown": lambda life, _: _a_file_that_had_grown(life),
+    "an earlier file": lambda life, _: _an_earlier_file(life, 0),
+    "an earlier file that went on": lambda life, _: _an_earlier_file(life, 3),
+    "a file, unsealed, the same": lambda life, _: _a_file_of_as_many_entries(life, "unsealed", is_same=True),
+    "a file, compacted, the same": lambda life, _: _a_file_of_as_many_entries(life, "compacted", is_same=True),
+    "a file, unsealed, as many": lambda life, _: _a_file_of_as_many_entries(life, "unsealed", is_same=False),
+    "a file, compacted, as many": lambda life, _: _a_file_of_as_many_entries(life, "compacted", is_same=False),
+    "a shorter history over it": lambda life, _: _another_history_over_it(life, (2, 1)),
+    "a longer history over it": lambda life, _: _another_history_over_it(life, (1, 2)),
+}
+"""What puts a root and its storage out of step. Each returns the entries that the storage then has; None: a reader of
+the storage alone is refused.
+"""
+
+OUTCOMES = """
+| restored                          | writer  | its words       | beside  | sent      | at  | kept                   |
+| the storage                       | Storage | earlier state   | Storage | 2, 50, 1  | 30  | 1-80                   |
+| the storage, files were retired   | Storage | earlier state   | Storage | 1, 10, 0  | 30  | 1-30, 71-80            |
+| the storage, another root went on | Storage | another history | Storage | 1, 10, 1  | 110 | 1-20, 101-110          |
+| the root                          | Root    | a backup        | Root    | 1, 100, 0 | 300 | 1-300                  |
+| the root, its file was merged     | Root    | a backup        | Root    | 1, 100, 0 | 300 | 1-300                  |
+| the root, an object is lost       | Root    | a backup        | Root    | 1, 100, 0 | 110 | 1-110                  |
+| the root, an object is damaged    | Root    | a backup        | Root    | 1, 100, 0 | 110 | 1-110                  |
+| the root, the storage was away    | Root    | a backup        | Root    | 2, 15, 0  | 30  | 1-30, 101-105          |
+| a clone, which took the lease     | Root    | a clone         | Root    | 1, 15, 0  | 107 | 1-15, 101-107          |
+| a clone that ran at the same time | Root    | a clone         | Root    | 1, 15, 0  | 110 | 1-15, 101-110          |
+| a file that had grown             | Root    | another file    |         | 1, 15, 1  | 10  | 1-15                   |
+| an earlier file                   |         |                 |         |           |     | 1-15                   |
+| an earlier file that went on      | Root    | another file    |         | 1, 13, 0  | 15  | 1-15, 21-23            |
+| a file, unsealed, the same        |         |                 |         |           |     | 1-15                   |
+| a file, compacted, the same       |         |                 |         |           |     | 1-15                   |
+| a file, unsealed, as many         | Root    | another file    |         | 1, 15, 0  | 15  | 1-15, 21-25            |
+| a file, compacted, as many        | Root    | another file    |         | 1, 15, 0  | 15  | 1-15, 21-25            |
+| a shorter history over it         |         |                 |         |           |     | 1-10, 100-119          |
+| a longer history over it          | Storage | another history | Storage | 1, 10, 1  | 519 | 1-10, 100-109, 500-519 |
+"""
+ROWS = {
+    row[0]: row[1:]
+    for line in OUTCOMES.strip().splitlines()[1:]
+    for row in [[cell.strip() for cell in line.strip(" |").split("|")]]
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row of the table: what is said of a restore, and what is kept.
+
+    - `writer`: the error of an opening of the root, `StorageBehind` or `RootBehind`, with its `words`; empty: it opens,
+      and has the entries `kept`.
+    - `beside`: the error of readers and of jobs that know the root, and the finding of `verify`; empty: none.
+    - `recover` reports the numbers of files and entries that it `sent`, and of files that the storage has. Sources then
+      continue behind the position `at`, and the storage has the entries `kept` as soon as they are uploaded.
+    """
+
+    writer: str
+    words: str
+    beside: str
+    sent: str
+    at: str
+    kept: str
+
+
+def test_one_module_judges_restores() -> None:
+    package = Path(tiered_index.__file__).parent
+    made = {
+        path.name for path in package.rglob("*.py") if re.search(r"(?<!class )(Storage|Root)Behind\(", path.read_text())
+    }
+    assert made == {"identity.py"}
+
+
+def test_each_restore_has_a_row() -> None:
+    assert list(ROWS) == list(RESTORES)
+
+
+@pytest.mark.parametrize("restored", RESTORES)
+def test_what_was_restored_is_said_and_its_entries_are_kept(
+    life: Life, monkeypatch: pytest.MonkeyPatch, restored: str
+) -> None:
+    outcome = Outcome(*ROWS[restored])
+    kept = entries(*(tuple(map(int, one.split("-"))) for one in outcome.kept.split(", ")))
+    writer = {"Storage": StorageBehind, "Root": RootBehind}.get(outcome.writer)
+    stored = RESTORES[restored](life, monkeypatch)
+    if writer is None:
+        assert life.reopened() == kept
+        assert not list((life.root / "unsealed").glob("*.journal"))
+        return
+    before = files_of(life)
+    if not outcome.beside:
+        # the opening has claimed the storage before it compared files
+        before = [path for path in before if path.suffix in (".index", ".journal")]
+    with pytest.raises(writer, match=outcome.words) as caught:
+        life.open()
+    assert "tiered-index recover" in str(caught.value)
+    if outcome.beside:
+        with pytest.raises(TieredIndexError), IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader:
+            life.found(reader)
+        for job in ("merge", "orphans --yes", "erase --topic t --key k --yes", "expire --set retention.age_s=9d --yes"):
+            refused = run_here(*job.split(), "--root", life.root, "--storage", life.uri, "--json")
+            assert (job, refused.code, refused.error["type"]) == (job, 4, f"{outcome.beside}Behind")
+        told = run_here("verify", "--deep", "--repair", "--yes", "--root", life.root, "--storage", life.uri, "--json")
+        findings = [one for one in told.document["findings"] if "tiered-index recover" in one["problem"]]
+        assert told.code == 1 and findings[0]["part"] == "log"
+    assert set(before) <= set(files_of(life)) if not outcome.beside else files_of(life) == before
+    if stored is not None:
+        assert life.found() == stored
+    else:
+        with pytest.raises(TieredIndexError):
+            life.found()
+    done = life.begin_anew()
+    assert ((done.sent, done.entries, done.stored), done.kept) == (tuple(map(int, outcome.sent.split(", "))), {})
+    with life.open() as index:
+        assert index.durable_position("s") == int(outcome.at)
+    life.publish_all()
+    if stored is not None:
+        assert life.found() == kept
+    else:
+        with life.open() as index:
+            assert {item.offset for item in index.query("t", "k", max_count=1000, allow_partial=True)} == kept
+    assert not [path for path in life.root.iterdir() if path.name.startswith(("aside", "sent"))]

@@ -41,10 +41,10 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.names import file_id_of, is_foreign
+from tiered_index.service.log.identity import RootBeside
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
-from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.disk import DELETED_FOLDER, Disk, absolute_path
 from tiered_index.storage.metering import MeteredStorage
 
@@ -196,16 +196,14 @@ def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[S
     uri = storage_uri(config)
     root = Root(config.root, Disk()) if checks and config.root is not None else None
     # read before the log, because a running writer notes each record that it appends
-    seen = SeenFile(root).read() if root is not None else None
+    beside = RootBeside(root) if root is not None else None
     clock = SystemClock()
     storage = MeteredStorage(config.open_storage(uri), config.prices)
     with contextlib.closing(storage):
         log = StorageLog(storage, clock)
         log.open(checks=checks)
-        if root is not None and check_root_of(config, log):
-            marker = root.read_marker()
-            root_id = marker.root_id if marker is not None else None
-            log.identity.check_beside(log.state, seen, root_id, SeenFile(root).read())
+        if beside is not None and check_root_of(config, log):
+            beside.check(log.identity, log.state)
         yield StoredIndex(storage, log, clock)
 
 

@@ -42,6 +42,7 @@ from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.life.merge_worker import MergeWorker
 from tiered_index.service.life.recovery import Recovered, recover_root
 from tiered_index.service.life.rounds import Rounds
+from tiered_index.service.log.identity import check_recovered
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
@@ -53,7 +54,7 @@ from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.read.query import QueryEngine
 from tiered_index.service.read.unsealed import UnsealedFile
-from tiered_index.service.root import ASIDE, CACHE, SENT, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.root import CACHE, SENT, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.service.write.appenders import MAIN, QUARANTINE, Appender, AppenderContext
@@ -315,11 +316,8 @@ def open_parts(
     undo.callback(lock.release)
     for sent in root.path.glob(f"{SENT}-????????"):
         shutil.rmtree(sent, ignore_errors=True)
-    if (root.path / ASIDE).exists() and not begins_anew:
-        raise RootBehind(
-            str(root.path / ASIDE),
-            f"`tiered-index recover --root {root.path}` was interrupted and has left files here: run it again",
-        )
+    if not begins_anew:
+        check_recovered(root)
     root_id = marker.root_id if marker is not None else secrets.token_hex(8)
     seen = SeenFile(root)
     seen.read()

@@ -59,6 +59,7 @@ from tiered_index.service.jobs.copying import COPY_OF
 from tiered_index.service.jobs.pending import check_pending
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.jobs.verify_report import Missing, Progress, Report
+from tiered_index.service.log.identity import RootBeside
 from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
 from tiered_index.service.log.publication import stored_file, unlike
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredObject
@@ -70,7 +71,6 @@ from tiered_index.service.read.root_view import RootView, UnsealedView
 from tiered_index.service.read.segments import Segments
 from tiered_index.service.root import Root, disk_errors
 from tiered_index.service.root.files import LIST, FileList
-from tiered_index.service.root.seen import Seen, SeenFile
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.stored import checks
@@ -603,7 +603,7 @@ def check_index(
     could not return are in `report.unchecked`. Raises `NotAnIndex`, and `ConfigError` if `config` names neither.
     """
     local: dict[str, CompactedFile] = {}
-    state, seen, marker, is_behind = None, None, None, False
+    state, beside, marker, is_behind = None, None, None, False
     uri, root = config.storage, Root(config.root, Disk()) if config.root is not None else None
     if root is not None:
         marker = root.read_marker()
@@ -611,17 +611,17 @@ def check_index(
             raise NotAnIndex(f"{config.root} holds no tiered index")
         uri = uri or marker.storage
         # read before the log, because a running writer notes each record that it appends
-        seen = SeenFile(root).read()
+        beside = RootBeside(root)
         local = check_root(root, report, of_files)
     if uri is None:
         raise ConfigError("nothing to verify: give a root, a storage, or both")
     with contextlib.closing(config.open_storage(uri)) as storage:
         try:
             state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
-            if state is not None and root is not None and marker is not None:
+            if state is not None and root is not None and beside is not None and marker is not None:
                 _excuse_missing(root, state, report)
                 if state.genesis is not None and state.genesis.index_id == marker.index_id:
-                    is_behind = _is_behind(storage, state, seen, root, marker.root_id, report)
+                    is_behind = _is_behind(storage, state, beside, report)
                 # a copy of the index has a log of its own
                 elif state.genesis is not None and COPY_OF + marker.index_id not in state.positions:
                     other, own = state.genesis.index_id, marker.index_id
@@ -632,14 +632,12 @@ def check_index(
     return local, state is not None and not is_behind
 
 
-def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root, root_id: str, report: Report) -> bool:
-    """Return whether the storage's log differs from the log that the root has `seen`, or the root is older than its own
-    records. If so, add a finding.
-    """
+def _is_behind(storage: Storage, state: LogState, beside: RootBeside, report: Report) -> bool:
+    """Return whether storage or root went back in time. If so, add a finding."""
     log = StorageLog(storage, SystemClock())
     log.advance(state)
     try:
-        log.identity.check_beside(log.state, seen, root_id, SeenFile(root).read())
+        beside.check(log.identity, log.state)
     except (StorageBehind, RootBehind) as error:
         report.add_error(error.file, "log", error)
         return True

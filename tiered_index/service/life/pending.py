@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tiered_index.errors import ObjectNotFound, RootBehind
+from tiered_index.errors import ObjectNotFound
 from tiered_index.service.jobs.pending import send_sealed
 from tiered_index.service.life.context import LifecycleContext, has_newer_positions, sealed_form
 from tiered_index.service.life.same_file import is_published
-from tiered_index.service.log.identity import WAY_ON
+from tiered_index.service.log.identity import other_file
 from tiered_index.service.log.publication import Publication
 from tiered_index.service.log.records import LogRecord, PendingFile, StoredObject, max_positions
 from tiered_index.service.log.state import LogState
@@ -137,8 +137,7 @@ class PendingFiles:
         self._context.outcome_unknown.add(file.file_id)
         expected, found = (waiting.count, waiting.sequence), (file.count, file.sequence)
         if expected != found:
-            problem = f"the storage has another file with this id ({waiting.name}). Nothing was changed; {WAY_ON}"
-            raise RootBehind(str(file.path), problem, expected=expected, found=found)
+            raise other_file(str(file.path), waiting.name, expected, found)
         file.pending = True
 
     def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:

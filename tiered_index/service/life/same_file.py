@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, RootBehind, StorageError
 from tiered_index.format.journal import Journal
 from tiered_index.format.shard import entry_hashes
-from tiered_index.service.log.identity import WAY_ON
+from tiered_index.service.log.identity import other_file
 from tiered_index.service.read.catalog import unmap
 from tiered_index.service.read.compacted import CompactedFile, StorageBytes
 from tiered_index.service.read.file_search import FileBytes, scan_runs
@@ -108,11 +108,4 @@ def _hashes(items: npt.NDArray[Any], begin_s: int) -> npt.NDArray[np.uint64]:
 
 
 def _others(where: str, found: str, published: StorageBytes) -> RootBehind:
-    stored = published.stored
-    return RootBehind(
-        where,
-        f"the storage has another file with this id ({stored.name}), published by another copy of this root. Nothing "
-        f"was changed; {WAY_ON}",
-        expected=f"{stored.count} entries",
-        found=found,
-    )
+    return other_file(where, published.file, f"{published.stored.count} entries", found)

@@ -6,9 +6,12 @@
 | the storage, and it went on | the record of a number has another digest than the one seen | `StorageBehind` |
 | two histories in one storage | a record names another predecessor, or a checkpoint another record | `StorageBehind` |
 | the root, or a clone of it | the log has a record of this root that the root's note of attempts lacks | `RootBehind` |
+| a file of a root or of a clone | the published file of its id has other entries: `life/same_file.py` | `RootBehind` |
+| any of them, and `recover` stopped | the root has a folder `aside/` | `RootBehind` |
 
 A writer's log asks when it is opened, and before anything is deleted or counts as published. Readers and jobs that know
-a root ask `check_beside`. Replays ask `check_follows` for each record. No check changes anything. Threads: any.
+a root ask `RootBeside.check`. Replays ask `check_follows` for each record. No check changes anything. Only this module
+makes these errors. Threads: any.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from tiered_index.errors import CorruptFile, ObjectNotFound, RootBehind, StorageBehind
 from tiered_index.format.names import log_name
+from tiered_index.service.root import ASIDE, Root
 from tiered_index.service.root.seen import Seen, SeenFile
 
 if TYPE_CHECKING:
     from tiered_index.service.log.records import LogRecord
     from tiered_index.service.log.state import LogState
 
-WAY_ON = "run `tiered-index recover --root ROOT`, which sends the entries that the storage lacks"
+_WAY_ON = "run `tiered-index recover --root ROOT`, which sends the entries that the storage lacks"
 # a writer's own attempts, by which it distinguishes its records from those of a clone of its root
 _ATTEMPTS_KEPT = 1000
 _log = logging.getLogger(__name__)
@@ -56,6 +60,47 @@ def check_follows(file: str, number: int, digest: str, previous: str, *, is_chai
             expected=digest,
             found=previous,
         )
+
+
+def check_recovered(root: Root) -> None:
+    """Raise `RootBehind` for a root that `recover` was setting up again when it stopped."""
+    if (root.path / ASIDE).exists():
+        raise RootBehind(
+            str(root.path / ASIDE),
+            f"`tiered-index recover --root {root.path}` was interrupted and has left files here: run it again",
+        )
+
+
+def other_file(where: str, published: str, expected: object, found: object) -> RootBehind:
+    """Return the error for a root's file `where`, whose id is that of object `published` with other entries."""
+    return RootBehind(
+        where,
+        f"the storage has another file with this id ({published}), published by another copy of this root. Nothing "
+        f"was changed; {_WAY_ON}",
+        expected=expected,
+        found=found,
+    )
+
+
+class RootBeside:
+    """A root whose writer may run while its log is read. Make it before: it has the records that were seen by then."""
+
+    def __init__(self, root: Root) -> None:
+        """Raises typed errors of the disk."""
+        self._root, self._before = root, SeenFile(root).read()
+
+    def check(self, identity: Identity, state: LogState, *, deep: bool = True) -> None:
+        """Compare a log that was read with the root; `deep` as in `Identity.check_seen`.
+
+        Raises `StorageBehind`, `RootBehind`, and typed errors of the disk.
+        """
+        if self._before is not None:
+            identity.check_seen(state, self._before, deep=deep)
+        # if `recover` set files aside, the root's view reports that
+        marker = self._root.read_marker() if not (self._root.path / ASIDE).exists() else None
+        if marker is not None:
+            # the later note, because a running writer notes each attempt before its record
+            identity.check_own(state, marker.root_id, SeenFile(self._root).read())
 
 
 class Identity:
@@ -104,21 +149,24 @@ class Identity:
     def check_attempts(self, state: LogState) -> None:
         """Raise `RootBehind` if the log has a record of its root that this root did not try to append. No request."""
         if self._seen is not None:
-            self._check_own(state, self.root_id, self._seen.last, self._attempts)
+            self.check_own(state, self.root_id, self._seen.last, self._attempts)
 
-    def check_beside(
-        self, state: LogState, before: Seen | None, root_id: str | None, after: Seen | None, *, deep: bool = True
-    ) -> None:
-        """Compare a log with a root whose writer may run: what the root had seen `before` and `after` the log was read.
+    def check_own(self, state: LogState, root_id: str, seen: Seen | None, attempts: Container[str] = ()) -> None:
+        """Raise `RootBehind` if the log has records of a root beyond those that it has `seen` and its `attempts`.
 
-        `root_id`: None: do not look for records of the root. `deep`: see `check_seen`. Raises `StorageBehind`,
-        `RootBehind`.
+        Then the root is an older copy, or another root has its id.
         """
-        if before is not None:
-            self.check_seen(state, before, deep=deep)
-        if root_id is not None:
-            # the later note, because a running writer notes each attempt before its record
-            self._check_own(state, root_id, after)
+        seen = seen or Seen()
+        own = state.roots.get(root_id)
+        if own is None or own[0] <= seen.number or own[1] in seen.attempts or own[1] in attempts:
+            return
+        raise RootBehind(
+            f"{self._uri}/{log_name(own[0])}",
+            f"this root wrote it, but has seen the log only up to record {seen.number}: the root was restored from a "
+            f"backup, or is a clone of a root that is still in use. Nothing was changed; {_WAY_ON}",
+            expected=seen.number,
+            found=own[0],
+        )
 
     def check_seen(self, state: LogState, seen: Seen, *, deep: bool = True) -> None:
         """Compare the log that was read with the position that a root has `seen`. Raises `StorageBehind`.
@@ -129,7 +177,7 @@ class Identity:
             raise StorageBehind(
                 f"{self._uri}/{log_name(state.number)}",
                 f"the log ends here, but its root has seen record {seen.number}: the storage was restored to an "
-                f"earlier state. Nothing local was deleted; {WAY_ON}",
+                f"earlier state. Nothing local was deleted; {_WAY_ON}",
                 expected=seen.number,
                 found=state.number,
             )
@@ -148,7 +196,7 @@ class Identity:
             raise StorageBehind(
                 f"{self._uri}/{log_name(number)}",
                 f"this record differs from the one seen under its number: the storage was restored, or it "
-                f"has another history of the index. Nothing local was deleted; {WAY_ON}",
+                f"has another history of the index. Nothing local was deleted; {_WAY_ON}",
                 expected=expected,
                 found=found,
             )
@@ -158,7 +206,7 @@ class Identity:
         return StorageBehind(
             f"{self._uri}/{log_name(number)}",
             f"the record is missing, and the log ends before it: the storage was restored to an earlier state. Open a "
-            f"reader again; for a root, {WAY_ON}",
+            f"reader again; for a root, {_WAY_ON}",
             expected=number,
             found=last,
         )
@@ -189,21 +237,4 @@ class Identity:
             f"`tiered-index verify` reports only checkpoints, delete these, or run `verify --deep --repair --yes`",
             expected=state.digest_at(number) or None,
             found=stray.digest,
-        )
-
-    def _check_own(self, state: LogState, root_id: str, seen: Seen | None, attempts: Container[str] = ()) -> None:
-        """Raise `RootBehind` if the log has records of a root that are not in its `seen` position or its `attempts`.
-
-        Then the root is an older copy, or another root has its id.
-        """
-        seen = seen or Seen()
-        own = state.roots.get(root_id)
-        if own is None or own[0] <= seen.number or own[1] in seen.attempts or own[1] in attempts:
-            return
-        raise RootBehind(
-            f"{self._uri}/{log_name(own[0])}",
-            f"this root wrote it, but has seen the log only up to record {seen.number}: the root was restored from a "
-            f"backup, or is a clone of a root that is still in use. Nothing was changed; {WAY_ON}",
-            expected=seen.number,
-            found=own[0],
         )

@@ -29,6 +29,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
+from tiered_index.service.log.identity import RootBeside
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.reads import bounds_of_root
@@ -44,8 +45,7 @@ from tiered_index.service.read.parts import ReaderParts, source_number
 from tiered_index.service.read.polled import Polled, unread
 from tiered_index.service.read.root_view import RootView
 from tiered_index.service.read.window_table import apply_changes
-from tiered_index.service.root import ASIDE, Marker, Root, allow_many_files
-from tiered_index.service.root.seen import Seen, SeenFile
+from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context, deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
@@ -215,7 +215,7 @@ class IndexView(Polled):
     def _read_log(self, *, by_number: bool = False) -> LogState:
         """Read the log's new records; read the whole log if it is the first time or the log has another history."""
         # read before the log: the writer notes a record after the storage has it
-        seen = self._seen()
+        beside = RootBeside(self._root) if self._root is not None else None
         is_first = self._is_another or not self._log.state.number
         try:
             on = self._log.read_next if by_number else self._log.refresh
@@ -224,16 +224,10 @@ class IndexView(Polled):
             self._is_another = True
             raise
         # a storage of another index raises another error
-        if self._root is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
-            # An older copy of the root may have fewer entries of files that the storage also has. If `recover` set
-            # files aside, the root's view reports that instead.
-            marker = self._root.read_marker() if not (self._root.path / ASIDE).exists() else None
-            root_id = marker.root_id if marker is not None else None
-            self._log.identity.check_beside(self._log.state, seen, root_id, self._seen(), deep=is_first)
+        if beside is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
+            # an older copy of the root may have fewer entries of files that the storage also has
+            beside.check(self._log.identity, self._log.state, deep=is_first)
         return state
-
-    def _seen(self) -> Seen | None:
-        return SeenFile(self._root).read() if self._root is not None else None
 
     def _open_anew(self) -> LogState:
         log = StorageLog(self.storage, self._clock) if self._is_another else self._log
