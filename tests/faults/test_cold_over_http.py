@@ -67,7 +67,7 @@ def copy(source: Storage, target: Storage) -> None:
 def wire(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     with counting_proxy(server.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patch:
         server.let_in(patch)
-        patch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
+        patch.setattr("tiered_index.storage.retry.LONGEST_WAIT_S", 0.0)
         bucket = server.new_bucket()
         made = {}
         for files in SIZES:

@@ -1,10 +1,11 @@
 """Processes beside a test, and checks of a database that several of them used."""
 
+import os
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from tiered_index.storage.sqlite import CHUNK_BYTES
@@ -38,3 +39,12 @@ def check_sound(path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
         rows = [number for (number,) in connection.execute("SELECT number FROM chunks ORDER BY number")]
         objects = connection.execute("SELECT first, size_bytes FROM objects ORDER BY first").fetchall()
     assert rows == [first + nth for first, size in objects for nth in range(-(-size // chunk_bytes))]
+
+
+def open_files(path: Path) -> int:
+    """Return the number of this process's descriptors of files at, beside or below `path`."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found += str(path) in str(Path(f"/proc/self/fd/{name}").readlink())
+    return found

@@ -1,5 +1,6 @@
 """`gs://` against a stand-in of Google's XML API. `az://` is in `tests/real_s3`, against Azurite."""
 
+import gc
 import json
 import os
 import random
@@ -56,7 +57,7 @@ class TestGoogleStorage(StorageConformance):
 def test_requests_are_counted_with_their_repeats(uri, google, monkeypatch):
     storage = MeteredStorage(open_storage(uri))
     assert isinstance(storage.inner, CloudStorage)
-    monkeypatch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr("tiered_index.storage.retry.LONGEST_WAIT_S", 0.0)
     google.failures[:] = [503, 503]
     storage.put_if_absent("a", b"data")
     google.failures[:] = [500]
@@ -192,6 +193,33 @@ def test_a_part_is_sent_again_after_a_fault(uri, google):
             google.failures[:] = [503]
             writer.write(bytes(PART_BYTES + 5))
         assert storage.head("large").size_bytes == PART_BYTES + 5
+
+
+@pytest.mark.parametrize("end", ["abort", "garbage", "error", "a failed part"])
+def test_an_upload_that_is_dropped_leaves_no_parts(uri, google, monkeypatch, end):
+    answer = google.answer
+
+    def refusing(method, target, headers, body):
+        return error(403, "AccessDenied") if "partNumber=2" in target else answer(method, target, headers, body)
+
+    with open_storage(uri) as storage:
+        writer = storage.open_writer("large")
+        writer.write(bytes(2 * PART_BYTES))
+        if end == "abort":
+            writer.abort()
+        elif end == "error":
+            with pytest.raises(ZeroDivisionError), writer:
+                raise ZeroDivisionError
+        elif end == "a failed part":
+            monkeypatch.setattr(google, "answer", refusing)
+            with pytest.raises(StorageMisconfigured, match=r"'large' in gs://.*AccessDenied"):
+                for _ in range(99):
+                    writer.write(bytes(PART_BYTES))
+        del writer
+        gc.collect()
+        assert list(storage.list()) == []
+    assert google.uploads == {}
+    assert {"POST", "DELETE"} <= {request.split()[0] for request in google.requests}
 
 
 def test_an_emulator_gets_the_requests_and_no_credentials(google, uri, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.children import check_sound, child, output
+from tests.storage.children import check_sound, child, open_files, output
 from tests.storage.scripted_server import Answer, ScriptedServer
 from tests.storage.test_s3_writer import BEGUN, DONE
 from tiered_index.errors import IndexClosed
@@ -157,6 +157,53 @@ def test_a_child_opens_a_storage_of_its_own(tmp_path: Path) -> None:
     check_sound(tmp_path / "objects.db")
 
 
+HANDLER = """
+import os, signal, sys
+from pathlib import Path
+from tests.storage.sqlite_probes import HookedClock
+from tiered_index.storage.sqlite import SqliteStorage
+
+statuses = []
+
+def fork(*_):
+    child = os.fork()
+    if child == 0:
+        with SqliteStorage(path) as own:
+            own.put(f"child-{len(statuses)}", own.get("before"))
+        os._exit(7)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+def ring(nth):
+    if nth == 2:
+        signal.raise_signal(signal.SIGUSR1)
+
+signal.signal(signal.SIGUSR1, fork)
+signal.alarm(50)
+path = Path(sys.argv[1])
+with SqliteStorage(path, clock=HookedClock(ring)) as storage:
+    storage.put("before", b"x")
+    storage.put("object", b"y" * 3_000_000)
+    assert statuses == [7]
+    # in a read, at one of its steps
+    for step in range(4, 40, 5):
+        steps = []
+        sys.setprofile(lambda *_: steps.append(1) or (len(steps) == step and signal.raise_signal(signal.SIGUSR1)))
+        found = storage.get("object")
+        sys.setprofile(None)
+        assert found == b"y" * 3_000_000
+    assert statuses == [7] * 9
+    listed = {info.name: info.size_bytes for info in storage.list()}
+    assert listed.pop("object") == 3_000_000 and set(listed.values()) == {1}
+print("well")
+"""
+
+
+def test_a_signal_handler_may_fork_in_a_transaction(tmp_path: Path) -> None:
+    with child(HANDLER, tmp_path / "objects.db") as process:
+        assert output(process) == "well\n"
+    check_sound(tmp_path / "objects.db")
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("scheme", ["file", "sqlite", "s3"])
 def test_a_forked_child_leaves_the_writers_of_its_parent_alone(
@@ -170,8 +217,11 @@ def test_a_forked_child_leaves_the_writers_of_its_parent_alone(
     data = bytes(range(256)) * 4096 * 18
     with open_storage(place) as storage, storage.open_writer("large") as writer, storage.open_writer("other") as other:
         writer.write(data)
+        assert open_files(tmp_path) > 0 or scheme == "s3"
         child = os.fork()
         if not child:
+            if open_files(tmp_path):
+                os._exit(9)
             with contextlib.suppress(IndexClosed):
                 with writer:
                     writer.write(b"x")

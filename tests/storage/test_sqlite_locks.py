@@ -1,7 +1,5 @@
 """Locks and connections of a database file: every wait has a bound, and nothing stays open."""
 
-import contextlib
-import os
 import sqlite3
 import threading
 import time
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage.children import open_files
 from tests.storage.sqlite_probes import HookedClock, raw
 from tiered_index.errors import IndexClosed, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.sqlite import SqliteStorage, translate
@@ -51,15 +50,6 @@ def test_threads_wait_for_one_another_within_the_bound(path: Path) -> None:
         assert [info.name for info in storage.list()] == ["impatient", "slow"]
 
 
-def _open_files(path: Path) -> int:
-    links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
-    found = 0
-    for link in links:
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found += str(path) in str(link.readlink())
-    return found
-
-
 def test_a_closed_storage_has_no_open_file(path: Path) -> None:
     entered, release = threading.Event(), threading.Event()
 
@@ -76,7 +66,7 @@ def test_a_closed_storage_has_no_open_file(path: Path) -> None:
         release.set()
         closing.result(30)
         assert reading.result(30) == "object"
-    assert _open_files(path) == 0
+    assert open_files(path) == 0
     for call in (lambda: storage.get("object"), lambda: storage.put("object", b""), lambda: list(storage.list())):
         with pytest.raises(IndexClosed, match="closed"):
             call()

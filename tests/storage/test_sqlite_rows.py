@@ -7,6 +7,7 @@ import pytest
 from tests.storage.children import check_sound
 from tests.storage.sqlite_probes import HookedClock, count, raw
 from tiered_index.errors import CorruptFile, ObjectExists
+from tiered_index.storage import sqlite
 from tiered_index.storage.sqlite import CHUNK_BYTES, SqliteStorage
 
 
@@ -87,6 +88,23 @@ def test_a_replaced_aborted_or_deleted_object_leaves_no_rows(storage, path, smal
     assert [count(path, table) for table in ("objects", "chunks")] == [1, 1]
     storage.delete("object")
     assert [count(path, table) for table in ("objects", "chunks")] == [0, 0]
+
+
+def test_many_objects_are_deleted_in_few_transactions(storage, path, monkeypatch):
+    """Each transaction waits for the disk, and has the bytes of its objects in the log."""
+    monkeypatch.setattr(sqlite, "_LOG_BYTES", 1000)
+    for number in range(40):
+        storage.put(f"object/{number:02}", bytes(100))
+    storage.put("kept", b"x")
+    transactions = []
+    transact = sqlite._Connection.transact
+    monkeypatch.setattr(
+        sqlite._Connection, "transact", lambda *call, **options: transactions.append(1) or transact(*call, **options)
+    )
+    storage.delete_many(f"object/{number:02}" for number in range(50))
+    assert len(transactions) == 5
+    assert [info.name for info in storage.list()] == ["kept"]
+    check_sound(path)
 
 
 def test_an_object_that_exists_is_refused_with_all_its_rows(storage, path, small_rows):

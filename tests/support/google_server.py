@@ -32,7 +32,7 @@ class GoogleServer(Store):
         name = unquote(urlsplit(target).path).strip("/")
         if name.partition("/")[0] not in self.buckets:
             return error(404, "NoSuchBucket")
-        if method == "DELETE" and name not in self.objects:
+        if method == "DELETE" and name not in self.objects and "uploadId=" not in target:
             return error(404, "NoSuchKey")
         if headers.get("x-goog-if-generation-match") == "0":
             headers |= {"if-none-match": "*"}

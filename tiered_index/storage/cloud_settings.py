@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,21 @@ SETTINGS = "docs/clouds.md has the settings"
 _CREDENTIALS = ("service_account", "authorized_user")
 # Places that Google's libraries ask for the identity of a machine; obstore asks the usual place only
 _METADATA = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
-# Variables of Google's libraries that obstore does not know, and their only values with which it agrees
-_ONLY_DEFAULT = {"GOOGLE_CLOUD_UNIVERSE_DOMAIN": "googleapis.com", "GOOGLE_API_USE_CLIENT_CERTIFICATE": "false"}
+# Variables of each cloud's tools that obstore does not know, and their only values with which it agrees. The names of
+# projects are not among them: a bucket needs none
+_NOT_FOR_GOOGLE: dict[str, tuple[str, ...]] = {
+    "GOOGLE_CLOUD_UNIVERSE_DOMAIN": ("googleapis.com",),
+    "GOOGLE_API_USE_CLIENT_CERTIFICATE": ("false",),
+    "GOOGLE_API_USE_MTLS_ENDPOINT": ("auto", "never"),
+    "GOOGLE_CLOUD_QUOTA_PROJECT": (),
+    "CLOUDSDK_BILLING_QUOTA_PROJECT": (),
+    "CLOUDSDK_CORE_UNIVERSE_DOMAIN": ("googleapis.com",),
+    "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": (),
+}
+_CLOUDS = ("azurecloud", "azurepubliccloud", "azurepublic", "public")
+_NOT_OF_AZURE = {"AZURE_CLOUD": _CLOUDS, "AZURE_CLOUD_NAME": _CLOUDS, "AZURE_ENVIRONMENT": _CLOUDS}
+# Credentials and identities of gcloud, unless those of a file or a key win over them
+_OF_GCLOUD = re.compile("CLOUDSDK_(CONFIG|ACTIVE_CONFIG_NAME|CORE_ACCOUNT|AUTH_.*)")
 _GOOGLE_FILES = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH")
 # Credentials of Azure's libraries that obstore does not know, and those that win over them
 _NOT_FOR_AZURE = ("AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_USERNAME", "AZURE_PASSWORD")
@@ -67,10 +81,9 @@ def google_settings(endpoint_url: str | None, environment: Mapping[str, str]) ->
     credentials.
     """
     given = _set(environment)
-    for name, default in _ONLY_DEFAULT.items():
-        _refuse([name] if given.get(name, default).lower() != default else [])
+    _refuse([name for name, values in _NOT_FOR_GOOGLE.items() if given.get(name, "").lower() not in ("", *values)])
     if not any(name in given for name in (*_GOOGLE_FILES, "GOOGLE_SERVICE_ACCOUNT_KEY", "STORAGE_EMULATOR_HOST")):
-        _refuse([name for name in _METADATA if name in given])
+        _refuse([name for name in given if name in _METADATA or _OF_GCLOUD.fullmatch(name)])
     if path := given.get("GOOGLE_APPLICATION_CREDENTIALS"):
         _check_credentials(Path(path))
     emulator = given.get("STORAGE_EMULATOR_HOST")
@@ -91,6 +104,7 @@ def azure_settings(account: str | None, endpoint_url: str | None, environment: M
     given = _set(environment)
     unknown = {name for name in given if name.startswith("AZURE_STORAGE_")} - _FOR_AZURE
     _refuse(sorted(unknown))
+    _refuse([name for name, values in _NOT_OF_AZURE.items() if given.get(name, "").lower() not in ("", *values)])
     connection = _connection(given)
     named = next((given[variable] for variable in _ACCOUNTS if variable in given), None)
     name = account or connection.get("accountname") or named or _account_in(connection.get("blobendpoint", ""))

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -27,10 +29,21 @@ from tiered_index.storage.cloud_settings import SETTINGS, CloudSettings, azure_s
 from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import Service
 from tiered_index.storage.obstores import NO_RETRIES, StoreReads, client_options, obstore
-from tiered_index.storage.retry import PassingFault, RetryLoop
+from tiered_index.storage.pools import DaemonPool
+from tiered_index.storage.retry import LONGEST_WAIT_S, PassingFault, RetryLoop
 
-# As `RetryLoop`. Only obstore can repeat a part: its bytes are gone from this process's memory
-_RETRIES = {"max_retries": RetryLoop.max_attempts - 1, "retry_timeout": timedelta(hours=1)}
+# The policy of `RetryLoop`. Only obstore can repeat a part: it sends several at once, and `RetryLoop` whole calls
+_RETRIES = {
+    "max_retries": RetryLoop.max_attempts - 1,
+    "backoff": {
+        "init_backoff": timedelta(seconds=2 * RetryLoop.backoff_s),
+        "max_backoff": timedelta(seconds=LONGEST_WAIT_S),
+        "base": 2,
+    },
+    "retry_timeout": timedelta(hours=1),
+}
+# Seconds between two looks whether an upload has failed while its parts wait
+_LOOK_S = 0.1
 # Seconds to wait for the next bytes of a response
 _READ_TIMEOUT_S = 30.0
 # The same for bodies from this size on. obstore counts the time in which it sends the body, too
@@ -153,9 +166,10 @@ class CloudStorage(BucketStorage):
     def open_writer(self, name: str) -> Writer:
         return _CloudWriter(self, name)
 
-    def started(self, key: str) -> tuple[Any, int]:
-        """Return obstore's writer of a large object, and the requests with which it begins."""
-        return self._module().open_writer(self._uploads, key, buffer_size=PART_BYTES, max_concurrency=4), self._starts
+    def upload(self, key: str, parts: Iterator[Bytes]) -> tuple[Future[Any], int]:
+        """Start a thread that sends a large object. Return its end, and the requests with which it begins."""
+        send = partial(self._module().put, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4)
+        return DaemonPool(1, "tiered-index-upload").submit(send, self._uploads, key, parts), self._starts
 
     def _module(self) -> Any:
         """Return obstore. Raises `StorageMisconfigured` in a process that was forked after its parent used obstore."""
@@ -206,21 +220,29 @@ class _CloudReads(StoreReads):
 
 
 class _CloudWriter(BufferedWriter):
-    """Sends an object by one put, or more than `PART_BYTES` in parts, four at once. obstore repeats failed parts."""
+    """Sends an object by one put, or more than `PART_BYTES` in parts, four at once, by a thread of its own.
+
+    obstore takes the parts from an iterator, and repeats failed ones. It drops the upload if a part fails in the end,
+    or if the iterator raises: it has no other way to drop one.
+    """
 
     def __init__(self, storage: CloudStorage, name: str) -> None:
         super().__init__(name)
         self._storage, self._key = storage, storage._key(name)
-        self._upload: Any = None
+        # the next part; empty: there are no more; None: drop the upload
+        self._parts: queue.Queue[Bytes | None] = queue.Queue(1)
+        self._upload: Future[Any] | None = None
 
     def _send_part(self) -> None:
         with self._translated("writing"):
             if self._upload is None:
-                self._upload, requests = self._storage.started(self._key)
+                self._upload, requests = self._storage.upload(self._key, _taken(self._parts))
                 for _ in range(requests):
                     sending()
             sending()
-            self._upload.write(self._held)
+            self._hand(self._upload, self._held)
+            if self._upload.done():
+                self._upload.result()
 
     def _finish(self) -> None:
         if self._upload is None:
@@ -229,12 +251,22 @@ class _CloudWriter(BufferedWriter):
         self._send()
         with self._translated("completing"):
             sending()
-            self._upload.close()
+            self._hand(self._upload, b"")
+            self._upload.result()
+
+    def _hand(self, upload: Future[Any], part: Bytes | None) -> None:
+        """Give the thread the next part, unless an error has ended the upload."""
+        while not upload.done():
+            with contextlib.suppress(queue.Full):
+                self._parts.put(part, timeout=_LOOK_S)
+                break
 
     def _drop(self) -> None:
-        # the service drops the parts
         super()._drop()
-        self._upload = None
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            self._hand(upload, None)
+            upload.exception()
 
     @contextlib.contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
@@ -244,6 +276,14 @@ class _CloudWriter(BufferedWriter):
         except self._storage.client.errors as error:
             told = {"doing": f"{doing} {self.name!r}", "uri": self._storage.uri, "name": self.name}
             raise self._storage.client.translate(error, **told) from error
+
+
+def _taken(parts: queue.Queue[Bytes | None]) -> Iterator[Bytes]:
+    """Yield the parts of an upload, without a reference to its writer, so that a forgotten writer is collected."""
+    while part := parts.get():
+        yield part
+    if part is None:
+        raise InvalidArgument("the upload is dropped")
 
 
 class GoogleStorage(CloudStorage):

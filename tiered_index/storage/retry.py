@@ -29,7 +29,7 @@ class RequestFault(PassingFault):
 
 
 _log = logging.getLogger(__name__)
-_LONGEST_WAIT_S = 5.0
+LONGEST_WAIT_S = 5.0
 # Least backoff after throttling
 _THROTTLED_BACKOFF_S = 0.5
 _T = TypeVar("_T")
@@ -93,7 +93,7 @@ class RetryLoop:
         if count >= most:
             raise StorageUnavailable(f"{fault} ({count} attempts)") from cause
         backoff_s = max(self.backoff_s, _THROTTLED_BACKOFF_S) if fault.is_throttled else self.backoff_s
-        wait_s = self.uniform(0, min(_LONGEST_WAIT_S, backoff_s * 2**count))
+        wait_s = self.uniform(0, min(LONGEST_WAIT_S, backoff_s * 2**count))
         left_s = remaining_s()
         if left_s is not None and wait_s >= left_s:
             raise BudgetExceeded(f"timeout_s leaves no time for a retry: {fault}") from cause

@@ -44,6 +44,8 @@ APPLICATION_ID = 0x54494458
 VERSION = 2
 # Bytes of a chunk; an object's last one is shorter
 CHUNK_BYTES = 1 << 18
+# Least bytes of deleted objects in a transaction that is not the last
+_LOG_BYTES = 1 << 26
 # Content of a stream that is in memory; more is in a file
 _MEMORY_BYTES = 8 << 20
 # SQLite's own wait for locks does not cover the making of a database
@@ -57,7 +59,13 @@ PRAGMA user_version={VERSION};
 COMMIT"""
 # Larger pages make a chunk's list of pages shorter, smaller ones make commits of small objects cheaper. FULL: a commit
 # is on the disk when it returns. Deleted bytes are overwritten: an erasure promises that none is left.
-_PRAGMAS = ("page_size=16384", "synchronous=FULL", "trusted_schema=0", "secure_delete=1", "journal_size_limit=67108864")
+_PRAGMAS = (
+    "page_size=16384",
+    "synchronous=FULL",
+    "trusted_schema=0",
+    "secure_delete=1",
+    f"journal_size_limit={_LOG_BYTES}",
+)
 _MARKS = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
 _OBJECTS = """SELECT name, first, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ?
@@ -113,11 +121,12 @@ class SqliteStorage(SizedStorage):
         doing = f"writing {check_name(name)!r}"
 
         def insert(database: sqlite3.Connection) -> None:
-            if self._remove(name, database) and if_absent:
+            if self._remove(name, database) is not None and if_absent:
                 raise errors.ObjectExists(name, self.uri)
             (first,) = database.execute("SELECT ifnull(max(number), 0) + 1 FROM chunks").fetchone()
-            chunks = enumerate(blocks(content, size_bytes, CHUNK_BYTES, doing), first)
-            database.executemany("INSERT INTO chunks VALUES (?, ?)", chunks)
+            for chunk in enumerate(blocks(content, size_bytes, CHUNK_BYTES, doing), first):
+                # one call each: a signal handler may fork between them, and within none
+                database.execute("INSERT INTO chunks VALUES (?, ?)", chunk)
             database.execute("INSERT INTO objects VALUES (?, ?, ?, ?)", (name, first, size_bytes, self.now_ms()))
 
         self._writes.transact(doing, insert, make=True)
@@ -140,9 +149,19 @@ class SqliteStorage(SizedStorage):
             yield from (info for _, info in page)
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove objects durably, a transaction each: the bytes of many would need as much room in the log."""
-        for name in [check_name(name) for name in names]:
-            self._writes.transact(f"deleting {name!r}", partial(self._remove, name))
+        """Remove objects durably, in transactions of `_LOG_BYTES` or more: the log needs room for all bytes of one."""
+        doomed = [check_name(name) for name in names]
+
+        def delete(database: sqlite3.Connection) -> int:
+            left_bytes = _LOG_BYTES
+            for count, name in enumerate(doomed, 1):
+                left_bytes -= self._remove(name, database) or 0
+                if left_bytes <= 0:
+                    return count
+            return len(doomed)
+
+        while doomed:
+            del doomed[: self._writes.transact(f"deleting {doomed[0]!r} and others", delete)]
 
     def now_ms(self) -> int:
         """Return this machine's time: no other machine writes to the database."""
@@ -173,7 +192,7 @@ class SqliteStorage(SizedStorage):
             # the range is in the chunks from `begin` to `end`, both included
             begin, end = start // CHUNK_BYTES, (start + length - 1) // CHUNK_BYTES
             command = "SELECT data FROM chunks WHERE number BETWEEN ? AND ? ORDER BY number"
-            rows = database.execute(command, (first + begin, first + end))
+            rows = database.execute(command, (first + begin, first + end)).fetchall()
             data = b"".join(chunk for (chunk,) in rows if type(chunk) is bytes)
             expected = min((end + 1) * CHUNK_BYTES, info.size_bytes) - begin * CHUNK_BYTES
             if len(data) != expected:
@@ -193,21 +212,21 @@ class SqliteStorage(SizedStorage):
     def _rows(self, bounds: Any, database: sqlite3.Connection) -> Sequence[tuple[int, ObjectInfo]]:
         """Return first chunks and descriptions of objects. Raises `CorruptFile`."""
         found = []
-        for name, *numbers in database.execute(_OBJECTS, bounds):
+        for name, *numbers in database.execute(_OBJECTS, bounds).fetchall():
             if type(name) is not str or any(type(number) is not int or number < 0 for number in numbers):
                 raise errors.CorruptFile(str(self.path), f"the row of an object has wrong values: {numbers!r:.99}")
             found.append((numbers[0], ObjectInfo(name, *numbers[1:])))
         return found
 
-    def _remove(self, name: str, database: sqlite3.Connection) -> bool:
-        """Remove an object, and return whether it was there."""
+    def _remove(self, name: str, database: sqlite3.Connection) -> int | None:
+        """Remove an object, and return its size in bytes; None: it was not there."""
         with suppress(errors.ObjectNotFound):
             first, info = self._find(name, database)
             numbers = first, first + (info.size_bytes - 1) // CHUNK_BYTES
             database.execute("DELETE FROM chunks WHERE number BETWEEN ? AND ?", numbers)
             database.execute("DELETE FROM objects WHERE name = ?", (name,))
-            return True
-        return False
+            return info.size_bytes
+        return None
 
 
 class _SqliteWriter(Writer):
@@ -234,13 +253,15 @@ class _SqliteWriter(Writer):
     def _drop(self) -> None:
         self._content.close()
 
+    _leave = _drop
+
 
 class _Connection:
     """A connection for one kind of transaction, opened on use. Threads take turns."""
 
     def __init__(self, path: Path, begin: str, timeout_s: float) -> None:
         self._path, self._begin, self._timeout_s = path, begin, timeout_s
-        self.lock, self._is_closed = threading.Lock(), False
+        self.lock, self._is_closed = threading.RLock(), False
         self._database: sqlite3.Connection | None = None
         # device and inode of the open file; None: there was none, and the database is in memory
         self._file: tuple[int, int] | None = None
@@ -352,21 +373,23 @@ def translate(error: sqlite3.Error, *, doing: str, path: Path) -> errors.TieredI
 
 
 _connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
-# one thread forks at a time, and holds the locks of these connections
-_forking, _held = threading.Lock(), list[_Connection]()
+# One thread forks at a time, and holds the locks of these connections. It may have one already: a signal handler forks
+# in a transaction, which finds its connection closed and runs again
+_forking, _held = threading.RLock(), list[list[_Connection]]()
 
 
 def _before_fork() -> None:
     _forking.acquire()
+    _held.append([])
     for connection in list(_connections):
         connection.lock.acquire()
-        _held.append(connection)
+        _held[-1].append(connection)
         connection.drop()
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop().lock.release()
+    for connection in _held.pop():
+        connection.lock.release()
     _forking.release()
 
 

@@ -1,5 +1,6 @@
 """Endpoint and credentials of `gs://` and `az://`, by each cloud's own names."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -85,6 +86,7 @@ def test_azure(uri, environment, endpoint, account, further):
             {"AZURE_STORAGE_CONNECTION_STRING": CONNECTION, "AZURE_STORAGE_USE_EMULATOR": "1"},
             "AZURE_STORAGE_USE_EMULATOR and AZURE_STORAGE_CONNECTION_STRING name different services",
         ),
+        ("acc", {"AZURE_CLOUD": "AzureUSGovernment"}, "AZURE_CLOUD is set and has no effect here"),
         ("acc", {"AZURE_STORAGE_ENDPOINT": "secret:80"}, "AZURE_STORAGE_ENDPOINT is not a URL"),
     ],
 )
@@ -108,6 +110,30 @@ def test_credentials_files_that_google_would_take_are_named(tmp_path: Path):
             google_settings(None, variables)
     file.write_text(json.dumps({"type": "service_account"}))
     assert google_settings(None, variables).arguments == {}
-    for name in ("GCE_METADATA_HOST", "GOOGLE_CLOUD_UNIVERSE_DOMAIN"):
-        with pytest.raises(StorageMisconfigured, match=f"{name} is set and has no effect here"):
-            google_settings(None, {name: "elsewhere"})
+
+
+@pytest.mark.parametrize(
+    ("name", "wins"),
+    [
+        ("GCE_METADATA_HOST", True),
+        ("CLOUDSDK_CONFIG", True),
+        ("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", True),
+        ("CLOUDSDK_CORE_ACCOUNT", True),
+        ("GOOGLE_CLOUD_UNIVERSE_DOMAIN", False),
+        ("GOOGLE_API_USE_MTLS_ENDPOINT", False),
+        ("GOOGLE_CLOUD_QUOTA_PROJECT", False),
+        ("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", False),
+    ],
+)
+def test_names_of_googles_tools_without_effect_are_refused_unless_other_credentials_win(name, wins):
+    told = f"{name} is set and has no effect here: unset it"
+    with pytest.raises(StorageMisconfigured, match=told):
+        google_settings(None, {name: "elsewhere"})
+    with contextlib.nullcontext() if wins else pytest.raises(StorageMisconfigured, match=told):
+        google_settings(None, {name: "elsewhere", "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"})
+
+
+def test_names_that_agree_with_the_usual_cloud_are_accepted():
+    google = {"GOOGLE_API_USE_MTLS_ENDPOINT": "auto", "CLOUDSDK_CORE_PROJECT": "p", "GOOGLE_CLOUD_PROJECT": "p"}
+    assert google_settings(None, google).arguments == {}
+    assert azure_settings("acc", None, {"AZURE_CLOUD": "AzureCloud"}).endpoint is None
