@@ -229,8 +229,8 @@ log-positions-go-back: a record with smaller positions decreases the log's posit
   tests/unit/service/test_checkpoints.py::test_from_every_checkpoint_the_state_is_the_fold_of_all_records
 sqlite-rows-outside-their-transaction: a kill leaves rows of an object that was not named
   in SqliteStorage.insert
-  - database.executemany("INSERT INTO chunks VALUES (?, ?)", chunks)
-  + database.executemany("INSERT INTO chunks VALUES (?, ?)", chunks), database.execute("COMMIT")
+  - database.execute("INSERT INTO objects VALUES (?, ?, ?, ?)",
+  + database.execute("COMMIT"), database.execute("INSERT INTO objects VALUES (?, ?, ?, ?)",
   tests/storage/test_sqlite_crashes.py::test_a_kill_at_any_statement_leaves_old_or_new[put]
 writer-shows-half-an-object: an object appears although its writer failed in the middle
   in Writer.__exit__

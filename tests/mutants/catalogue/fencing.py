@@ -128,7 +128,7 @@ local-put-if-absent-renames: put-if-absent overwrites an object that appeared me
   tests/storage/test_local_crashes.py::test_an_object_that_appears_during_a_put_if_absent_is_kept
 sqlite-put-if-absent-replaces: put-if-absent replaces an object that appeared meanwhile
   in SqliteStorage.insert
-  - if self._remove(name, database) and if_absent:
-  + if self._remove(name, database) and False:
+  - if self._remove(name, database) is not None and if_absent:
+  + if self._remove(name, database) is not None and False:
   tests/storage/test_sqlite_rows.py::test_an_object_that_exists_is_refused_with_all_its_rows
 """)
