@@ -119,7 +119,7 @@ class ViewBatch:
         high: Int64,
         most: Int64,
         stored: bool = False,
-        after: tuple[int, ...] | None = None,
+        after: Int64 | None = None,
     ) -> None: ...
     @property
     def left(self) -> list[int]: ...
@@ -145,5 +145,5 @@ class Answers:
         end_ms: object,
         max_count: object,
         has_topics: bool = True,
+        after: tuple[int, ...] | None = None,
     ) -> Any: ...
-    def answer(self, rows: ViewRows, key: str, second_max: int, about: Any, has_topics: bool = True) -> Any: ...

@@ -1633,6 +1633,8 @@ cdef class ViewBatch:
     """Many lookups in the files of a view. `find` searches for some of them, and may run in several threads.
 
     A lookup has the number of its topic in `topics`, normal hashes by the rules abs and mask, and inclusive seconds.
+    `after` (i64, n x 3) has the end of the page before: second, offset and queue. The greatest second (or None in place
+    of all) stands for a lookup that begins at its newest row.
     With `stored` it also searches files in a storage that is a local folder.
     """
     cdef View view
@@ -1657,18 +1659,17 @@ cdef class ViewBatch:
     cdef int64_t *ranges
     cdef int64_t *topics
     cdef int32_t *ids
-    # the end of the page before, if the only lookup has one
+    # the end of the page before of each lookup: second, offset and queue
     cdef bint has_after
-    cdef int64_t[3] after
+    cdef const int64_t[:, ::1] after
 
     def __init__(
         self, View view not None, list topics not None, topic_index, key_hash, masked_hash, fingerprint, low, high,
-        most, bint stored=False, tuple after=None,
+        most, bint stored=False, after=None,
     ):
         cdef Py_ssize_t number, count, topic_count = len(topics)
         cdef Place *place
-        if after is not None:
-            self.has_after, (self.after[0], self.after[1], self.after[2]) = True, after
+        self.has_after = after is not None
         self.view, self.count = view, view.count
         self.topic_index, self.key_hash, self.masked_hash = topic_index, key_hash, masked_hash
         self.fingerprint, self.low, self.high, self.most = fingerprint, low, high, most
@@ -1677,6 +1678,10 @@ cdef class ViewBatch:
             fail("there are fewer hashes than lookups")
         if min(self.low.shape[0], self.high.shape[0], self.most.shape[0]) < count:
             fail("there are fewer bounds than lookups")
+        if self.has_after:
+            self.after = after
+            if self.after.shape[0] < count or self.after.shape[1] != 3:
+                fail("there are fewer ends of pages than lookups, or they do not have three numbers")
         for number in range(count):
             if self.key_hash[number] < 0 or self.masked_hash[number] < 0 or self.most[number] < 0:
                 fail("a lookup has no normal hash, or asks for less than no rows")
@@ -2077,9 +2082,12 @@ cdef class ViewBatch:
         asked.low, asked.high = self.low[lookup], self.high[lookup]
         asked.most = min(self.most[lookup], <int64_t>1 << 60)
         asked.shown_hash, asked.fingerprint = <uint32_t>self.key_hash[lookup], self.fingerprint[lookup]
-        asked.has_after, asked.ids, asked.id_count = self.has_after, NULL, -1
-        if self.has_after:
-            asked.after[0], asked.after[1], asked.after[2] = self.after[0], self.after[1], self.after[2]
+        # a lookup that continues no page has a second that no entry has
+        asked.has_after = self.has_after and self.after[lookup, 0] < INT64_MAX
+        asked.ids, asked.id_count = NULL, -1
+        if asked.has_after:
+            asked.after[0], asked.after[1] = self.after[lookup, 0], self.after[lookup, 1]
+            asked.after[2] = self.after[lookup, 2]
         if at >= 0:
             while end - at > 1:
                 middle = (at + end) >> 1
@@ -2283,8 +2291,9 @@ cdef class ViewBatch:
                     )
             if done == NO_MEMORY:
                 return NO_MEMORY
-            if done == 0 and found.count == before and asked.low <= file.second_min and asked.high >= file.second_max:
-                missed[0] = lookup
+            if done == 0 and found.count == before and not asked.has_after:
+                if asked.low <= file.second_min and asked.high >= file.second_max:
+                    missed[0] = lookup
             if self.end(number, lookup, asked.most, before, done, part) < 0:
                 return NO_MEMORY
         return waiting
@@ -2292,7 +2301,7 @@ cdef class ViewBatch:
 
 @cython.final
 cdef class Answers:
-    """Answers plain lookups: those that need only the files of a view, and have no budget and no cursor.
+    """Answers plain lookups: those that need only the files of a view, and have no budget.
 
     An answer is a `kind`. Its `_later` is a `ViewRows`, whose `fields` makes the answer's fields on first access. Its
     `plain_items` is the `ItemForm` of the items; None: it makes them, too.
@@ -2309,10 +2318,13 @@ cdef class Answers:
         self.fields, self.plain_items = fields, fields.plain_items
         self.kind, self.most_topic, self.most_key, self.last_millisecond = kind, most_topic, most_key, last_millisecond
 
-    def find(self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True):
+    def find(
+        self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True, tuple after=None
+    ):
         """Return the answer to a lookup. None: the caller has to check the arguments, or to search some files.
 
-        Without `has_topics` the result is also None if the view has neither rows nor the topic.
+        `after` is the end of the page before: second, offset and queue. Without `has_topics` the result is also None if
+        the view has neither rows nor the topic.
         """
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked
@@ -2331,22 +2343,17 @@ cdef class Answers:
         java, second = java * 31 + 35, second * <uint32_t>0x9E3779B1 + 35
         add_units(key, &java, &second)
         masked = java & 0x7FFFFFFF
-        rows = view.begun(topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low, high, most)
-        if not view.seek(rows, mixed32(second), None, True) or rows.has_left:
+        rows = view.begun(
+            topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low,
+            high if after is None else min(high, <int64_t>after[0]), most,
+        )
+        # nobody needs it for a later page
+        rows.knows_topic = after is not None
+        if not view.seek(rows, mixed32(second), after, True) or rows.has_left:
             return None
-        return self.answer(rows, key, high, about, has_topics)
-
-    def answer(self, ViewRows rows not None, key, int64_t second_max, about, bint has_topics=True):
-        """Return the answer to a lookup up to `second_max`, of rows that a view found without the caller's help.
-
-        Without `has_topics` the result is None if the view has neither rows nor the topic.
-        """
         if not has_topics and not rows.found.count and not rows.knows_topic:
             return None
-        return self.made(rows, key, second_max, about)
-
-    cdef made(self, ViewRows rows, key, int64_t second_max, about):
-        rows.key, rows.second_max, rows.about = key, second_max, about
+        rows.key, rows.second_max, rows.about = key, high, about
         rows.fields, rows.plain_items = self.fields, self.plain_items
         result = new(self.kind)
         PyObject_GenericSetAttr(result, "_later", rows)

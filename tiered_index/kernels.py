@@ -30,7 +30,7 @@ _core: ModuleType | None
 _views: ModuleType
 
 # the revision of the core that this package needs
-_REVISION = 21
+_REVISION = 22
 
 
 def _loaded(name: str) -> ModuleType:

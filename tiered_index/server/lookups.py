@@ -492,7 +492,5 @@ def _for_caller(caller: Caller, answer: Any) -> Any:
     )
     if isinstance(answer, QueryResults):
         answer.freshness = freshness
-        # those of lookups with a cursor
-        answer.pages = {number: _for_caller(caller, page) for number, page in answer.pages.items()}
         return answer
     return replace(answer, seen=answer.seen._replace(freshness=freshness))

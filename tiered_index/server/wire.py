@@ -117,11 +117,10 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
 
     `cursors` has the cursors of truncated answers by the lookup's number, `partial` the numbers of partial answers.
     """
-    truncated = {number for number in results.more.nonzero()[0].tolist() if number not in results.pages}
-    truncated |= {number for number, page in results.pages.items() if page.cursor is not None}
+    truncated = results.more.nonzero()[0].tolist()
     return {
         "status": "partial" if results.failed else "truncated" if truncated else "complete",
-        "cursors": {str(number): results[number].cursor for number in sorted(truncated)},
+        "cursors": {str(number): results[number].cursor for number in truncated},
         "partial": [number for number, result in enumerate(results) if result.failed] if results.failed else [],
         "failed": redaction.document([report.to_dict() for report in results.failed]),
         "explain": redaction.document(results.explain.to_dict(files=files)),

@@ -481,16 +481,10 @@ class IndexService(Lookups[ItemT]):
         engine = self._engine
         if engine.plain is None or is_traced() or not is_plain(key) or (whole := self._whole_view(topic, key)) is None:
             return None
-        view, about, has_topics = whole
-        if len(view.labels) > _FILES_NOW:
+        if len(whole[0].labels) > _FILES_NOW:
             return None
-        if cursor is None:
-            find = engine.plain.find
-            return find(  # type: ignore[no-any-return]
-                view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics
-            )
         with contextlib.suppress(InvalidArgument, InvalidCursor):
-            return engine.page(whole, engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor))
+            return engine.plain_answer(whole, topic, key, begin_ms, end_ms, max_count, cursor)
         return None
 
     # State

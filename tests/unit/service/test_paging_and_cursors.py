@@ -1,6 +1,7 @@
 """Answer order, identity, pages and cursors are the same in every state of a file."""
 
 import base64
+import dataclasses
 import json
 import string
 import zlib
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.pages import items_by_pages
-from tiered_index import Lookup
+from tiered_index import Lookup, kernels
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
@@ -233,3 +234,38 @@ def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
     assert ([item.offset for item in result], result.status) == ([2], "truncated")
     assert result.explain.files_skipped == 2
     assert [item.offset for item in index.query("t", "k", cursor=result.cursor)] == [1, 0]
+
+
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "numpy"])
+def test_pages_of_many_keys_are_read_together(open_index, monkeypatch, is_compiled):
+    """Each page equals that of a single lookup, and a file is read once for all of them."""
+    if not is_compiled:
+        monkeypatch.setattr(kernels, "_core", None)
+    index = open_index(local_keep_s=0, items=1000)
+    keys = [*(f"k{number}" for number in range(5)), "absent"]
+    for number in range(60):
+        # several entries of a second, on both sides of the end of a page
+        index.put("t", number % 3, keys[number % 5], number, 1, T + number // 20 * 1000)
+    index.flush()
+    for state in ("unsealed", "uploaded"):
+        found = {key: [] for key in keys}
+        asked = [Lookup(topic="t", key=key, max_count=3) for key in keys]
+        while asked:
+            # a lookup from the newest entry on, beside pages of others
+            asked.append(Lookup(topic="t", key="k0", max_count=5))
+            answers = index.query_many(asked)
+            for one, answer in zip(asked, answers, strict=True):
+                alone = index.query("t", one.key, max_count=one.max_count, cursor=one.cursor)
+                assert dataclasses.replace(answer, explain=alone.explain) == alone
+                assert answer.explain is answers.explain
+            read = [report.outcome for report in answers.explain.files]
+            assert read == ["read"], (state, read)
+            pages = list(zip(asked, answers, strict=True))[:-1]
+            for one, answer in pages:
+                found[one.key] += [item.offset for item in answer]
+            asked = [dataclasses.replace(one, cursor=answer.cursor) for one, answer in pages if answer.cursor]
+        for key, offsets in found.items():
+            assert offsets == [item.offset for item in index.query("t", key)], key
+            assert len(offsets) == (0 if key == "absent" else 12)
+        index.seal()
+        index.run_lifecycle()

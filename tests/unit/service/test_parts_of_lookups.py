@@ -15,7 +15,7 @@ from tiered_index.format.trailer import BLOCK_DTYPE, Run
 from tiered_index.service.read.batch import LookupBatch, Matches, matching
 from tiered_index.service.read.file_search import _GiantSlot, scan_runs
 from tiered_index.service.read.lookup_columns import LookupColumns, check_lookups
-from tiered_index.service.read.rows import PreparedLookup
+from tiered_index.service.read.rows import PreparedLookup, encode_cursor, query_digest
 
 
 def slot(batch, spans, *, ordered):
@@ -160,7 +160,9 @@ def test_both_ends_of_the_range_are_in_it(count):
 
 LOOKUPS = [
     Lookup(topic="t", key="a", begin_ms=1_999, max_count=2**63),
-    Lookup(topic="u", key="é", end_ms=5_000, max_count=3, cursor="c"),
+    Lookup(
+        topic="u", key="é", end_ms=5_000, max_count=3, cursor=encode_cursor((4, 3, 2), query_digest("u", "é", 0, 5))
+    ),
     Lookup(topic="t", key="𝄞", begin_ms=0, end_ms=2**70),
 ]
 
@@ -172,7 +174,7 @@ def test_columns_are_the_lookups_they_were_made_of():
     assert LookupColumns.of(LOOKUPS[::2]).counts_of_topics() == {"t": 2**63 + 64}
     assert check_lookups(columns) is columns
     one, other = LookupBatch(LOOKUPS), LookupBatch(columns)
-    assert (one.topics, one.continued) == (other.topics, other.continued) == (["t", "u"], [1])
+    assert (one.topics, one.after) == (other.topics, other.after) == (["t", "u"], {1: (4, 3, 2)})
     for name in ("topic_index", "second_min", "second_max", "max_count", "key_hash", "fingerprint"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
 

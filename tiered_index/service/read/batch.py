@@ -36,9 +36,12 @@ from tiered_index.service.read.rows import (
     check_key,
     check_topic,
     concatenate,
+    core_supports,
+    decode_cursor,
     differing,
     in_answer_order,
     in_one_order,
+    query_digest,
     stable_order,
     with_repeats,
 )
@@ -106,7 +109,7 @@ def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32], 
     bounds = batch.second_min, batch.second_max, batch.max_count
     asked = batch.topic_index, batch.key_hash, masked_hash, batch.fingerprint, *bounds
     return core.ViewBatch(  # type: ignore[no-any-return]
-        view, batch.topics, *map(np.ascontiguousarray, asked), stored, batch.after
+        view, batch.topics, *map(np.ascontiguousarray, asked), stored, batch.after_rows
     )
 
 
@@ -167,19 +170,21 @@ class LookupBatch:
 
     - `key_hash` (i32, n): the hashes to search, by hash rule ``abs``, or by the rule given to `under`.
     - `queues`: by (topic number, queue), the epoch second before which entries were erased.
-    - `after`: the end of the page before, if the only lookup continues an answer.
+    - `after`: the end of the page before, by the number of each lookup that continues an answer.
+    - `range_ends` (i64, n): the last second of each range; `second_max` is at most that of the end of the page before.
     - `others`: batches of the same lookups by other spellings of their keys; lookups without one have an empty range.
     - `allow_partial`: a slot group that can't be read is damage of the lookups that need it. Others are answered.
     """
 
     queues: Mapping[tuple[int, int], int] = MappingProxyType({})
-    after: OrderKey | None = None
+    after: Mapping[int, OrderKey] = MappingProxyType({})
     others: tuple[Any, ...] = ()
     allow_partial = False
     is_one = False
     """Whether `of_one` made it: then Python's numbers are many times as fast as arrays."""
 
-    def __init__(self, lookups: Sequence[Lookup], *, allow_partial: bool = False) -> None:
+    def __init__(self, lookups: Sequence[Lookup], *, allow_partial: bool = False, order_columns: int = 3) -> None:
+        """`order_columns`: the number of columns of an order key. Raises `InvalidCursor`, too."""
         self.allow_partial = allow_partial
         asked = lookups if isinstance(lookups, LookupColumns) else LookupColumns.of(lookups)
         self.lookups: Sequence[Lookup | PreparedLookup] = lookups
@@ -193,10 +198,7 @@ class LookupBatch:
         else:
             self.topic_index = np.zeros(len(lookups), np.int64)
         self.second_min, self.second_max, self.max_count = asked.ranges()
-        # the lookups that continue an answer
-        self.continued: list[int] = []
-        if asked.cursors.count(None) < len(lookups):
-            self.continued = [number for number, cursor in enumerate(asked.cursors) if cursor is not None]
+        self.range_ends = self.second_max
         try:
             units = code_units(asked.keys)
         except (TypeError, ValueError):  # also Arrow's errors; `check_key` raises one that names the key
@@ -211,14 +213,30 @@ class LookupBatch:
                 check_key(key)
         self.java_hash, self.fingerprint = java_hash_batch(self.topics or ["-"], self.topic_index, units)
         self.key_hash = key_hashes(self.java_hash, "abs")
+        if asked.cursors.count(None) < len(lookups):
+            self._continue(asked, order_columns)
         self.others = self._other_spellings(asked.keys, units)
+
+    def _continue(self, asked: LookupColumns, order_columns: int) -> None:
+        """Set where the lookups with a cursor begin. Raises `InvalidCursor`."""
+        topics = map(self.topics.__getitem__, self.topic_index.tolist())
+        ranges = zip(self.second_min.tolist(), self.range_ends.tolist(), strict=True)
+        each = zip(asked.cursors, topics, asked.keys, ranges, strict=True)
+        self.after = {
+            number: decode_cursor(cursor, query_digest(topic, key, *within), order_columns)
+            for number, (cursor, topic, key, within) in enumerate(each)
+            if cursor is not None
+        }
+        self.second_max = self.range_ends.copy()
+        for number, (second, *_) in self.after.items():
+            self.second_max[number] = max(NEVER, min(int(self.range_ends[number]), second))
 
     @classmethod
     def of_one(cls, lookup: PreparedLookup) -> LookupBatch:
         """Return a batch of one lookup, up to the end of the page before if it continues an answer."""
         made = cls.__new__(cls)
         made.lookups = (lookup,)
-        made.topics, made.topic_index, made.continued = [lookup.topic], _ZERO, []
+        made.topics, made.topic_index = [lookup.topic], _ZERO
         # both hashes differ exactly if the Java hash is negative
         java_hash = lookup.masked_hash - (0 if lookup.key_hash == lookup.masked_hash else 2**31)
         second_max = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
@@ -229,18 +247,26 @@ class LookupBatch:
         made.java_hash, made.key_hash = hashes[:1], hashes[1:]
         made.fingerprint = np.array([lookup.fingerprint], np.uint32)
         made.first = lookup.key_hash, lookup.fingerprint, lookup.second_min, second_max
-        made.after, made.is_one = lookup.after, True
+        made.is_one = True
+        if lookup.after is not None:
+            made.after = {0: lookup.after}
         if lookup.others:
             made.others = tuple(map(cls.of_one, lookup.others))
         return made
 
     @property
     def fits_core(self) -> bool:
-        """Whether the compiled core can search for it: no entries of queues were erased, and it supports the cursor."""
-        after = self.after
-        if after is not None and (len(after) != 3 or not all(-(2**63) <= bound < 2**63 for bound in after)):
-            return False
-        return not self.queues
+        """Whether the compiled core can search: it supports the cursors, and no entries of queues were erased."""
+        return not self.queues and all(map(core_supports, self.after.values()))
+
+    @cached_property
+    def after_rows(self) -> npt.NDArray[np.int64] | None:
+        """The ends of the pages before (i64, n x 3) for the compiled core; None: no lookup continues an answer."""
+        if not self.after:
+            return None
+        ends = np.full((len(self), 3), -NEVER - 1)
+        ends[list(self.after)] = list(self.after.values())
+        return ends
 
     def _other_spellings(self, keys: Sequence[str], units: CodeUnits) -> tuple[Self, ...]:
         """Return batches that have only the lookups whose key has one or two other spellings, by these."""
@@ -294,8 +320,8 @@ class LookupBatch:
         made.queues = {(at, queue): begin for at, one in found.items() for queue, begin in one.queues.items()}
         return made
 
-    def behind(self, after: OrderKey) -> Self:
-        """Return this batch of one lookup with another end of the page before."""
+    def behind(self, after: Mapping[int, OrderKey]) -> Self:
+        """Return this batch with other ends of the pages before."""
         made = self._copy()
         made.after = after
         return made
@@ -394,10 +420,22 @@ class LookupBatch:
         for name in rows.dtype.names or ():
             if name not in ("second", "key_hash"):
                 rows[name] = items[name][kept]
-        if self.after is not None:
-            later = are_after(rows, self.after, schema)
+        if self.after and len(kept):
+            later = self._are_after(lookups[kept], rows, schema)
             kept, rows = kept[later], rows[later]
         return Matches(lookups[kept], rows)
+
+    def _are_after(self, owners: npt.NDArray[np.int64], rows: Array, schema: Schema) -> npt.NDArray[np.bool_]:
+        """Return which rows (bool, m) come after the end of the page before of their lookup (`owners`, m)."""
+        if self.is_one:
+            return are_after(rows, self.after[0], schema)
+        later = np.ones(len(rows), bool)
+        order = stable_order(owners)
+        ordered = owners[order]
+        for number in self.after.keys() & set(owners.tolist()):
+            own = order[np.searchsorted(ordered, number) : np.searchsorted(ordered, number, "right")]
+            later[own] = are_after(rows[own], self.after[number], schema)
+        return later
 
     @cached_property
     def _topic_places(self) -> dict[str, int]:

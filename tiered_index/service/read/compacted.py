@@ -143,11 +143,12 @@ class StorageBytes:
         if not away.all() and cold.prepare_search(stored):
             away = away | cold.filters.excludes_many(stored, batch.filter_hashes(keyed=cold.keyed))
         found = collected(search_file(self, batch, away))
-        if batch.after is not None or (batch.is_one and len(found.rows)):
-            # a page does not show what the file lacks
+        if batch.is_one and len(found.rows):
             return found
         missed = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
         missed[found.lookups] = False
+        # a page does not show what the file lacks
+        missed[list(batch.after)] = False
         for lacking, _ in found.damage:
             missed[lacking] = False
         if missed.any():

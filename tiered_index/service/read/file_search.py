@@ -267,9 +267,10 @@ class _GiantSlot:
         )
         self.runs = [runs[place] for place in order.tolist()]
         self._newest, self._counts = second_max, np.array([[run.count] for run in self.runs])
-        if batch.after is not None:
-            # the page before may have all entries of such a block
-            self._counts[second_min == batch.after[0]] = 0
+        if batch.after:
+            # the page before may have all entries of a block that begins in its last second
+            is_continued = np.isin(lookups, list(batch.after))
+            self._counts = np.where((second_min == batch.second_max[lookups]) & is_continued, 0, self._counts)
         self._places = {run.offset: place for place, run in enumerate(self.runs)}
         hashes = batch.key_hash[lookups]
         # which lookups may have answers in each block (bool, blocks x lookups)

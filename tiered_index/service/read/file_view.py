@@ -23,7 +23,7 @@ from tiered_index.service.log.records import LostObject, StoredObject
 from tiered_index.service.read.batch import LookupBatch, Matches, in_core
 from tiered_index.service.read.catalog import FileLabel, Handle, label_of
 from tiered_index.service.read.compacted import CompactedFile
-from tiered_index.service.read.rows import MOST_ROWS, PreparedLookup
+from tiered_index.service.read.rows import MOST_ROWS, PreparedLookup, core_supports
 from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.service.read.window_table import WindowTable
 from tiered_index.storage.base import OpenObject
@@ -254,9 +254,9 @@ class LocalView:
         None: the caller has to search file by file, because two rows may be one answer, or the core does not support
         the cursor.
         """
-        after, high = lookup.page_end, lookup.second_max
-        if lookup.after is not None:
-            if after is None:
+        after, high = lookup.after, lookup.second_max
+        if after is not None:
+            if not core_supports(after):
                 return None
             high = min(high, after[0])
         hashes = lookup.key_hash, lookup.masked_hash, lookup.fingerprint

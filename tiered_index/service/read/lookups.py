@@ -106,16 +106,12 @@ class Lookups(ABC, Generic[ItemT]):
         engine = self._engine
         bounds = LookupLimits(**limits) if limits else NO_LIMITS
         is_plain_call = engine.plain is not None and not is_traced() and is_plain(key)
-        whole = self._whole_view(topic, key, bool(limits)) if is_plain_call else None
-        if whole is not None and engine.plain is not None and cursor is None:
-            view, about, has_topics = whole
-            found = engine.plain.find(view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics)
+        if is_plain_call and (whole := self._whole_view(topic, key, bool(limits))) is not None:
+            found = engine.plain_answer(whole, topic, key, begin_ms, end_ms, max_count, cursor)
             if found is not None:
-                return found  # type: ignore[no-any-return]
+                return found
         self._check_open()
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
-        if whole is not None and cursor is not None and (page := engine.page(whole, lookup)) is not None:
-            return page
         return self._answer("query", lambda run: engine.query(run, lookup), allow_partial, bounds)
 
     def query_all(

@@ -25,7 +25,7 @@ from tiered_index.kernels import compiled_views
 from tiered_index.retention import NOTHING as NOTHING_EXPIRED
 from tiered_index.retention import Expired
 from tiered_index.service.read.batch import Damage, LookupBatch, MatchAccumulator, Matches
-from tiered_index.service.read.budget import NOTHING, RequestStats, add_up
+from tiered_index.service.read.budget import NOTHING, RequestStats
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import MissingObject
 from tiered_index.service.read.file_view import Noted, Partly, WholeView, reports_of
@@ -40,6 +40,7 @@ from tiered_index.service.read.rows import (
     check_range,
     check_schema,
     check_topic,
+    core_supports,
     cursor_after,
     decode_cursor,
     query_digest,
@@ -137,13 +138,13 @@ class QueryEngine:
         ]
         return first._replace(others=tuple(others)) if others else first
 
-    def query(self, run: LookupRun, lookup: PreparedLookup, elsewhere: RequestStats = NOTHING) -> QueryResult[Any]:
-        """Answer one lookup. `elsewhere` is the cost before it. Raises the errors of `IndexService.query`."""
+    def query(self, run: LookupRun, lookup: PreparedLookup) -> QueryResult[Any]:
+        """Answer one lookup. Raises the errors of `IndexService.query`."""
         started = time.perf_counter()
         scan = LookupScan(self.schema, LookupBatch.of_one(lookup), skips=True)
         handles = self._search(run, scan, lookup)
         rows, _, (more,), folded = scan.answers.answers()
-        told = _explain(run, scan, started, elsewhere, self._fold(folded))
+        told = _explain(run, scan, started, self._fold(folded))
         failed = tuple([report for report, _ in scan.errors])
         asked, logs = (lookup.topic, lookup.second_min, lookup.second_max), run.files.logs
         unknown = () if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles, scan.viewed)
@@ -157,45 +158,53 @@ class QueryEngine:
         )
         return _within_budget(run, scan, result)
 
-    def page(self, whole: WholeView, lookup: PreparedLookup) -> QueryResult[Any] | None:
-        """Answer a lookup from a view. None: the caller has to search some files."""
-        if lookup.others:
+    def plain_answer(
+        self,
+        whole: WholeView,
+        topic: str,
+        key: str,
+        begin_ms: int | None,
+        end_ms: int | None,
+        max_count: int,
+        cursor: str | None,
+    ) -> QueryResult[Any] | None:
+        """Answer a lookup of a plain key by one call of the core.
+
+        None: the caller has to check the arguments, or to search some files. Raises as `prepare` if there is a cursor.
+        """
+        if self.plain is None:
             return None
         view, about, has_topics = whole
-        found = view.find(lookup)
-        if self.plain is None or found is None or found.has_left:
-            return None
-        return self.plain.answer(  # type: ignore[no-any-return]
-            found, lookup.key, lookup.second_max, about, has_topics
+        after = None
+        if cursor is not None:
+            after = self.prepare(topic, key, begin_ms, end_ms, max_count, cursor).after
+            if after is None or not core_supports(after):
+                return None
+        return self.plain.find(  # type: ignore[no-any-return]
+            view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics, after
         )
 
     def query_many(self, run: LookupRun, lookups: Sequence[Lookup]) -> QueryResults[Any]:
         """Answer many lookups. Raises the errors of `query`. Unlike for `query`, newer answers don't skip files."""
         started = time.perf_counter()
-        batch = LookupBatch(lookups, allow_partial=run.allow_partial)
-        # lookups with a cursor are answered one by one
-        pages, short = self._pages(run, {number: lookups[number] for number in batch.continued})
-        costs = [page.explain for page in pages.values()]
+        columns = 3 + len(self.schema.identity_extra)
+        batch = LookupBatch(lookups, allow_partial=run.allow_partial, order_columns=columns)
         scan = LookupScan(self.schema, batch)
-        handles = self._search(run, scan) if len(lookups) > len(pages) else ()
+        handles = self._search(run, scan) if lookups else ()
         answers = scan.answers.answers()
-        told = _explain(run, scan, started, RequestStats.of(*costs), self._fold(answers.folded))
         logs = run.files.logs
         results = QueryResults(
             batch=batch,
             answers=answers,
             failed=tuple([report for report, _ in scan.errors]),
-            told=partial(_with_pages, told, costs) if costs else told,
+            told=_explain(run, scan, started, self._fold(answers.folded)),
             freshness=run.files.freshness,
             unknown=frozenset(_unknown(batch.topics, handles)),
             schema=self.schema,
             form=self.form,
-            pages=pages,
             provenance=logs.provenance if logs.lost or logs.expired else None,
             lacking=scan.lacking,
         )
-        if short is not None and not scan.errors:
-            raise BudgetExceeded(str(short), failed=results.failed, result=results) from short
         return _within_budget(run, scan, results)
 
     def _search(self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None = None) -> Sequence[Handle]:
@@ -240,24 +249,6 @@ class QueryEngine:
         handles = files.handles(*within)
         return handles, handles
 
-    def _pages(
-        self, run: LookupRun, lookups: Mapping[int, Lookup]
-    ) -> tuple[dict[int, QueryResult[Any]], BudgetExceeded | None]:
-        """Return the answers of lookups, one by one, and the first budget error."""
-        pages: dict[int, QueryResult[Any]] = {}
-        short: BudgetExceeded | None = None
-        for number, one in lookups.items():
-            elsewhere = RequestStats.of(*(page.explain for page in pages.values()))
-            asked = self.prepare(one.topic, one.key, one.begin_ms, one.end_ms, one.max_count, one.cursor)
-            try:
-                pages[number] = self.query(run, asked, elsewhere)
-            except BudgetExceeded as error:
-                if not isinstance(error.result, QueryResult):
-                    raise
-                short = short or error
-                pages[number] = error.result
-        return pages, short
-
     def topics(self, run: LookupRun, handles: Sequence[Handle], second_min: int, second_max: int) -> TopicsResult:
         """Return the topics of files that overlap the inclusive epoch seconds. Raises the errors of `query`."""
         started = time.perf_counter()
@@ -276,7 +267,7 @@ class QueryEngine:
             topics=tuple(sums[name] for name in sorted(sums)),
             status="partial" if failed else "complete",
             failed=failed,
-            explain=_explain(run, scan, started, NOTHING, 0)(),
+            explain=_explain(run, scan, started, 0)(),
             seen=logs.provenance(freshness_of(run.files.freshness, sums), (), None, second_min, second_max),
         )
         return _within_budget(run, scan, result)
@@ -443,19 +434,13 @@ class ViewFields:
         return cursor_after(self._rows(found), self._schema, *asked)
 
 
-def _explain(run: LookupRun, scan: Scan, started: float, elsewhere: RequestStats, folded: int) -> Callable[[], Explain]:
-    """Return a function that makes the `Explain` of a pass. Cost besides files and `elsewhere` is that of the log."""
+def _explain(run: LookupRun, scan: Scan, started: float, folded: int) -> Callable[[], Explain]:
+    """Return a function that makes the `Explain` of a pass. Cost besides files is that of the log."""
     # counted now, because an abandoned search may still make a request
-    total, elapsed_s = run.budget.spent() - elsewhere, time.perf_counter() - started
+    total, elapsed_s = run.budget.spent(), time.perf_counter() - started
     return partial(
         _explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, scan.viewed, run.prices
     )
-
-
-def _with_pages(told: Callable[[], Explain], pages: Sequence[Explain]) -> Explain:
-    """Return the cost of a pass together with that of `pages`."""
-    explain = told()
-    return add_up([explain, *pages], (), explain.elapsed_ms)
 
 
 def _explained(

@@ -142,8 +142,7 @@ class AnswerForm:
 class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups. Each `QueryResult` is made on first use.
 
-    - `explain` covers the whole batch, also in each result. `told` returns it. A lookup with a cursor is answered
-      alone and has its own.
+    - `explain` covers the whole batch, also in each result. `told` returns it.
     - `failed` names the files that could not be read, with `allow_partial`.
     - `freshness`: see `QueryResult`. `unknown` has the topics that no file has.
     - `provenance` is `Logs.provenance`; None: nothing is lost and nothing has expired.
@@ -159,17 +158,12 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     unknown: Collection[str]
     schema: Schema
     form: AnswerForm
-    pages: Mapping[int, QueryResult[ItemT]]
     provenance: Callable[..., Provenance] | None = None
     lacking: Mapping[tuple[str | None, str], Collection[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows, self.starts, self.more, _ = self.answers
         self.freshness = freshness_of(self.freshness, self.batch.topics)
-        self._failed = self.failed
-        if self.pages:
-            reports = [*self.failed, *(report for page in self.pages.values() for report in page.failed)]
-            self.failed = tuple({(report.source, report.file): report for report in reports}.values())
 
     @cached_property
     def explain(self) -> Explain:
@@ -178,9 +172,9 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     @cached_property
     def _numbers(self) -> list[tuple[int, int, int, int, bool]]:
-        """For each answer: begin and end of its rows, its inclusive seconds, and whether there are more rows."""
+        """For each answer: begin and end of its rows, its inclusive range, and whether there are more rows."""
         starts, batch = self.starts.tolist(), self.batch
-        bounds = (batch.second_min.tolist(), batch.second_max.tolist(), self.more.tolist())
+        bounds = (batch.second_min.tolist(), batch.range_ends.tolist(), self.more.tolist())
         return list(zip(starts[:-1], starts[1:], *bounds, strict=True))
 
     def __len__(self) -> int:
@@ -194,10 +188,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         """The number of entries of each answer (i64, n)."""
-        counts = np.diff(self.starts)
-        for number, page in self.pages.items():
-            counts[number] = len(page)
-        return counts
+        return np.diff(self.starts)
 
     def counts_of_topics(self) -> dict[str, int]:
         """Return the number of entries of each topic."""
@@ -208,13 +199,12 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     @property
     def is_plain(self) -> npt.NDArray[np.bool_]:
         """The answers (bool, n) that are complete and have only entries: no loss, no unknown topic."""
-        if self._failed or self.provenance is not None:
+        if self.failed or self.provenance is not None:
             return np.zeros(len(self), bool)
         plain = ~self.more
         if self.unknown:
             unknown = np.array([topic in self.unknown for topic in self.batch.topics], bool)
             plain &= ~unknown[self.batch.topic_index] | (np.diff(self.starts) > 0)
-        plain[list(self.pages)] = False
         return plain
 
     def to_arrow(self) -> pa.Table:
@@ -230,16 +220,11 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             raise InvalidArgument(
                 f"the index's entries have a column {clash!r}, which the table of answers needs for itself"
             )
-        if self.pages:
-            tables = [result.to_arrow() for result in self]
-            counts = np.array([len(table) for table in tables], np.int64)
-            table = pa.concat_tables(tables)
-        else:
-            counts, topics = np.diff(self.starts), self.batch.topics
-            table = self.form.table(topics[0] if topics else "", self.rows)
-            if len(topics) > 1:
-                named = pa.array(topics, pa.string()).take(pa.array(np.repeat(self.batch.topic_index, counts)))
-                table = table.set_column(table.column_names.index("topic"), "topic", named)
+        counts, topics = np.diff(self.starts), self.batch.topics
+        table = self.form.table(topics[0] if topics else "", self.rows)
+        if len(topics) > 1:
+            named = pa.array(topics, pa.string()).take(pa.array(np.repeat(self.batch.topic_index, counts)))
+            table = table.set_column(table.column_names.index("topic"), "topic", named)
         return table.add_column(0, "lookup", pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts)))
 
     def to_pandas(self) -> pd.DataFrame:
@@ -259,11 +244,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         named = map(self.batch.topics.__getitem__, self.batch.topic_index[chosen.start : chosen.stop].tolist())
         topics = list(chain.from_iterable(map(repeat, named, np.diff(starts).tolist())))
         documents = self.form.documents(topics, self.rows[starts[0] : starts[-1]])
-        answers = [documents[start:stop] for start, stop in pairwise((starts - starts[0]).tolist())]
-        for number, page in self.pages.items():
-            if number in chosen:
-                answers[number - chosen.start] = [item.to_dict() for item in page.items]
-        return answers
+        return [documents[start:stop] for start, stop in pairwise((starts - starts[0]).tolist())]
 
     @overload
     def __getitem__(self, index: int) -> QueryResult[ItemT]: ...
@@ -281,13 +262,11 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     def failed_of(self, number: int) -> tuple[FileReport, ...]:
         """Return the files that could not be read and may have entries of one answer."""
-        if number in self.pages:
-            return self.pages[number].failed
-        _, _, low, high, _ = self._numbers[number]
+        low, high = self.batch.second_min[number], self.batch.second_max[number]
         return tuple(
             [
                 report
-                for report in self._failed
+                for report in self.failed
                 if report.begin_ms // 1000 <= high
                 and report.end_ms // 1000 >= low
                 and ((only := self.lacking.get((report.source, report.file))) is None or number in only)
@@ -295,8 +274,6 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         )
 
     def _result(self, number: int) -> QueryResult[ItemT]:
-        if number in self.pages:
-            return self.pages[number]
         q, topic = self.batch.lookups[number], self.batch.topics[self.batch.topic_index[number]]
         start, stop, low, high, more = self._numbers[number]
         rows = self.rows[start:stop]
@@ -310,7 +287,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     def _seen_of(self, number: int) -> Provenance:
         batch, topic = self.batch, self.batch.topics[self.batch.topic_index[number]]
         start, stop, low, high, _ = self._numbers[number]
-        unknown = (topic,) if topic in self.unknown and start == stop else ()
+        unknown = (topic,) if topic in self.unknown and start == stop and number not in batch.after else ()
         freshness = freshness_of(self.freshness, (topic,))
         if self.provenance is None:
             return Provenance(freshness, unknown)
@@ -326,7 +303,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         """The provenance of all answers together."""
         seen = Provenance(self.freshness, tuple([topic for topic in self.batch.topics if topic in self.unknown]))
         every = map(self._seen_of, range(len(self))) if self.provenance is not None else ()
-        return functools.reduce(Provenance.joined, [*every, *(page.seen for page in self.pages.values())], seen)
+        return functools.reduce(Provenance.joined, every, seen)
 
 
 class PageTotals:

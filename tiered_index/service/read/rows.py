@@ -59,13 +59,10 @@ class PreparedLookup(NamedTuple):
     after: OrderKey | None = None
     others: tuple[PreparedLookup, ...] = ()
 
-    @property
-    def page_end(self) -> OrderKey | None:
-        """`after`, if the compiled core supports it: second, offset and queue only, in 64 bits. Otherwise None."""
-        after = self.after
-        if after is None or len(after) != 3 or not all(-(2**63) <= bound < 2**63 for bound in after):
-            return None
-        return after
+
+def core_supports(after: OrderKey) -> bool:
+    """Return whether the compiled core supports the end of a page: second, offset and queue only, in 64 bits."""
+    return len(after) == 3 and all(-(2**63) <= bound < 2**63 for bound in after)
 
 
 def _units(text: str) -> int:

@@ -489,8 +489,8 @@ class LookupRun:
     budget: LookupBudget
     prices: PriceTable
     read_log: Callable[[str], LogState]  # reads new records of the log of a storage, by URI, into its catalog
-    # the passes of the present try; their reports are kept if the lookup starts again
-    scans: list[Scan] = field(default_factory=list)
+    # the pass of the present try; its reports are kept if the lookup starts again
+    scan: Scan | None = None
     # reports of earlier tries
     outdated: tuple[FileReport, ...] = ()
     files: Files = field(init=False)
@@ -520,15 +520,16 @@ class LookupRun:
                     raise StorageUnavailable(
                         f"{removed}, and did so again and again for {_RESTARTS_S:g} s: try again"
                     ) from removed
-                given_up = [one for scan in self.scans for one in reports_of_pass(scan.notes, scan.viewed, self.prices)]
-                outdated = [replace(report, outcome="outdated", matched=0) for report in given_up if report.requests]
-                self.outdated = (*self.outdated, *outdated)
-                self.scans = []
+                if (scan := self.scan) is not None:
+                    given_up = reports_of_pass(scan.notes, scan.viewed, self.prices)
+                    outdated = [
+                        replace(report, outcome="outdated", matched=0) for report in given_up if report.requests
+                    ]
+                    self.outdated = (*self.outdated, *outdated)
 
     def begin(self, scan: Scan) -> None:
-        """Note a pass. The first pass of a try reports earlier tries."""
-        scan.outdated = () if self.scans else self.outdated
-        self.scans.append(scan)
+        """Note the pass of a try. It reports earlier tries."""
+        scan.outdated, self.scan = self.outdated, scan
 
     def resolve(self, scan: Scan) -> None:
         """Replace the error of each missing object after reading the log. Raises `CorruptFile`, the log's errors."""

@@ -311,12 +311,14 @@ class SourcedFile:
     def search(self, batch: LookupBatch) -> Matches:
         """As `Handle.search`, with sourced rows. Raises the error of an index that is away."""
         self._check_there()
-        if batch.after is not None:
-            *place, last = batch.after
-            if self._number > last:
-                # a row at the cursor's place comes after it if its source is later: begin one step earlier
-                place[-1] -= 1
-            batch = batch.behind(tuple(place))
+        if batch.after:
+            # a row at the cursor's place comes after it if its source is later: begin one step earlier
+            batch = batch.behind(
+                {
+                    number: (*place, column - 1 if self._number > last else column)
+                    for number, (*place, column, last) in batch.after.items()
+                }
+            )
         with active_context().counting(self._index.usage).active():
             found = self._handle.search(batch)
         return replace(found, rows=self._sourced(found.rows)) if len(found.rows) else found
