@@ -186,8 +186,8 @@ broken-index-is-an-empty-folder: an index below a prefix that lost its log is sk
   tests/unit/service/several/test_refreshes.py::test_an_index_without_its_log_is_no_empty_folder
 ties-of-sources-lost-between-pages: a page leaves out entries of a later source at the cursor's exact place
   in SourcedFile.search
-  - if self._number > last:
-  + if self._number < last:
+  - if self._number > last else column
+  + if self._number < last else column
   tests/unit/service/several/test_one_order.py::test_pages_by_readers_of_other_orders_and_of_one_source_more[False-2]
 complete-however-old: an answer is called complete although the log has not responded for hours
   in Polled._oldest_s

@@ -33,7 +33,7 @@ erased-shown-of-a-queue: a lookup shows entries of an erased queue
 erased-shown-behind-a-cursor: a further page shows entries of an erased queue
   in LookupBatch.select
   - in self.queues.items():
-  + in () if self.after is not None else self.queues.items():
+  + in () if self.after else self.queues.items():
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
 erased-shown-by-lookups: a lookup shows erased entries whose bytes are still there
   in QueryEngine._search
