@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from tiered_index.server.app import OPERATIONS
 from tiered_index.server.description import described
 
 __all__ = ["objects", "routes"]
 
-_DESCRIPTION = described()
+_DESCRIPTION = described(OPERATIONS)
 # an answer or a parameter that this many routes share appears once
 _COMMON, _SHARED = 8, 4
 _PARAMETER = ("parameter", "in", "type", "default", "meaning")

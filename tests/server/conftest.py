@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tiered_index import IndexService
-from tiered_index.server.app import HttpService
+from tiered_index.server.app import OPERATIONS, HttpService
 from tiered_index.server.calls import Caps
 from tiered_index.server.description import described
 from tiered_index.server.listening import HttpListener, own_names, serve_all
@@ -19,7 +19,7 @@ from tiered_index.server.served import Audit, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens
 
 PATIENCE_S = 60.0
-DESCRIPTION = described()
+DESCRIPTION = described(OPERATIONS)
 # The entries of the description's examples: topic, queue_id, key, offset, size, timestamp_ms.
 ENTRIES = (
     ("orders", 0, "order-4711", 1024, 512, 1_762_000_000_000),

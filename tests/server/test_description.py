@@ -8,8 +8,7 @@ import pytest
 
 from tests.server.conftest import DESCRIPTION, serving
 from tiered_index.server import answers, parameters
-from tiered_index.server.app import HttpService
-from tiered_index.server.operations import OPERATIONS
+from tiered_index.server.app import OPERATIONS, HttpService
 from tiered_index.service.read.messages import MessageState
 from tiered_index.types import Explain, FileReport, Freshness, IndexItem, LostFile, TopicSummary
 
@@ -35,7 +34,7 @@ def operations():
 
 def test_it_names_every_route_and_no_other(routes):
     served = {
-        (method, route.path_format, route.endpoint.handle.__name__)
+        (method, route.path_format, route.endpoint.handle.func.__name__)
         for route in routes
         for method in route.methods - {"HEAD"}
     }
@@ -55,7 +54,7 @@ def test_it_names_the_parameters_of_every_route(routes):
 @pytest.mark.parametrize("of", [answers, parameters])
 def test_every_model_belongs_to_an_operation_and_describes_its_members(of):
     models = {kind for kind in vars(of).values() if isinstance(kind, type) and kind.__module__ == of.__name__}
-    used = [model for one in OPERATIONS.values() for model in (one.query, one.body, one.answer)]
+    used = [model for one in OPERATIONS for model in (one.query, one.body, one.answer)]
     bases = {base for model in used if model is not None for base in model.__mro__}
     of_parts = {kind for kind in models if kind.__name__ in SCHEMAS}
     assert {kind for kind in models if issubclass(kind, msgspec.Struct)} - {parameters._Listed} <= bases | of_parts

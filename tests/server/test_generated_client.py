@@ -1,6 +1,7 @@
 """Other tools can use `/openapi.json`: a validator accepts it, and a generated client gets answers."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -9,8 +10,7 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from tests.server.conftest import PATIENCE_S, serving
-from tiered_index.server.description import description
+from tests.server.conftest import DESCRIPTION, PATIENCE_S, serving
 from tiered_index.server.tokens import add_token
 
 PACKAGE = "generated_tiered_index"
@@ -29,7 +29,7 @@ def generated(tmp_path, monkeypatch):
     """The module of OpenAPI Generator's client for Python."""
     parts = "apis,models,supportingFiles,apiDocs=false,modelDocs=false,apiTests=false,modelTests=false"
     generator = Path(sys.executable).with_name("openapi-generator-cli")
-    (tmp_path / "openapi.json").write_bytes(description())
+    (tmp_path / "openapi.json").write_text(json.dumps(DESCRIPTION))
     named = (
         "-i",
         tmp_path / "openapi.json",

@@ -8,7 +8,7 @@ import pytest
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tiered_index.server import wire
-from tiered_index.server.operations import OPERATIONS
+from tiered_index.server.app import OPERATIONS
 from tiered_index.server.tokens import add_token
 
 T = 1_762_000_000_000
@@ -67,7 +67,7 @@ def attacks(client, admin):
         "position": [1],
     }
     paths = [file_id, HIDDEN, f"kafka:{HIDDEN}/0/0", "7F00000100002A9F" + f"{OFFSET:016X}", "..%2F..%2Fv1%2Ffiles"]
-    for operation in OPERATIONS.values():
+    for operation in OPERATIONS:
         method, path = operation.place.split()
         members = operation.query.__struct_fields__ if operation.query is not None else ()
         names = [name for name in members if name in values]

@@ -5,32 +5,33 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tiered_index.metrics import Gauges
-from tiered_index.server import wire
 from tiered_index.server.calls import Calls
 from tiered_index.server.console import Console
-from tiered_index.server.description import description
+from tiered_index.server.description import described
 from tiered_index.server.entries import EntryHandlers
 from tiered_index.server.gate import Gate
+from tiered_index.server.handlers import Handlers
 from tiered_index.server.health import HealthHandlers
 from tiered_index.server.lookups import LookupHandlers
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.operations import OPERATIONS
+from tiered_index.server.operations import Operation, operations_of
 from tiered_index.server.parameters import Nothing, of_query
 from tiered_index.server.served import Served
 from tiered_index.server.stored import StoredHandlers
 from tiered_index.server.verifying import VerificationHandlers
 
-Handle = Callable[[Request, Any], Awaitable[Response]]
-# Operations that answer HEAD, too: probes and monitors send it
-_WITH_HEAD = frozenset({"metrics", "livez", "readyz"})
+HANDLERS = (LookupHandlers, StoredHandlers, EntryHandlers, VerificationHandlers, HealthHandlers)
+OPERATIONS: tuple[Operation, ...] = tuple(operation for kind in HANDLERS for operation in operations_of(kind))
+"""The operations of the service."""
 
 
 class HttpService:
@@ -53,26 +54,8 @@ class HttpService:
         self._served = served
         # public: other protocols of the process count their requests there, too
         metrics = self.metrics = Metrics(served.lookups, self._gauges)
-        of_index = served, self._calls, metrics
-        calls = self._calls
-        lookups, stored, entries = LookupHandlers(*of_index), StoredHandlers(*of_index), EntryHandlers(*of_index)
-        health = self._health = HealthHandlers(served, metrics)
-        verification = self._verification = VerificationHandlers(*of_index)
-        of_lookups = (lookups.query, lookups.query_batch, lookups.messages, lookups.message, lookups.browse)
-        of_state = (lookups.topics, stored.files, stored.file, stored.du, entries.entries, verification.verify)
-        # without a place of `calls`: they answer also if none is free
-        of_health = (
-            verification.verification,
-            health.health,
-            health.token,
-            health.metrics,
-            health.livez,
-            health.readyz,
-        )
-        self.routes = [
-            *(_route(handle, calls) for handle in (*of_lookups, *of_state)),
-            *(_route(handle, None) for handle in (verification.verification, *of_health)),
-        ]
+        self._handlers = [kind(served, self._calls, metrics) for kind in HANDLERS]
+        self.routes = [_route(of, operation) for of in self._handlers for operation in operations_of(type(of))]
         page = Console() if console else None
         further = [Route("/openapi.json", _describe), *(page.routes() if page is not None else ())]
         self.app = Gate(
@@ -99,9 +82,8 @@ class HttpService:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._calls.close()
-        self._health.calls.close()
-        self._verification.close()
+        for handlers in self._handlers:
+            handlers.close()
 
 
 @dataclass(frozen=True)
@@ -111,7 +93,7 @@ class Endpoint:
     From then until its answer is sent, a request has a place of `calls` (None: it needs none).
     """
 
-    handle: Handle
+    handle: Callable[[Request, Any], Awaitable[Response]]
     model: type[Nothing] | None
     calls: Calls | None
 
@@ -124,17 +106,17 @@ class Endpoint:
             await response(scope, receive, send)
 
 
-def _route(handle: Handle, calls: Calls | None) -> Route:
-    """Return the route of a handler, which has the name of its operation."""
-    operation = OPERATIONS[handle.__name__]
+def _route(handlers: Handlers, operation: Operation) -> Route:
+    """Return the route of an operation."""
     method, path = operation.place.split()
     # an id of messages may have slashes
     path = path.replace("messages/{id}", "messages/{id:path}")
-    route = Route(path, Endpoint(handle, operation.query, calls), methods=[method])
+    handle, calls = partial(operation.handler, handlers), None if operation.is_light else handlers.calls
+    route = Route(path, Endpoint(handle, operation.query, calls))
     # Starlette adds HEAD to GET; a HEAD would cost a lookup
-    route.methods = {method, "HEAD"} if handle.__name__ in _WITH_HEAD else {method}
+    route.methods = {method, "HEAD"} if operation.has_head else {method}
     return route
 
 
 async def _describe(_: Request) -> Response:
-    return Response(description(), media_type=wire.JSON)
+    return JSONResponse(described(OPERATIONS))

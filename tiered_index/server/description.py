@@ -5,10 +5,9 @@ The docstring of a model has the meaning of its members. Pure.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -16,8 +15,8 @@ from msgspec import UNSET, structs
 
 from tiered_index._version import __version__
 from tiered_index.server import answers, parameters
-from tiered_index.server.answers import Document, Health, Problem
-from tiered_index.server.operations import OPERATIONS, Operation
+from tiered_index.server.answers import Document, Problem
+from tiered_index.server.operations import Operation
 from tiered_index.server.problems import MEDIA_TYPE
 from tiered_index.server.wire import ARROW, JSON
 
@@ -41,18 +40,12 @@ _MODELS: dict[str, Any] = {name: kind for where in (answers, parameters) for nam
 _MEMBER = re.compile(r"^- `(\w+)`: (.*?)(?=\n- `|\Z)", re.DOTALL | re.MULTILINE)
 
 
-@functools.cache
-def description() -> bytes:
-    """Return the description as JSON."""
-    return json.dumps(described()).encode()
-
-
-def described() -> dict[str, Any]:
-    """Return the description as a document."""
+def described(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the description of operations as a document."""
     paths, schemas = dict[str, Any](), dict[str, Any]()
-    for name, operation in OPERATIONS.items():
+    for operation in operations:
         method, path = operation.place.lower().split()
-        paths.setdefault(path, {})[method] = {"operationId": name, **_operation(operation, schemas)}
+        paths.setdefault(path, {})[method] = _operation(operation, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "tiered_index", "version": __version__, "description": _TEXT},
@@ -64,14 +57,14 @@ def described() -> dict[str, Any]:
 
 def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     """Return the description of an operation, and add the schemas of its models."""
-    described: dict[str, Any] = {"summary": operation.summary}
-    described |= {"description": operation.more} if operation.more else {}
+    summary, _, more = inspect.cleandoc(operation.handler.__doc__ or "").partition("\n")
+    described: dict[str, Any] = {"operationId": operation.handler.__name__, "summary": summary.rstrip(".")}
+    described |= {"description": " ".join(more.split())} if more else {}
     described |= {"security": []} if operation.is_open else {}
     parameters = []
     if operation.part is not None:
-        meaning, example = operation.part
-        parameter = {"name": "id", "in": "path", "required": True, "description": meaning}
-        parameters.append({**parameter, "schema": {"type": "string"}, "example": example})
+        parameter = {"name": "id", "in": "path", "required": True, "description": operation.part}
+        parameters.append({**parameter, "schema": {"type": "string"}})
     if operation.query is not None:
         parameters += _parameters(_schemas(operation.query)[operation.query.__name__])
     described |= {"parameters": parameters} if parameters else {}
@@ -80,13 +73,13 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         described["requestBody"] = {"required": True, "content": content}
     content = dict[str, Any]()
     if operation.answer is not None:
-        content[JSON] = _content(operation.answer, operation.example, schemas)
+        content[JSON] = _content(operation.answer, schemas)
     content |= {form: {"schema": {"type": "string"}} for form in operation.forms}
     responses = {operation.status: {"description": operation.told, "content": content}}
     for status, text in operation.texts().items():
-        responses[status] = {"description": text, "content": {MEDIA_TYPE: _content(Problem, None, schemas)}}
-    if operation.unready is not None:
-        responses[503]["content"] = {JSON: _content(Health, operation.unready, schemas)}
+        responses[status] = {"description": text, "content": {MEDIA_TYPE: _content(Problem, schemas)}}
+    if operation.is_told_unready:
+        responses[503]["content"] = content
     described["responses"] = {str(status): response for status, response in responses.items()}
     return described
 
@@ -101,10 +94,9 @@ def _body(operation: Operation, form: str, schemas: dict[str, Any]) -> dict[str,
     return {"schema": schema} | ({"example": example} if example is not None else {})
 
 
-def _content(model: type[Document], example: Document | None, schemas: dict[str, Any]) -> dict[str, Any]:
+def _content(model: type[Document], schemas: dict[str, Any]) -> dict[str, Any]:
     schemas |= _schemas(model)
-    content: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
-    return content | ({"example": example.to_dict()} if example is not None else {})
+    return {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
 
 
 def _schemas(model: type[msgspec.Struct]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tiered_index.server.answers import Taken
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.metrics import Metrics
+from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import EntriesParameters
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Served, shown_topics
@@ -34,6 +35,9 @@ from tiered_index.sources.messages import Fields, json_fields
 
 _FIELDS = Fields()
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
+_ENTRY = """\
+{"topic": "orders", "queue_id": 0, "keys": ["order-4713"], "offset": 900000, "size": 300, "timestamp_ms": 1762000120000}
+"""
 # Each key has a copy of its message's topic. Most bytes of topics for each byte of the largest body:
 _TOPICS_PER_BYTE = 8
 
@@ -173,8 +177,12 @@ class EntryHandlers(Handlers):
         super().__init__(served, calls, metrics)
         self._intake = Intake(served.writer) if served.writer is not None else None
 
+    @Operation("POST /v1/entries", bodies={wire.NDJSON: _ENTRY, wire.ARROW: None}, answer=Taken, problems={409: None})
     async def entries(self, request: Request, params: EntriesParameters) -> Response:
-        """Put the entries of a body: NDJSON as for `ingest`, or an Arrow stream. All are put, or none."""
+        """Put entries: NDJSON as for `ingest`, or an Arrow stream.
+
+        A body is accepted whole or refused whole. Members that `ingest` ignores are refused.
+        """
         caller = caller_of(request)
         caller.need("write")
         if params.source is not None:

@@ -35,6 +35,10 @@ class Handlers:
         self.counters = metrics
         self.prices = served.lookups.config.prices
 
+    def close(self) -> None:
+        """Close the threads of calls."""
+        self.calls.close()
+
     def allowance(self, spending: Spending | None = None) -> Allowance:
         """Return the bounds of a request: the service's, or lower ones that it asks for."""
         allowance = Allowance(self.served.caps, self.prices)

@@ -16,6 +16,7 @@ from tiered_index.server.answers import Health, PartProblem, Problems, Token
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
+from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import Nothing
 from tiered_index.server.problems import ProblemResponse, Redaction, Refused
 from tiered_index.server.served import Served
@@ -24,22 +25,33 @@ from tiered_index.server.served import Served
 class HealthHandlers(Handlers):
     """Metrics and probes."""
 
-    def __init__(self, served: Served, metrics: Metrics) -> None:
+    def __init__(self, served: Served, _: Calls, metrics: Metrics) -> None:
         # Own threads: probes must answer even if every thread of lookups waits for the storage
         super().__init__(served, Calls(2, 62), metrics)
 
+    @Operation("GET /metrics", forms=("text/plain",), is_light=True, has_head=True)
     async def metrics(self, request: Request, _: Nothing) -> Response:
-        """Return metrics for Prometheus."""
+        """Show metrics for Prometheus."""
         caller_of(request).need_every_topic("metrics are")
         body = await self.calls.run(request, self.allowance(), self.counters.page)
         return Response(body, headers={"content-type": MEDIA_TYPE})
 
+    @Operation("GET /livez", answer=Health, is_open=True, is_light=True, has_head=True)
     async def livez(self, request: Request, _: None) -> Response:
-        """Answer that the process is alive."""
+        """Check that the process answers."""
         return _alive()
 
+    @Operation(
+        "GET /readyz",
+        answer=Health,
+        is_told_unready=True,
+        problems={503: "Not ready, with the reasons."},
+        is_open=True,
+        is_light=True,
+        has_head=True,
+    )
     async def readyz(self, request: Request, _: None) -> Response:
-        """Return whether this replica can serve requests, the reasons if not, and other problems."""
+        """Show whether this replica is ready for requests, and its problems."""
 
         def look() -> Response:
             return _ready(self._told(self.served.not_ready()), self._told(self.served.problems_by_part()))
@@ -52,8 +64,9 @@ class HealthHandlers(Handlers):
             return [part for part, texts in by_part.items() if texts]
         return [text for texts in by_part.values() for text in texts]
 
+    @Operation("GET /v1/health", answer=Problems, is_light=True)
     async def health(self, request: Request, _: Nothing) -> Response:
-        """Return all problems, by the part of the service."""
+        """List the problems that the service has now."""
         caller_of(request).need_every_topic("the service's health is")
 
         def look() -> Response:
@@ -65,8 +78,9 @@ class HealthHandlers(Handlers):
 
         return await self.calls.run(request, self.allowance(), look)
 
+    @Operation("GET /v1/token", answer=Token, is_light=True)
     async def token(self, request: Request, _: Nothing) -> Response:
-        """Return the permissions of the caller's token."""
+        """Show the role and topics of the caller's token."""
         caller = caller_of(request)
         token = Token(name=caller.name, role=caller.role, topics=caller.topics)
         return Response(wire.encode(token), media_type=wire.JSON)

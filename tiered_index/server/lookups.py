@@ -29,10 +29,11 @@ from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting.browsing import BrowsedMessages, Browser
 from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
 from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
-from tiered_index.server import parameters, wire
+from tiered_index.server import answers, parameters, wire
 from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.metrics import Metrics
+from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import ProblemResponse, Refused
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
@@ -46,6 +47,8 @@ from tiered_index.systems import ROCKETMQ
 from tiered_index.types import Explain, QueryResult, TopicsResult
 
 _NO_EXPLAIN = Explain()
+# The example of a batch
+_LOOKUPS = [{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712", "max_count": 1}]
 _UNREADABLE = "this message can't be read"
 # Most entries of an answer that is made on the event loop
 _FEW = 100
@@ -69,8 +72,9 @@ class LookupHandlers(Handlers):
         response.headers[wire.COLUMNS] = wire.columns_of(item_type)
         return response
 
+    @Operation("GET /v1/query", answer=answers.QueryResult, forms=(wire.NDJSON, wire.ARROW), problems={422: None})
     async def query(self, request: Request, params: parameters.QueryParameters) -> Response:
-        """Answer a lookup of one key."""
+        """Look up one key: its entries, the newest first."""
         caller_of(request).need_topic(params.topic)
         form = wire.form_of(request.headers.get("accept"))
         if params.all and form == wire.JSON:
@@ -189,8 +193,16 @@ class LookupHandlers(Handlers):
             status = {"error": problem, "cursor": cursor}
         yield arrow.end(status) if form == wire.ARROW else wire.encode(status)
 
+    @Operation(
+        "POST /v1/query:batch",
+        body=parameters.BatchBody,
+        bodies={wire.JSON: {"lookups": _LOOKUPS}},
+        answer=answers.QueryResults,
+        forms=(wire.NDJSON, wire.ARROW),
+        problems={422: None},
+    )
     async def query_batch(self, request: Request, _: None) -> Response:
-        """Answer lookups of many keys at once; each file is read once."""
+        """Look up many keys. The service reads each file once for all of them."""
         need_type(request, wire.JSON)
         body = await request.body()
         caller, form = caller_of(request), wire.form_of(request.headers.get("accept"))
@@ -227,8 +239,9 @@ class LookupHandlers(Handlers):
 
         return self.typed(await self.answer(request, allowance, act, form))
 
+    @Operation("GET /v1/messages", answer=answers.MessagesResult, problems={422: None})
     async def messages(self, request: Request, params: parameters.MessagesParameters) -> Response:
-        """Answer a lookup of one key with its messages, each with its state."""
+        """Look up one key and fetch its messages, each with its state."""
         caller_of(request).need_topic(params.topic)
         self._check_count(params.max_count)
         allowance = self.allowance(params)
@@ -250,8 +263,14 @@ class LookupHandlers(Handlers):
         encoded = partial(self._messages_encoded, request, params, bodies)
         return self.typed(await self._answer(request, allowance, "messages", what, look_up, encoded))
 
+    @Operation(
+        "GET /v1/messages/{id}",
+        answer=answers.MessagesResult,
+        part="Offset id, unique key, or `kafka:TOPIC/PARTITION/OFFSET`.",
+        problems={404: "No such message.", 422: None},
+    )
     async def message(self, request: Request, params: parameters.MessageParameters) -> Response:
-        """Answer with one message: by the id of its place, or with `topic` by its unique key."""
+        """Show one message by its offset id, or by its unique key if you pass `topic`."""
         caller, msg_id = caller_of(request), str(request.path_params["id"])
         place = parse_place(msg_id) if params.topic is None and msg_id.startswith("kafka:") else None
         if (topic := place[0] if place is not None else params.topic) is not None:
@@ -286,8 +305,22 @@ class LookupHandlers(Handlers):
         encoded = partial(self._messages_encoded, request, params, bodies)
         return self.typed(await self._answer(request, allowance, "message", what, look_up, encoded))
 
+    @Operation(
+        "GET /v1/browse",
+        answer=answers.Browsed,
+        told="The messages by store time, the oldest first.",
+        problems={
+            404: "The topic has no queue offsets here, or no such queue.",
+            422: "A bound (`timeout_s`, `max_requests`, `max_bytes`, `max_cost_usd`) was reached. The answer has no "
+            "messages.",
+        },
+    )
     async def browse(self, request: Request, params: parameters.BrowseParameters) -> Response:
-        """Answer with the messages of a topic around a moment, without a key."""
+        """Show the messages of a topic around a moment, without a key.
+
+        The service needs queue offsets. It has them with `serve --store`, or from segments that `--archive-queues`
+        archived.
+        """
         caller = caller_of(request)
         caller.need_topic(params.topic)
         allowance = self.allowance(params)
@@ -387,8 +420,12 @@ class LookupHandlers(Handlers):
         document = replace(answer, messages=()).to_dict(files=_tells_files(request, params))
         return _with_messages(self.served.redaction.document(document), bodies.encoded)
 
+    @Operation("GET /v1/topics", answer=answers.TopicsResult, problems={422: None})
     async def topics(self, request: Request, params: parameters.Range) -> Response:
-        """Answer with the topics: entries, bytes of their messages, first and last second."""
+        """List the topics, each with its entries, bytes of its messages and time range.
+
+        The sums have all entries of a topic in each file where the topic's times overlap the range.
+        """
         caller = caller_of(request)
         allowance = self.allowance(params)
 

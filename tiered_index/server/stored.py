@@ -8,8 +8,9 @@ import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiered_index.server import wire
+from tiered_index.server import answers, wire
 from tiered_index.server.handlers import Handlers, caller_of
+from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import DuParameters, Nothing
 from tiered_index.server.problems import Refused
 from tiered_index.service.read.inventory import describe_handle, du_document, du_groups, files_document
@@ -19,8 +20,12 @@ from tiered_index.storage.context import deadline_at
 class StoredHandlers(Handlers):
     """Handlers of the list of files, of one file, and of the cost by topic, day and state."""
 
+    @Operation("GET /v1/files", answer=answers.Files, forms=(wire.NDJSON,))
     async def files(self, request: Request, _: Nothing) -> Response:
-        """Answer with all files, window tables and archived segments of the index."""
+        """List all files, window tables and archived segments.
+
+        A service of several indexes answers 400.
+        """
         caller_of(request).need_every_topic("files hold entries")
         lookups, ndjson = self.served.lookups, wire.form_of(request.headers.get("accept")) == wire.NDJSON
 
@@ -36,8 +41,14 @@ class StoredHandlers(Handlers):
         form = wire.NDJSON if ndjson else wire.JSON
         return await self.answer(request, self.allowance(), act, form)
 
+    @Operation(
+        "GET /v1/files/{id}",
+        answer=answers.File,
+        part="Id of the file or window table.",
+        problems={404: "No such file or window table."},
+    )
     async def file(self, request: Request, _: Nothing) -> Response:
-        """Answer with the description of one file, without reading its entries."""
+        """Show one file, without reading its entries."""
         caller_of(request).need_every_topic("files hold entries")
         file_id = str(request.path_params["id"])
 
@@ -51,8 +62,12 @@ class StoredHandlers(Handlers):
 
         return await self.answer(request, self.allowance(), act, wire.JSON)
 
+    @Operation("GET /v1/du", answer=answers.Du, problems={422: "A bound of the service was reached."})
     async def du(self, request: Request, params: DuParameters) -> Response:
-        """Answer with entries, bytes and dollars a month by topic, day and state."""
+        """Show stored entries, bytes and monthly cost by topic, day and state.
+
+        A service of several indexes answers 400.
+        """
         caller, lookups = caller_of(request), self.served.lookups
         allowance = self.allowance()
 

@@ -16,6 +16,7 @@ from tiered_index.server.answers import Verification
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.metrics import Metrics
+from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import Nothing, VerifyBody, of_body
 from tiered_index.server.problems import ProblemResponse, Refused
 from tiered_index.server.served import Served
@@ -36,8 +37,19 @@ class VerificationHandlers(Handlers):
         self._jobs: OrderedDict[str, Verification] = OrderedDict()
         self._pool = DaemonPool(1, "tiered-index-verify")
 
+    @Operation(
+        "POST /v1/verify",
+        body=VerifyBody,
+        bodies={wire.JSON: {"deep": True}},
+        answer=Verification,
+        status=202,
+        problems={409: "Another verification is running."},
+    )
     async def verify(self, request: Request, _: Nothing) -> Response:
-        """Begin a verification of the index, and answer with the job's address."""
+        """Start a check of all checksums.
+
+        The header `Location` of the answer is the URL of the progress. A service of several indexes answers 400.
+        """
         _need_admin(request)
         need_type(request, wire.JSON)
         body = await request.body()
@@ -51,8 +63,15 @@ class VerificationHandlers(Handlers):
         job = await self.calls.run(request, self.allowance(), act)
         return Response(wire.encode(job), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
 
+    @Operation(
+        "GET /v1/verify/{id}",
+        answer=Verification,
+        part="Id of the verification.",
+        problems={404: "No such verification."},
+        is_light=True,
+    )
     async def verification(self, request: Request, _: Nothing) -> Response:
-        """Answer with a job: its progress, and at its end its report."""
+        """Show the progress of a verification, and its report at the end."""
         _need_admin(request)
         job_id = str(request.path_params["id"])
         with self._lock:
@@ -91,7 +110,8 @@ class VerificationHandlers(Handlers):
         job.state = "done" if is_done else "failed"
 
     def close(self) -> None:
-        """Close the thread of jobs."""
+        """Close the thread of jobs, too."""
+        super().close()
         self._pool.close()
 
 
