@@ -229,7 +229,7 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
         `any_names` is that of `Storage`.
         """
         place = str(self.storage) if uri is None else uri
-        return open_storage(place, options=self.s3, parallel_reads=self.query_threads, any_names=any_names)
+        return open_storage(place, options=self.s3, any_names=any_names)
 
     @classmethod
     def load(

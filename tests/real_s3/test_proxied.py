@@ -22,7 +22,7 @@ READERS = 16
 
 def test_requests_through_the_proxy_are_accepted_and_counted(server: Server, place: str) -> None:
     with counting_proxy(server.endpoint_url) as proxy:
-        with open_storage(server.uri(place, proxy.endpoint_url), parallel_reads=READERS) as opened:
+        with open_storage(server.uri(place, proxy.endpoint_url)) as opened:
             storage = MeteredStorage(opened)
             storage.put_if_absent("object", DATA)
             with pytest.raises(ObjectExists):

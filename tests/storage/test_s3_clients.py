@@ -344,7 +344,7 @@ def test_a_directory_bucket_is_refused() -> None:
 @pytest.mark.parametrize("place", ["config", "credentials"])
 def test_files_of_amazons_are_read_by_boto3s_session(tmp_path: Path, place: str) -> None:
     def session() -> object:
-        return find_place("bucket", "s3://bucket", S3Options(), 10).session
+        return find_place("bucket", "s3://bucket", S3Options()).session
 
     assert session() is None
     (tmp_path / ".aws").mkdir()
@@ -367,7 +367,7 @@ def test_a_home_that_cannot_be_read_has_no_files_of_amazons(monkeypatch: pytest.
     else:
         monkeypatch.delenv("HOME")
         monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
-    assert find_place("bucket", "s3://bucket", S3Options(), 10).session is None
+    assert find_place("bucket", "s3://bucket", S3Options()).session is None
 
 
 def test_an_endpoint_of_the_environment_that_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,8 +237,8 @@ def test_parallel_reads_keep_their_connections_in_a_pool_of_their_size(s3, proxy
             assert s3_sized.get_range("object", reader + n, 64) == DATA[reader + n : reader + n + 64]
 
     uri = f"s3://{s3.bucket}/pre/fix?endpoint_url={proxy.endpoint_url}"
-    options = S3Options(client=s3.options.client)
-    with open_storage(uri, options=options, parallel_reads=readers) as s3_sized, ThreadPoolExecutor(readers) as pool:
+    options = S3Options(client=s3.options.client, max_pool_connections=readers)
+    with open_storage(uri, options=options) as s3_sized, ThreadPoolExecutor(readers) as pool:
         before = proxy.connections
         list(pool.map(read, range(readers)))
         # boto3 and obstore have a pool each, and obstore may open a connection if the last one returns a moment late

@@ -20,13 +20,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 from urllib.parse import SplitResult
 
 from tiered_index.errors import IndexClosed, InvalidArgument
-
-if TYPE_CHECKING:
-    from tiered_index.storage.disk import Disk
 
 MAX_NAME_BYTES = 512
 # Regular expressions of a segment and of an object's name
@@ -206,11 +203,10 @@ class Storage(ABC):
     options_type: ClassVar[type[StorageOptions]] = StorageOptions
 
     @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Storage:
+    def from_uri(cls, uri: SplitResult, options: Any) -> Storage:
         """Return the storage that a URI names, without a request. `open_storage` calls it. Raises `ConfigError`.
 
-        `options` is an instance of `options_type`, with the URI's parameters. `disk` and `parallel_reads` are those of
-        `open_storage`.
+        `options` is an instance of `options_type`, with the URI's parameters.
         """
         raise NotImplementedError
 

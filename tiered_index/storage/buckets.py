@@ -26,15 +26,11 @@ from tiered_index.storage.base import (
     check_prefix,
     check_range,
 )
-from tiered_index.storage.disk import Disk
 from tiered_index.storage.faults import Service
 from tiered_index.storage.retry import PassingFault, RetryLoop
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
 _MAX_KEY_BYTES = 1024
-FEWEST_CONNECTIONS = 10
-# Connections for the log, uploads and the lease, in addition to those of lookups
-_SPARE_CONNECTIONS = 4
 WAYS_ROUND = {
     RANGES: "answers ranges with whole objects: each read takes all bytes of the object before its range",
     START_AFTER: "ignores start-after: each listing takes a request for every 1,000 earlier objects",
@@ -87,13 +83,12 @@ class BucketStorage(Storage):
     scheme: ClassVar[str]
 
     @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+    def from_uri(cls, uri: SplitResult, options: Any) -> Self:
         """As `Storage.from_uri`."""
-        connections = max(FEWEST_CONNECTIONS, (parallel_reads or 0) + _SPARE_CONNECTIONS)
-        return cls(uri.netloc, unquote(uri.path), options, connections=connections)
+        return cls(uri.netloc, unquote(uri.path), options)
 
-    def __init__(self, bucket: str, prefix: str, options: Any, *, connections: int = FEWEST_CONNECTIONS) -> None:
-        """Set bucket and prefix without a request; keep `connections` open. Raises `ConfigError`."""
+    def __init__(self, bucket: str, prefix: str, options: Any) -> None:
+        """Set bucket and prefix without a request. Raises `ConfigError`."""
         prefix = prefix.strip("/")
         if not _BUCKET.fullmatch(bucket):
             raise ConfigError(
@@ -104,7 +99,7 @@ class BucketStorage(Storage):
             raise ConfigError(f"a prefix has no empty, '.' or '..' part: {prefix!r}")
         if len(prefix.encode()) > _MAX_KEY_BYTES - MAX_NAME_BYTES - len("/"):
             raise ConfigError("the prefix is too long: with a name of 512 bytes a key has more than 1,024 bytes")
-        self.bucket, self.options, self.connections = bucket, options, connections
+        self.bucket, self.options = bucket, options
         self._shortfalls: dict[str, str] = {}
         # Whether an answer has shown that this is such a service, and that the bucket exists
         self._has_answered = False

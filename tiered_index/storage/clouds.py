@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import PART_BYTES, BufferedWriter, Bytes, StorageOptions, Writer
-from tiered_index.storage.buckets import FEWEST_CONNECTIONS, Asked, BucketStorage, Listed
+from tiered_index.storage.buckets import Asked, BucketStorage, Listed
 from tiered_index.storage.cloud_settings import SETTINGS, CloudSettings, azure_settings, google_settings
 from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import Service
@@ -42,6 +42,8 @@ _RETRIES = {
     },
     "retry_timeout": timedelta(hours=1),
 }
+# Most idle connections that stay open
+_CONNECTIONS = 64
 # Seconds between two looks whether an upload has failed while its parts wait
 _LOOK_S = 0.1
 # Seconds to wait for the next bytes of a response
@@ -86,18 +88,16 @@ class CloudStorage(BucketStorage):
     _starts: ClassVar[int]
     _service: ClassVar[Service]
 
-    def __init__(
-        self, bucket: str, prefix: str = "", options: Any = None, *, connections: int = FEWEST_CONNECTIONS
-    ) -> None:
+    def __init__(self, bucket: str, prefix: str = "", options: Any = None) -> None:
         """Open the storage without a request. Raises `ConfigError`, for example if obstore is not installed."""
-        super().__init__(bucket, prefix, options or self.options_type(), connections=connections)
+        super().__init__(bucket, prefix, options or self.options_type())
         module, settings = self._module(), self._settings(os.environ)
         host = urlsplit(settings.endpoint).hostname if settings.endpoint else None
 
         def opened(read_timeout_s: float, retries: dict[str, Any]) -> Any:
             client = client_options(
                 [*([host] if host else []), *self._hosts(settings)],
-                connections,
+                _CONNECTIONS,
                 allow_http=settings.endpoint is not None and settings.endpoint.startswith("http://"),
                 read_timeout_s=read_timeout_s,
             )

@@ -18,7 +18,6 @@ from sortedcontainers import SortedDict
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import Bytes, ObjectInfo, SizedStorage, Writer, check_name, check_prefix
-from tiered_index.storage.disk import Disk
 
 
 class _Shelf:
@@ -48,7 +47,7 @@ class MemoryStorage(SizedStorage):
                 self._shelf = self._shelves.setdefault(name, _Shelf())
 
     @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+    def from_uri(cls, uri: SplitResult, options: Any) -> Self:
         """As `Storage.from_uri`."""
         try:
             return cls(unquote(uri.netloc + uri.path).rstrip("/"))

@@ -66,19 +66,12 @@ _PATH = re.compile(r"(?:[.~]{0,2}/)[\w ./~+-]*|\.{1,2}|[a-z][a-z_-]{0,30}/?", re
 
 
 def open_storage(
-    uri: str,
-    *,
-    options: StorageOptions | None = None,
-    disk: Disk | None = None,
-    parallel_reads: int | None = None,
-    any_names: bool = False,
+    uri: str, *, options: StorageOptions | None = None, disk: Disk | None = None, any_names: bool = False
 ) -> Storage:
     """Return the storage that `uri` names, without a request. `any_names` is that of `Storage`.
 
-    `options` apply if they are of the backend's class; the URI's parameters win. `disk` applies to `file://`.
-    `parallel_reads` is the number of reads that the caller has under way at once. It sizes the pool of connections to
-    `max(10, parallel_reads + 4)` unless `options` set the size. Raises `ConfigError`, among them
-    `StorageMisconfigured` for an unknown profile.
+    `options` apply if they are of the backend's class; the URI's parameters win. `disk` applies to `file://`. Raises
+    `ConfigError`, among them `StorageMisconfigured` for an unknown profile.
     """
     parts = split_uri(uri)
     backend = _storage_class(parts.scheme)
@@ -88,7 +81,9 @@ def open_storage(
         # options of other packages may be dataclasses
         change = msgspec.structs.replace if isinstance(chosen, msgspec.Struct) else replace
         chosen = change(chosen, **parameters)
-    storage = backend.from_uri(parts, chosen, disk, parallel_reads)
+    storage = backend.from_uri(parts, chosen)
+    if isinstance(storage, LocalStorage) and disk is not None:
+        storage = LocalStorage(storage.folder, disk=disk)
     storage.any_names = any_names
     return storage
 

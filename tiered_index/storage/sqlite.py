@@ -36,7 +36,7 @@ from urllib.parse import SplitResult, quote
 from tiered_index import errors
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.storage.base import PAGE, Bytes, ObjectInfo, SizedStorage, Writer, check_name, check_prefix
-from tiered_index.storage.disk import Disk, blocks, local_path, typed_errors
+from tiered_index.storage.disk import blocks, local_path, typed_errors
 
 # `TIDX`, in SQLite's header at byte 68
 APPLICATION_ID = 0x54494458
@@ -97,7 +97,7 @@ class SqliteStorage(SizedStorage):
         self._writes = _Connection(self.path, "BEGIN IMMEDIATE", busy_timeout_s)
 
     @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+    def from_uri(cls, uri: SplitResult, options: Any) -> Self:
         """As `Storage.from_uri`."""
         path = local_path(uri, "sqlite:///file.db")
         # SQLAlchemy and others read three slashes as a relative path, and four as an absolute one

@@ -421,8 +421,7 @@ def _network(setting: Setting, files: StoredFiles) -> Iterator[Network]:
         return
     before, mark, query = setting.storage.partition("?")
     uri = f"{before.rstrip('/')}/tiered-index-bench-{secrets.token_hex(6)}{mark}{query}"
-    parallel_reads = IndexConfig(environment=False).query_threads
-    with open_storage(uri, parallel_reads=parallel_reads) as target, ThreadPoolExecutor(_COPIES) as pool:
+    with open_storage(uri) as target, ThreadPoolExecutor(_COPIES) as pool:
         try:
             for _ in pool.map(lambda info: target.put(info.name, source.get(info.name)), list(source.list())):
                 pass

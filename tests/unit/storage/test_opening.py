@@ -82,15 +82,9 @@ def test_s3_parameters_win_over_options() -> None:
     assert storage.client.meta.config.retries == {"mode": "standard", "total_max_attempts": 1}
 
 
-@pytest.mark.parametrize(
-    ("option", "parallel_reads", "connections"),
-    [(None, None, 10), (None, 1, 10), (None, 16, 20), (None, 256, 260), (7, 16, 7), (7, None, 7)],
-)
-def test_the_pool_is_sized_by_the_parallel_reads(
-    option: int | None, parallel_reads: int | None, connections: int
-) -> None:
-    options = S3Options(region="eu-west-1", max_pool_connections=option)
-    with open_storage("s3://bucket", options=options, parallel_reads=parallel_reads) as storage:
+@pytest.mark.parametrize(("options", "connections"), [({}, 36), ({"max_pool_connections": 7}, 7)])
+def test_the_pool_has_the_size_of_the_options(options: dict[str, int], connections: int) -> None:
+    with open_storage("s3://bucket", options=S3Options(region="eu-west-1", **options)) as storage:  # type: ignore[arg-type]
         assert isinstance(storage, S3Storage)
         assert storage.client.meta.config.max_pool_connections == connections
 
@@ -166,7 +160,7 @@ class Toy(MemoryStorage):
     options_type = GsOptions
 
     @classmethod
-    def from_uri(cls, uri, options, disk, parallel_reads):
+    def from_uri(cls, uri, options):
         made = cls(f"{uri.netloc}{uri.path}")
         made.uri, made.options = f"toy://{uri.netloc}{uri.path}?project={options.project}", options
         return made

@@ -550,7 +550,7 @@ def copy_index(
     `StorageMisconfigured`. The target is then unchanged.
     """
     with contextlib.ExitStack() as closing:
-        copied = closing.enter_context(open_storage(source, options=s3, parallel_reads=threads))
+        copied = closing.enter_context(open_storage(source, options=s3))
         into = closing.enter_context(open_storage(target, options=s3))
         copier = Copier(copied, into, clock or SystemClock(), threads, progress)
         copier.open()

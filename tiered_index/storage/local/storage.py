@@ -52,9 +52,9 @@ class LocalStorage(SizedStorage):
         self._ways: dict[str, str] = {}
 
     @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+    def from_uri(cls, uri: SplitResult, options: Any) -> Self:
         """Return the storage of a folder."""
-        return cls(local_path(uri, "file:///dir"), disk=disk)
+        return cls(local_path(uri, "file:///dir"))
 
     def children(self) -> Iterator[LocalStorage]:
         """Yield the storages in folders of this one, in order of name; not the folders of its own objects."""

@@ -92,12 +92,12 @@ def refusal_of(error: ClientError) -> Refusal:
     return Refusal(status, code if has_code else "", told.get("Message", ""), kind if is_foreign else None, has_no_body)
 
 
-def place_of_session(uri: str, options: S3Options, connections: int) -> Place:
+def place_of_session(uri: str, options: S3Options) -> Place:
     """Return the place that boto3's session says; its `base_url` is the service's. Raises `StorageMisconfigured`."""
     try:
         base = Session(profile=options.profile)
         session = boto3.Session(botocore_session=base, region_name=options.region)
-        client = build_client(session, options, connections)
+        client = build_client(session, options)
         endpoint = client.meta.endpoint_url
         is_amazons = bool(AMAZON.fullmatch(urlsplit(endpoint).hostname or ""))
         # Few services other than Amazon's have a DNS name for each bucket.
@@ -117,15 +117,15 @@ def place_of_session(uri: str, options: S3Options, connections: int) -> Place:
     return Place(found, endpoint, str(bundle) if bundle else None, session)
 
 
-def client_of(place: Place, uri: str, connections: int) -> S3Client:
+def client_of(place: Place, uri: str) -> S3Client:
     """Return a client for the place. Raises `StorageMisconfigured`."""
     try:
-        return build_client(place.session or boto3.Session(), place.options, connections)
+        return build_client(place.session or boto3.Session(), place.options)
     except (BotoCoreError, ValueError) as error:
         raise translate(error, doing="opening the storage", uri=uri, name="") from error
 
 
-def build_client(session: boto3.Session, options: S3Options, connections: int) -> S3Client:
+def build_client(session: boto3.Session, options: S3Options) -> S3Client:
     """Return a client that counts its requests. Raises botocore's errors and `ValueError`."""
     chosen = options.addressing_style or ("path" if options.endpoint_url else None)
     style: Any = {"addressing_style": chosen} if chosen else None
@@ -138,7 +138,7 @@ def build_client(session: boto3.Session, options: S3Options, connections: int) -
             s3=style,
             connect_timeout=options.connect_timeout_s,
             read_timeout=options.read_timeout_s,
-            max_pool_connections=connections,
+            max_pool_connections=options.max_pool_connections,
             retries={"mode": "standard", "total_max_attempts": 1},
             tcp_keepalive=True,
         ),

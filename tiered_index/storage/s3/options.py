@@ -61,8 +61,8 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
     # Seconds to wait for the next bytes of a response.
     read_timeout_s: float = 30.0
-    # Connections kept open. More are opened on demand, and closed after use. None: `query_threads` + 4, at least 10.
-    max_pool_connections: int | None = None
+    # Connections kept open: best `query_threads` + 4. More are opened on demand, and closed after use.
+    max_pool_connections: int = 36
     # Most attempts of a call with transient errors: 5xx, throttling, a lost connection.
     max_attempts: int = 5
     # Most attempts of a call with other faults: a response cut short or of the wrong range, a conflict (409).
@@ -79,9 +79,9 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
             raise ConfigError("sse_kms_key_id needs sse=aws:kms (or aws:kms:dsse)")
         for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and not (value > 0 or name == "backoff_s"):
+            if not (value > 0 or name == "backoff_s"):
                 raise ConfigError(f"{name} must be positive, not {value!r}")
-            if value is not None and value > most:
+            if value > most:
                 raise ConfigError(f"{name} must be at most {most}, not {value!r}")
         if not self.backoff_s >= 0:
             raise ConfigError(f"backoff_s must not be negative, not {self.backoff_s!r}")

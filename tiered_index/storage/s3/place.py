@@ -66,7 +66,7 @@ class Place(Struct, frozen=True):
         return scheme in request.getproxies() and not request.proxy_bypass(netloc)
 
 
-def find_place(bucket: str, uri: str, options: S3Options, connections: int) -> Place:
+def find_place(bucket: str, uri: str, options: S3Options) -> Place:
     """Return the place of a bucket, without a request. Raises `ConfigError`."""
     if bucket.endswith("--x-s3"):
         raise ConfigError(f"{bucket!r} is a directory bucket, whose lists have no order: use a general purpose bucket")
@@ -82,7 +82,7 @@ def find_place(bucket: str, uri: str, options: S3Options, connections: int) -> P
         or any(_has_text(environment.get(name, place)) for name, place in _FILES.items())
         or not (named or _REGION.fullmatch(region))
     ):
-        place = pkgutil.resolve_name("tiered_index.storage.s3.boto:place_of_session")(uri, options, connections)
+        place = pkgutil.resolve_name("tiered_index.storage.s3.boto:place_of_session")(uri, options)
         options, endpoint, certificates = place.options, place.base_url, place.certificates or certificates
         return Place(options, _base_url(bucket, endpoint, options), certificates, place.session)
     if named and named != options.endpoint_url:

@@ -56,12 +56,12 @@ class S3Reads(StoreReads):
 
     _lists_anew, service = True, S3
 
-    def __init__(self, place: Place, bucket: str, uri: str, connections: int, loop: Callable[..., RetryLoop]) -> None:
+    def __init__(self, place: Place, bucket: str, uri: str, loop: Callable[..., RetryLoop]) -> None:
         """Open the bucket without a request. Raises `StorageMisconfigured`."""
         super().__init__(uri, loop)
         self._place = place
         try:
-            self._store = _opened(place, bucket, connections)
+            self._store = _opened(place, bucket)
         except self.errors as error:
             # obstore's text may contain the value of a variable, which may be a secret
             problem = "unset AWS_CHECKSUM_ALGORITHM and the like, and look at the file of certificates"
@@ -114,7 +114,7 @@ class S3Reads(StoreReads):
         return super().translate(error, doing=doing, uri=uri, name=name)
 
 
-def _opened(place: Place, bucket: str, connections: int) -> Any:
+def _opened(place: Place, bucket: str) -> Any:
     """Return obstore's store. Raises its errors, `OSError`, `ValueError`."""
     options, url = place.options, urlsplit(place.base_url)
     host = url.hostname or ""
@@ -122,7 +122,7 @@ def _opened(place: Place, bucket: str, connections: int) -> Any:
     sources = [source for name in _SOURCES if (source := urlsplit(os.environ.get(name, "")).hostname)]
     client = client_options(
         [host, sts, "sts.amazonaws.com", *_METADATA, *sources],
-        connections,
+        options.max_pool_connections,
         allow_http=url.scheme == "http",
         connect_timeout_s=options.connect_timeout_s,
         read_timeout_s=options.read_timeout_s,

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import BULK_DELETES, PROBE_PREFIX, RANGES, Bytes, Writer, check_name
-from tiered_index.storage.buckets import FEWEST_CONNECTIONS, BucketStorage
+from tiered_index.storage.buckets import BucketStorage
 from tiered_index.storage.faults import NO_S3
 from tiered_index.storage.obstores import obstore
 from tiered_index.storage.retry import RetryLoop
@@ -52,16 +52,15 @@ class S3Storage(BucketStorage):
         prefix: str = "",
         options: S3Options | None = None,
         *,
-        connections: int = FEWEST_CONNECTIONS,
         sleep: Callable[[float], None] = time.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         """Open the storage without a request. `sleep` and `uniform` make the waits before repeats."""
         options = options or S3Options()
-        super().__init__(bucket, prefix, options, connections=options.max_pool_connections or connections)
+        super().__init__(bucket, prefix, options)
         attempts = options.max_attempts, options.transfer_attempts
         self._loop = partial(RetryLoop, self.uri, *attempts, options.backoff_s, sleep, uniform)
-        self._place = find_place(bucket, self.uri, options, self.connections)
+        self._place = find_place(bucket, self.uri, options)
         # obstore follows redirects, and a proxy would carry the session's token to any host
         self._is_boto3s = options.client is not None or self._place.is_proxied
         self._forget()
@@ -101,14 +100,14 @@ class S3Storage(BucketStorage):
         return self._opened(self._boto3)
 
     def _obstore(self) -> S3Reads:
-        return S3Reads(self._place, self.bucket, self.uri, self.connections, self._loop)
+        return S3Reads(self._place, self.bucket, self.uri, self._loop)
 
     def _twin(self) -> Boto3Reads:
         kind: type[Boto3Reads] = pkgutil.resolve_name("tiered_index.storage.s3.twin:Boto3Reads")
         return kind(self.client, self.bucket, self.uri, self._loop, partial(self._lacks, RANGES))
 
     def _boto3(self) -> Writes:
-        client = pkgutil.resolve_name("tiered_index.storage.s3.boto:client_of")(self._place, self.uri, self.connections)
+        client = pkgutil.resolve_name("tiered_index.storage.s3.boto:client_of")(self._place, self.uri)
         kind: type[Writes] = pkgutil.resolve_name("tiered_index.storage.s3.writes:Writes")
         return kind(client, self.bucket, self.uri, self.options, self._loop, partial(self._lacks, BULK_DELETES))
 
@@ -132,7 +131,7 @@ class S3Storage(BucketStorage):
                     raise
             with self._lock:
                 moved = replace(self.options, region=region)
-                self._place = find_place(self.bucket, self.uri, moved, self.connections)
+                self._place = find_place(self.bucket, self.uri, moved)
                 self.close()
             reads = self._reads
             return act(reads)
