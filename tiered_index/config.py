@@ -216,8 +216,8 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
     @property
     def given(self) -> frozenset[str]:
         """The names of the settings that a file, the environment or an argument gives."""
-        found: frozenset[str] = self.__dict__["_given"]
-        return found
+        names: frozenset[str] = self.__dict__["_given"]
+        return names
 
     def changed(self, **values: Any) -> IndexConfig:
         """Return a copy with other values. Raises `ConfigError` naming every key that is unknown or wrong."""
@@ -233,7 +233,7 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
 
     @classmethod
     def load(
-        cls, config_file: Path | None = None, *, environment: bool = True, **given: Unpack[Settings]
+        cls, config_file: Path | None = None, *, environment: bool = True, **settings: Unpack[Settings]
     ) -> IndexConfig:
         """Load the settings of a TOML file, the environment and arguments. None as an argument counts as not given.
 
@@ -254,7 +254,7 @@ class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=Tr
         in_file = dict(values)
         for _, path, value in _of_environment(is_strict=True) if environment else ():
             values = with_value(values, path, value)
-        given_values = {name: value for name, value in given.items() if value is not None}
+        given_values = {name: value for name, value in settings.items() if value is not None}
 
         def place(path: list[str]) -> str:
             if holds(given_values, path):
@@ -504,7 +504,9 @@ def _of_environment(*, is_strict: bool = False) -> Iterator[tuple[str, list[str]
             if is_table and not isinstance(value, dict):
                 raise ConfigError(f"environment variable {name} must be a table of settings, as JSON")
         # a table replaces only the settings that it has
-        yield from ((name, [*path, inner], one) for inner, one in value.items()) if is_table else [(name, path, value)]
+        yield from (
+            ((name, [*path, inner], member) for inner, member in value.items()) if is_table else [(name, path, value)]
+        )
 
 
 def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

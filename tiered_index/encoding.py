@@ -95,9 +95,11 @@ def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:
 def _is_deep(body: Any) -> bool:
     level = [body]
     for _ in range(_MOST_LEVELS):
-        members = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = list(itertools.chain.from_iterable(members))
-    return any(isinstance(one, dict | list) for one in level)
+        inner = (
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        )
+        level = list(itertools.chain.from_iterable(inner))
+    return any(isinstance(value, dict | list) for value in level)
 
 
 def _no_constant(name: str) -> Any:

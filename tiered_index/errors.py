@@ -282,7 +282,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return "; did you mean ...?" with `prefix` and the known name nearest to `name`, whose case may differ; empty if
     none is near.
     """
-    folded = {one.strip().casefold(): one for one in known}
+    folded = {candidate.strip().casefold(): candidate for candidate in known}
     # imported on use, because most processes see no such error
     import difflib
 

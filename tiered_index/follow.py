@@ -483,8 +483,8 @@ class Follower:
             self.is_torn_reported = False
         elif not self.is_torn_reported:
             self.is_torn_reported = True
-            found = f"{self.source.offsets} {inclusive(torn.begin, torn.end)}: {torn.what}"
-            self._note(f"torn: {found} at the end of the log; {torn.why}")
+            place = f"{self.source.offsets} {inclusive(torn.begin, torn.end)}: {torn.what}"
+            self._note(f"torn: {place} at the end of the log; {torn.why}")
 
     def _lose(self, losses: Iterable[Loss]) -> None:
         for loss in losses:
@@ -568,8 +568,8 @@ class Follower:
             "archive": self.archiving.problem if self.archiving is not None else None,
             "source": getattr(self.source, "trouble", None),
         }
-        found = [f"{part}: {problem}" for part, problem in parts.items() if problem is not None]
-        return [*found, *filter(None, [self.behind(max_lag_s)])]
+        problems = [f"{part}: {problem}" for part, problem in parts.items() if problem is not None]
+        return [*problems, *filter(None, [self.behind(max_lag_s)])]
 
     def behind(self, max_lag_s: float | None) -> str | None:
         """Return a message if the index is more than `max_lag_s` behind, or if the lag is unknown. None: no bound."""

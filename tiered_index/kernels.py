@@ -46,8 +46,8 @@ def _loaded(name: str) -> ModuleType:
 
 try:
     _core, _views = map(_loaded, ("tiered_index._core", "tiered_index._views"))
-    if (found := {getattr(module, "REVISION", 1) for module in (_core, _views)}) != {_REVISION}:
-        raise ImportError(f"it is of revision {min(found)}, not {_REVISION}: install the package again")
+    if (revisions := {getattr(module, "REVISION", 1) for module in (_core, _views)}) != {_REVISION}:
+        raise ImportError(f"it is of revision {min(revisions)}, not {_REVISION}: install the package again")
 except ImportError as error:
     _core = None
     # a package that is shipped should have the core, too

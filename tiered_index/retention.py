@@ -264,8 +264,9 @@ class Expired(Struct, frozen=True, dict=True):
         `items` are stored items or their columns by name, `seconds` (n) their epoch seconds, `topics` the name of each
         topic id. An entry whose topic id has no name has expired if entries of every topic have expired at its second.
         """
-        kept = self._unexpired(seconds, items["topic_id"], topics)
-        return kept & ~self.erased.hides(items, seconds, topics) if self.tombstones and len(seconds) else kept
+        unexpired = self._unexpired(seconds, items["topic_id"], topics)
+        is_erased = self.tombstones and len(seconds)
+        return unexpired & ~self.erased.hides(items, seconds, topics) if is_erased else unexpired
 
     def _unexpired(
         self, seconds: npt.NDArray[Any], topic_ids: npt.NDArray[Any], topics: Mapping[int, str]

@@ -96,10 +96,10 @@ class Tombstones(Sequence[Tombstone]):
     @cached_property
     def topics(self) -> Mapping[str, TopicTombstones]:
         """The tombstones of each topic, by name."""
-        found: dict[str, TopicTombstones] = {}
+        by_name: dict[str, TopicTombstones] = {}
         for stone in self.stones:
-            found.setdefault(stone.topic, TopicTombstones()).add(stone)
-        return found
+            by_name.setdefault(stone.topic, TopicTombstones()).add(stone)
+        return by_name
 
     @cached_property
     def hashes(self) -> npt.NDArray[np.int32]:
@@ -135,12 +135,12 @@ class Tombstones(Sequence[Tombstone]):
         if len(likely):
             self._hide_keys(hidden, likely, items, seconds, topics)
         for topic_id in np.unique(ids).tolist():
-            found = self.topics.get(topics.get(topic_id, ""))
-            if found is None or not (found.queues or found.begin > ALWAYS):
+            of_topic = self.topics.get(topics.get(topic_id, ""))
+            if of_topic is None or not (of_topic.queues or of_topic.begin > ALWAYS):
                 continue
             mine = ids == topic_id
-            hidden |= mine & (seconds < found.begin)
-            for queue_id, begin in found.queues.items():
+            hidden |= mine & (seconds < of_topic.begin)
+            for queue_id, begin in of_topic.queues.items():
                 hidden |= mine & (items["queue_id"] == queue_id) & (seconds < begin)
         return hidden
 
@@ -150,12 +150,12 @@ class Tombstones(Sequence[Tombstone]):
         """Set `hidden` for the entries at the places `likely` that a tombstone of a key hides."""
         hashes, ids, times = normal_hashes(items["key_hash"][likely]), items["topic_id"][likely], seconds[likely]
         met = set(np.unique(hashes).tolist())
-        for stone in [one for one in self.stones if not met.isdisjoint(one.hashes)]:
+        for stone in [stone for stone in self.stones if not met.isdisjoint(stone.hashes)]:
             named = [topic_id for topic_id in np.unique(ids).tolist() if topics.get(topic_id) in (None, stone.topic)]
-            found = np.isin(hashes, stone.hashes) & np.isin(ids, named) & (times < stone.before_ms // 1000)
+            is_hidden = np.isin(hashes, stone.hashes) & np.isin(ids, named) & (times < stone.before_ms // 1000)
             if stone.fingerprint is not None:
-                found &= items["fingerprint"][likely] == stone.fingerprint
-            hidden[likely[found]] = True
+                is_hidden &= items["fingerprint"][likely] == stone.fingerprint
+            hidden[likely[is_hidden]] = True
 
 
 class TopicTombstones:
@@ -181,7 +181,7 @@ class TopicTombstones:
 
     def begin_of(self, key_hash: int, fingerprint: int) -> int:
         """Return the epoch second before which the entries of a key are hidden."""
-        found = self.keys.get(key_hash)
-        if found is None:
+        of_key = self.keys.get(key_hash)
+        if of_key is None:
             return self.begin
-        return max([self.begin, *(second for known, second in found if known in (None, fingerprint))])
+        return max([self.begin, *(second for known, second in of_key if known in (None, fingerprint))])

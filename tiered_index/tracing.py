@@ -19,7 +19,7 @@ request_id: ContextVar[str | None] = ContextVar("tiered_index_request_id", defau
 _NAME = "tiered_index"
 
 
-class Span(Protocol):
+class TraceSpan(Protocol):
     """The part of OpenTelemetry's spans that this package uses."""
 
     def is_recording(self) -> bool: ...
@@ -37,7 +37,7 @@ def is_traced() -> bool:
     return "opentelemetry.trace" in sys.modules and _set_up() is not None
 
 
-def span(name: str, **attributes: Any) -> AbstractContextManager[Span | None]:
+def span(name: str, **attributes: Any) -> AbstractContextManager[TraceSpan | None]:
     """Return a context manager that makes a span ``tiered_index.NAME`` below the present span.
 
     It gives None if no spans are made. The span records an error that the block raises.
@@ -46,12 +46,12 @@ def span(name: str, **attributes: Any) -> AbstractContextManager[Span | None]:
     if trace is None:
         return _NO_SPAN
     own = {f"{_NAME}.{key}": value for key, value in attributes.items()}
-    if (asked := request_id.get()) is not None:
-        own[f"{_NAME}.request_id"] = asked
+    if (request := request_id.get()) is not None:
+        own[f"{_NAME}.request_id"] = request
     return trace.get_tracer(_NAME).start_as_current_span(f"{_NAME}.{name}", attributes=own)  # type: ignore[no-any-return]
 
 
-def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Span | None]:
+def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[TraceSpan | None]:
     """Return the span of a request, below the span that its ``traceparent`` names. End it with `tell_request`."""
     trace = _set_up()
     if trace is None:
@@ -63,7 +63,7 @@ def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContext
     return tracer.start_as_current_span(method, above, trace.SpanKind.SERVER, own)  # type: ignore[no-any-return]
 
 
-def tell_request(traced: Span | None, method: str, route: str, status: int, error: Exception | None) -> None:
+def tell_request(traced: TraceSpan | None, method: str, route: str, status: int, error: Exception | None) -> None:
     """Set the route and the status of a request's span. Only a status of 500 or more marks the span as failed."""
     if traced is None or not traced.is_recording():
         return

@@ -76,9 +76,9 @@ def column(dtype: str, *, width: int | None = None, identity: bool = False, defa
         dtype = f"S{width}"
     elif width is not None:
         raise ConfigError(f"column({dtype!r}) takes no width: only text columns have one")
-    given = {} if default is ... else {"default": default}
-    about = {"dtype": dtype, "text": is_text, "identity": identity, **given}
-    return field(default=given.get("default", 0), metadata=about)
+    with_default = {} if default is ... else {"default": default}
+    about = {"dtype": dtype, "text": is_text, "identity": identity, **with_default}
+    return field(default=with_default.get("default", 0), metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,11 +297,11 @@ def freshness_of(freshness: tuple[Freshness, ...], topics: Iterable[str]) -> tup
     """Return the freshness of an answer about `topics`: its times are those up to which all of these were read."""
     if not any(index.bounds is not None for index in freshness):
         return freshness
-    asked, bounded = list(topics), []
+    names, bounded = list(topics), []
     for index in freshness:
         bounds, as_of_ms = index.bounds, index.as_of_ms
         if bounds is not None:
-            times = [bounds.read_before_ms[topic] // 1000 * 1000 for topic in asked if topic in bounds.read_before_ms]
+            times = [bounds.read_before_ms[topic] // 1000 * 1000 for topic in names if topic in bounds.read_before_ms]
             if bounds.has_all_put and not times:
                 continue
             published_ms = [] if bounds.published_ms is None else [bounds.published_ms]
@@ -356,7 +356,7 @@ class Provenance(NamedTuple):
         indexes = {index.source: index for index in self.freshness}
         for index in later.freshness:
             first = indexes.setdefault(index.source, index)
-            times = [one.as_of_ms for one in (first, index) if one.as_of_ms is not None]
+            times = [other.as_of_ms for other in (first, index) if other.as_of_ms is not None]
             as_of_ms = min(times) if first.as_of_ms is not None else None
             not_asked = index.not_asked if first.not_asked is None else first.not_asked
             if (as_of_ms, not_asked) != (first.as_of_ms, first.not_asked):
@@ -375,7 +375,7 @@ class Provenance(NamedTuple):
             "unknown_topics": list(self.unknown_topics),
             "as_of_ms": self.as_of_ms,
             "freshness": [index.to_dict() for index in self.freshness],
-            "lost": [one.to_dict() for one in self.lost],
+            "lost": [file.to_dict() for file in self.lost],
             "expired_before_ms": self.expired_before_ms,
         }
 

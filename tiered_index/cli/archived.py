@@ -180,17 +180,18 @@ def _check_apart(config: IndexConfig, old: IndexReader, uri: str) -> None:
             "--storage is the index of these segments, where a sweep would delete them: "
             "give the new index a storage and root of its own"
         )
-    if config.storage is not None and _is_inside(config.storage, uri):
+    if config.storage is not None and is_inside(config.storage, uri):
         raise ConfigError(
             "--storage is inside the prefix of the index of these segments, and would be deleted with it: "
             "give the new index a storage of its own"
         )
 
 
-def _is_inside(uri: str, prefix: str) -> bool:
+def is_inside(uri: str, prefix: str) -> bool:
     """Return whether a storage is below the prefix of another one."""
     target, above = split_uri(uri), split_uri(prefix)
-    inner, outer = Path(unquote(target.path)), Path(unquote(above.path))
+    # a bucket's root has no path
+    inner, outer = (Path("/", unquote(parts.path).strip("/")) for parts in (target, above))
     if target.scheme == "file":
         inner, outer = inner.resolve(), outer.resolve()
     return (target.scheme, target.netloc) == (above.scheme, above.netloc) and outer in inner.parents

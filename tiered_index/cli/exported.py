@@ -36,7 +36,7 @@ from tiered_index.sources.columns import bounded_lines
 from tiered_index.sources.files import GZIP_MAGIC
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import DAMAGE, ParquetTable
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.places import LocalFile, Place, Stdin, StoredFile
 from tiered_index.storage.disk import Disk
 
 _ROWS = 1 << 17
@@ -47,15 +47,21 @@ _TAIL_BYTES = 1 << 20
 class ExportedFile:
     """A file that `export` wrote. `about` is its metadata, None for NDJSON."""
 
-    place: LocalFile | StoredFile
+    place: Place
     kind: Literal["parquet", "arrow", "ndjson"]
     rows: int | None
     columns: frozenset[str]
     about: dict[str, Any] | None
 
     @classmethod
-    def at(cls, place: LocalFile | StoredFile) -> ExportedFile | None:
-        """Return the file at a place; None: `export` did not write it. Raises `InvalidArgument`, `CorruptFile`."""
+    def at(cls, place: Place) -> ExportedFile | None:
+        """Return the file at a place; None: `export` did not write it. stdin is NDJSON.
+
+        Raises `InvalidArgument`, `CorruptFile`.
+        """
+        if isinstance(place, Stdin):
+            is_json = place.head()[:1] == b"{"
+            return cls._of_line(place, next(bounded_lines(place.first_line, f"{place}, ")) if is_json else b"")
         with _unzipped(place) as handle:
             head = handle.read(8)
             handle.seek(0)
@@ -72,6 +78,10 @@ class ExportedFile:
             raise
         except (*DAMAGE, ConfigError, ValueError, TypeError, LookupError) as error:
             raise CorruptFile(str(place), f"can't be read: {error}") from error
+        return cls._of_line(place, line)
+
+    @classmethod
+    def _of_line(cls, place: Place, line: bytes) -> ExportedFile | None:
         with contextlib.suppress(InvalidArgument):
             names = frozenset(json_object(line, f"{place}, line 1: ")) if line else frozenset[str]()
             # a line of a message has a key
@@ -142,8 +152,10 @@ class ExportedFile:
         hint = "" if self.about else "; NDJSON does not state its schema: give --preset, or export as parquet or arrow"
         raise InvalidArgument(f"{self.place} {problem}: the entries of this index are of schema {schema.name}{hint}")
 
-    def name(self) -> str:
-        """Return the source name of the file in an index: place, size and a hash of the end."""
+    def name(self) -> str | None:
+        """Return the source name of the file in an index: place, size and a hash of the end; None for stdin."""
+        if isinstance(self.place, Stdin):
+            return None
         with self.place.ranges() as handle:
             size = handle.seek(0, io.SEEK_END)
             handle.seek(max(0, size - _TAIL_BYTES))
@@ -156,7 +168,9 @@ class ExportedFile:
             if self.kind == "ndjson":
                 with _unzipped(self.place) as handle:
                     yield from self._of_lines(handle, wanted)
-            elif self.kind == "parquet":
+                return
+            assert not isinstance(self.place, Stdin)
+            if self.kind == "parquet":
                 for _, rows in ParquetTable(self.place).read(wanted.names):
                     yield from rows.cast(wanted).combine_chunks().to_batches()
             else:
@@ -185,26 +199,30 @@ class ExportedFile:
 
 
 @contextlib.contextmanager
-def _unzipped(place: LocalFile | StoredFile) -> Iterator[IO[bytes]]:
+def _unzipped(place: Place) -> Iterator[IO[bytes]]:
     """Open a file, gzipped or not, for reading. Raises `CorruptFile` in the block for a damaged gzip file."""
     with place.open() as handle:
-        is_gzipped = handle.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-        handle.seek(0)
+        is_gzipped = False
+        if not isinstance(place, Stdin):
+            is_gzipped = handle.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            handle.seek(0)
         try:
             yield cast(IO[bytes], gzip.GzipFile(fileobj=handle)) if is_gzipped else handle
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise CorruptFile(str(place), f"damaged gzip file: {error}") from error
 
 
-def _put(put: PatientPut, batch: pa.RecordBatch, name: str, rows: int) -> int:
+def _put(put: PatientPut, batch: pa.RecordBatch, name: str | None, rows: int) -> int:
     """Put rows with their topic ids; if the index uses one of them for another topic, let it assign its own ids."""
+    source = name, rows if name is not None else None
     try:
-        return put(batch, name, rows)
+        return put(batch, *source)
     except InvalidArgument:
         try:
-            return put(batch.select([column for column in batch.schema.names if column != "topic_id"]), name, rows)
+            return put(batch.select([column for column in batch.schema.names if column != "topic_id"]), *source)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{name.partition('#')[0]}, before row {rows + 1:,}: {error}") from error
+            place = name.partition("#")[0] if name is not None else "stdin"
+            raise InvalidArgument(f"{place}, before row {rows + 1:,}: {error}") from error
 
 
 def ingest_exported(
@@ -226,7 +244,7 @@ def ingest_exported(
         index = putting.index
         file.check(index.schema, rule)
         name = file.name()
-        start = 0 if restart else index.durable_position(name) or 0
+        start = 0 if restart or name is None else index.durable_position(name) or 0
         put, rows, entries, checksum = putting.patient(), 0, 0, 0
         with putting.progress("ingesting", file.rows) as progress:
             for batch in file.batches(index.schema):

@@ -11,12 +11,12 @@ import itertools
 import pkgutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from typer import Argument, Option
+from typer import Argument
 
 from tiered_index.cli import archived
 from tiered_index.cli.exported import ExportedFile, ingest_exported
@@ -42,7 +42,7 @@ from tiered_index.cli.putting import Putting, none_indexed
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
-from tiered_index.follow import FIRST, PatientPut
+from tiered_index.follow import FIRST, Follower, PatientPut
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
@@ -53,7 +53,7 @@ from tiered_index.service.write.validation import column_defaults
 from tiered_index.sources.columns import FIELDS, CheckedMessage, columns_of, own_value
 from tiered_index.sources.files import ParquetSource, Source, open_source, other_files, source_name
 from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Record
-from tiered_index.sources.places import LocalFile, Stdin, StoredFile, local_path, opened_place
+from tiered_index.sources.places import Place, Stdin, local_path, opened_place
 from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import beside
@@ -215,6 +215,24 @@ class FileIntake:
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
         return [f"of {self.messages + self.skipped:,} messages, {told}"]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was read and put, as fields of the command's document."""
+        return {
+            "source": str(self.source.place),
+            "source_name": self.name,
+            "position": self.position,
+            "unit": self.source.unit,
+            "messages": self.messages,
+            "entries": self.entries,
+            "dropped_columns": self.source.unused,
+            "held_back": int(self.source.held_back_bytes > 0),
+            "skipped": self.skipped,
+            "skipped_reasons": dict(self.skipped_reasons.most_common()),
+            "skipped_first": self.skipped_first,
+            "expired": self.patient.expired,
+            "quarantined_first": self.quarantined,
+        }
+
     def _name_places(self, batch: MessageBatch, messages: list[dict[str, Any]]) -> None:
         for record in batch.records():
             for message in messages:
@@ -304,6 +322,31 @@ class StoreOptions:
     )
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `ingest` that do not depend on the kind of its source, or say which kinds they are for."""
+
+    preset: Literal["native", "rocketmq"] | None = declare(
+        help="File format: native, or that of RocketMQ's IndexStoreFile."
+    )
+    hash_rule: Literal["abs", "mask"] | None = declare(
+        None, "--hash", help="With preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
+    )
+    restart: bool = declare(False, "--restart", help="Read the source from its start, even if it has changed.")
+    follow: bool = declare(
+        False, "--follow", help="Keep indexing new messages of a store or of Kafka until SIGTERM or SIGINT."
+    )
+    store_name: str | None = declare(
+        help="Name of the source in the index. Default: its path, or the cluster's id. Give a name to a file that may "
+        "move."
+    )
+    dry_run: bool = declare(
+        False, "--dry-run", help="With archive:URI: write nothing, and compare the archive's entries with the index's."
+    )
+    poll: float = declare(0.2, min=0.01, metavar="S", help="With --follow: seconds between checks for new messages.")
+    log_format: LogAs = "text"
+
+
 @command
 def ingest(
     session: Session,
@@ -312,27 +355,8 @@ def ingest(
         help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; archive:URI of an index with archived segments; "
         "or NDJSON, CSV or Parquet as a file, s3://bucket/file, or - for stdin.",
     ),
-    preset: Literal["native", "rocketmq"] | None = Option(
-        None, help="File format: native, or that of RocketMQ's IndexStoreFile."
-    ),
-    hash_rule: Literal["abs", "mask"] | None = Option(
-        None, "--hash", help="With preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
-    ),
-    restart: bool = Option(False, "--restart", help="Read the source from its start, even if it has changed."),
-    follow: bool = Option(
-        False, "--follow", help="Keep indexing new messages of a store or of Kafka until SIGTERM or SIGINT."
-    ),
-    store_name: str | None = Option(
-        None,
-        help="Name of the source in the index. Default: its path, or the cluster's id. Give a name to a file that may "
-        "move.",
-    ),
-    dry_run: bool = Option(
-        False, "--dry-run", help="With archive:URI: write nothing, and compare the archive's entries with the index's."
-    ),
-    poll: float = Option(0.2, min=0.01, metavar="S", help="With --follow: seconds between checks for new messages."),
-    log_format: LogAs = "text",
     *,
+    run: RunOptions,
     of_files: FileOptions,
     of_store: StoreOptions,
     selected: SelectionOptions,
@@ -378,7 +402,7 @@ def ingest(
     time. Lookups show an entry once, even if you put it twice.
 
     A file that `export` wrote (Parquet, Arrow, or NDJSON, also gzipped) puts the same entries, with their hashes of
-    keys. It has no source positions, erasures and expiries: `copy` keeps them.
+    keys. NDJSON can also come from stdin. An export has no source positions, erasures and expiries: `copy` keeps them.
 
     archive:URI indexes the archived segments of RocketMQ in the index at URI, as `ingest` would index the store. It
     works even if all files of that index are lost. Entries that expired or were erased there stay out. The new index
@@ -389,150 +413,167 @@ def ingest(
     Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
     it from its start, and reports it as rewritten. Kafka before 2.8 is not supported.
     """
-    session.log_as(log_format)
-    is_archive = source.startswith(archived.SCHEME)
-    path = None if source.startswith(SCHEME) or is_archive else local_path(source)
-    if path is not None and not path.exists():
-        raise InvalidArgument(f"{path}: No such file or directory")
-    of_path = "a RocketMQ store" if path is not None and path.is_dir() else "a file"
-    kind = "Kafka" if source.startswith(SCHEME) else "an archive" if is_archive else of_path
-    # an archive has the messages of a store
-    of_stores = [("a RocketMQ store", group) for group in (of_store, selected)] if not is_archive else []
-    refuse_others(source, kind, ("a file", of_files), *of_stores, ("a RocketMQ store", archiving), ("Kafka", kafka))
-    if dry_run and not is_archive:
-        raise InvalidArgument(f"--dry-run is for archive:URI, and {source} is {kind}")
-    if is_archive:
-        wrong: dict[str, Any] = {"--follow": follow, "--restart": restart, "--preset": preset, "--hash": hash_rule}
+    session.log_as(run.log_format)
+    return Ingestion(session, source, run, of_files, of_store, selected, archiving, kafka, geometry, intake).run()
+
+
+@dataclass(frozen=True)
+class Ingestion:
+    """A run of `ingest`: its source and its options. `run` reads the source as what it is."""
+
+    session: Session
+    source: str
+    options: RunOptions
+    of_files: FileOptions
+    of_store: StoreOptions
+    selected: SelectionOptions
+    archiving: ArchiveOptions
+    kafka: KafkaOptions
+    geometry: GeometryOptions
+    intake: IntakeOptions
+
+    def run(self) -> int:
+        """Put the messages of the source into the index, and return the exit code. Raises as the source does."""
+        if self.source.startswith(archived.SCHEME):
+            return self._archive()
+        if self.source.startswith(SCHEME):
+            return self._topics()
+        path = local_path(self.source)
+        if path is not None and not path.exists():
+            raise InvalidArgument(f"{path}: No such file or directory")
+        if path is not None and path.is_dir():
+            return self._store(path)
+        self._refuse_others("a file")
+        if self.options.follow:
+            raise InvalidArgument(f"--follow is for a RocketMQ store or Kafka, and {self.source} is a file")
+        item_type = item_type_named(self.of_files.item_type)
+        config = self._config(item_type=item_type)
+        with opened_place(self.source, config) as place:
+            file = ExportedFile.at(place)
+            # lines of messages may have a member key_hash, too: then an option says what their key is
+            if file is not None and not (file.kind == "ndjson" and _names_a_key(self.of_files)):
+                return self._export(file)
+            schema = stored_schema(config)
+            fields = given_fields(self.of_files.column, self.of_files.constant, schema, column_defaults(item_type))
+            return self._messages(place, config, fields)
+
+    def _config(self, **more: Any) -> IndexConfig:
+        options = self.options
+        return self.session.config(preset=options.preset, hash=options.hash_rule, **vars(self.geometry), **more)
+
+    def _refuse_others(self, kind: str) -> None:
+        """Raise `InvalidArgument` for an option that is for another kind of source."""
+        # an archive has the messages of a store
+        of_stores = [self.of_store, self.selected] if kind != "an archive" else []
+        groups = [("a RocketMQ store", group) for group in (*of_stores, self.archiving)]
+        refuse_others(self.source, kind, ("a file", self.of_files), *groups, ("Kafka", self.kafka))
+        if self.options.dry_run and kind != "an archive":
+            raise InvalidArgument(f"--dry-run is for archive:URI, and {self.source} is {kind}")
+
+    def _archive(self) -> int:
+        self._refuse_others("an archive")
+        options, of_store = self.options, self.of_store
+        wrong: dict[str, Any] = {"--follow": options.follow, "--restart": options.restart}
+        wrong |= {"--preset": options.preset, "--hash": options.hash_rule}
         wrong |= {"--commitlog": of_store.commitlog, "--no-check-bodies": not of_store.check_bodies}
         if flags := [flag for flag, value in wrong.items() if value]:
             raise InvalidArgument(f"leave {flags[0]} out: it is not for {archived.SCHEME}URI")
         return archived.ingest_archive(
-            session,
-            source.removeprefix(archived.SCHEME),
-            Selection(*selected.arguments),
-            geometry,
-            intake,
-            store=store_name,
+            self.session,
+            self.source.removeprefix(archived.SCHEME),
+            Selection(*self.selected.arguments),
+            self.geometry,
+            self.intake,
+            store=options.store_name,
             skip_corrupt=of_store.skip_corrupt,
             skip_missing=of_store.skip_missing,
-            dry_run=dry_run,
+            dry_run=options.dry_run,
         )
-    settings: dict[str, Any] = {"preset": preset, "hash": hash_rule, **vars(geometry)}
-    followed: dict[str, Any] = {"follow": follow, "restart": restart, "poll_s": poll}
-    if kind == "Kafka":
-        config = session.config(**settings)
-        check_kafka(source, kafka, config.root)
-        return ingest_followed(
-            session, config, intake, open_kafka_follower, place=source, options=kafka, cluster=store_name, **followed
-        )
-    if path is not None and kind == "a RocketMQ store":
-        config = session.config(offset_space="commitlog", **settings)
-        check_outside_tables(source, config.open_storage)
+
+    def _topics(self) -> int:
+        self._refuse_others("Kafka")
+        config = self._config()
+        check_kafka(self.source, self.kafka, config.root)
+        of_source = {"place": self.source, "options": self.kafka, "cluster": self.options.store_name}
+        return self._followed(config, open_kafka_follower, **of_source)
+
+    def _store(self, path: Path) -> int:
+        self._refuse_others("a RocketMQ store")
+        of_store = self.of_store
+        config = self._config(offset_space="commitlog")
+        check_outside_tables(self.source, config.open_storage)
         check_apart(config, path, *(of_store.commitlog or ()))
-        store = StoreDirectory.open(path, store_name, of_store.commitlog or ())
-        selection = Selection(*selected.arguments)
-        return ingest_followed(
-            session,
+        store = StoreDirectory.open(path, self.options.store_name, of_store.commitlog or ())
+        selection = Selection(*self.selected.arguments)
+        return self._followed(
             config,
-            intake,
             open_follower,
             source_name=store.source,
             store=store,
             skip_corrupt=of_store.skip_corrupt,
             skip_missing=of_store.skip_missing,
-            archiving=archiving,
+            archiving=self.archiving,
             reader=CommitLogReader(store.commitlog, check_crc=of_store.check_bodies, selection=selection),
-            **followed,
         )
-    if follow:
-        raise InvalidArgument(f"--follow is for a RocketMQ store or Kafka, and {source} is a file")
-    item_type = item_type_named(of_files.item_type)
-    config = session.config(item_type=item_type, **settings)
-    with opened_place(source, config) as place:
-        # lines of messages may have a member key_hash, too: then an option says what their key is
-        file = ExportedFile.at(place) if isinstance(place, LocalFile | StoredFile) else None
-        if file is not None and not (file.kind == "ndjson" and _names_a_key(of_files)):
-            if store_name is not None or (flag := next(given_flags(of_files), None)) is not None:
-                flag = "--store-name" if store_name is not None else flag
-                raise InvalidArgument(f"leave {flag} out: {source} is a file that `tiered-index export` wrote")
-            more: dict[str, Any] = {"preset": preset, "rule": hash_rule, "settings": vars(geometry)}
-            return ingest_exported(session, file, intake, restart=restart, **more)
-    return _ingest_messages(
-        session, source, config, item_type, of_files, intake, restart=restart, store_name=store_name
-    )
 
+    def _followed(self, config: IndexConfig, opened: Callable[..., Follower], **of_source: Any) -> int:
+        options = self.options
+        followed: dict[str, Any] = {"follow": options.follow, "restart": options.restart, "poll_s": options.poll}
+        return ingest_followed(self.session, config, self.intake, opened, **followed, **of_source)
 
-def _ingest_messages(
-    session: Session,
-    source: str,
-    config: IndexConfig,
-    item_type: type[IndexItem] | None,
-    of_files: FileOptions,
-    intake: IntakeOptions,
-    *,
-    restart: bool,
-    store_name: str | None,
-) -> int:
-    """Put the messages of a file, an object or stdin into the index of `config`, and return the exit code."""
-    schema = stored_schema(config)
-    fields = given_fields(of_files.column, of_files.constant, schema, column_defaults(item_type))
-    if "offset" in fields.constants:
-        session.out.note(
-            "--constant offset: lookups return only the newest message of one key, topic and queue; use --column "
-            f"offset=COLUMN with a number that is unique in its queue, or {ROW_NUMBER} for the row's number"
-        )
-    with contextlib.ExitStack() as stack:
-        opened = open_source(stack.enter_context(opened_place(source, config)), fields)
-        if isinstance(opened, ParquetSource):
-            check_outside_tables(beside(source, config.storage), config.open_storage)
-        if not of_files.skip_bad:
-            _check_first_message(config, opened)
-        putting = stack.enter_context(Putting.open(session, config, intake))
-        index = putting.index
-        if index.schema.caller_columns != fields.schema.caller_columns:
-            names = ", ".join(each.name for each in index.schema.caller_columns) or "none"
-            raise InvalidArgument(f"the index has columns of its own ({names}): --item-type MODULE:CLASS declares them")
-        known = index.durable_positions()
-        name = source_name(opened, known, restart=restart, called=store_name)
-        start = 0 if restart or name is None else index.durable_position(name) or 0
-        taken = FileIntake(index, opened, name, of_files.skip_bad, putting.patient(), position=start)
-        is_counted = fields.names.get("offset") == ROW_NUMBER and opened.counts_rows
-        others = other_files(opened, known) if is_counted and not start and not restart else []
-        numbers = RowNumbers(index, others) if others else None
-        with putting.progress("ingesting", opened.total) as progress:
-            for batch in opened.batches(start):
-                if numbers is not None:
-                    numbers.check(batch)
-                taken.take(batch)
-                progress.update(taken.position, f"{human_count(taken.entries)} entries")
-        if opened.held_back_bytes:
+    def _export(self, file: ExportedFile) -> int:
+        options = self.options
+        if options.store_name is not None or (flag := next(given_flags(self.of_files), None)) is not None:
+            flag = "--store-name" if options.store_name is not None else flag
+            raise InvalidArgument(f"leave {flag} out: {self.source} is a file that `tiered-index export` wrote")
+        more: dict[str, Any] = {"preset": options.preset, "rule": options.hash_rule, "settings": vars(self.geometry)}
+        return ingest_exported(self.session, file, self.intake, restart=options.restart, **more)
+
+    def _messages(self, place: Place, config: IndexConfig, fields: Fields) -> int:
+        """Put the messages of a file, an object or stdin into the index of `config`, and return the exit code."""
+        session, restart = self.session, self.options.restart
+        if "offset" in fields.constants:
             session.out.note(
-                f"{opened.place}: the last line ({counted(opened.held_back_bytes, 'byte')}) is held back: it has no "
-                "newline, and may be cut. Add the newline, and ingest again"
+                "--constant offset: lookups return only the newest message of one key, topic and queue; use --column "
+                f"offset=COLUMN with a number that is unique in its queue, or {ROW_NUMBER} for the row's number"
             )
-        if opened.unused:
-            session.out.note(f"not indexed: {listed(opened.unused)} of {opened.place}")
-        taken_s = putting.elapsed_s
-        putting.settle()
-        document = putting.document(
-            status="complete",
-            source=str(opened.place),
-            source_name=name,
-            resumed_from=start,
-            position=taken.position,
-            unit=opened.unit,
-            messages=taken.messages,
-            entries=taken.entries,
-            dropped_columns=opened.unused,
-            held_back=int(opened.held_back_bytes > 0),
-            skipped=taken.skipped,
-            skipped_reasons=dict(taken.skipped_reasons.most_common()),
-            skipped_first=taken.skipped_first,
-            expired=taken.patient.expired,
-            quarantined_first=taken.quarantined,
-            ingest_s=taken_s,
-            entries_per_s=round(taken.entries / taken_s) if taken_s else None,
-            nothing_indexed=(lacks := taken.lacks()),
-        )
-    show_ingested(session.out, document)
-    return none_indexed(session, intake, lacks)
+        opened = open_source(place, fields)
+        if isinstance(opened, ParquetSource):
+            check_outside_tables(beside(self.source, config.storage), config.open_storage)
+        if not self.of_files.skip_bad:
+            _check_first_message(config, opened)
+        with Putting.open(session, config, self.intake) as putting:
+            index = putting.index
+            if index.schema.caller_columns != fields.schema.caller_columns:
+                names = ", ".join(each.name for each in index.schema.caller_columns) or "none"
+                declares = "--item-type MODULE:CLASS declares them"
+                raise InvalidArgument(f"the index has columns of its own ({names}): {declares}")
+            known = index.durable_positions()
+            name = source_name(opened, known, restart=restart, called=self.options.store_name)
+            start = 0 if restart or name is None else index.durable_position(name) or 0
+            taken = FileIntake(index, opened, name, self.of_files.skip_bad, putting.patient(), position=start)
+            is_counted = fields.names.get("offset") == ROW_NUMBER and opened.counts_rows
+            others = other_files(opened, known) if is_counted and not start and not restart else []
+            numbers = RowNumbers(index, others) if others else None
+            with putting.progress("ingesting", opened.total) as progress:
+                for batch in opened.batches(start):
+                    if numbers is not None:
+                        numbers.check(batch)
+                    taken.take(batch)
+                    progress.update(taken.position, f"{human_count(taken.entries)} entries")
+            if opened.held_back_bytes:
+                session.out.note(
+                    f"{opened.place}: the last line ({counted(opened.held_back_bytes, 'byte')}) is held back: it has "
+                    "no newline, and may be cut. Add the newline, and ingest again"
+                )
+            if opened.unused:
+                session.out.note(f"not indexed: {listed(opened.unused)} of {opened.place}")
+            taken_s = putting.elapsed_s
+            putting.settle()
+            lacks = taken.lacks()
+            timed = {"ingest_s": taken_s, "entries_per_s": round(taken.entries / taken_s) if taken_s else None}
+            document = putting.document(
+                status="complete", resumed_from=start, **taken.to_dict(), **timed, nothing_indexed=lacks
+            )
+        show_ingested(session.out, document)
+        return none_indexed(session, self.intake, lacks)

@@ -137,10 +137,42 @@ class Stdin:
 
     def head(self) -> bytes:
         """Return the first bytes without consuming them; empty at the end of the stream."""
-        try:
+        with self._unzipping():
             return bytes(self._stream.peek(1))
+
+    def first_line(self, most_bytes: int) -> bytes:
+        """Return the first line, or its first `most_bytes`, without consuming it. It waits for the line's end."""
+        with self._unzipping():
+            line = bytes(self._stream.readline(most_bytes))
+        self._stream = io.BufferedReader(_Pushed(line, self._stream))
+        return line
+
+    @contextlib.contextmanager
+    def _unzipping(self) -> Iterator[None]:
+        try:
+            yield
         except (EOFError, OSError, zlib.error) as error:
             raise CorruptFile(str(self), f"damaged gzip file: {error}") from error
+
+
+class _Pushed(io.RawIOBase):
+    """A stream whose beginning has been read: `begun`, then the rest of `stream`."""
+
+    def __init__(self, begun: bytes, stream: Any) -> None:
+        super().__init__()
+        self._begun, self._stream = begun, stream
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        """Read into `buffer` what is there, and return the byte count; 0 only at the end. Errors: those of `stream`."""
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        part = self._begun[: len(view)] or self._stream.read1(len(view))
+        self._begun = self._begun[len(part) :]
+        view[: len(part)] = part
+        return len(part)
 
 
 Place = LocalFile | StoredFile | Stdin

@@ -4,6 +4,7 @@ open as a table.
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from collections import Counter
@@ -72,6 +73,24 @@ def test_out_and_in_again(exported, run_here, original, tmp_path, monkeypatch, f
     once_more = done(run_here("ingest", tmp_path / f"entries.{form}", *where, "--json"))
     assert (once_more["entries"], once_more["resumed_from"]) == (0, 2 * MESSAGES)
     assert once_more["checksum"] == told["checksum"]
+
+
+@pytest.mark.parametrize("is_gzipped", [False, True])
+def test_an_export_is_read_from_stdin(exported, run_here, original, tmp_path, monkeypatch, is_gzipped):
+    monkeypatch.setattr("tiered_index.cli.exported._ROWS", 500)
+    told = exported("entries.ndjson")
+    lines = (tmp_path / "entries.ndjson").read_bytes()
+    where = ("--root", tmp_path / "copy", "--storage", f"file://{tmp_path}/store")
+    piped = gzip.compress(lines) if is_gzipped else lines
+    for _ in range(2):
+        back = done(run_here("ingest", "-", *where, *GEOMETRY, "--wait", "--json", stdin=piped))
+        assert (back["source"], back["source_name"], back["resumed_from"]) == ("stdin", None, 0)
+        assert (back["entries"], back["checksum"]) == (told["entries"], told["checksum"])
+    line, roots = ("query", "orders", "own-2999", "--json", "--root"), (original.root, tmp_path / "copy")
+    answers = [done(run_here(*line, root))["items"] for root in roots]
+    assert answers[0] == answers[1] and len(answers[0]) == 1
+    wrong = run_here("ingest", "-", *where, "--column", "offset=o", stdin=piped)
+    assert (wrong.code, "a file that `tiered-index export` wrote" in wrong.err) == (2, True)
 
 
 def test_a_misspelt_topic_is_reported(exported, run_here, original, tmp_path):
