@@ -291,7 +291,7 @@ def _made(out: Path, form: Format, entries: Export, slots: int | None, items: in
     """Yield a writer; after the block the output is complete, or removed. Raises `InvalidArgument`, `DiskFull`."""
     if out == _STDOUT:
         with writing_stdout():
-            with contextlib.closing(_writer(form, sys.stdout.buffer, entries.schema)) as writer:
+            with contextlib.closing(table_writer(form, sys.stdout.buffer, entries.schema)) as writer:
                 try:
                     yield writer
                 except BaseException:
@@ -308,10 +308,11 @@ def _made(out: Path, form: Format, entries: Export, slots: int | None, items: in
             yield stack.enter_context(contextlib.closing(RocketmqFiles(partial, layout)))
         else:
             sink = stack.enter_context(partial.open("wb"))
-            yield stack.enter_context(contextlib.closing(_writer(form, sink, entries.schema)))
+            yield stack.enter_context(contextlib.closing(table_writer(form, sink, entries.schema)))
 
 
-def _writer(form: Format, sink: IO[bytes], schema: pa.Schema) -> Any:
+def table_writer(form: Format, sink: IO[bytes], schema: pa.Schema) -> Any:
+    """Return a writer of tables with `write_table` and `close`; the caller closes `sink`."""
     if form == "parquet":
         return pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True)
     if form == "arrow":

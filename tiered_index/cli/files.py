@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from typer import Option
@@ -15,15 +15,19 @@ from tiered_index.cli.contents import Array, Contents, opened_contents
 from tiered_index.cli.exit_codes import DONE, PARTIAL
 from tiered_index.cli.options import File, LimitOptions, RangeOptions, ServiceOptions, human_duration
 from tiered_index.cli.output import counted, human_bytes, states
-from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.paging import CommandBudget, Pages, Question
 from tiered_index.cli.results import show, show_rows
 from tiered_index.cli.session import Session, asked_service, command
+from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
 from tiered_index.format.segment import ArchivedSegment
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.inventory import du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
+
+if TYPE_CHECKING:
+    from tiered_index.client import IndexClient
 
 
 @command
@@ -55,18 +59,8 @@ def topics(
     client = asked_service(session, service)
     config = session.reader_config()
     with contextlib.ExitStack() as stack:
-
-        def open_lookup() -> Callable[..., TopicsResult]:
-            if client is not None:
-                stack.enter_context(client)
-                question: Any = {"begin_ms": within.begin, "end_ms": within.end, "allow_partial": allow_partial}
-                question["explain"] = session.out.as_json
-                return lambda cursor, **limits: client.topics(**question, **limits)
-            reader = pages.reader = stack.enter_context(session.open_reader(config, with_writers=True))
-            return lambda cursor, **limits: reader.topics(within.begin, within.end, allow_partial, **limits)
-
-        nothing = TopicsResult(topics=(), status="partial")
-        pages = Pages(open_lookup, nothing, None, budget, every=False, within=within)
+        question = TopicsQuestion(stack, session, config, client, within, allow_partial=allow_partial)
+        pages = Pages(question, None, budget, every=False, within=within)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
         show_rows(session.out, "", [topic.to_dict() for topic in answer.topics], most=len(answer), is_listed=False)
@@ -75,6 +69,40 @@ def topics(
             session.out.line(f"{counted(uncounted, 'uncounted file')} of an older version; merging counts them")
         session.out.line(f"{counted(len(answer), 'topic')}, {pages.conclusion}{pages.as_of()}{pages.expired}")
         return pages.finish(session.out)
+
+
+class TopicsQuestion(Question[TopicsResult]):
+    """The list of the topics of an index, or of a service's index."""
+
+    nothing = TopicsResult(topics=(), status="partial")
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        session: Session,
+        config: IndexConfig,
+        client: IndexClient | None,
+        within: RangeOptions,
+        *,
+        allow_partial: bool,
+    ) -> None:
+        super().__init__(stack)
+        self._session, self._config, self._client = session, config, client
+        self._within: dict[str, Any] = {"begin_ms": within.begin, "end_ms": within.end, "allow_partial": allow_partial}
+
+    def open(self) -> Callable[..., TopicsResult]:
+        """Open the index or the client."""
+        if self._client is None:
+            self.reader = self.stack.enter_context(self._session.open_reader(self._config, with_writers=True))
+        else:
+            self.stack.enter_context(self._client)
+        return self._page
+
+    def _page(self, cursor: str | None, **limits: Any) -> TopicsResult:
+        if self._client is not None:
+            return self._client.topics(**self._within, explain=self._session.out.as_json, **limits)
+        assert self.reader is not None
+        return self.reader.topics(**self._within, **limits)
 
 
 @command

@@ -15,26 +15,23 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tiered_index.cli.explaining import lost_text
-from tiered_index.cli.export import NdjsonWriter, check_new, made_whole
+from tiered_index.cli.export import Format, check_new, made_whole, table_writer
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted
-from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.cli.session import Session
-from tiered_index.config import IndexConfig
+from tiered_index.cli.paging import CommandBudget, Pages, Question
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.read.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.keys import FIELDS
 from tiered_index.types import Answer, FileReport, Lookup, format_time
 
-_PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")
+_FORMS: dict[str, Format] = {".parquet": "parquet", **dict.fromkeys((".ndjson", ".jsonl", ".json"), "ndjson")}
 # Lookups of a batch, which share their reads
 _BATCH = 100_000
 _SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
@@ -81,7 +78,8 @@ class KeysOut:
     """A file for answers, complete when the block of `open` ends. Raises `InvalidArgument` if it can't be made."""
 
     def __init__(self, path: Path) -> None:
-        if not path.name.endswith((*_PARQUET, *_NDJSON)):
+        self._form = _FORMS.get(path.suffix)
+        if self._form is None:
             raise InvalidArgument(f"--out {path}: its name must end in .parquet or .ndjson (.jsonl, .json)")
         check_new(path, "answers are written to a file of their own")
         self.path = path
@@ -89,19 +87,28 @@ class KeysOut:
     @contextlib.contextmanager
     def open(self) -> Iterator[Callable[[pa.Table], None]]:
         """Yield a function that writes a table. Raises `DiskFull`."""
-        with made_whole(self.path) as partial, contextlib.ExitStack() as stack:
-            if self.path.name.endswith(_PARQUET):
-                writer: pq.ParquetWriter | None = None
+        assert self._form is not None
+        with made_whole(self.path) as partial, partial.open("wb") as sink:
+            with contextlib.closing(_AnswersWriter(self._form, sink)) as writer:
+                yield writer.write
 
-                def write(table: pa.Table) -> None:
-                    nonlocal writer
-                    if writer is None:
-                        writer = stack.enter_context(pq.ParquetWriter(partial, table.schema))
-                    writer.write_table(table)
 
-                yield write
-            else:
-                yield NdjsonWriter(stack.enter_context(partial.open("wb"))).write_table
+class _AnswersWriter:
+    """Writes tables that have the columns of the first one; without a table, the file has no row."""
+
+    def __init__(self, form: Format, sink: IO[bytes]) -> None:
+        self._form, self._sink = form, sink
+        self._writer: Any = None
+
+    def write(self, table: pa.Table) -> None:
+        """Write a table. Raises `OSError`."""
+        if self._writer is None:
+            self._writer = table_writer(self._form, self._sink, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        (self._writer or table_writer(self._form, self._sink, _ASKED)).close()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -116,10 +123,21 @@ class _AnsweredLookups(Answer[Any]):
         return 0 if self.results is None else int(self.results.counts.sum())
 
 
-class _Asking:
-    """Answers batches of lookups in turn; counts the keys by status, and those that are left."""
+class KeysQuestion(Question[Any]):
+    """The lookups of a file, a batch a page. It counts the keys by status, and those that are left."""
 
-    def __init__(self, lookups: Iterator[Lookup], *, allow_partial: bool) -> None:
+    nothing = _AnsweredLookups(status="partial")
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        opened: Callable[[], IndexReader],
+        lookups: Iterator[Lookup],
+        *,
+        allow_partial: bool,
+    ) -> None:
+        super().__init__(stack)
+        self._opened = opened
         self._lookups = iter(lambda: list(islice(lookups, _BATCH)), [])
         self._allow_partial = allow_partial
         self._next = next(self._lookups, [])
@@ -127,11 +145,17 @@ class _Asking:
         # The lookup with the earliest end or, without an end, begin
         self.earliest = Lookup("", "")
 
-    def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _AnsweredLookups:
+    def open(self) -> Callable[..., _AnsweredLookups]:
+        """Open the index."""
+        self.reader = self.stack.enter_context(self._opened())
+        return self._page
+
+    def _page(self, cursor: str | None, **limits: Any) -> _AnsweredLookups:
         """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
         lookups = self._next
+        assert self.reader is not None
         try:
-            results = reader.query_many(lookups, self._allow_partial, **limits)
+            results = self.reader.query_many(lookups, self._allow_partial, **limits)
         except BudgetExceeded as error:
             if not isinstance(error.result, QueryResults):
                 raise
@@ -164,32 +188,15 @@ def _bound_ms(lookup: Lookup) -> float:
 
 
 def look_up_keys(
-    stack: contextlib.ExitStack,
-    session: Session,
-    config: IndexConfig,
-    lookups: Iterator[Lookup],
-    budget: CommandBudget,
-    target: KeysOut | None,
-    *,
-    allow_partial: bool,
-    **of_pages: Any,
+    out: Output, asking: KeysQuestion, budget: CommandBudget, target: KeysOut | None, **of_pages: Any
 ) -> int:
-    """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last.
-
-    The index is open until the end of `stack`.
-    """
-    asking, out = _Asking(lookups, allow_partial=allow_partial), session.out
-
-    def open_lookup() -> Callable[..., _AnsweredLookups]:
-        reader = pages.reader = stack.enter_context(session.open_reader(config, with_writers=True))
-        return partial(asking.look_up, reader)
-
-    pages: Pages[Any] = Pages(open_lookup, _AnsweredLookups(status="partial"), None, budget, every=True, **of_pages)
+    """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
+    pages: Pages[Any] = Pages(asking, None, budget, every=True, **of_pages)
     shown: list[tuple[object, ...]] = []
     entries = answered = 0
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:
         for batch in pages:
-            if batch is not pages.nothing:
+            if batch.results is not None:
                 write(_table(batch.results.batch.lookups, batch.results))
                 answered += int((batch.results.counts > 0).sum())
             entries += len(batch)

@@ -7,18 +7,19 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from typer import Argument, Option
+from typer import Argument
 
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.explaining import lost_text, print_failed
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
-from tiered_index.cli.options import LimitOptions, ServiceOptions
+from tiered_index.cli.options import LimitOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output, counted, human_bytes, states
-from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.paging import CommandBudget, Pages, Question
 from tiered_index.cli.results import show_fields
 from tiered_index.cli.results import shown as value_text
 from tiered_index.cli.session import Session, asked_service, command
@@ -33,6 +34,7 @@ from tiered_index.systems import OTHER, Words, position_names
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
+    from tiered_index.client import IndexClient
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 
@@ -168,24 +170,102 @@ def _check_id(msg_id: str) -> None:
         ) from error
 
 
-def _record_at(
-    stack: contextlib.ExitStack, reader: IndexReader | None, options: KafkaClientOptions, text: str
-) -> Callable[[], Fetched]:
-    """Return a function that reads a record of Kafka by its place.
+@dataclass(frozen=True)
+class MessageOptions:
+    """Options of `message`."""
 
-    Raises `InvalidArgument` for no such place or topic.
-    """
-    from tiered_index.kafka.messages import parse_place
+    topic: str | None = declare(help="Topic. ID is then a unique key, looked up in the index.")
+    queue_id: int | None = declare(None, "--queue-id", min=0, help="Queue of --offset.")
+    queue_offset: int | None = declare(
+        None, "--offset", min=0, help="Queue offset, with --topic and --queue-id in place of ID."
+    )
+    store: Path | None = declare(help="Folder of the RocketMQ store.")
+    body: Literal["text", "json", "hex", "none"] = declare("text", help="Form of the body.")
+    raw: bool = declare(False, "--raw", help="Print the whole of values of more than 4,000 characters or 50 lines.")
+    cursor: str | None = declare(help="With --topic: continue the truncated answer that gave this cursor.")
 
-    topic, partition, offset = parse_place(text)
-    if (records := open_kafka_messages(reader, open_kafka_broker(options), topic)) is None:
-        if reader is not None:
-            reader._check_opened()
-        raise InvalidArgument(
-            f"the index has no Kafka topic {topic!r}: pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
-        )
-    stack.callback(records.close)
-    return partial(records.at, topic, partition, offset)
+
+class MessageQuestion(Question[MessagesResult]):
+    """One message by its id or place, or the messages with a unique key."""
+
+    nothing = MessagesResult(messages=(), status="partial")
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        config: IndexConfig,
+        client: IndexClient | None,
+        msg_id: str | None,
+        options: MessageOptions,
+        kafka: KafkaClientOptions,
+    ) -> None:
+        super().__init__(stack)
+        self._config, self._client, self._kafka = config, client, kafka
+        self._msg_id, self._options = msg_id, options
+        self._is_record = msg_id is not None and msg_id.startswith(_RECORD)
+
+    @property
+    def has_index(self) -> bool:
+        """Whether the options name an index."""
+        return self._client is None and (self._config.root is not None or self._config.storage is not None)
+
+    def check(self) -> None:
+        """Raise `InvalidArgument` for a place that the options do not name, `ConfigError` if nothing can be asked."""
+        place, msg_id, is_record = self._options, self._msg_id, self._is_record
+        no_source = place.store is None and not self.has_index
+        if place.queue_offset is not None:
+            if msg_id is not None or place.topic is None or place.queue_id is None or place.cursor is not None:
+                raise InvalidArgument("--offset needs --topic and --queue-id, and neither ID nor --cursor")
+            if no_source:
+                raise ConfigError("give --store, --storage or --root")
+        elif msg_id is None or place.queue_id is not None:
+            raise InvalidArgument("give an ID, or --offset with --topic and --queue-id")
+        elif self._client is None and not (is_record and self._kafka != KafkaClientOptions()):
+            if place.topic is not None and not self.has_index:
+                raise ConfigError("a unique key needs the index: give --root or --storage")
+            if no_source:
+                raise ConfigError("give --store, --storage or --root")
+        if place.cursor is not None and place.topic is None:
+            raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
+        if self._client is None and msg_id is not None and place.topic is None and not is_record:
+            _check_id(msg_id)
+
+    def open(self) -> Callable[..., MessagesResult]:
+        """Open the index or the client, and the sources of messages."""
+        from tiered_index.rocketmq.archive.messages import messages_by_id
+        from tiered_index.rocketmq.remoting.queue_sources import message_at
+
+        place, msg_id = self._options, str(self._msg_id)
+        if self._client is not None:
+            self.stack.enter_context(self._client)
+            return partial(self._client.message, msg_id, place.topic, body=place.body)
+        if self.has_index:
+            self.reader = self.stack.enter_context(IndexReader.open(config=self._config))
+        if self._is_record:
+            return partial(self._page_of, self._record(msg_id))
+        source = messages_source(place.store, self.reader, self._config)
+        if place.topic is None or place.queue_id is None or place.queue_offset is None:
+            return partial(messages_by_id, self.reader, source, msg_id, place.topic)
+        return partial(self._page_of, partial(message_at, source, place.topic, place.queue_id, place.queue_offset))
+
+    def _page_of(self, read: Callable[[], Fetched], cursor: str | None, **limits: Any) -> MessagesResult:
+        # the limits also apply to a message that needs no lookup
+        with LookupBudget(self._config.prices, LookupLimits(**limits)).open():
+            return MessagesResult(messages=(read(),), status="complete")
+
+    def _record(self, msg_id: str) -> Callable[[], Fetched]:
+        """Return a function that reads a record of Kafka. Raises `InvalidArgument` for no such place or topic."""
+        from tiered_index.kafka.messages import parse_place
+
+        topic, partition, offset = parse_place(msg_id)
+        if (records := open_kafka_messages(self.reader, open_kafka_broker(self._kafka), topic)) is None:
+            if self.reader is not None:
+                self.reader._check_opened()
+            raise InvalidArgument(
+                f"the index has no Kafka topic {topic!r}: pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
+            )
+        self.stack.callback(records.close)
+        return partial(records.at, topic, partition, offset)
 
 
 @command
@@ -194,16 +274,8 @@ def message(
     msg_id: str | None = Argument(
         None, metavar="ID", help="Offset message id; with --topic, a unique key; kafka:TOPIC/PARTITION/OFFSET."
     ),
-    topic: str | None = Option(None, help="Topic. ID is then a unique key, looked up in the index."),
-    queue_id: int | None = Option(None, "--queue-id", min=0, help="Queue of --offset."),
-    queue_offset: int | None = Option(
-        None, "--offset", min=0, help="Queue offset, with --topic and --queue-id in place of ID."
-    ),
-    store: Path | None = Option(None, help="Folder of the RocketMQ store."),
-    body: Literal["text", "json", "hex", "none"] = Option("text", help="Form of the body."),
-    raw: bool = Option(False, "--raw", help="Print the whole of values of more than 4,000 characters or 50 lines."),
-    cursor: str | None = Option(None, help="With --topic: continue the truncated answer that gave this cursor."),
     *,
+    options: MessageOptions,
     limits: LimitOptions,
     service: ServiceOptions,
     kafka: KafkaClientOptions,
@@ -239,76 +311,33 @@ def message(
     Exit code 1: the id is valid, but the message can't be read. The command then prints the message's state and the
     reason. With --url it prints only the reason.
     """
-    from tiered_index.rocketmq.archive.messages import messages_by_id
-    from tiered_index.rocketmq.remoting.queue_sources import message_at
-
     budget = CommandBudget(limits.of_lookups)
-    config = session.config()
-    client = asked_service(session, service, store=store, offset=queue_offset, **dataclasses.asdict(kafka))
-    has_index = client is None and (config.root is not None or config.storage is not None)
-    if queue_offset is not None:
-        if msg_id is not None or topic is None or queue_id is None or cursor is not None:
-            raise InvalidArgument("--offset needs --topic and --queue-id, and neither ID nor --cursor")
-        if store is None and not has_index:
-            raise ConfigError("give --store, --storage or --root")
-    elif msg_id is None or queue_id is not None:
-        raise InvalidArgument("give an ID, or --offset with --topic and --queue-id")
-    elif (
-        client is None
-        and not has_index
-        and not (msg_id.startswith(_RECORD) and kafka != KafkaClientOptions())
-        and (store is None or topic is not None)
-    ):
-        raise ConfigError(
-            "a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root"
-        )
-    if cursor is not None and topic is None:
-        raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
-    if client is None and msg_id is not None and topic is None and not msg_id.startswith(_RECORD):
-        _check_id(msg_id)
+    config, out, topic = session.config(), session.out, options.topic
+    own = {"store": options.store, "offset": options.queue_offset, **dataclasses.asdict(kafka)}
+    client = asked_service(session, service, **own)
     with contextlib.ExitStack() as stack:
-
-        def open_lookup() -> Callable[..., MessagesResult]:
-            if client is not None:
-                stack.enter_context(client)
-                assert msg_id is not None
-                return partial(client.message, msg_id, topic, body=body)
-            pages.reader = reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
-            if msg_id is not None and msg_id.startswith(_RECORD):
-                read = _record_at(stack, reader, kafka, msg_id)
-            else:
-                source = messages_source(store, reader, config)
-                if topic is None or queue_id is None or queue_offset is None:
-                    return lambda cursor, **limits: messages_by_id(reader, source, str(msg_id), topic, cursor, **limits)
-                read = partial(message_at, source, topic, queue_id, queue_offset)
-
-            def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
-                # the limits also apply to a message that needs no lookup
-                with LookupBudget(config.prices, LookupLimits(**limits)).open():
-                    return MessagesResult(messages=(read(),), status="complete")
-
-            return look_up
-
-        pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
+        question = MessageQuestion(stack, config, client, msg_id, options, kafka)
+        question.check()
+        pages = Pages(question, options.cursor, budget, every=False)
         (answer,) = pages
         is_found = any(message.message is not None for message in answer.messages)
         if not is_found and pages.exceeded is None and isinstance(pages.reader, IndexReader):
             pages.reader._check_opened()
         words = pages.words(topic) if topic is not None else OTHER
-    shown = [message.to_dict(body) for message in answer.messages]
+    shown = [message.to_dict(options.body) for message in answer.messages]
     lost = {"lost": answer.lost} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
-    session.out.answer(document | lost | pages.error())
+    out.answer(document | lost | pages.error())
     for message, document_of_one in zip(answer.messages, shown, strict=True):
-        _write_message(session.out, message, document_of_one["message"], words, raw=raw)
+        _write_message(out, message, document_of_one["message"], words, raw=options.raw)
     if not answer.messages and pages.exceeded is None:
-        session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
+        out.line(f"no {'more messages' if options.cursor else 'message'} of {topic} with the unique key {msg_id}")
     if answer.lost:
-        session.out.line(f"lost permanently: {lost_text(answer.lost)}")
+        out.line(f"lost permanently: {lost_text(answer.lost)}")
     if answer.cursor is not None:
-        session.out.line(f"{len(answer.messages)} found, {answer.status}")
-        session.out.line(f"more with --cursor {answer.cursor}")
+        out.line(f"{len(answer.messages)} found, {answer.status}")
+        out.line(f"more with --cursor {answer.cursor}")
     if pages.exceeded is None:
-        print_failed(session.out, answer.failed)
+        print_failed(out, answer.failed)
     code = pages.settle()
     return code if is_found else FINDING

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,18 +61,33 @@ class CommandBudget:
         return deadline_at(self._deadline_s)
 
 
+class Question(ABC, Generic[R]):
+    """The lookup of a command in an index or by a service. `stack` closes it. One thread.
+
+    `reader` is the index, once it is open; None for a service. `nothing` is an empty answer.
+    """
+
+    nothing: R
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self.stack = stack
+        self.reader: IndexReader | None = None
+
+    @abstractmethod
+    def open(self) -> Callable[..., R]:
+        """Open the index or the client, and return the function of one page, by ``cursor`` and limits."""
+
+
 @dataclass
 class Pages(Generic[R]):
     """The answers of a command: iterate over the pages (all with `every`). It adds up the pages that were read.
 
-    `open_lookup` opens the index and returns the function for one page, by ``cursor`` and limits. If the budget is
-    exceeded, the last page has the entries found so far, and `exceeded` is the error; `settle` raises it after the
-    output. With `prices_as_of` the cost is printed. `nothing` is an empty answer; `within` is the time range of the
-    command, if it has one.
+    If the budget is exceeded, the last page has the entries found so far, and `exceeded` is the error; `settle` raises
+    it after the output. With `prices_as_of` the cost is printed. `within` is the time range of the command, if it has
+    one.
     """
 
-    open_lookup: Callable[[], Callable[..., R]]
-    nothing: R
+    question: Question[R]
     cursor: str | None
     budget: CommandBudget
     every: bool = field(kw_only=True)
@@ -80,15 +96,18 @@ class Pages(Generic[R]):
     exceeded: BudgetExceeded | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.last: R = self.nothing
-        # Set by `open_lookup`
-        self.reader: IndexReader | None = None
+        self.last: R = self.question.nothing
         self._words: dict[str, Words] = {}
         self._folded = 0
         # the identities of entries on earlier pages
         self._shown: set[tuple[object, ...]] = set()
         self._totals = PageTotals()
         self._explains: list[Explain] = []
+
+    @property
+    def reader(self) -> IndexReader | None:
+        """The index, once it is open; None for a service."""
+        return self.question.reader
 
     def __iter__(self) -> Iterator[R]:
         cursor = self.cursor
@@ -97,11 +116,13 @@ class Pages(Generic[R]):
             try:
                 if look_up is None:
                     with self.budget.clock():
-                        look_up = self.open_lookup()
+                        look_up = self.question.open()
                 answer = look_up(cursor=cursor, **self.budget.left())
             except BudgetExceeded as error:
                 self.exceeded = error
-                yield self._added(error.result if isinstance(error.result, type(self.nothing)) else self.nothing)
+                yield self._added(
+                    error.result if isinstance(error.result, type(self.question.nothing)) else self.question.nothing
+                )
                 return
             self.budget.spend(answer.explain)
             yield self._added(answer)
@@ -115,7 +136,7 @@ class Pages(Generic[R]):
             page = once(page, self._shown)
         answer = page
         with_all = self._totals.add(answer)
-        self.last = answer if answer is self.nothing else with_all
+        self.last = answer if answer is self.question.nothing else with_all
         self._folded += answer.explain.folded_entries
         if self.prices_as_of is not None:
             # otherwise thousands of pages would keep their file reports in memory

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from typer import Argument, Option
+from typer import Argument
 
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
 from tiered_index.cli.messages import messages_source, write_messages
-from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
+from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output
-from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.paging import CommandBudget, Pages, Question
 from tiered_index.cli.session import Session, asked_service, command
+from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.service.read.messages import MessagesResult
-from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult, format_time
+
+if TYPE_CHECKING:
+    from tiered_index.client import IndexClient
 
 _PAGE = 1000
 # Each page reads the files again: with pages of constant size the time would grow with the square of the entries.
@@ -34,44 +37,75 @@ _FEW = 64
 _EVERY = 2**62
 
 
+@dataclass(frozen=True)
+class QueryOptions:
+    """Options of `query`."""
+
+    tag: bool = declare(False, "--tag", help="Look up KEY as a tag. The index must have tags (`ingest --index-tags`).")
+    max_count: int | None = declare(
+        None,
+        "--max",
+        help="Limit of entries (default 64). With --all: entries per page (default 1,000; with --messages 256).",
+    )
+    cursor: str | None = declare(help="Continue the truncated answer that gave this cursor.")
+    explain: bool = declare(False, "--explain", help="Print the files, requests, bytes and cost of the lookup.")
+    every: bool = declare(
+        False, "--all", help="Print all entries. With --json: one per line; the last line is the status."
+    )
+    allow_partial: bool = declare(
+        False, "--allow-partial", help="Answer from the readable files, and name the others (exit code 6)."
+    )
+    messages: bool = declare(False, "--messages", help="Print the messages, from --store, a broker or the archive.")
+    store: Path | None = declare(help="With --messages: folder of the RocketMQ store.")
+    body: Literal["text", "json", "hex", "none"] | None = declare(
+        help="With --messages: form of the bodies (default text)."
+    )
+    raw: bool = declare(
+        False, "--raw", help="With --messages: print the whole of values of more than 4,000 characters or 50 lines."
+    )
+    keys: Path | None = declare(
+        None, "--keys", metavar="FILE", help="Look up every row of a CSV, NDJSON or Parquet file."
+    )
+    keys_out: Path | None = declare(
+        None, "--out", metavar="FILE", help="With --keys: new .parquet or .ndjson file for the answers."
+    )
+
+    def check(self, topic: str | None, key: str | None, url: str | None, kafka: KafkaClientOptions) -> None:
+        """Raise `InvalidArgument` for options that can't be used together."""
+        if self.keys is not None:
+            of_key: dict[str, object] = {"TOPIC": topic, "--tag": self.tag, "--cursor": self.cursor}
+            of_key |= {"--messages": self.messages, "--store": self.store, "--body": self.body, "--raw": self.raw}
+            if wrong := [name for name, value in of_key.items() if value not in (None, False)]:
+                raise InvalidArgument(f"leave {wrong[0]} out: --keys can't be used with it")
+            if url is not None:
+                raise InvalidArgument("--keys can't be used with --url: call IndexClient.query_many from Python")
+        elif topic is None or key is None:
+            raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
+        elif self.keys_out is not None:
+            raise InvalidArgument("--out needs --keys")
+        of_messages = self.store is not None or self.body is not None or self.raw or kafka != KafkaClientOptions()
+        if of_messages and not self.messages:
+            raise InvalidArgument("--store, --body, --raw and --kafka need --messages")
+
+    @property
+    def page(self) -> int:
+        """The entries of a page, of the first one with `every`."""
+        if self.max_count is not None or not self.every:
+            return _FEW if self.max_count is None else self.max_count
+        return _PAGE_OF_MESSAGES if self.messages else _PAGE
+
+
 @command
 def query(
     session: Session,
     topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages."),
     key: str | None = Argument(None, metavar="KEY", help="Key of the messages."),
-    tag: bool = Option(False, "--tag", help="Look up KEY as a tag. The index must have tags (`ingest --index-tags`)."),
-    max_count: int | None = Option(
-        None,
-        "--max",
-        help="Limit of entries (default 64). With --all: entries per page (default 1,000; with --messages 256).",
-    ),
-    cursor: str | None = Option(None, help="Continue the truncated answer that gave this cursor."),
-    explain: bool = Option(False, "--explain", help="Print the files, requests, bytes and cost of the lookup."),
-    every: bool = Option(
-        False, "--all", help="Print all entries. With --json: one per line; the last line is the status."
-    ),
-    allow_partial: bool = Option(
-        False, "--allow-partial", help="Answer from the readable files, and name the others (exit code 6)."
-    ),
-    messages: bool = Option(False, "--messages", help="Print the messages, from --store, a broker or the archive."),
-    store: Path | None = Option(None, help="With --messages: folder of the RocketMQ store."),
-    body: Literal["text", "json", "hex", "none"] | None = Option(
-        None, help="With --messages: form of the bodies (default text)."
-    ),
-    raw: bool = Option(
-        False, "--raw", help="With --messages: print the whole of values of more than 4,000 characters or 50 lines."
-    ),
     *,
+    options: QueryOptions,
     within: RangeOptions,
     limits: LimitOptions,
     service: ServiceOptions,
     kafka: KafkaClientOptions,
-    keys: Path | None = Option(
-        None, "--keys", metavar="FILE", help="Look up every row of a CSV, NDJSON or Parquet file."
-    ),
-    keys_out: Path | None = Option(
-        None, "--out", metavar="FILE", help="With --keys: new .parquet or .ndjson file for the answers."
-    ),
 ) -> int:
     """Look up a key: print its entries, the newest first, or its messages.
 
@@ -115,86 +149,99 @@ def query(
     100,000, and reads each stored file once per batch. The output has a row for each entry, and one row for a key
     without entries. With --json each row is one line, and the last line is the status.
     """
-    if keys is not None:
-        options = {"TOPIC": topic, "--tag": tag, "--cursor": cursor, "--messages": messages, "--store": store}
-        if wrong := [
-            name for name, value in (options | {"--body": body, "--raw": raw}).items() if value not in (None, False)
-        ]:
-            raise InvalidArgument(f"leave {wrong[0]} out: --keys can't be used with it")
-        if service.url is not None:
-            raise InvalidArgument("--keys can't be used with --url: call IndexClient.query_many from Python")
-    elif topic is None or key is None:
-        raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
-    elif keys_out is not None:
-        raise InvalidArgument("--out needs --keys")
-    if not messages and (store is not None or body is not None or raw or kafka != KafkaClientOptions()):
-        raise InvalidArgument("--store, --body, --raw and --kafka need --messages")
+    options.check(topic, key, service.url, kafka)
     budget = CommandBudget(limits.of_lookups)
-    client = asked_service(session, service, store=store, **dataclasses.asdict(kafka))
+    client = asked_service(session, service, store=options.store, **dataclasses.asdict(kafka))
     config = session.reader_config()
-    of_pages: dict[str, Any] = {"within": within, "prices_as_of": config.prices.as_of if explain else None}
-    if keys is not None:
-        # imported here: it loads slow packages
-        from tiered_index.cli.keys import KeysOut, look_up_keys
-        from tiered_index.sources.keys import read_lookups
-
-        most = _EVERY if every else _FEW if max_count is None else max_count
-        lookups = read_lookups(keys, within.begin, within.end, most)
-        target = KeysOut(keys_out) if keys_out is not None else None
-        of_pages |= {"allow_partial": allow_partial}
-        with contextlib.ExitStack() as stack:
-            return look_up_keys(stack, session, config, lookups, budget, target, **of_pages)
-    assert topic is not None and key is not None
-    asked_tag, key = (key, tag_key(key)) if tag else (None, key)
-    page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
+    of_pages: dict[str, Any] = {"within": within, "prices_as_of": config.prices.as_of if options.explain else None}
     with contextlib.ExitStack() as stack:
+        if options.keys is not None:
+            # imported here: it loads slow packages
+            from tiered_index.cli.keys import KeysOut, KeysQuestion, look_up_keys
+            from tiered_index.sources.keys import read_lookups
 
-        def open_lookup() -> Callable[..., Any]:
-            if client is not None:
-                stack.enter_context(client)
-                explained: Any = {"allow_partial": allow_partial, "explain": session.out.as_json or explain}
-                if messages:
-                    explained["body"] = body or "text"
-                look_up: Any = client.messages if messages else client.query
-                bounds = {"begin_ms": within.begin, "end_ms": within.end, "max_count": page}
-                return partial(look_up, topic, key, **bounds, **explained)
-            reader = stack.enter_context(session.open_reader(config, with_writers=True))
-            pages.reader = reader
-            look_up = reader.query
-            if messages:
-                if (records := open_kafka_messages(reader, open_kafka_broker(kafka), topic)) is not None:
-                    stack.callback(records.close)
-                look_up = partial(reader.messages, source=records or messages_source(store, reader, config))
-            ask = partial(look_up, topic, key, within.begin, within.end, allow_partial=allow_partial)
-            return partial(ask, max_count=page) if messages or max_count is not None else growing(ask, page)
-
-        of_messages = MessagesResult(messages=(), status="partial")
-        nothing: Any = of_messages if messages else QueryResult(items=(), status="partial")
-        if asked_tag is not None:
-            open_lookup = partial(_with_tags, session.out, open_lookup, lambda: pages.reader, asked_tag)
-        pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, **of_pages)
-        if messages:
-            return write_messages(session.out, pages, topic, body or "text", raw=raw)
+            most = _EVERY if options.every else _FEW if options.max_count is None else options.max_count
+            lookups = read_lookups(options.keys, within.begin, within.end, most)
+            target = KeysOut(options.keys_out) if options.keys_out is not None else None
+            opened = partial(session.open_reader, config, with_writers=True)
+            asking = KeysQuestion(stack, opened, lookups, allow_partial=options.allow_partial)
+            return look_up_keys(session.out, asking, budget, target, **of_pages)
+        assert topic is not None and key is not None
+        question = KeyQuestion(stack, session, config, client, topic, key, options, within, kafka)
+        pages: Pages[Any] = Pages(question, options.cursor, budget, every=options.every, **of_pages)
+        if options.messages:
+            return write_messages(session.out, pages, topic, options.body or "text", raw=options.raw)
         return _write(session.out, pages, topic)
 
 
-def _with_tags(
-    out: Output, open_lookup: Callable[[], Callable[..., Any]], reader: Callable[[], IndexReader | None], tag: str
-) -> Callable[..., Any]:
-    """Return the opened lookup of `tag`. It raises `InvalidArgument` if it finds nothing in an index without tags.
+class KeyQuestion(Question[Any]):
+    """The lookup of one key, or with `tag` of a tag: of its entries or, with `messages`, of its messages."""
 
-    A service that reads a root or writes an index does not tell whether it has tags: a remark says so.
-    """
-    look_up = open_lookup()
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        session: Session,
+        config: IndexConfig,
+        client: IndexClient | None,
+        topic: str,
+        key: str,
+        options: QueryOptions,
+        within: RangeOptions,
+        kafka: KafkaClientOptions,
+    ) -> None:
+        super().__init__(stack)
+        self._session, self._config, self._client, self._kafka = session, config, client, kafka
+        self._topic, self._named, self._options, self._within = topic, key, options, within
+        self._key = tag_key(key) if options.tag else key
+        of_messages = MessagesResult(messages=(), status="partial")
+        self.nothing = of_messages if options.messages else QueryResult(items=(), status="partial")
+        self._look_up: Callable[..., Any]
 
-    def next_page(*, cursor: str | None, **more: Any) -> Any:
-        answer = look_up(cursor=cursor, **more)
+    def open(self) -> Callable[..., Any]:
+        """Open the index or the client."""
+        self._look_up = self._of_index() if self._client is None else self._of_service(self._client)
+        return self._page_of_tag if self._options.tag else self._look_up
+
+    def _of_service(self, client: IndexClient) -> Callable[..., Any]:
+        self.stack.enter_context(client)
+        options, within = self._options, self._within
+        bounds: dict[str, Any] = {"begin_ms": within.begin, "end_ms": within.end, "max_count": options.page}
+        bounds |= {"allow_partial": options.allow_partial, "explain": self._session.out.as_json or options.explain}
+        if options.messages:
+            return partial(client.messages, self._topic, self._key, body=options.body or "text", **bounds)
+        return partial(client.query, self._topic, self._key, **bounds)
+
+    def _of_index(self) -> Callable[..., Any]:
+        options, within = self._options, self._within
+        reader = self.reader = self.stack.enter_context(self._session.open_reader(self._config, with_writers=True))
+        lookup = (self._topic, self._key, within.begin, within.end)
+        if not options.messages:
+            look_up = partial(reader.query, *lookup, allow_partial=options.allow_partial)
+            return (
+                GrowingPages(look_up, options.page).next
+                if options.every and options.max_count is None
+                else partial(look_up, max_count=options.page)
+            )
+        if (records := open_kafka_messages(reader, open_kafka_broker(self._kafka), self._topic)) is not None:
+            self.stack.callback(records.close)
+        source = records or messages_source(options.store, reader, self._config)
+        more: dict[str, Any] = {"allow_partial": options.allow_partial, "max_count": options.page}
+        return partial(reader.messages, *lookup, source=source, **more)
+
+    def _page_of_tag(self, *, cursor: str | None, **limits: Any) -> Any:
+        """Return the next page. Raises `InvalidArgument` if an index without tags has nothing.
+
+        A service that reads a root or writes an index does not tell whether it has tags: a remark says so.
+        """
+        answer = self._look_up(cursor=cursor, **limits)
         if len(answer) or cursor is not None or answer.status != "complete":
             return answer
-        here = reader()
-        known = [source.positions for source in answer.freshness] if here is None else [here.durable_positions()]
+        reader, tag = self.reader, self._named
+        known = [source.positions for source in answer.freshness] if reader is None else [reader.durable_positions()]
         if not known:
-            out.remark(f"no message with the tag {tag!r} was found; an index has tags only with `ingest --index-tags`")
+            self._session.out.remark(
+                f"no message with the tag {tag!r} was found; an index has tags only with `ingest --index-tags`"
+            )
         elif not any(TAGS_SOURCE in positions for positions in known):
             raise InvalidArgument(
                 f"no message with the tag {tag!r} was found, and the index has no tags: run `ingest --index-tags`, "
@@ -202,17 +249,17 @@ def _with_tags(
             )
         return answer
 
-    return next_page
 
+class GrowingPages:
+    """Looks up page by page: `first` entries, then each time four times as many, up to 100,000."""
 
-def growing(look_up: Callable[..., QueryResult], first: int) -> Callable[..., QueryResult]:
-    """Return a function that looks up the next page: `first` entries, then four times as many as in the page before."""
-    sizes = (min(_LARGEST_PAGE, first * 4**number) for number in itertools.count())
+    def __init__(self, look_up: Callable[..., QueryResult], first: int) -> None:
+        self._look_up, self._size = look_up, first
 
-    def next_page(**more: Any) -> QueryResult:
-        return look_up(max_count=next(sizes), **more)
-
-    return next_page
+    def next(self, **more: Any) -> QueryResult:
+        """Return the next page. Raises as the lookup."""
+        size, self._size = min(_LARGEST_PAGE, self._size), 4 * self._size
+        return self._look_up(max_count=size, **more)
 
 
 def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:

@@ -1,13 +1,14 @@
 """A command's limits decrease page by page. When they are used up, the entries found so far are the last page."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.cli.query import growing
+from tiered_index.cli.paging import CommandBudget, Pages, Question
+from tiered_index.cli.query import GrowingPages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.context import remaining_s
@@ -40,8 +41,23 @@ class Asked:
         return given
 
 
+class Opened(Question[QueryResult]):
+    """A lookup that is `look_up`, and the time that was left when it was opened."""
+
+    nothing = NOTHING
+
+    def __init__(self, look_up: Callable[..., QueryResult]) -> None:
+        super().__init__(ExitStack())
+        self.look_up = look_up
+        self.left_s: list[float | None] = []
+
+    def open(self) -> Callable[..., QueryResult]:
+        self.left_s.append(remaining_s())
+        return self.look_up
+
+
 def pages(look_up: Callable[..., QueryResult], budget: CommandBudget, *, every: bool = True) -> Pages[QueryResult]:
-    return Pages(lambda: look_up, NOTHING, "begin", budget, every=every)
+    return Pages(Opened(look_up), "begin", budget, every=every)
 
 
 def test_each_page_gets_the_rest_of_the_limits() -> None:
@@ -92,17 +108,13 @@ def test_exit_codes_of_answers_within_the_bounds(given: QueryResult, code: int) 
 
 
 def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
-    seen: list[float | None] = []
-
-    def open_lookup() -> Callable[..., QueryResult]:
-        seen.append(remaining_s())
-        return look_up
-
     look_up = Asked(answer("a"), answer(None))
     budget = CommandBudget(LookupLimits(None, None, 1e-9))
-    assert len(list(Pages(open_lookup, NOTHING, None, budget, every=True))) == 2
-    assert seen[0] is not None
-    assert seen[0] <= 0
+    opened = Opened(look_up)
+    assert len(list(Pages(opened, None, budget, every=True))) == 2
+    (left_s,) = opened.left_s
+    assert left_s is not None
+    assert left_s <= 0
     assert remaining_s() is None
     assert [call["timeout_s"] for call in look_up.calls] == [1e-6, 1e-6]
 
@@ -157,7 +169,7 @@ def test_an_index_without_published_entries_is_mentioned() -> None:
 
 def test_pages_up_to_the_end_grow():
     asked = []
-    look_up = growing(lambda max_count, cursor: asked.append((max_count, cursor)), 1000)
+    look_up = GrowingPages(lambda max_count, cursor: asked.append((max_count, cursor)), 1000).next
     for number in range(6):
         look_up(cursor=str(number))
     assert asked == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]
