@@ -8,14 +8,15 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from tiered_index.cli.contents import contents_of, opened
-from tiered_index.cli.exit_codes import FINDING
-from tiered_index.cli.options import ServiceOptions
+from tiered_index.cli.exit_codes import DONE, FINDING
+from tiered_index.cli.options import ServiceOptions, declare
 from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.results import show_fields, show_rows
 from tiered_index.cli.session import Session, StoredIndex, asked_service, command, open_stored_index
@@ -52,26 +53,44 @@ _NAMES = {
 }
 
 
+@dataclass(frozen=True)
+class RepairOptions:
+    """Options of `verify` beside its files."""
+
+    deep: bool = declare(False, "--deep", help="Read every byte of every object, and compare it with the local copy.")
+    repair: bool = declare(False, "--repair", help="With --deep: print a repair for each damaged or missing object.")
+    source: Path | None = declare(
+        metavar="STORE", help="With --repair: RocketMQ store to restore archived segments from."
+    )
+    store_name: str | None = declare(help="Name of that store in the index. Default: its path.")
+    standby: str | None = declare(
+        None,
+        "--from",
+        metavar="URI",
+        help="With --repair: copy of the index to restore objects from (`tiered-index copy`).",
+    )
+    yes: bool = declare(False, "--yes", help="With --repair: apply the repairs.")
+
+    def check(self, files: Sequence[str]) -> None:
+        """Raise `InvalidArgument` for options that can't be used together."""
+        if self.repair and (files or not self.deep):
+            deeper = "pass --deep, too: --repair reads every byte"
+            raise InvalidArgument("leave FILE out: --repair repairs an index" if files else deeper)
+        if not self.repair and (self.yes or self.source is not None or self.standby is not None):
+            flags = "--yes" if self.yes else "--source and --from"
+            raise InvalidArgument(f"{flags} can't be used without --repair: pass --deep --repair, too")
+        if self.source is None and self.store_name is not None:
+            raise InvalidArgument("--store-name needs --source STORE")
+
+
 @command
 def verify(
     session: Session,
     files: list[str] | None = Argument(
         None, metavar="[FILE]...", help="Paths, object names, file ids or ends of file ids. Default: all files."
     ),
-    deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
-    repair: bool = Option(False, "--repair", help="With --deep: print a repair for each damaged or missing object."),
-    source: Path | None = Option(
-        None, metavar="STORE", help="With --repair: RocketMQ store to restore archived segments from."
-    ),
-    store_name: str | None = Option(None, help="Name of that store in the index. Default: its path."),
-    standby: str | None = Option(
-        None,
-        "--from",
-        metavar="URI",
-        help="With --repair: copy of the index to restore objects from (`tiered-index copy`).",
-    ),
-    yes: bool = Option(False, "--yes", help="With --repair: apply the repairs."),
     *,
+    options: RepairOptions,
     service: ServiceOptions,
 ) -> int:
     """Check all checksums of an index: local files, log records, checkpoints and objects.
@@ -106,75 +125,38 @@ def verify(
     pass --yes. Without --root or --yes the writer may run. Readers and jobs may always run. Exit code 0: nothing is
     left to repair.
     """
-    places = [place for place in (source, standby) if place is not None]
-    if repair and (files or not deep):
-        wrong = "leave FILE out: --repair repairs an index" if files else "pass --deep, too: --repair reads every byte"
-        raise InvalidArgument(wrong)
-    if not repair and (yes or places):
-        flags = "--yes" if yes else "--source and --from"
-        raise InvalidArgument(f"{flags} can't be used without --repair: pass --deep --repair, too")
-    report = Report()
-    repairs: list[Repair] = []
+    options.check(files or ())
     config = session.config()
-    client = asked_service(session, service, files=files, repair=repair)
-    with contextlib.ExitStack() as stack:
-        # opened before the check: a wrong place is reported at once
-        store = StoreDirectory.open(source, store_name) if source is not None else None
-        if store is None and store_name is not None:
-            raise InvalidArgument("--store-name needs --source STORE")
-        copied = stack.enter_context(_opened_copy(config, standby)) if standby is not None else None
-        if client is not None:
-            document = _verified_by(session, stack.enter_context(client), deep=deep)
-        elif files:
-            for file in files:
-                _check_one(session, config, file, report)
-        else:
-            if config.root is None and config.storage is None:
-                raise ConfigError("nothing to verify: give files, --root, --storage, or both")
-            with (
-                session.progress("verifying files", None) as of_files,
-                session.progress("verifying objects", None) as two,
-            ):
-                local, is_readable = check_index(config, report, of_files.update, two.update, deep=deep)
-            if repair and is_readable:
-                repairs = _mend(session, config, report, local, store, copied, yes=yes)
-    if client is None:
-        document = report.to_dict()
-    left = _left_over(report, repairs)
-    if repair:
-        document |= {
-            "status": _status_of(report, left) if yes else report.status,
-            "repaired": yes,
-            "repairs": repairs,
-            "not_repaired": left,
-        }
-    session.out.answer(document)
-    write_findings(session.out, document)
-    if repair:
-        show_fields(session.out, {"repairs": repairs, "not_repaired": left}, most=len(repairs) + len(left))
-        if any(defect.file.startswith((DATA_PREFIX, SEGMENTS_PREFIX)) for defect in left):
-            more = ", the writer's root with --root" if config.root is None else ""
-            session.out.remark(
-                f"no good copy was found of what is not repaired: pass a copy of the index with --from{more}, or give "
-                f"it up by `tiered-index recover --lost NAME`"
-            )
-        if repairs and not yes:
-            session.out.remark("nothing was changed: pass --yes to apply")
-    elif report.findings and client is None and not files:
+    client = asked_service(session, service, files=files, repair=options.repair)
+    if client is not None:
+        with client:
+            document = _verified_by(session, client, deep=options.deep)
+        return _write(session.out, document)
+    report = Report()
+    if files:
+        for file in files:
+            _check_one(session, config, file, report)
+        return _write(session.out, report.to_dict())
+    if config.root is None and config.storage is None:
+        raise ConfigError("nothing to verify: give files, --root, --storage, or both")
+    if options.repair:
+        return Mending(session, config, report, options).run()
+    _check_all(session, config, report, deep=options.deep)
+    code = _write(session.out, report.to_dict())
+    if report.findings:
         session.out.remark("to print the repairs, run it again with --deep --repair")
-    checked = Counter(document["checked"])
-    counts = [counted(checked[name], text) for name, text in _NAMES.items() if checked[name]]
-    read = checked["bytes"] + checked["object_bytes"]
-    findings = document["findings"]
-    told = f"{counted(len(left), 'finding')} left after" if yes else counted(len(findings), "finding")
-    told += f" {counted(len(repairs), 'repair')}" if yes else ""
-    session.out.line(
-        f"{document['status']}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, {told}"
-    )
-    if left if yes else findings:
-        return FINDING
-    unchecked = document["unchecked"]
-    return error_named(unchecked[0]["type"]).exit_code if unchecked else 0
+    return code
+
+
+def _check_all(
+    session: Session, config: IndexConfig, report: Report, *, deep: bool
+) -> tuple[Mapping[str, CompactedFile], bool]:
+    """Check the index of `config`, as `check_index`, with a display of the progress."""
+    with (
+        session.progress("verifying files", None) as of_files,
+        session.progress("verifying objects", None) as of_objects,
+    ):
+        return check_index(config, report, of_files.update, of_objects.update, deep=deep)
 
 
 def _verified_by(session: Session, client: IndexClient, *, deep: bool) -> dict[str, Any]:
@@ -222,39 +204,109 @@ def write_findings(out: Output, report: dict[str, Any], most: int | None = None)
         out.remark(f"and {rest:,} more notes")
 
 
-def _mend(
-    session: Session,
-    config: IndexConfig,
-    report: Report,
-    local: Mapping[str, CompactedFile],
-    store: StoreDirectory | None,
-    copied: StoredIndex | None,
-    *,
-    yes: bool,
-) -> list[Repair]:
-    """Return the repairs for the findings of a report, and with `yes` apply them.
+def _write(out: Output, document: dict[str, Any]) -> int:
+    """Write a report's document, and return the exit code."""
+    out.answer(document)
+    write_findings(out, document)
+    _write_sums(out, document, counted(len(document["findings"]), "finding"))
+    return _code(document, len(document["findings"]))
 
-    Raises as `Repairs.run`, and `InvalidArgument` if the index and `copied` have no common origin.
-    """
-    with open_stored_index(config, checks=False) as index, session.progress("repairing", None) as progress:
-        if copied is not None and not _origins(index.log.state) & _origins(copied.log.state):
-            uri = copied.storage.uri
-            raise InvalidArgument(
-                f"--from {uri}: this is another index; give a copy of this one that `tiered-index copy` made"
+
+def _write_sums(out: Output, document: dict[str, Any], findings: str) -> None:
+    checked = Counter(document["checked"])
+    counts = [counted(checked[name], text) for name, text in _NAMES.items() if checked[name]]
+    read = human_bytes(checked["bytes"] + checked["object_bytes"])
+    out.line(f"{document['status']}: {', '.join(counts) or 'nothing'} checked, {read} read, {findings}")
+
+
+def _code(document: dict[str, Any], findings: int) -> int:
+    if findings:
+        return FINDING
+    unchecked = document["unchecked"]
+    return error_named(unchecked[0]["type"]).exit_code if unchecked else DONE
+
+
+class Mending:
+    """A run of `verify --deep --repair`: it checks an index, and restores what is damaged or missing."""
+
+    def __init__(self, session: Session, config: IndexConfig, report: Report, options: RepairOptions) -> None:
+        self._session, self._config, self._report, self._options = session, config, report, options
+        self._repairs: list[Repair] = []
+
+    def run(self) -> int:
+        """Check the index, plan the repairs, with `yes` apply them, write the report, and return the exit code.
+
+        Raises as `Repairs.run`, and `InvalidArgument` if the index and the copy have no common origin.
+        """
+        options = self._options
+        with contextlib.ExitStack() as stack:
+            # opened before the check: a wrong place is reported at once
+            store = StoreDirectory.open(options.source, options.store_name) if options.source is not None else None
+            standby = options.standby
+            copied = stack.enter_context(_opened_copy(self._config, standby)) if standby is not None else None
+            local, is_readable = _check_all(self._session, self._config, self._report, deep=True)
+            if is_readable:
+                self._repair(local, store, copied)
+        return self._write()
+
+    def _repair(
+        self, local: Mapping[str, CompactedFile], store: StoreDirectory | None, copied: StoredIndex | None
+    ) -> None:
+        config, report, yes = self._config, self._report, self._options.yes
+        with open_stored_index(config, checks=False) as index, self._session.progress("repairing", None) as progress:
+            if copied is not None and not _origins(index.log.state) & _origins(copied.log.state):
+                raise InvalidArgument(
+                    f"--from {copied.storage.uri}: this is another index; give a copy of this one that `tiered-index "
+                    "copy` made"
+                )
+            if yes:
+                # without an atomic put-if-absent a writer's record and this one could get the same number
+                probe_put_if_absent(index.storage)
+            root = Root(config.root, Disk()) if config.root is not None else None
+            other = copied.storage if copied is not None else None
+            known = Segments(index.log.state, index.storage).byte_stores
+            if store is not None and known and store.name not in known:
+                report.note(
+                    f"--source {store.folder} restores nothing: the index has archived segments of "
+                    f"{', '.join(map(repr, known))}, not of {store.name!r}. Pass the name in the index with "
+                    "--store-name"
+                )
+            self._repairs = SegmentRepairs(index.storage, index.log, other, store).run(report, yes=yes)
+            of_objects = Repairs(index.storage, index.log, root, local, other, progress.update)
+            self._repairs += of_objects.run(report, yes=yes)
+
+    def _write(self) -> int:
+        out, yes, repairs = self._session.out, self._options.yes, self._repairs
+        left = self._left()
+        document = self._report.to_dict() | {"repaired": yes, "repairs": repairs, "not_repaired": left}
+        if yes and not left and self._report.findings:
+            document["status"] = "incomplete" if self._report.unchecked else "repaired"
+        out.answer(document)
+        write_findings(out, document)
+        show_fields(out, {"repairs": repairs, "not_repaired": left}, most=len(repairs) + len(left))
+        if any(defect.file.startswith((DATA_PREFIX, SEGMENTS_PREFIX)) for defect in left):
+            more = ", the writer's root with --root" if self._config.root is None else ""
+            out.remark(
+                f"no good copy was found of what is not repaired: pass a copy of the index with --from{more}, or give "
+                f"it up by `tiered-index recover --lost NAME`"
             )
-        if yes:
-            # without an atomic put-if-absent a writer's record and this one could get the same number
-            probe_put_if_absent(index.storage)
-        root = Root(config.root, Disk()) if config.root is not None else None
-        other = copied.storage if copied is not None else None
-        known = Segments(index.log.state, index.storage).byte_stores
-        if store is not None and known and store.name not in known:
-            report.note(
-                f"--source {store.folder} restores nothing: the index has archived segments of "
-                f"{', '.join(map(repr, known))}, not of {store.name!r}. Pass the name in the index with --store-name"
-            )
-        done = SegmentRepairs(index.storage, index.log, other, store).run(report, yes=yes)
-        return done + Repairs(index.storage, index.log, root, local, other, progress.update).run(report, yes=yes)
+        if repairs and not yes:
+            out.remark("nothing was changed: pass --yes to apply")
+        findings = len(left) if yes else len(document["findings"])
+        after = f" left after {counted(len(repairs), 'repair')}" if yes else ""
+        _write_sums(out, document, f"{counted(findings, 'finding')}{after}")
+        return _code(document, findings)
+
+    def _left(self) -> list[Defect]:
+        """Return the findings without a repair."""
+        objects = {repair.object for repair in self._repairs}
+        done = objects | {name.removesuffix(".index") for name in objects}
+        files = set(map(_file_id, done))
+        return [
+            finding
+            for finding in self._report.findings
+            if finding.file not in done and (finding.part != "copy" or _file_id(finding.file) not in files)
+        ]
 
 
 @contextlib.contextmanager
@@ -274,24 +326,6 @@ def _origins(state: LogState) -> set[str]:
     """Return the ids of the index and of the indexes that it is a copy of."""
     own = {state.genesis.index_id} if state.genesis is not None else set()
     return own | {name.removeprefix(COPY_OF) for name in state.positions if name.startswith(COPY_OF)}
-
-
-def _left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:
-    """Return the findings without a repair."""
-    done = {repair.object for repair in repairs} | {repair.object.removesuffix(".index") for repair in repairs}
-    files = set(map(_file_id, done))
-    return [
-        finding
-        for finding in report.findings
-        if finding.file not in done and (finding.part != "copy" or _file_id(finding.file) not in files)
-    ]
-
-
-def _status_of(report: Report, left: Sequence[Defect]) -> str:
-    """Return the status after the repairs; `left` are the findings without one."""
-    if left or not report.findings:
-        return report.status
-    return "incomplete" if report.unchecked else "repaired"
 
 
 def _file_id(name: str) -> str:
