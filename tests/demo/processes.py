@@ -27,8 +27,8 @@ from tests.demo.workload import TOPICS, Workload
 from tests.support.child import Child
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import format_properties, message_size
+from tiered_index.cli.ending import Ending
 from tiered_index.cli.output import Output
-from tiered_index.cli.progress import Ending
 from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import STATES

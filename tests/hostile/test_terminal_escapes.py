@@ -18,8 +18,7 @@ from tests.rocketmq.messages import NOW_MS, joined, message, write_log
 from tests.storage.scripted_server import error, scripted_server
 from tiered_index import IndexService
 from tiered_index.cli import session
-from tiered_index.cli.output import PrintableFormatter, printable
-from tiered_index.cli.progress import ProgressDisplay
+from tiered_index.cli.output import PrintableFormatter, ProgressDisplay, printable
 from tiered_index.format.names import lease_name
 from tiered_index.storage.opening import open_storage
 
@@ -187,7 +186,7 @@ def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> N
     class Terminal(io.StringIO):
         encoding = "utf-8"
 
-    monkeypatch.setattr("tiered_index.cli.progress._LINE_INTERVAL_S", 0)
+    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "400")
     for terminal in (True, False):
@@ -210,7 +209,7 @@ def test_printable_text_does_not_change() -> None:
 
 _WRITES = {"print", "Console", "echo", "secho", "print_exception", "print_exc"}
 # the last file prints one fixed word, before the others are loaded
-_MAY_WRITE = {"output.py", "progress.py", "__main__.py"}
+_MAY_WRITE = {"output.py", "__main__.py"}
 _READ_BY_PROGRAMS = {
     *(f"benchmarks/billion/{name}.py" for name in ("alone", "oracle", "singles")),
     *("benchmarks/cold_peers/server.py", "benchmarks/cold_peers/worker.py", "benchmarks/job.py"),

@@ -20,7 +20,6 @@ from msgspec import structs
 
 from tiered_index.cli.options import GeometryOptions, IntakeOptions
 from tiered_index.cli.putting import Putting, none_indexed, show_put
-from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
@@ -224,7 +223,7 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
     [(store, segments)] = archived.stores.items()
     schema, rule = archived.old.genesis.layout.schema, archived.old.genesis.layout.hash
     entries = checksum = 0
-    with session.progress("reading the archive", archived.size_bytes) as progress:
+    with session.out.progress("reading the archive", archived.size_bytes) as progress:
         topics = TopicTable()
         for batch, columns in archived.batches(store, None):
             hashed, _ = batch_columns(columns, schema, topics, rule)
@@ -232,7 +231,7 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
             progress.update(batch.end - segments[0].start, f"{entries:,} entries")
     begins, ends = (np.array([getattr(segment, name) for segment in segments], np.int64) for name in ("start", "end"))
     stored = stored_checksum = 0
-    with archived.old.export() as export, session.progress("reading the index", export.most_entries) as progress:
+    with archived.old.export() as export, session.out.progress("reading the index", export.most_entries) as progress:
         for rows in export:
             offsets = rows.column("offset").to_numpy()
             place = np.searchsorted(begins, offsets, "right") - 1
@@ -243,7 +242,7 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
     of_index = {"entries": stored, "checksum": f"{stored_checksum % 2**64:016x}"}
     same = of_archive == of_index
     document = {"status": "same" if same else "different", "archive": of_archive, "index": of_index}
-    show(session.out, document | archived.document())
+    session.out.show(document | archived.document())
     return 0 if same else _DIFFERENT
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from typer import Option
 
+from tiered_index.cli.ending import Ending
 from tiered_index.cli.options import duration
 from tiered_index.cli.output import error_document
-from tiered_index.cli.progress import Ending
-from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, check_root_of, command, storage_uri
 from tiered_index.clock import SystemClock
 from tiered_index.errors import (
@@ -97,7 +96,7 @@ def copy(
 
 def _round(session: Session, copier: Copier) -> CopyReport:
     """Copy, with a progress display of bytes."""
-    with session.progress("copying", copier.missing_bytes()) as progress:
+    with session.out.progress("copying", copier.missing_bytes()) as progress:
         copier.progress = progress.counting("bytes")
         return copier.run_once()
 
@@ -173,6 +172,6 @@ def _write_round(
         "bytes_written": written.total.bytes_written,
         "cost_usd": rounded_usd(read.total.cost_usd + written.total.cost_usd),
     }
-    show(session.out, document, without=("number", "index_id"), streamed=status != "copied")
+    session.out.show(document, without=("number", "index_id"), streamed=status != "copied")
     # a pipe would hold the lines of many rounds back
     session.out.flush()

@@ -7,7 +7,6 @@ from typing import Any
 from typer import Argument
 
 from tiered_index.cli.exit_codes import FINDING
-from tiered_index.cli.results import show_rows
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import InvalidArgument
 from tiered_index.storage.probe import Finding, probe, probe_folder
@@ -61,6 +60,6 @@ def doctor(
     missing = [row for row in rows if row["state"] == "missing"]
     document |= {"status": "missing" if missing else "ok", "abilities": rows}
     session.out.answer(document)
-    show_rows(session.out, "", [{name: value for name, value in row.items() if name != "state"} for row in rows])
+    session.out.rows("", [{name: value for name, value in row.items() if name != "state"} for row in rows])
     session.out.line(f"missing: {len(missing)} of {len(rows)} abilities" if missing else "nothing is missing")
     return FINDING if missing else 0

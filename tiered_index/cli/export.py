@@ -23,7 +23,6 @@ from typer import Option
 
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import counted, discard, human_count, unknown_topic, writing_stdout
-from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command
 from tiered_index.encoding import json_text
 from tiered_index.errors import DiskFull, InvalidArgument, PartialAnswer
@@ -217,7 +216,7 @@ def export(
     with session.open_reader(config) as reader, reader.export(*chosen, allow_partial=True) as entries:
         lost = [file.told(None) for file in reader.log_state.lost.values() if file.lacks_entries]
         with _made(out, form, entries, slots, items) as writer:
-            with session.progress("exporting", entries.most_entries) as progress:
+            with session.out.progress("exporting", entries.most_entries) as progress:
                 for table in _tables(entries):
                     writer.write_table(table)
                     progress.update(entries.entries, f"{human_count(entries.entries)} entries")
@@ -243,7 +242,7 @@ def export(
         "unknown_topics": unknown,
         "elapsed_s": round(time.monotonic() - started_s, 3),
     }
-    show(session.out, document, without=("status", "columns", "hash", "lost", "not_asked", "missing", "unknown_topics"))
+    session.out.show(document, without=("status", "columns", "hash", "lost", "not_asked", "missing", "unknown_topics"))
     for name in unknown:
         session.out.line(unknown_topic(name, entries.known_topics))
     if lost:

@@ -16,7 +16,6 @@ from tiered_index.cli.exit_codes import DONE, PARTIAL
 from tiered_index.cli.options import File, LimitOptions, RangeOptions, ServiceOptions, human_duration
 from tiered_index.cli.output import counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages, Question
-from tiered_index.cli.results import show, show_rows
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile
@@ -63,7 +62,7 @@ def topics(
         pages = Pages(question, None, budget, every=False, within=within)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
-        show_rows(session.out, "", [topic.to_dict() for topic in answer.topics], most=len(answer), is_listed=False)
+        session.out.rows("", [topic.to_dict() for topic in answer.topics], most=len(answer), is_listed=False)
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"{counted(uncounted, 'uncounted file')} of an older version; merging counts them")
@@ -136,7 +135,7 @@ def files(session: Session, service: ServiceOptions) -> int:
     broken = [file for file in listed if file["error"] is not None]
     session.out.answer(document)
     rows = [_row(file, "damaged" if file["file_id"] in damaged else "not read") for file in listed]
-    show_rows(session.out, "", rows, most=len(rows), is_listed=False)
+    session.out.rows("", rows, most=len(rows), is_listed=False)
     session.out.line(
         f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
@@ -224,7 +223,7 @@ def inspect(
         if entries:
             _print_entries(session, contents)
         else:
-            show(session.out, {"file": data.name, "bytes": data.size_bytes, **contents.describe()})
+            session.out.show({"file": data.name, "bytes": data.size_bytes, **contents.describe()})
     return DONE
 
 
@@ -299,7 +298,7 @@ def du(
                     document.setdefault("not_asked", str(file.error))
     rows, totals = document["rows"], document["totals"]
     session.out.answer(document)
-    show_rows(session.out, "", rows, most=len(rows), is_listed=False)
+    session.out.rows("", rows, most=len(rows), is_listed=False)
     session.out.line(
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}; objects in the "
         f"storage cost ${totals['usd_a_month']:,.6f} a month at ${document['usd_per_gib_month']:g} a GiB"

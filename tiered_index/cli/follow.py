@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tiered_index.cli.ending import Ending
 from tiered_index.cli.exit_codes import FINDING, INTERRUPTED
 from tiered_index.cli.options import ArchiveOptions, IntakeOptions
-from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.progress import Ending, ProgressDisplay
+from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig

@@ -11,7 +11,6 @@ from typer import Option
 
 from tiered_index.cli.options import WindowOptions, human_duration
 from tiered_index.cli.output import Output, describe_object
-from tiered_index.cli.results import show, show_fields
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.errors import InvalidArgument
 from tiered_index.retention import parse_tiers
@@ -52,9 +51,9 @@ def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOpti
         made = plan(index.log, index.clock, chosen)
         jobs = [_describe(rewrite, prices) for rewrite in made.rewrites]
         tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": made.left})
-    show(session.out, {"status": "planned", "log_number": index.log.state.number, "tiers": tiers}, without=("tiers",))
+    session.out.show({"status": "planned", "log_number": index.log.state.number, "tiers": tiers}, without=("tiers",))
     for tier in tiers:
-        show_fields(session.out, {"window_s": tier["window_s"], **_totals(tier["jobs"]), **tier})
+        session.out.fields({"window_s": tier["window_s"], **_totals(tier["jobs"]), **tier})
     if len(options) > 1:
         session.out.remark(
             "the plan shows present files only; a longer tier also merges the tables of the shorter ones"
@@ -77,9 +76,9 @@ def _totals(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def write_merged(out: Output, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]) -> None:
     """Write the result of a merge; `costs` are requests by operation, bytes read and written, USD."""
     status = "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do"
-    show(out, {"status": status, "log_number": log_number, "tiers": tiers, **costs}, without=("tiers",))
+    out.show({"status": status, "log_number": log_number, "tiers": tiers, **costs}, without=("tiers",))
     for tier in tiers:
-        show_fields(out, tier, without=("log_number",))
+        out.fields(tier, without=("log_number",))
 
 
 def _describe(rewrite: MergeRewrite, prices: PriceTable) -> dict[str, Any]:
@@ -136,7 +135,9 @@ def merge(
         for chosen in options:
             of_index = index.log, index.clock, chosen
             entries = sum(rewrite.entries for rewrite in plan(*of_index).rewrites)
-            with session.progress(f"merging into windows of {human_duration(chosen.window_s)}", entries) as progress:
+            with session.out.progress(
+                f"merging into windows of {human_duration(chosen.window_s)}", entries
+            ) as progress:
                 count = progress.counting("entries")
                 report = merge_tables(index.storage, *of_index, threads=threads, progress=count)
             tiers.append({"window_s": chosen.window_s, **asdict(report)})

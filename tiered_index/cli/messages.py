@@ -18,10 +18,8 @@ from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.explaining import lost_text, print_failed
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
 from tiered_index.cli.options import LimitOptions, ServiceOptions, declare
-from tiered_index.cli.output import Output, counted, human_bytes, states
+from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
 from tiered_index.cli.paging import CommandBudget, Pages, Question
-from tiered_index.cli.results import show_fields
-from tiered_index.cli.results import shown as value_text
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
@@ -116,7 +114,7 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, 
     properties = {n: value for n, value in shown.get("properties", {}).items() if n not in (KEYS, TAGS, UNIQ_KEY)}
     read = {"source": source, "read_from": fetched.read_from, "note": fetched.problem}
     values = {n: value for n, value in {**shown, "properties": properties}.items() if n not in _SHOWN_APART}
-    show_fields(out, {**(values if raw else _pages_of(values)), **read})
+    out.fields({**(values if raw else _pages_of(values)), **read})
     if "partition" in shown and shown["body_bytes"] is None:
         out.line("  no value: a tombstone")
     if body := _body(shown, raw=raw):

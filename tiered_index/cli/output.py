@@ -1,4 +1,4 @@
-"""The output of commands: tables, fields and lines for people, JSON for programs. One thread.
+"""The output of commands: tables, fields, lines and progress for people, JSON for programs. One thread.
 
 Answers are written to stdout; notes, logs and errors to stderr. JSON is printable ASCII, so that any pipe accepts it.
 Topics, keys, names and servers' messages are untrusted: all text, also of logs, passes through `printable`, and markup
@@ -8,23 +8,27 @@ is not interpreted.
 from __future__ import annotations
 
 import contextlib
-import io
+import itertools
+import json
 import logging
 import os
 import re
 import shutil
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tiered_index.encoding import json_text
-from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean
+from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean, listed
+from tiered_index.retention import human_duration
 from tiered_index.tracing import request_id
-from tiered_index.types import format_time
+from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.progress import Progress, TaskID
 
     from tiered_index.service.log.records import StoredObject
 
@@ -32,12 +36,18 @@ _TIMES = re.compile(r"\b(begin_ms|end_ms) (\d{1,15})\b")
 # Logger of commands' notes
 _NOTES = logging.getLogger("tiered_index.cli")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-# Wider than any table
-_WIDE = 100_000
 # Widest table, outside a terminal, that people can read
 _READABLE = 120
-# Most rows whose cells are folded to fit a terminal; a longer table leaves that to the terminal
-_MOST_FOLDED = 1_000
+# Most rows of a table, and texts of a field
+_ROWS, _TEXTS = 20, 5
+# A field whose members are named by operations, without units
+_REQUESTS = "requests"
+# Fields whose members are named by users, without units
+_OF_USERS = ("sources", "source_positions", "skipped_reasons", "properties")
+# Fields that only programs need
+_DETAILS = ("metrics", "quarantined_first")
+# Time between two lines of progress off a terminal
+_LINE_INTERVAL_S = 5.0
 
 
 def printable(text: str) -> str:
@@ -200,78 +210,110 @@ class Output:
         """Write a text of several lines; later ones are indented to distinguish them from the command's own."""
         self._text(_printable_lines(text, "    "))
 
+    def show(
+        self, document: Mapping[str, Any], *, without: Collection[str] = (), streamed: bool = False, most: int = _ROWS
+    ) -> None:
+        """Write a result; people do not see the fields `without`. `streamed`: it is the last line of NDJSON.
+
+        `most` as in `fields`.
+        """
+        self.answer(dict(document), streamed=streamed)
+        self.fields(document, without=without, most=most)
+
+    def fields(
+        self, fields: Mapping[str, Any], *, title: str | None = None, without: Collection[str] = (), most: int = _ROWS
+    ) -> None:
+        """Write fields for people: a line for each value, then with titles the large documents, and the lists as
+        tables of at most `most` rows.
+
+        The suffix of a field's name is its unit (`_bytes`, `_ms`, `_s`, `_usd`) and selects its format. Fields without
+        a value are left out.
+        """
+        if self.as_json:
+            return
+        hidden = {*_DETAILS, *without}
+        plain = json.loads(json_text({name: value for name, value in fields.items() if name not in hidden}))
+        parts = {name: value for name, value in plain.items() if name != _REQUESTS and _is_part(value)}
+        own = {label(name): value_text(name, value) for name, value in plain.items() if name not in parts}
+        self._pairs(own, title)
+        for name, part in parts.items():
+            if isinstance(part, dict) and name in _OF_USERS:
+                self._pairs({each: value_text("", member) for each, member in part.items()}, label(name))
+            elif isinstance(part, dict):
+                self.fields(part, title=label(name))
+            else:
+                self.rows(label(name), part, most=most)
+
+    def rows(
+        self,
+        title: str,
+        rows: Sequence[Mapping[str, Any]],
+        count: int | None = None,
+        *,
+        most: int = _ROWS,
+        is_listed: bool = True,
+    ) -> None:
+        """Write the first `most` of `rows` for people; `count`: number of all rows, if more than `rows`.
+
+        They are a table or, if that is too wide and `is_listed`, a list.
+        """
+        cells = [{name: value_text(name, _length(value)) for name, value in row.items()} for row in rows[:most]]
+        names = [name for name in dict.fromkeys(itertools.chain(*cells)) if any(row.get(name) for row in cells)]
+        numbers = {label(name) for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
+        if cells:
+            table = [[row.get(name) for name in names] for row in cells]
+            self.table([label(name) for name in names], table, title=title, right=numbers, is_listed=is_listed)
+        if rest := (len(rows) if count is None else count) - len(cells):
+            self.line(f"and {rest:,} more {title}")
+
     def table(
         self,
         columns: Sequence[str],
         rows: Iterable[Sequence[object]],
         *,
-        title: str | None = None,
+        title: str = "",
         right: Collection[str] = (),
         is_listed: bool = False,
     ) -> None:
-        """Write a table; columns in `right` are aligned to the right.
+        """Write a table with a line for each row; columns in `right` are aligned to the right.
 
-        On a terminal the table has its width, and cells may have several lines; elsewhere, and in a table of more than
-        1,000 rows, each row is one line.
         `is_listed`: if the table is wider than the terminal, or than 120 columns elsewhere, write a list of the rows.
         """
         if self.as_json:
             return
         # imported on use, because loading is slow
         from rich.cells import cell_len
-        from rich.console import Console
 
-        rows = list(rows)
         cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
         widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
-        # a cell has a blank on each side, and a line on the left of the first one and on the right of each
-        natural = sum(widths) + 3 * len(widths) - 1
-        most = shutil.get_terminal_size().columns if self._terminal else _WIDE
-        if is_listed and natural > (most if self._terminal else _READABLE):
-            self._list(columns, rows, title)
-            return
-        # Rich needs about half a millisecond for a row, so it draws the head, and rows only where they are folded
-        is_folded = natural > most and len(cells) <= _MOST_FOLDED
-        # draw for stdout's encoding and colours, but write through `_write`
-        encoding = getattr(sys.stdout, "encoding", None)
-        drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
-        unset: list[int | None] = [None] * len(widths)
-        width = most if is_folded else max(most, natural)
-        console = Console(file=drawn, force_terminal=self._terminal or None, width=width, highlight=False)
-        console.print(_table(columns, cells if is_folded else (), title, right, unset if is_folded else widths))
-        drawn.seek(0)
-        *head, foot = drawn.read().splitlines(keepends=True)
-        self._write("".join(head))
-        if not is_folded:
-            line = "|" if foot.startswith("+") else " "
-            aligned = list(zip(widths, [name in right for name in columns], strict=True))
+        # a cell has a blank on each side, and three blanks stand between two cells
+        width = sum(widths) + 3 * len(widths) - 1
+        if title:
+            self.line(title)
+        if is_listed and width > (shutil.get_terminal_size().columns if self._terminal else _READABLE):
             for row in cells:
-                padded = []
-                for cell, (wide, is_right) in zip(row, aligned, strict=True):
-                    blank = " " * (wide - cell_len(cell))
-                    padded.append(blank + cell if is_right else cell + blank)
-                self._write(f"{line}{f' {line} '.join(padded)}{line}\n")
-        self._write(foot)
+                self._pairs(dict(zip(columns, (cell or None for cell in row), strict=True)))
+                self.line()
+            return
+        rule = "\u2500" if _can_write("\u2500") else "-"
+        aligned = list(zip(widths, [name in right for name in columns], strict=True))
+        self._write(f"\n{_drawn(columns, aligned)}{rule * width}\n")
+        for row in cells:
+            self._write(_drawn(row, aligned))
+        self._write("\n")
 
-    def _list(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
-        """Write the cells of each row as fields, and a blank line."""
+    def _pairs(self, fields: Mapping[str, str | None], title: str | None = None) -> None:
+        """Write names and texts, one per line; values of None are left out."""
         if title:
             self.line(title)
-        width = max(map(len, columns))
-        for row in rows:
-            for name, cell in zip(columns, row, strict=True):
-                if cell is not None:
-                    self.line(f"  {name:<{width}}  {cell}")
-            self.line()
+        width = max(map(len, fields), default=0)
+        for name, text in fields.items():
+            if text is not None:
+                self.line(f"  {name:<{width}}  {text}")
 
-    def fields(self, fields: Mapping[str, object], *, title: str | None = None) -> None:
-        """Write names and values, one per line, integers with separators; values of None are left out."""
-        if title:
-            self.line(title)
-        shown = {name: value for name, value in fields.items() if value is not None}
-        width = max(map(len, shown), default=0)
-        for name, value in shown.items():
-            self.line(f"  {name:<{width}}  {f'{value:,}' if type(value) is int else value}")
+    def progress(self, title: str, total: int | None) -> ProgressDisplay:
+        """Return a progress display on stderr, which is off with --quiet and JSON logs."""
+        return ProgressDisplay(title, total, quiet=self.quiet or self.logs_json)
 
     def _text(self, text: str) -> None:
         if not self.as_json:
@@ -327,25 +369,15 @@ class Output:
         tell(_printable_lines("".join(traceback.format_exception(error)).removesuffix("\n")) + "\n")
 
 
-def _table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    title: str | None,
-    right: Collection[str],
-    widths: Sequence[int | None],
-) -> Table:
-    """Return a table whose columns have `widths`; None: the width of its cells."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+def _drawn(row: Sequence[str], aligned: Sequence[tuple[int, bool]]) -> str:
+    """Return a line of a table; `aligned`: width of each cell, and whether it is aligned to the right."""
+    from rich.cells import cell_len
 
-    heading = Text(printable(title)) if title is not None else None
-    table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
-    for name, width in zip(columns, widths, strict=True):
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold", width=width)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    padded = []
+    for cell, (width, is_right) in zip(row, aligned, strict=True):
+        blank = " " * (width - cell_len(cell))
+        padded.append(blank + cell if is_right else cell + blank)
+    return f" {'   '.join(padded)} \n"
 
 
 def _log(level: int, text: str, **fields: Any) -> None:
@@ -375,6 +407,12 @@ def writing_stdout() -> Iterator[None]:
         raise DiskFull(f"stdout can't be written: {error.strerror}") from error
 
 
+def _can_write(text: str) -> bool:
+    """Return whether stdout's encoding has the characters of a text."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "ignore").decode(encoding) == text
+
+
 def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty()
 
@@ -383,3 +421,126 @@ def discard(stream: TextIO) -> None:
     """Redirect a stream to /dev/null: otherwise the interpreter would report an error when it flushes at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def label(name: str) -> str:
+    """Return the name of a field for people."""
+    return name.removesuffix("_ms").removesuffix("_s").replace("_", " ")
+
+
+def _member(member: Any) -> str:
+    """Return the text of a list's member: of a header of Kafka "name: value", and "name (null)" without a value."""
+    if isinstance(member, list):
+        if member[-1:] == [None]:
+            return f"{': '.join(map(str, member[:-1]))} (null)"
+        return ": ".join(map(str, member))
+    return str(member)
+
+
+def value_text(name: str, value: Any) -> str | None:
+    """Return the text of a field's value for people, None for no value."""
+    if value is None or value in ("", [], {}):
+        return None
+    if isinstance(value, dict) and name in _OF_USERS:
+        return ", ".join(f"{each} {value_text('', member)}" for each, member in value.items())
+    if isinstance(value, dict):
+        named = {each: name if name == _REQUESTS else each for each in value}
+        members = {label(each): value_text(named[each], member) for each, member in value.items()}
+        return ", ".join(f"{each} {member}" for each, member in members.items() if member is not None) or None
+    if isinstance(value, list | tuple):
+        texts = [_member(member) for member in value]
+        return listed(texts, _TEXTS)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    if "bytes" in name.split("_"):
+        return human_bytes(value)
+    if name == "second" or name.endswith("_ms"):
+        time_ms = int(value * 1000 if name == "second" else value)
+        return format_time(time_ms) if 0 <= time_ms <= MAX_TIMESTAMP_MS else str(value)
+    if name.endswith("_s"):
+        return human_duration(value) if isinstance(value, int) else human_seconds(value)
+    return f"${value:.6f}" if "usd" in name.split("_") else human_count(value)
+
+
+def _length(value: Any) -> Any:
+    """Return the length of a list that does not fit into a cell, any other value as it is."""
+    return len(value) if isinstance(value, list | tuple) and value and not isinstance(value[0], str) else value
+
+
+def _is_part(value: Any) -> bool:
+    """Return whether a value does not fit into a line: a list of documents, or a document of many fields."""
+    if isinstance(value, list):
+        return bool(value) and isinstance(value[0], dict)
+    return isinstance(value, dict) and len(value) > _TEXTS
+
+
+class ProgressDisplay:
+    """Progress of `total` steps (None: unknown): a bar on a terminal, else a line every few seconds. One thread."""
+
+    def __init__(self, title: str, total: int | None, *, quiet: bool, stream: Any = None) -> None:
+        self._title = printable(title)
+        self._total = total
+        self._stream = stream if stream is not None else sys.stderr
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._printed_s = time.monotonic()
+
+    def __enter__(self) -> ProgressDisplay:
+        if not self._quiet and self._stream.isatty():
+            # imported on use: most commands draw no bar
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                Progress,
+                TaskProgressColumn,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[detail]}", markup=False),
+            )
+            self._bar = Progress(*columns, console=Console(file=self._stream), transient=True)
+            self._task = self._bar.add_task(self._title, total=self._total, detail="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, detail: str = "", total: int | None = None) -> None:
+        """Show the number of `done` steps; `total` replaces the total."""
+        if self._quiet:
+            return
+        self._total = self._total if total is None else total
+        detail = printable(detail)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=self._total, detail=detail)
+            return
+        now = time.monotonic()
+        if now - self._printed_s >= _LINE_INTERVAL_S:
+            self._printed_s = now
+            share = f"{100 * done / self._total:.0f} %" if self._total else f"{done:,}"
+            tell(f"{self._title}: {share}{', ' + detail if detail else ''}\n", self._stream)
+
+    def counting(self, unit: str) -> Callable[[int], None]:
+        """Return a function that adds to the number of done steps, from any thread, and shows it."""
+        lock, done = threading.Lock(), 0
+
+        def count(more: int) -> None:
+            nonlocal done
+            with lock:
+                done += more
+                self.update(done, f"{done:,} {unit}")
+
+        return count

@@ -15,9 +15,7 @@ from typing import Any
 
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import IntakeOptions
-from tiered_index.cli.output import Output, counted
-from tiered_index.cli.progress import ProgressDisplay
-from tiered_index.cli.results import show_fields
+from tiered_index.cli.output import Output, ProgressDisplay, counted
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
@@ -105,7 +103,7 @@ class Putting:
 
         Without an error it waits while the disk is full, until `stop` is set.
         """
-        with self.session.progress(title, total) as progress:
+        with self.session.out.progress(title, total) as progress:
             try:
                 yield progress
             except TieredIndexError:
@@ -122,7 +120,7 @@ class Putting:
     def settle(self) -> None:
         """Upload everything, if --wait asks for it. Raises as `settle`."""
         if self.intake.wait:
-            settle(self.index, self.intake.patience, self.session.progress)
+            settle(self.index, self.intake.patience, self.session.out.progress)
 
     def document(self, **more: Any) -> dict[str, Any]:
         """Return the command's document: `more` and the state of the index."""
@@ -145,7 +143,7 @@ def show_put(
 ) -> None:
     """Write the document of a command; for people its `fields` (None: all), and the files that wait for upload."""
     out.answer(document, streamed=streamed)
-    show_fields(out, document if fields is None else fields, without=("unpublished",))
+    out.fields(document if fields is None else fields, without=("unpublished",))
     waits = document["unpublished"]
     if waits["entries"]:
         files, entries = counted(waits["files"], "file"), counted(waits["entries"], "entry", "entries")

@@ -8,7 +8,6 @@ from typing import Any
 from typer import Option
 
 from tiered_index.cli.output import counted
-from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
@@ -122,7 +121,7 @@ def recover(
             "problems": [*(str(handle.error) for handle in damaged), *health["problems"]],
             "damaged": [describe_handle(handle) for handle in damaged],
         }
-    show(session.out, document, without=("begun_anew", "notes", "problems", "damaged"))
+    session.out.show(document, without=("begun_anew", "notes", "problems", "damaged"))
     for note in document["notes"]:
         session.out.line(f"recovered: {note}")
     for problem in document["problems"]:
@@ -189,7 +188,7 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
             {"object": segment.name, "store": segment.store, "offsets": inclusive(segment.start, segment.end)}
             for segment in missing
         ]
-    show(session.out, document | {"log_number": log_number}, most=len(given_up) + len(missing))
+    session.out.show(document | {"log_number": log_number}, most=len(given_up) + len(missing))
     if dry_run:
         session.out.remark("nothing was changed: run it without --dry-run to give it up")
     return 0

@@ -28,7 +28,6 @@ from tiered_index.cli.exit_codes import CLOSED_PIPE, INTERRUPTED, UNEXPECTED
 from tiered_index.cli.explaining import print_not_read
 from tiered_index.cli.options import ServiceOptions, flag_of, pairs
 from tiered_index.cli.output import JsonFormatter, Output, PrintableFormatter, describe_error, discard
-from tiered_index.cli.progress import ProgressDisplay
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, holds, with_value
 from tiered_index.errors import (
@@ -146,10 +145,6 @@ class Session:
             raise ConfigError("no index is given: pass --storage URI, --root DIR, or both")
         # with a root the reader knows its writer
         return IndexReader(config, storages=several, with_writers=with_writers and config.root is None)
-
-    def progress(self, title: str, total: int | None) -> ProgressDisplay:
-        """Return a progress display, which is off with --quiet and JSON logs."""
-        return ProgressDisplay(title, total, quiet=self.out.quiet or self.out.logs_json)
 
     def log_as(self, log_format: LogFormat) -> None:
         """Write the log, notes and errors to stderr as lines of text or of JSON."""

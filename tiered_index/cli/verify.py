@@ -18,7 +18,6 @@ from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import ServiceOptions, declare
 from tiered_index.cli.output import Output, counted, human_bytes
-from tiered_index.cli.results import show_fields, show_rows
 from tiered_index.cli.session import Session, StoredIndex, asked_service, command, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
@@ -153,8 +152,8 @@ def _check_all(
 ) -> tuple[Mapping[str, CompactedFile], bool]:
     """Check the index of `config`, as `check_index`, with a display of the progress."""
     with (
-        session.progress("verifying files", None) as of_files,
-        session.progress("verifying objects", None) as of_objects,
+        session.out.progress("verifying files", None) as of_files,
+        session.out.progress("verifying objects", None) as of_objects,
     ):
         return check_index(config, report, of_files.update, of_objects.update, deep=deep)
 
@@ -165,7 +164,7 @@ def _verified_by(session: Session, client: IndexClient, *, deep: bool) -> dict[s
     from tiered_index.client.answers import error_of
 
     job = client.verify(deep=deep)
-    with session.progress("verifying", None) as progress:
+    with session.out.progress("verifying", None) as progress:
         while job["state"] == "running":
             progress.update(job["checked"], job["doing"])
             time.sleep(_LOOK_S)
@@ -197,7 +196,7 @@ def write_findings(out: Output, report: dict[str, Any], most: int | None = None)
         ("lost", "given up"),
         ("unchecked", "not checked"),
     ):
-        show_rows(out, title, report[name], most=len(report[name]) if most is None else most)
+        out.rows(title, report[name], most=len(report[name]) if most is None else most)
     for note in report["notes"][:_NOTES]:
         out.remark(f"note: {note}")
     if (rest := len(report["notes"]) - _NOTES) > 0:
@@ -253,7 +252,10 @@ class Mending:
         self, local: Mapping[str, CompactedFile], store: StoreDirectory | None, copied: StoredIndex | None
     ) -> None:
         config, report, yes = self._config, self._report, self._options.yes
-        with open_stored_index(config, checks=False) as index, self._session.progress("repairing", None) as progress:
+        with (
+            open_stored_index(config, checks=False) as index,
+            self._session.out.progress("repairing", None) as progress,
+        ):
             if copied is not None and not _origins(index.log.state) & _origins(copied.log.state):
                 raise InvalidArgument(
                     f"--from {copied.storage.uri}: this is another index; give a copy of this one that `tiered-index "
@@ -283,7 +285,7 @@ class Mending:
             document["status"] = "incomplete" if self._report.unchecked else "repaired"
         out.answer(document)
         write_findings(out, document)
-        show_fields(out, {"repairs": repairs, "not_repaired": left}, most=len(repairs) + len(left))
+        out.fields({"repairs": repairs, "not_repaired": left}, most=len(repairs) + len(left))
         if any(defect.file.startswith((DATA_PREFIX, SEGMENTS_PREFIX)) for defect in left):
             more = ", the writer's root with --root" if self._config.root is None else ""
             out.remark(

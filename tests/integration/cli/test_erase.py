@@ -60,7 +60,7 @@ def test_the_cache_of_a_given_root_drops_erased_entries(run_here, store, tmp_pat
 
 
 def test_progress_is_a_share_of_each_step(run_here, store, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.progress._LINE_INTERVAL_S", 0)
+    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0)
     said = run_here("erase", "--topic", "orders", "--storage", store, "--now", "--yes").err.splitlines()
     assert said[0] == "erasing: 100 %, 1 of 1 objects read"
     assert "erasing: 100 %, 40 of 40 entries rewritten" in said

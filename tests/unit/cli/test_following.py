@@ -19,9 +19,9 @@ from tests.rocketmq.followed import NOW_MS, Followed
 from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService, KeyedIndexItem, column
+from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
-from tiered_index.cli.progress import Ending
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
 from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
 

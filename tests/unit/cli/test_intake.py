@@ -8,7 +8,7 @@ from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.cli.ingest import FileIntake
-from tiered_index.cli.progress import ProgressDisplay
+from tiered_index.cli.output import ProgressDisplay
 from tiered_index.cli.putting import settle
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from tiered_index.cli.output import Output
-from tiered_index.cli.results import show, shown
+from tiered_index.cli.output import Output, value_text
 
 _RESULT = {
     "status": "planned",
@@ -23,7 +22,7 @@ _RESULT = {
 
 
 def test_people_get_fields_then_parts_by_the_units_in_their_names(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Output(as_json=False), _RESULT, without=("same",))
+    Output(as_json=False).show(_RESULT, without=("same",))
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[:6] == [
         "  status    planned",
@@ -39,25 +38,25 @@ def test_people_get_fields_then_parts_by_the_units_in_their_names(capsys: pytest
 
 
 def test_programs_get_the_whole_document(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Output(as_json=True), _RESULT, without=("same",))
+    Output(as_json=True).show(_RESULT, without=("same",))
     assert json.loads(capsys.readouterr().out) == _RESULT
 
 
 @pytest.mark.parametrize("more", [0, 5])
 def test_names_of_users_stay_as_they_are(more: int, capsys: pytest.CaptureFixture[str]) -> None:
     sources = {"file:/data/my_log_ms": 1700, "file:b_bytes": 2048} | {f"s_{n}": n for n in range(more)}
-    show(Output(as_json=False), {"sources": sources})
+    Output(as_json=False).show({"sources": sources})
     words = capsys.readouterr().out.replace(",\n", "\n").split()
     assert words[words.index("file:/data/my_log_ms") + 1].rstrip(",") == "1,700"
     assert words[words.index("file:b_bytes") + 1] == "2,048"
 
 
 def test_a_plan_shows_each_row_that_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Output(as_json=False), _RESULT, most=21)
+    Output(as_json=False).show(_RESULT, most=21)
     text = capsys.readouterr().out
     assert "more objects" not in text
     assert [line.split()[:2] for line in text.splitlines()].count(["a", "1,200"]) == 21
 
 
 def test_a_null_header_is_not_the_text_none() -> None:
-    assert shown("headers", [["a", None], ["b", "None"], ["c", ""]]) == "a (null), b: None, c: "
+    assert value_text("headers", [["a", None], ["b", "None"], ["c", ""]]) == "a (null), b: None, c: "

@@ -10,7 +10,6 @@ from typer import Option
 from tiered_index.archives import messages_to_erase
 from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, likely_seconds, unknown_topic
-from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.jobs.erase import EraseRequest, Erasure
@@ -74,7 +73,7 @@ def erase(
 def erase_here(session: Session, erasure: EraseOptions, *, now: bool) -> int:
     """Erase in this process; return the exit code. Raises as `erase_request`."""
     request, config = erase_request(erasure), session.config()
-    with open_stored_index(config) as index, session.progress("erasing", None) as bar:
+    with open_stored_index(config) as index, session.out.progress("erasing", None) as bar:
         done = erase_index(
             index.storage,
             index.log,
@@ -99,10 +98,8 @@ def erase_here(session: Session, erasure: EraseOptions, *, now: bool) -> int:
 def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any], *, allow_none: bool) -> int:
     """Write the certificate and the next steps; return the exit code. `allow_none`: nothing needs to match."""
     is_planned = done.status == "planned"
-    show(
-        out,
-        {**done.to_dict(), **costs},
-        without=("asked", "tombstones", *_AS_REMARKS, *(_OF_CHANGES if is_planned else ())),
+    out.show(
+        {**done.to_dict(), **costs}, without=("asked", "tombstones", *_AS_REMARKS, *(_OF_CHANGES if is_planned else ()))
     )
     # the last second of 9999 ends in a year that no text can state
     until_ms = min(max(stone.before_ms for stone in done.tombstones), MAX_TIMESTAMP_MS)

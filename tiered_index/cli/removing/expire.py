@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typer import Option
 
 from tiered_index.cli.output import counted, describe_object, human_bytes, unknown_topic
-from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.errors import ConfigError, listed
 from tiered_index.service.jobs.expiry import ExpiryPlan, SegmentSums
@@ -81,7 +80,7 @@ def expire(
             "deleted" if yes else "to_delete": {"objects": len(gone.objects), "bytes": gone.size_bytes},
             **index.costs,
         }
-    show(session.out, document, without=("expired", "unknown_topics", "archive"))
+    session.out.show(document, without=("expired", "unknown_topics", "archive"))
     limits = plan.expired.limits()
     for pattern, ms in limits.items():
         topics = pattern or ("other topics" if len(limits) > 1 else "all topics")

@@ -7,7 +7,6 @@ from typing import Any
 from typer import Option
 
 from tiered_index.cli.options import duration
-from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.storage.base import ObjectInfo
@@ -53,7 +52,7 @@ def orphans(
         "bytes": orphans_found.size_bytes,
         **costs,
     }
-    show(session.out, document, most=len(orphans_found.objects) + len(orphans_found.foreign))
+    session.out.show(document, most=len(orphans_found.objects) + len(orphans_found.foreign))
     if not yes and orphans_found.objects:
         session.out.remark("nothing was deleted: pass --yes to delete")
     return 0

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index.cli.options import SparkOptions, pairs
-from tiered_index.cli.progress import ProgressDisplay
+from tiered_index.cli.output import ProgressDisplay
 from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
 from tiered_index.spark.addresses import StorageAddress
@@ -125,7 +125,7 @@ def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
                 if stage not in bars:
                     shown.close()
                     bars.clear()
-                    bars[stage] = shown.enter_context(session.progress(stage, total))
+                    bars[stage] = shown.enter_context(session.out.progress(stage, total))
                 bars[stage].update(done, f"{done:,} of {total:,} tasks", total)
 
         try:

@@ -11,7 +11,6 @@ from typer import Option
 
 from tiered_index.cli.exit_codes import FINDING, PARTIAL
 from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, given_columns, pairs
-from tiered_index.cli.results import show, show_fields, show_rows
 from tiered_index.cli.session import Session, command, storage_uri
 from tiered_index.cli.spark import progress_of, run_job, spark_columns, spark_of
 from tiered_index.cli.verify import write_findings
@@ -111,7 +110,7 @@ def lookup(
         "expired_before_ms": result.expired_before_ms,
         "elapsed_s": round(time.monotonic() - begun, 3),
     }
-    show(session.out, document)
+    session.out.show(document)
     return PARTIAL if statuses.get("partial") else 0
 
 
@@ -183,13 +182,13 @@ def audit(
         "metrics": result.metrics,
         "elapsed_s": round(elapsed_s, 3),
     }
-    show(session.out, document, without=(*_OF_REPORT, "differences"))
+    session.out.show(document, without=(*_OF_REPORT, "differences"))
     write_findings(session.out, document, _SHOWN)
     if result.differences is not None:
-        show_fields(session.out, document["differences"], without=("listed",))
+        session.out.fields(document["differences"], without=("listed",))
         for kind, count in result.differences.counts.items():
             rows = [difference for difference in document["differences"]["listed"] if difference["kind"] == kind]
-            show_rows(session.out, kind, rows, count)
+            session.out.rows(kind, rows, count)
         for remark in result.differences.remarks:
             session.out.line(remark)
     if report is not None:

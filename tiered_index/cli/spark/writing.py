@@ -19,7 +19,6 @@ from tiered_index.cli.options import (
     time_option,
 )
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
-from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
 from tiered_index.cli.spark import check_index, job_document, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
@@ -101,7 +100,7 @@ def build(
         "skipped": [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped],
         "elapsed_s": round(elapsed_s, 3),
     }
-    show(session.out, document)
+    session.out.show(document)
     return 0
 
 

@@ -1,0 +1,41 @@
+"""The end of a command by a signal."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from tiered_index.cli.exit_codes import DONE, INTERRUPTED
+
+
+class Ending:
+    """Handles signals: the first SIGTERM or SIGINT sets `event`, a second one ends the command at once.
+
+    Main thread only. `exit_code` is 130 after SIGINT, else 0.
+    """
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.exit_code = DONE
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Ending:
+        self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _heard(self, number: int, _: FrameType | None) -> None:
+        self.exit_code = INTERRUPTED if number == signal.SIGINT else DONE
+        self._restore()
+        # in a thread: this one may be in a method of the event, and have its lock
+        _thread.start_new_thread(self.event.set, ())
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
