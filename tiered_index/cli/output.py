@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean, listed
-from tiered_index.retention import human_duration
 from tiered_index.tracing import request_id
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
@@ -460,6 +459,9 @@ def value_text(name: str, value: Any) -> str | None:
         time_ms = int(value * 1000 if name == "second" else value)
         return format_time(time_ms) if 0 <= time_ms <= MAX_TIMESTAMP_MS else str(value)
     if name.endswith("_s"):
+        # imported on use: the list of commands needs none of what it loads
+        from tiered_index.retention import human_duration
+
         return human_duration(value) if isinstance(value, int) else human_seconds(value)
     return f"${value:.6f}" if "usd" in name.split("_") else human_count(value)
 
