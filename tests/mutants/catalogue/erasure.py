@@ -42,8 +42,8 @@ erased-shown-by-lookups: a lookup shows erased entries whose bytes are still the
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-by-exports: merges and exports keep erased entries
   in Expired.keeps
-  - return kept & ~self.erased.hides(items, seconds, topics) if self.tombstones and len(seconds) else kept
-  + return kept
+  - return unexpired & ~self.erased.hides(items, seconds, topics) if is_erased else unexpired
+  + return unexpired
   tests/unit/service/test_erase.py::test_an_export_and_the_topics_leave_it_out
 erase-deletes-before-the-record: objects are deleted while the log still names them
   in _record.make
