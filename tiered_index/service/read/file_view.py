@@ -120,6 +120,11 @@ def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
     return reports
 
 
+def excluded_by(found: Noted) -> int:
+    """Return the number of stored files that a view has excluded by filter or topic."""
+    return sum([note in (_BY_FILTER, _BY_TOPIC) for note in found.notes])
+
+
 def with_reads_of(found: Noted, reports: Sequence[FileReport], prices: PriceTable) -> list[FileReport]:
     """Return reports of files that are `left`, with the requests that the core made for them."""
     if not found.spent_by:

@@ -34,7 +34,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.read.budget import NOTHING, LookupBudget, RequestStats
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import MissingObject, lost_error
-from tiered_index.service.read.file_view import Noted, Viewed, reports_of, with_reads_of
+from tiered_index.service.read.file_view import Noted, Viewed, excluded_by, reports_of, with_reads_of
 from tiered_index.service.read.logs import Logs
 from tiered_index.storage.context import RequestContext, active_context, request_context
 from tiered_index.storage.metering import Usage
@@ -217,7 +217,8 @@ class _Pace:
         # the last second of any answer in these files
         self.newest = min(scan.newest, ordered[0].second_max) if ordered else 0
         self._reasons: list[str | None] = []
-        self._stored = self._excluded = 0
+        # as in `excluded`; a view has excluded some before
+        self._stored = self._excluded = 0 if scan.viewed is None else excluded_by(scan.viewed)
         self._searched = self._matched = 0
         self._width = self._fast = 1
 

@@ -137,6 +137,19 @@ def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(
             assert len(answer.explain.files) == DAYS
 
 
+def test_a_rare_key_costs_one_round_trip_if_filters_exclude_most_files(month):
+    """Also if one call of the core has excluded them."""
+    with month.reader(query_threads=8, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+        reader.query_many([Lookup(topic="t", key="hot")])
+        for stored in month.stored:
+            assert reader._cold_paths[0].fetch_filter(stored)
+        reader.query("t", "absent")
+        month.storage.reset()
+        answer = in_rounds(month.storage, lambda: reader.query("t", "weekly"), 4, 4)
+        assert [Answer.of(item) for item in answer] == month.expected("t", "weekly")
+        assert (month.storage.most_at_once, answer.explain.requests) == (4, 4)
+
+
 def test_a_small_budget_reads_items_and_not_directories_alone(brokers):
     """If all files were read in parallel, their directories would use up the budget."""
     with brokers.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6) as reader:
