@@ -39,7 +39,7 @@ from tiered_index.service.read.cold_path import RangeReadPool
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.disk_cache import DiskCache
 from tiered_index.service.read.file_view import WholeView
-from tiered_index.service.read.index_view import IndexFiles, IndexView
+from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.read.parts import ReaderParts, sourced_schema
@@ -453,32 +453,29 @@ class IndexReader(Lookups[ItemT]):
     def _taking(self, begun_s: float) -> Iterator[Files]:
         several = self._several
         if several is None:
-            with self._views[0].taking(begun_s) as index:
+            with self._views[0].taking(begun_s) as files:
                 self._check_open()
-                state = index.snapshot.state
-                logs = Logs.of([(None, state.lost, state.expired)])
-                freshness = tuple([seen for seen in [index.freshness] if seen is not None])
-                yield Files(index.handles, freshness, index.viewed, logs, [state], index.not_asked)
+                yield files
             return
         # before the views, so that an index is in at least one of both
         unopened = several.problems(begun_s)
         views = self._views
         with contextlib.ExitStack() as held:
-            taken = [held.enter_context(view.taking(begun_s)) for view in views]
+            taken = [held.enter_context(view.taking(begun_s, view.name)) for view in views]
             self._check_open()
-            states = [index.snapshot.state for index in taken]
-            logs = Logs.of([(view.name, state.lost, state.expired) for view, state in zip(views, states, strict=True)])
-            freshness = tuple([index.freshness for index in taken if index.freshness is not None])
+            states = [state for files in taken for state in files.states]
+            logs = Logs.joined([files.logs for files in taken])
+            freshness = tuple([seen for files in taken for seen in files.freshness])
             handles = partial(self._sourced_files, list(zip(views, taken, strict=True)), unopened)
             yield Files(handles, freshness, logs=logs, states=states)
 
     def _sourced_files(
-        self, taken: Sequence[tuple[IndexView, IndexFiles]], unopened: list[Handle], second_min: int, second_max: int
+        self, taken: Sequence[tuple[IndexView, Files]], unopened: list[Handle], second_min: int, second_max: int
     ) -> Sequence[Handle]:
         found: list[Handle] = [
             SourcedFile(handle, view, view.number, self._schema, self._sourced)
-            for view, index in taken
-            for handle in index.handles(second_min, second_max)
+            for view, files in taken
+            for handle in files.handles(second_min, second_max)
         ]
         return found + unopened
 

@@ -166,20 +166,11 @@ class RangeReadPool(DaemonPool):
         self._free = Condition()
         # weak, so that an interrupt at any line loses no place
         self._held: weakref.WeakSet[_Place] = weakref.WeakSet()
-        self._spares: weakref.WeakSet[_Spare] = weakref.WeakSet()
 
-    @contextlib.contextmanager
-    def spare(self, needed: int, more: int) -> Iterator[int]:
-        """Yield how many more places, at most `more`, a read of `needed` ranges may use without making others wait."""
-        with self._free:
-            idle = self._ranges - len(self._held) - sum([spare.places for spare in self._spares]) - needed
-            mine = _Spare(max(0, min(more, idle)))
-            self._spares.add(mine)
-        try:
-            yield mine.places
-        finally:
-            with self._free:
-                self._spares.discard(mine)
+    @property
+    def idle(self) -> int:
+        """The number of further range reads that could begin now."""
+        return self._ranges - len(self._held)
 
     @contextlib.contextmanager
     def place(self, name: str, among: weakref.WeakSet[_Place]) -> Iterator[None]:
@@ -208,13 +199,6 @@ class RangeReadPool(DaemonPool):
 
 class _Place:
     """A place for a range read."""
-
-
-class _Spare:
-    """Places that one read of many ranges uses although it could do without them."""
-
-    def __init__(self, places: int) -> None:
-        self.places = places
 
 
 class ColdPath:
@@ -319,10 +303,8 @@ class ColdPath:
             return found
         spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
         if (cuts := self._cuts(spans)) > 0:
-            with self._range_reads.spare(len(spans), cuts) as more:
-                self._fetch_spans(stored, cut_spans(spans, more), pieces, damaged)
-        else:
-            self._fetch_spans(stored, spans, pieces, damaged)
+            spans = cut_spans(spans, cuts)
+        self._fetch_spans(stored, spans, pieces, damaged)
         return [pieces[run.offset] for run in runs if damaged is None or run.offset not in damaged]
 
     def _cuts(self, spans: Sequence[Span]) -> int:
@@ -334,7 +316,7 @@ class ColdPath:
             return 0
         cuts = sum([span.gap_bytes for span in spans]) // max(self.settings.coalesce_gap_bytes, _GAP_BYTES)
         left = active_context().requests_left if cuts else None
-        return cuts if left is None else min(cuts, int(left * _SPENT_ON_GAPS))
+        return min(cuts, self._range_reads.idle - len(spans), cuts if left is None else int(left * _SPENT_ON_GAPS))
 
     def _fetch_spans(
         self,

@@ -41,9 +41,11 @@ from tiered_index.service.read.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.disk_cache import CacheFolder
 from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
+from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.parts import ReaderParts, source_number
 from tiered_index.service.read.polled import Polled, unread
 from tiered_index.service.read.root_view import RootView
+from tiered_index.service.read.scan import Files
 from tiered_index.service.read.window_table import apply_changes
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
@@ -53,30 +55,6 @@ from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Freshness
 
 _log = logging.getLogger(__name__)
-
-
-class IndexFiles(NamedTuple):
-    """One index as a lookup took it: its snapshot, and what else the lookup needs.
-
-    `found` returns the files that overlap inclusive seconds. `problem` has the file of a log that could not be read.
-    `freshness` is None if all written entries are read, or the index is away. `view` makes the view; None: there is
-    none. `not_asked`: see `Files`.
-    """
-
-    snapshot: Snapshot
-    found: Callable[[int, int], list[Handle]]
-    problem: list[Handle]
-    freshness: Freshness | None = None
-    view: Callable[[], LocalView] | None = None
-    not_asked: str | None = None
-
-    def handles(self, second_min: int, second_max: int) -> list[Handle]:
-        """As `Files.handles`."""
-        return self.found(second_min, second_max) + self.problem
-
-    def viewed(self, second_min: int, second_max: int, stored: bool) -> Viewed:
-        """As `Files.viewed`."""
-        return ((), None) if self.view is None or not stored else (self.problem, self.view())
 
 
 class _Local(NamedTuple):
@@ -302,10 +280,10 @@ class IndexView(Polled):
         return None if bounds is None else replace(self._published(state), bounds=bounds)
 
     @contextlib.contextmanager
-    def taking(self, begun_s: float) -> Iterator[IndexFiles]:
+    def taking(self, begun_s: float, source: str | None = None) -> Iterator[Files]:
         """Yield the files of the index, as of its present snapshot, for a lookup that began at `begun_s`.
 
-        Inside the block, they stay readable.
+        Inside the block, they stay readable. `source`: the URI of the index if it is one of several.
         """
         # before the snapshot: a read that ends in between is for later files
         away, error = self.away, self._error
@@ -315,22 +293,30 @@ class IndexView(Polled):
             local = self._look(self._root_view)
             error = local.error
         with self.catalog.reading() as snapshot:
+            state = snapshot.state
+            logs = Logs.of([(source, state.lost, state.expired)])
             if away is not None:
-                yield IndexFiles(snapshot, lambda *_: [], unread(away))
+                yield Files(lambda *_: unread(away), logs=logs, states=[state])
                 return
             problem = self._problem(begun_s, snapshot.as_of_s, error, f"the log of {self.storage.uri}")
-            freshness: Freshness | None = self._published(snapshot.state)
             if local is None:
-                view = partial(snapshot.view, self._view) if compiled_views() is not None else None
-                yield IndexFiles(snapshot, snapshot.overlapping, problem, freshness, view)
+                handles = partial(_with_problem, snapshot.overlapping, problem)
+                viewed = partial(self._viewed, snapshot, problem)
+                yield Files(handles, (self._published(state),), viewed, logs, [state])
                 return
             not_asked = None if local.not_asked is None else str(local.not_asked)
-            if not_asked is None:
-                freshness = self._behind(local.reads, snapshot.state)
-            else:
-                freshness, problem = replace(self._published(snapshot.state), not_asked=not_asked), []
-            found = partial(self._local_and_stored, local, snapshot)
-            yield IndexFiles(snapshot, found, problem, freshness, not_asked=not_asked)
+            behind = self._behind(local.reads, state)
+            freshness = () if behind is None else (behind,)
+            if not_asked is not None:
+                freshness, problem = (replace(self._published(state), not_asked=not_asked),), []
+            handles = partial(_with_problem, partial(self._local_and_stored, local, snapshot), problem)
+            yield Files(handles, freshness, logs=logs, states=[state], not_asked=not_asked)
+
+    def _viewed(
+        self, snapshot: Snapshot, problem: list[Handle], second_min: int, second_max: int, stored: bool
+    ) -> Viewed:
+        """As `Files.viewed`."""
+        return ((), None) if compiled_views() is None or not stored else (problem, snapshot.view(self._view))
 
     def _view(self, handles: list[Handle]) -> LocalView:
         return LocalView(self.schema, handles, stored=True)
@@ -416,6 +402,13 @@ class IndexView(Polled):
         self.cold.close()
         self.storage.close()
         self.catalog.clear(self._root_view.give_up() if self._root_view is not None else ())
+
+
+def _with_problem(
+    overlapping: Callable[[int, int], list[Handle]], problem: list[Handle], second_min: int, second_max: int
+) -> list[Handle]:
+    """Return the files that overlap inclusive seconds, and the file of a log that could not be read."""
+    return overlapping(second_min, second_max) + problem
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:

@@ -33,6 +33,11 @@ class Logs(NamedTuple):
         lost = [(source, one) for source, given_up, _ in told for one in given_up.values()]
         return cls(lost, [(source, gone) for source, _, gone in told if gone])
 
+    @classmethod
+    def joined(cls, parts: Sequence[Logs]) -> Logs:
+        """Join the lost objects and expired entries of several indexes."""
+        return cls([one for part in parts for one in part.lost], [one for part in parts for one in part.expired])
+
     def kept(self, batch: LookupBatch) -> Kept:
         """Return lookups without expired entries."""
         if not self.expired:
