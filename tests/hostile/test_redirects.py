@@ -61,7 +61,7 @@ def test_nothing_is_sent_to_another_host(
 ) -> None:
     ours, other = servers
     region = region.format(urlsplit(other.endpoint_url).netloc)
-    settings = S3Options(endpoint_url=ours.endpoint_url, region="eu-central-1", max_attempts=2, transfer_attempts=2)
+    settings = S3Options(endpoint_url=ours.endpoint_url, region="eu-central-1", max_attempts=2)
     with S3Storage("bucket", "", settings, sleep=lambda seconds: None) as storage:
         ours.answers(part(b"abcd", 0, 4))
         assert storage.get_range("a", 0, 4) == b"abcd"  # so that the next reads use obstore, if it is installed

@@ -28,7 +28,7 @@ from tiered_index.storage.s3.options import S3Options
 pytestmark = pytest.mark.real_s3
 
 # the client notices a refused connection at once; many repeats would only delay the tests
-IMPATIENT = S3Options(max_attempts=2, transfer_attempts=2, read_timeout_s=10)
+IMPATIENT = S3Options(max_attempts=2, read_timeout_s=10)
 
 
 def test_acknowledged_writes_survive(cluster: Cluster, uri: str) -> None:

@@ -43,7 +43,7 @@ from tiered_index.storage.s3.options import S3Options
 HANG_S = 180.0
 """Much more than the sum of all timeouts of a step and of a stop by the campaign, also under load."""
 LEASE_TTL_S = 4.0
-IMPATIENT = S3Options(connect_timeout_s=2, read_timeout_s=4, max_attempts=2, transfer_attempts=2, backoff_s=0.05)
+IMPATIENT = S3Options(connect_timeout_s=2, read_timeout_s=4, max_attempts=2, backoff_s=0.05)
 SETTINGS: dict[str, Any] = {"slots": 501, "query_threads": 4, "s3": IMPATIENT}
 WRITERS = ("a", "b")
 _PR_SET_PDEATHSIG = 1

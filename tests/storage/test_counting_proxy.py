@@ -24,7 +24,7 @@ def proxy(server: S3Server) -> Iterator[CountingProxy]:
 
 @pytest.fixture
 def storage(s3_environment: S3Server, proxy: CountingProxy) -> Iterator[S3Storage]:
-    options = S3Options(endpoint_url=proxy.endpoint_url, max_attempts=1, transfer_attempts=1)
+    options = S3Options(endpoint_url=proxy.endpoint_url, max_attempts=1)
     storage = S3Storage(s3_environment.new_bucket(), "pre fix", options)
     proxy.reset()
     yield storage

@@ -71,7 +71,7 @@ def s3(scripted: ScriptedServer) -> Iterator[S3Storage]:
 
 
 def opened(scripted: ScriptedServer, **options: Any) -> S3Storage:
-    given = {"endpoint_url": scripted.endpoint_url, "max_attempts": 3, "transfer_attempts": 3, **options}
+    given = {"endpoint_url": scripted.endpoint_url, "max_attempts": 3, **options}
     return S3Storage("bucket", PREFIX, S3Options(**given), sleep=lambda seconds: None)
 
 

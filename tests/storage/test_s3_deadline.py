@@ -49,9 +49,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
 def s3(request: pytest.FixtureRequest, scripted: ScriptedServer, waits: Waits) -> Iterator[S3Storage]:
-    options = S3Options(
-        endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=0.5, client=request.param
-    )
+    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=8, backoff_s=0.5, client=request.param)
     storage = S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high)
     yield storage
     storage.close()
@@ -107,11 +105,11 @@ def test_within_the_deadline_repeats_go_on_as_without(s3, scripted, waits):
 
 def test_repeats_of_bodies_and_of_requests_share_the_deadline(s3, scripted, waits):
     cut = Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10)
-    scripted.answers(cut, SLOW_DOWN, cut)  # waits: 1 s after each kind, and the next would be 2 s
+    scripted.answers(cut, SLOW_DOWN, cut)  # waits: 1 s, 2 s, and the next would be 4 s
     with waits.exceeded(4, r"timeout_s .*bytes 0-9 of 'object'.*(broke off|a body of 5 bytes)"):
         s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 3
-    assert waits.waited == [1, 1]
+    assert waits.waited == [1, 2]
     scripted.answers(cut, part(DATA, 0, 10))
     with deadline_at(waits.deadline_in(9)):
         assert s3.get_range("object", 0, 10) == DATA[:10]

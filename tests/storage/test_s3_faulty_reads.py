@@ -41,13 +41,7 @@ def proxy(server: S3Server) -> Iterator[CountingProxy]:
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
 def s3(request: pytest.FixtureRequest, s3_environment: S3Server, proxy: CountingProxy) -> Iterator[S3Storage]:
-    options = S3Options(
-        endpoint_url=proxy.endpoint_url,
-        max_attempts=ATTEMPTS,
-        transfer_attempts=ATTEMPTS,
-        read_timeout_s=20,
-        client=request.param,
-    )
+    options = S3Options(endpoint_url=proxy.endpoint_url, max_attempts=ATTEMPTS, read_timeout_s=20, client=request.param)
     storage = S3Storage(s3_environment.new_bucket(), "pre/fix", options, sleep=lambda seconds: None)
     proxy.fault = None
     storage.put("object", DATA)

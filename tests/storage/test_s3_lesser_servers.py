@@ -40,7 +40,7 @@ def scripted(running: ScriptedServer) -> ScriptedServer:
 
 
 def opened(scripted: ScriptedServer, **options: object) -> S3Storage:
-    given = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=1, transfer_attempts=2, **options)  # type: ignore[arg-type]
+    given = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2, **options)  # type: ignore[arg-type]
     return S3Storage("bucket", "pre/fix", given, sleep=lambda seconds: None)
 
 

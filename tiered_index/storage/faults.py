@@ -18,7 +18,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.storage.retry import PassingFault, RequestFault
+from tiered_index.storage.retry import PassingFault
 
 NO_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role"
 CERTIFICATE = "set AWS_CA_BUNDLE to the certificate authority of this endpoint"
@@ -128,7 +128,7 @@ def of_refusal(refusal: Refusal, service: Service, *, doing: str, uri: str, name
         text = f"{doing} in {uri}: the answer ({status}) is {refusal.foreign_type}"
         if status in _THROTTLED or (status >= 500 and status != _NOT_IMPLEMENTED):
             gateway = f"{text}: either a gateway can't reach its service, or {service.wrong}"
-            return RequestFault(gateway, is_throttled=status in _THROTTLED)
+            return PassingFault(gateway, is_throttled=status in _THROTTLED)
         if status in _REFUSED:
             text += ": either a gateway or firewall on the way refuses the request"
             return StorageMisconfigured(f"{text} (allow it there), or {service.wrong}")
@@ -158,7 +158,7 @@ def of_refusal(refusal: Refusal, service: Service, *, doing: str, uri: str, name
         return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
     if refusal.may_pass:
         said = f"{status} {code} {refusal.message}".strip()
-        return RequestFault(f"{doing} in {uri}: {said}", is_throttled=status in _THROTTLED)
+        return PassingFault(f"{doing} in {uri}: {said}", is_throttled=status in _THROTTLED)
     advice = service.redirected if status < 400 else "the service refuses this request"
     if status in _REFUSED:
         advice = service.denied

@@ -19,7 +19,7 @@ from tiered_index.storage.base import PAGE, START_AFTER
 from tiered_index.storage.buckets import WAYS_ROUND, Asked, Listed, Reads
 from tiered_index.storage.context import sending
 from tiered_index.storage.faults import CERTIFICATE, NO_TLS, Refusal, of_refusal
-from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
+from tiered_index.storage.retry import PassingFault, RetryLoop
 
 # `RetryLoop` repeats requests and counts them
 NO_RETRIES = {"max_retries": 0}
@@ -45,7 +45,7 @@ _TOLD: tuple[tuple[str, Callable[[str], TieredIndexError], str], ...] = (
     ("InvalidCertificate|CERTIFICATE_VERIFY_FAILED", StorageMisconfigured, CERTIFICATE),
     ("InvalidContentType", StorageMisconfigured, NO_TLS),
     ("Received None|Access key is None|Secret key is None", StorageMisconfigured, "{0.no_credentials}"),
-    ("kind: Timeout", RequestFault, "timeout"),
+    ("kind: Timeout", PassingFault, "timeout"),
 )
 # obstore, and the process that loaded it
 _loaded: tuple[Any, int] | None = None
@@ -177,7 +177,7 @@ class StoreReads(Reads):
                 return kind(f"{said}: {remedy.format(self.service)}")
         if "error sending request" in text or isinstance(error, OSError):
             cause = re.search(_CAUSE, text)
-            return RequestFault(f"{said}: {cause[1]}" if cause else said)
+            return PassingFault(f"{said}: {cause[1]}" if cause else said)
         return StorageMisconfigured(said)
 
 

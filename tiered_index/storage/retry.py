@@ -24,10 +24,6 @@ class PassingFault(StorageUnavailable):
         self.wasted_bytes, self.is_throttled = wasted_bytes, is_throttled
 
 
-class RequestFault(PassingFault):
-    """A request that was not served: no response, or one that asks for a repeat."""
-
-
 _log = logging.getLogger(__name__)
 LONGEST_WAIT_S = 5.0
 # Least backoff after throttling
@@ -39,14 +35,12 @@ _T = TypeVar("_T")
 class RetryLoop:
     """Sends requests to the storage `uri`, and repeats them after faults.
 
-    A call fails after `max_attempts` `RequestFault`s, or after `transfer_attempts` other `PassingFault`s. It makes at
-    most the sum of both less one attempts. The wait after fault n of a kind is random, from 0 to `backoff_s * 2**n`
-    ("full jitter"), at most 5 s. Each fault is logged (INFO).
+    A call fails after `max_attempts` attempts. The wait after fault n is random, from 0 to `backoff_s * 2**n` ("full
+    jitter"), at most 5 s. Each fault is logged (INFO).
     """
 
     uri: str
     max_attempts: int = 5
-    transfer_attempts: int = 4
     backoff_s: float = 0.1
     sleep: Callable[[float], None] = time.sleep
     uniform: Callable[[float, float], float] = random.uniform
@@ -61,15 +55,16 @@ class RetryLoop:
         `BudgetExceeded` in place of an attempt or a wait that would exceed the deadline.
         """
         what = f"{doing} in {self.uri}"
-        faults: dict[type[PassingFault], int] = {}
+        count = 0
         while True:
+            count += 1
             check_deadline(what)
             try:
                 return attempt()
             except BudgetExceeded as error:
                 raise BudgetExceeded(f"{what}: {error}") from error
             except PassingFault as error:
-                self._repeat(error, faults, error)
+                self._repeat(error, count, error)
             except TieredIndexError:
                 # some are ValueErrors or OSErrors, as are errors of libraries
                 raise
@@ -78,19 +73,16 @@ class RetryLoop:
                 try:
                     if not isinstance(fault, PassingFault):
                         raise fault from error
-                    self._repeat(fault, faults, error)
+                    self._repeat(fault, count, error)
                 finally:
                     # Break the cycle of this frame and the error's traceback: it would keep the request's bytes
                     del fault
 
-    def _repeat(self, fault: PassingFault, faults: dict[type[PassingFault], int], cause: Exception) -> None:
-        """Count a fault and wait, or raise the error that ends the call."""
+    def _repeat(self, fault: PassingFault, count: int, cause: Exception) -> None:
+        """Wait after fault `count`, or raise the error that ends the call."""
         if fault.wasted_bytes:
             wasted(fault.wasted_bytes)
-        count = faults[type(fault)] = faults.get(type(fault), 0) + 1
-        is_request = isinstance(fault, RequestFault)
-        most = self.max_attempts if is_request else self.transfer_attempts
-        if count >= most:
+        if count >= self.max_attempts:
             raise StorageUnavailable(f"{fault} ({count} attempts)") from cause
         backoff_s = max(self.backoff_s, _THROTTLED_BACKOFF_S) if fault.is_throttled else self.backoff_s
         wait_s = self.uniform(0, min(LONGEST_WAIT_S, backoff_s * 2**count))
@@ -98,5 +90,5 @@ class RetryLoop:
         if left_s is not None and wait_s >= left_s:
             raise BudgetExceeded(f"timeout_s leaves no time for a retry: {fault}") from cause
         # Log only the text: a handler may keep the error, whose traceback holds the request's bytes
-        _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, most, wait_s, str(fault))
+        _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, self.max_attempts, wait_s, str(fault))
         self.sleep(wait_s)

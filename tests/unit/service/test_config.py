@@ -334,7 +334,7 @@ GREATEST = {
 GREATEST_IN_TABLES = {
     "s3": {
         **dict.fromkeys(("connect_timeout_s", "read_timeout_s", "backoff_s"), 86_400),
-        **dict.fromkeys(("max_attempts", "transfer_attempts"), 1_000),
+        "max_attempts": 1_000,
         "max_pool_connections": 10_000,
     },
     "prices": {name: 10**9 for name in PriceTable.__struct_fields__ if name != "as_of"},

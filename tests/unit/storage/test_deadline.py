@@ -73,7 +73,7 @@ def test_an_attempt_releases_its_argument_at_once(failures: int, make: Callable[
 
     Otherwise they would keep a file's mapping until the next garbage collection.
     """
-    loop = RetryLoop("s3://bucket", 3, 3, 0.0, sleep=lambda _: None, errors=REQUEST_ERRORS, translate=translate)
+    loop = RetryLoop("s3://bucket", 3, 0.0, sleep=lambda _: None, errors=REQUEST_ERRORS, translate=translate)
     left = [failures]
 
     def send(body: Body) -> None:

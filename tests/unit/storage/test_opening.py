@@ -207,7 +207,7 @@ def test_another_package_adds_a_scheme_with_options_of_its_own(tmp_path: Path) -
     "wrong",
     [
         {"sse": "AES256", "sse_kms_key_id": "key"},
-        *each(sse=["rot13"], sse_kms_key_id=["key"], max_attempts=[0], transfer_attempts=[0], max_pool_connections=[0]),
+        *each(sse=["rot13"], sse_kms_key_id=["key"], max_attempts=[0], max_pool_connections=[0]),
         *each(read_timeout_s=[0], backoff_s=[-1], addressing_style=["round"]),
     ],
 )

@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 from tiered_index.errors import StorageMisconfigured, TieredIndexError
 from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import CERTIFICATE, NO_CREDENTIALS, NO_TLS, ONLY_REDIRECTS, S3, Refusal, of_refusal
-from tiered_index.storage.retry import PassingFault, RequestFault
+from tiered_index.storage.retry import PassingFault
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.place import AMAZON, Place
 
@@ -75,7 +75,7 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
     if isinstance(wrapped, RecursionError):
         return StorageMisconfigured(f"{doing} in {uri}: {ONLY_REDIRECTS}")
     if isinstance(error, _UNREACHABLE) or (isinstance(error, OSError) and not isinstance(error, BotoCoreError)):
-        return RequestFault(text)
+        return PassingFault(text)
     return StorageMisconfigured(text)
 
 

@@ -22,7 +22,7 @@ _CHOICES = {
 # The greatest values. A socket's time limit of more than 24 days overflows.
 _MOST = {
     **dict.fromkeys(("connect_timeout_s", "read_timeout_s", "backoff_s"), 86_400),
-    **dict.fromkeys(("max_attempts", "transfer_attempts"), 1_000),
+    "max_attempts": 1_000,
     "max_pool_connections": 10_000,
 }
 
@@ -63,10 +63,8 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
     read_timeout_s: float = 30.0
     # Connections kept open: best `query_threads` + 4. More are opened on demand, and closed after use.
     max_pool_connections: int = 36
-    # Most attempts of a call with transient errors: 5xx, throttling, a lost connection.
+    # Most attempts of a call, after 5xx, throttling, a lost connection, a wrong or short response, or a conflict (409).
     max_attempts: int = 5
-    # Most attempts of a call with other faults: a response cut short or of the wrong range, a conflict (409).
-    transfer_attempts: int = 4
     # Wait before a retry. It is random: at most `backoff_s * 2**n` seconds after the n-th fault, and at most 5 seconds.
     # After throttling, `backoff_s` counts as at least 0.5.
     backoff_s: float = 0.1

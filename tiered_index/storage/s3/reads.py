@@ -22,7 +22,7 @@ from tiered_index.errors import StorageMisconfigured, TieredIndexError
 from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import NO_CREDENTIALS, S3
 from tiered_index.storage.obstores import NO_RETRIES, NOWHERE, StoreReads, client_options, obstore
-from tiered_index.storage.retry import RequestFault, RetryLoop
+from tiered_index.storage.retry import PassingFault, RetryLoop
 from tiered_index.storage.s3.place import Place, trusted
 
 # Overrides variables that obstore reads and boto3 does not: they would change GETs
@@ -110,7 +110,7 @@ class S3Reads(StoreReads):
     def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
         if re.search(_OF_ROLES, str(error)):
             said = f"{doing} in {uri}: {str(error).partition(chr(10))[0]}: {NO_CREDENTIALS}"
-            return RequestFault(said) if self._has_read else StorageMisconfigured(said)
+            return PassingFault(said) if self._has_read else StorageMisconfigured(said)
         return super().translate(error, doing=doing, uri=uri, name=name)
 
 

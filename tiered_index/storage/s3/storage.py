@@ -58,8 +58,7 @@ class S3Storage(BucketStorage):
         """Open the storage without a request. `sleep` and `uniform` make the waits before repeats."""
         options = options or S3Options()
         super().__init__(bucket, prefix, options)
-        attempts = options.max_attempts, options.transfer_attempts
-        self._loop = partial(RetryLoop, self.uri, *attempts, options.backoff_s, sleep, uniform)
+        self._loop = partial(RetryLoop, self.uri, options.max_attempts, options.backoff_s, sleep, uniform)
         self._place = find_place(bucket, self.uri, options)
         # obstore follows redirects, and a proxy would carry the session's token to any host
         self._is_boto3s = options.client is not None or self._place.is_proxied
