@@ -125,7 +125,8 @@ class IndexView(Polled):
             if opened is not None:
                 undo.callback(opened.close)
             ask = partial(writer_of, self.storage)
-            self._lease = parts.begin_all(parts.begin, [ask] if with_writer else [])
+            # for the first call of `writer`
+            self._lease = parts.begin_all(parts.begin, [ask])[0] if with_writer else None
             self.genesis = self._open_log(marker)
             self.schema: Schema = self.genesis.layout.schema
             index_id = self.genesis.index_id
@@ -146,9 +147,8 @@ class IndexView(Polled):
 
     def writer(self) -> Writer | None:
         """Return the current or last writer, None if there was none. Raises `StorageError`."""
-        try:
-            read = self._lease.pop()
-        except IndexError:  # an earlier call took it
+        read, self._lease = self._lease, None
+        if read is None:
             return writer_of(self.storage)
         try:
             return read.result(remaining_s())
