@@ -18,7 +18,7 @@ from pathlib import Path
 from tiered_index.storage import sqlite
 from tiered_index.storage.sqlite import SqliteStorage, _Connection
 
-sqlite.CHUNK_BYTES, sqlite._MEMORY_BYTES = 1000, 2000
+sqlite.CHUNK_BYTES, sqlite._MOST_BYTES = 1000, 2000
 sqlite._PRAGMAS = (*sqlite._PRAGMAS, "synchronous=OFF")  # a kill is no power cut
 OLD, NEW = b"old" * 1500, b"new version" * 500
 folder, operation = Path(sys.argv[1]), sys.argv[2]

@@ -92,7 +92,7 @@ def test_a_replaced_aborted_or_deleted_object_leaves_no_rows(storage, path, smal
 
 def test_many_objects_are_deleted_in_few_transactions(storage, path, monkeypatch):
     """Each transaction waits for the disk, and has the bytes of its objects in the log."""
-    monkeypatch.setattr(sqlite, "_LOG_BYTES", 1000)
+    monkeypatch.setattr(sqlite, "_MOST_BYTES", 1000)
     for number in range(40):
         storage.put(f"object/{number:02}", bytes(100))
     storage.put("kept", b"x")

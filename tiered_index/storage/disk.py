@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import mmap
 import os
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,8 @@ NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NOT_POSSIBLE = {errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG, errno.EISDIR}
 # No write permission for others, whatever the umask
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+
+_log = logging.getLogger(__name__)
 
 
 class LacksAbility(OSError):
@@ -256,4 +259,13 @@ def local_path(uri: SplitResult, example: str) -> Path:
     if not path.startswith("/") or "\0" in path or (path.endswith("/") and uri.scheme == "sqlite"):
         names = "is" if uri.scheme == "file" else "names a file,"
         raise ConfigError(f"a {uri.scheme} URI {names} absolute: {example}")
-    return absolute_path("/" + path.lstrip("/") if uri.scheme == "sqlite" else path)
+    if uri.scheme != "sqlite":
+        return absolute_path(path)
+    place = absolute_path("/" + path.lstrip("/"))
+    # SQLAlchemy and others read three slashes as a relative path, and four as an absolute one
+    other = Path(uri.path.removeprefix("/"))
+    is_ambiguous = not uri.netloc and not uri.path.startswith("//") and other.parent.is_dir()
+    if is_ambiguous and not place.exists() and other.absolute() != place:
+        text = "sqlite://%s is the file %s. Other tools take it for %s: write four slashes for an absolute path"
+        _log.warning(text, uri.path, place, other.absolute())
+    return place

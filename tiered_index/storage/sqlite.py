@@ -18,7 +18,6 @@ the transactions of other threads, and closes the connections. Parent and child 
 from __future__ import annotations
 
 import io
-import logging
 import os
 import random
 import sqlite3
@@ -44,10 +43,8 @@ APPLICATION_ID = 0x54494458
 VERSION = 2
 # Bytes of a chunk; an object's last one is shorter
 CHUNK_BYTES = 1 << 18
-# Least bytes of deleted objects in a transaction that is not the last
-_LOG_BYTES = 1 << 26
-# Content of a stream that is in memory; more is in a file
-_MEMORY_BYTES = 8 << 20
+# Content of a stream that is in memory (more is in a file), and deleted bytes with which a transaction ends
+_MOST_BYTES = 8 << 20
 # SQLite's own wait for locks does not cover the making of a database
 _ATTEMPTS = 8
 _TABLES = f"""BEGIN IMMEDIATE;
@@ -59,13 +56,7 @@ PRAGMA user_version={VERSION};
 COMMIT"""
 # Larger pages make a chunk's list of pages shorter, smaller ones make commits of small objects cheaper. FULL: a commit
 # is on the disk when it returns. Deleted bytes are overwritten: an erasure promises that none is left.
-_PRAGMAS = (
-    "page_size=16384",
-    "synchronous=FULL",
-    "trusted_schema=0",
-    "secure_delete=1",
-    f"journal_size_limit={_LOG_BYTES}",
-)
+_PRAGMAS = ("page_size=16384", "synchronous=FULL", "trusted_schema=0", "secure_delete=1", "journal_size_limit=67108864")
 _MARKS = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
 _OBJECTS = """SELECT name, first, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ?
@@ -81,7 +72,6 @@ _MEANINGS: tuple[tuple[str, Callable[..., errors.TieredIndexError], str], ...] =
     ("NOTADB", _MISCONFIGURED, "correct the storage's URI, or restore the file if its first page is damaged"),
     ("CORRUPT FORMAT MISMATCH CONSTRAINT ERROR", errors.CorruptFile, "the database is damaged: restore it"),
 )
-_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -99,14 +89,7 @@ class SqliteStorage(SizedStorage):
     @classmethod
     def from_uri(cls, uri: SplitResult, options: Any) -> Self:
         """As `Storage.from_uri`."""
-        path = local_path(uri, "sqlite:///file.db")
-        # SQLAlchemy and others read three slashes as a relative path, and four as an absolute one
-        other = Path(uri.path.removeprefix("/"))
-        is_ambiguous = not uri.netloc and not uri.path.startswith("//") and other.parent.is_dir()
-        if is_ambiguous and not path.exists() and other.absolute() != path:
-            text = "sqlite://%s is the file %s. Other tools take it for %s: write four slashes for an absolute path"
-            _log.warning(text, uri.path, path, other.absolute())
-        return cls(path)
+        return cls(local_path(uri, "sqlite:///file.db"))
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name` in one transaction."""
@@ -132,7 +115,7 @@ class SqliteStorage(SizedStorage):
         self._writes.transact(doing, insert, make=True)
 
     def open_writer(self, name: str) -> _SqliteWriter:
-        """As `Storage.open_writer`; bytes beyond the first `PART_BYTES` are in a temporary file meanwhile."""
+        """As `Storage.open_writer`; bytes beyond the first `_MOST_BYTES` are in a temporary file meanwhile."""
         return _SqliteWriter(self, name)
 
     def head(self, name: str) -> ObjectInfo:
@@ -149,16 +132,15 @@ class SqliteStorage(SizedStorage):
             yield from (info for _, info in page)
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove objects durably, in transactions of `_LOG_BYTES` or more: the log needs room for all bytes of one."""
+        """Remove objects durably, in transactions of `_MOST_BYTES` or more: the log needs room for all bytes of one."""
         doomed = [check_name(name) for name in names]
 
         def delete(database: sqlite3.Connection) -> int:
-            left_bytes = _LOG_BYTES
-            for count, name in enumerate(doomed, 1):
-                left_bytes -= self._remove(name, database) or 0
-                if left_bytes <= 0:
-                    return count
-            return len(doomed)
+            removed_bytes = count = 0
+            while count < len(doomed) and removed_bytes < _MOST_BYTES:
+                removed_bytes += self._remove(doomed[count], database) or 0
+                count += 1
+            return count
 
         while doomed:
             del doomed[: self._writes.transact(f"deleting {doomed[0]!r} and others", delete)]
@@ -237,9 +219,7 @@ class _SqliteWriter(Writer):
         self._storage, self._doing = storage, f"writing {name!r}"
         # Beside the database, where there is room. It has no name: a kill leaves nothing. Without a buffer: a forked
         # child would write its own
-        self._content: Any = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - `_drop` closes it
-            _MEMORY_BYTES, buffering=0, dir=str(storage.path.parent)
-        )
+        self._content: Any = tempfile.SpooledTemporaryFile(_MOST_BYTES, buffering=0, dir=str(storage.path.parent))  # noqa: SIM115
 
     def _write(self, data: memoryview) -> None:
         with typed_errors(self._doing, needs_folder=True):
