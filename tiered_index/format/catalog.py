@@ -45,7 +45,7 @@ class LogRows(Struct, frozen=True, array_like=True):
 
     store: str
     start: Place
-    end: Place
+    end: Count
     count: Annotated[int, Meta(ge=1)]
     object_bytes: Count
     first_ms: Milliseconds
@@ -172,8 +172,9 @@ def encode_group(segments: Sequence[Segment], numbers: dict[str, int]) -> bytes:
 def _of_archived(segment: ArchivedSegment) -> dict[str, Any]:
     count, footer = segment.columns or (0, 0)
     prefix = f"{_prefix(segment.store)}{segment.start:020d}/"
+    attempt = segment.name.removeprefix(prefix)
     return {
-        "name": segment.name.removeprefix(prefix),
+        "name": segment.name if "/" in attempt else attempt,
         "length": count,
         "crc32": segment.crc32,
         "head": segment.head_crc32,
@@ -276,10 +277,12 @@ class CatalogLogs:
         self._last: tuple[str, int] | None = None
 
     def add(self, segment: Segment) -> None:
-        """Add the next segment. Raises `ValueError` if it is not behind the one before."""
+        """Add the next segment. Raises `CorruptFile` if it is not behind the one before, or has no offset."""
         store, start, end = segment.store, segment.start, segment.end
         if self._last is not None and (store, start) < self._last:
-            raise ValueError(f"segment {start} of {store!r} overlaps the one before, or is not sorted")
+            raise CorruptFile(segment.name, "overlaps the segment before it, or is not sorted: run `verify`")
+        if start >= end:
+            raise CorruptFile(segment.name, "is a segment without an offset")
         self._last = store, end
         if store not in self.numbers:
             self.numbers[store] = len(self._logs)
@@ -310,7 +313,7 @@ class CatalogWriter:
         self._size_bytes = 0
 
     def add(self, segment: Segment) -> None:
-        """Add the next segment. Raises the `ValueError` of `CatalogLogs.add`."""
+        """Add the next segment. Raises the `CorruptFile` of `CatalogLogs.add`."""
         self._logs.add(segment)
         self._waiting.append(segment)
         if len(self._waiting) >= self._group_rows:
@@ -335,8 +338,25 @@ class CatalogWriter:
         return directory
 
 
+def end_bytes(data: bytes, file: str) -> int:
+    """Return the bytes of directory and tail of a catalog, whose last bytes `data` has. Raises `CorruptFile`."""
+    return _tail_of(data, file)[0] + TAIL_BYTES
+
+
 def decode_end(data: bytes, file: str) -> CatalogDirectory:
     """Return the directory in the last bytes of a catalog, which `data` has. Raises `CorruptFile`."""
+    length, count, expected = _tail_of(data, file)
+    directory = data[-TAIL_BYTES - length : -TAIL_BYTES]
+    if len(directory) != length or crc32(directory) != expected:
+        found = crc32(directory)
+        raise CorruptFile(file, "the directory of a catalog does not match its CRC32", expected=expected, found=found)
+    decoded_directory = CatalogDirectory.decode(directory, file)
+    CorruptFile.unless_equal(file, "a catalog has another number of segments", count, decoded_directory.count)
+    return decoded_directory
+
+
+def _tail_of(data: bytes, file: str) -> tuple[int, int, int]:
+    """Return the bytes of the directory, the number of segments, and the directory's CRC32."""
     tail = data[-TAIL_BYTES:]
     if len(tail) < TAIL_BYTES or crc32(tail[:-4]).to_bytes(4, "big") != tail[-4:]:
         raise CorruptFile(file, "the tail of a catalog does not match its CRC32")
@@ -345,13 +365,7 @@ def decode_end(data: bytes, file: str) -> CatalogDirectory:
         raise CorruptFile(file, "wrong magic of a catalog", expected=CATALOG_MAGIC, found=magic)
     if version != CATALOG_VERSION:
         raise UnsupportedVersion(file, f"catalog of version {version}", expected=CATALOG_VERSION, found=version)
-    directory = data[-TAIL_BYTES - length : -TAIL_BYTES]
-    if len(directory) != length or crc32(directory) != expected:
-        found = crc32(directory)
-        raise CorruptFile(file, "the directory of a catalog does not match its CRC32", expected=expected, found=found)
-    decoded_directory = CatalogDirectory.decode(directory, file)
-    CorruptFile.unless_equal(file, "a catalog has another number of segments", count, decoded_directory.count)
-    return decoded_directory
+    return length, count, expected
 
 
 def _packed(document: dict[str, Any]) -> bytes:

@@ -155,6 +155,8 @@ class LinkedSegment(Stored, frozen=True):
     is_open: bool = False
 
     def __post_init__(self) -> None:
+        if self.end >= 1 << 63:
+            raise ValueError(f"`length` is {self.length}: the end does not fit 63 bits")
         if self.blocks is not None and (len(self.blocks[1]) - 1) * self.blocks[0] > self.size_bytes << 12:
             raise ValueError(f"`blocks` has {len(self.blocks[1])} checksums, too many for {self.size_bytes} bytes")
 

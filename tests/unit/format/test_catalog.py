@@ -2,6 +2,7 @@
 
 import base64
 import itertools
+import zlib
 from random import Random
 
 import pytest
@@ -88,14 +89,31 @@ def test_a_flipped_byte_anywhere_is_found():
             read(bytes(data), decode_end(bytes(data), "c"))
     with pytest.raises(CorruptFile, match="tail"):
         decode_end(b"x" * (TAIL_BYTES - 1), "c")
+    later = bytearray(whole)
+    later[-TAIL_BYTES + 11] = 2
+    later[-4:] = zlib.crc32(later[-TAIL_BYTES:-4]).to_bytes(4, "big")
+    with pytest.raises(UnsupportedVersion, match="version 2"):
+        decode_end(bytes(later), "c")
 
 
 def test_segments_that_overlap_or_are_not_sorted_are_refused():
     for later in (archived("s", 5, 10), archived("s", 0, 3), archived("r", 99, 3)):
         writer = CatalogWriter(lambda data: None)
         writer.add(archived("s", 0, 10))
-        with pytest.raises(ValueError, match="overlaps"):
+        with pytest.raises(CorruptFile, match="overlaps"):
             writer.add(later)
+    with pytest.raises(CorruptFile, match="without an offset"):
+        CatalogWriter(lambda data: None).add(archived("s", 0, 0))
+
+
+def test_the_greatest_offsets_and_names_of_any_form_are_read_again():
+    plain, linked = archived("s", 2**62, 2**44), LinkedSegment("u", "t", 2**62, 2**62 - 1, "ndjson", 1, "e", 3)
+    deep = ArchivedSegment(f"segments/s/{0:020d}/deep/name", "s", 0, 100, 1, 2, 152, 3)
+    _, directory, data = written([deep, plain, linked], 512)
+    assert read(bytes(data), decode_end(bytes(data), "c")) == [deep, plain, linked]
+    assert [log.end for log in directory.logs] == [2**62 + 2**44, 2**63 - 1]
+    with pytest.raises(ValueError, match="63 bits"):
+        LinkedSegment("u", "t", 2**62, 2**62, "ndjson", 1, "e", 3)
 
 
 def test_a_million_segments_take_about_fifty_bytes_each():

@@ -124,7 +124,7 @@ def test_segments_in_lines_and_catalogs_equal_a_list(seed):
         model.check(Segments(log.state, log.storage), random)
         assert LogState.decode(log.state.encode(), "checkpoint") == log.state
     merge_catalogs(log)
-    assert not log.state.archive and not log.state.hidden and plan_catalogs(log.state) is None
+    assert not log.state.archive and not log.state.hidden and plan_catalogs(log.state, log.storage) is None
     again = StorageLog(log.storage, log.clock)
     assert again.open() == log.state
     report = Report()
@@ -138,6 +138,164 @@ def test_catalogs_that_overlap_in_one_log_are_refused():
     add_catalog(log, [a_segment("b", 0), a_segment("a", 600)])
     with pytest.raises(CorruptFile, match="overlap"):
         add_catalog(log, [a_segment("b", 900), a_segment("a", 200)])
+
+
+def run_of(store, first, end, attempt=1):
+    return [a_segment(store, 100 * number, attempt) for number in range(first, end)]
+
+
+def test_a_merge_takes_the_catalogs_between_others():
+    """The small catalogs on both sides of a great one can't become one catalog without it."""
+    log = a_log(MemoryStorage())
+    for first, end in ((0, 20), (20, 1020), (1020, 1040)):
+        add_catalog(log, run_of("a", first, end))
+    before = set(log.state.catalogs)
+    append(log, expired=Expired(segments={"a": 1000}))
+    assert merge_catalogs(log) == 1
+    # the great one and the one behind it stay
+    assert len(before & log.state.catalogs.keys()) == 2
+    assert plan_catalogs(log.state, log.storage) is None
+    # now a merge has to take the great one: a segment of each small one is replaced
+    for start in (1000, 103_900):
+        segments = Segments(log.state, log.storage)
+        append(log, archive=(a_segment("a", start, 2),), **segments.removal(segments.at("a", start)))
+    shown = list(Segments(log.state, log.storage))
+    assert merge_catalogs(log) == 1 and len(log.state.catalogs) == 1
+    assert list(Segments(log.state, log.storage)) == shown == sorted(shown, key=lambda segment: segment.place)
+    assert (len(shown), log.state.hidden) == (1030, {})
+
+
+def test_a_small_catalog_does_not_keep_others_from_being_merged():
+    log = a_log(MemoryStorage())
+    add_catalog(log, run_of("a", 0, 2))
+    for number in range(catalogs.MOST_CATALOGS - 1):
+        add_catalog(log, run_of("b", 10 * number, 10 * number + 10))
+        merge_catalogs(log, least=5)
+    assert len(log.state.catalogs) == 2
+
+
+def test_a_segment_on_both_sides_of_what_expired_does_not_repeat_merges():
+    log = a_log(MemoryStorage())
+    append(log, expired=Expired(segments={"a": 150}))
+    add_catalog(log, run_of("a", 1, 5))
+    assert [merge_catalogs(log), merge_catalogs(log)] == [0, 0]
+    append(log, expired=Expired(segments={"a": 250}))
+    assert [merge_catalogs(log), merge_catalogs(log)] == [1, 0]
+    assert list(Segments(log.state, log.storage)) == run_of("a", 2, 5)
+
+
+def test_segments_that_overlap_are_found_and_never_merged():
+    """Nothing writes such a record: a segment between two of a catalog."""
+    log = a_log(MemoryStorage())
+    add_catalog(log, [a_segment("a", 0), a_segment("a", 300)])
+    append(log, archive=(a_segment("a", 50),))
+    report = Report()
+    check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1)
+    assert [one.file for one in report.findings if "overlap" in one.problem] == [a_segment("a", 50).name]
+    with pytest.raises(CorruptFile, match="overlaps"):
+        merge_catalogs(log)
+    assert len(list(log.storage.list("catalog/"))) == 1
+
+
+def test_two_merges_at_once_leave_one_result():
+    """Each moment of a merge, another one does the same: one of both wins, and nothing is lost or listed twice."""
+    for nth in range(1, 4):
+        storage = FaultStorage(MemoryStorage())
+        log, other = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
+        add_catalog(log, run_of("a", 0, 3))
+        append(log, archive=(*run_of("a", 3, 5), *run_of("b", 0, 2)))
+        other.open()
+        shown = list(Segments(log.state, storage))
+        storage.meanwhile("*", lambda other=other: merge_catalogs(other), nth=nth)
+        merge_catalogs(log)
+        assert list(Segments(log.refresh(), storage)) == shown
+        assert len(log.state.catalogs) == 1 and not log.state.archive
+        later = Later(storage, 2 * 86400)
+        delete_orphans(later, find_orphans(later, log))
+        assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
+
+
+def test_the_end_of_a_catalog_of_many_logs_is_read_whole(monkeypatch):
+    monkeypatch.setattr(catalogs, "_END_BYTES", 100)
+    log, segments = a_log(MemoryStorage()), [a_segment(f"store{number:03d}", 0, number) for number in range(300)]
+    assert list(catalogs.read_catalog(log.storage, add_catalog(log, segments).name)) == segments
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothing(open_index, monkeypatch, nth, when):
+    """Columnar segments are sent and named, again after each error; a catalog is in the way of neither."""
+    monkeypatch.setattr(segment_archive, "LINES_OF_RECORD", 2)
+    monkeypatch.setattr(segment_archive, "MOST_CATALOGS", 2)
+    storage = FaultStorage(MemoryStorage())
+    index = open_index(storage_backend=storage)
+    index.run_lifecycle()
+    places = [(f"kafka:c/t/{number}", start) for start in (0, 2, 4) for number in range(4)]
+    file = b"PAR1" + b"x" * 50 + (8).to_bytes(4, "little") + b"PAR1"
+    for operation in ("put", "put_if_absent", "write", "delete_many"):
+        storage.fail(operation, nth=nth, when=when)
+    for start in (0, 2, 4):
+        for _ in range(6):
+            of_round = [place for place in places if place[1] == start]
+            try:
+                sent = [place for place in of_round if index.send_columns(*place, 2, file)]
+                if sent:
+                    index.name_columns(sent)
+                break
+            except StorageUnavailable:
+                pass
+    storage.clear()
+    log = StorageLog(storage, ManualClock(1_700_000_000_000))
+    assert [one.place for one in Segments(log.open(), storage)] == sorted(places)
+    later = Later(storage, 2 * 86400)
+    delete_orphans(later, find_orphans(later, log))
+    found = Report()
+    check_storage(storage, {}, found, lambda *_: None, deep=True, threads=1)
+    assert (found.findings, found.notes) == ([], [])
+
+
+def test_a_writer_keeps_objects_that_catalogs_no_longer_show_for_a_day(open_index, clock, monkeypatch):
+    """A segment that is hidden, and one that a merge left out because it expired, are deleted a day later."""
+    monkeypatch.setattr(segment_archive, "MOST_LINES", 1)
+    monkeypatch.setattr(catalogs, "MOST_LINES", 1)
+    storage, data = MemoryStorage(clock=clock), bytes(100)
+
+    def archive(start):
+        index = open_index("root", storage_backend=storage)
+        index.run_lifecycle()
+        index.archive("broker", start, len(data), lambda at, length: data[at : at + length])
+        log = StorageLog(storage, clock)
+        log.open()
+        index.close()
+        return log
+
+    for start in (0, 100, 200):
+        log = archive(start)
+    assert len(log.state.catalogs) == 1 and not log.state.archive
+    # since then, no record has removed their lines
+    clock.advance(2 * 86400)
+    segments = Segments(log.state, storage)
+    first, second = segments.at("broker", 0), segments.at("broker", 100)
+    append(log, **segments.removal(second))
+    append(log, expired=Expired(segments={"broker": 100}))
+    merge_catalogs(log)
+    assert not log.state.hidden
+    archive(300)
+    assert {first.name, second.name} <= {info.name for info in storage.list("segments/")}
+    clock.advance(2 * 86400)
+    archive(400)
+    assert {first.name, second.name}.isdisjoint(info.name for info in storage.list("segments/"))
+
+
+def test_a_round_of_many_partitions_reads_its_catalog_once(open_index):
+    storage = FaultStorage(MemoryStorage())
+    index, file = open_index(storage_backend=storage), b"PAR1" + b"x" * 50 + (8).to_bytes(4, "little") + b"PAR1"
+    index.run_lifecycle()
+    places = [(f"kafka:c/t/{number}", 0) for number in range(200)]
+    assert all(index.send_columns(*place, 2, file) for place in places)
+    before = storage.calls("get_range")
+    assert index.name_columns(places[::-1]) == 200
+    assert storage.calls("get_range") - before <= 6
 
 
 def test_what_changes_during_a_merge_is_as_the_log_says_after_it():

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
 from tiered_index.errors import ObjectNotFound
-from tiered_index.format.catalog import CatalogDirectory, CatalogWriter, decode_end
+from tiered_index.format.catalog import CatalogDirectory, CatalogWriter, decode_end, end_bytes
 from tiered_index.format.names import CATALOG_PREFIX, catalog_name
 from tiered_index.format.segment import Segment
 from tiered_index.service.log.log import StorageLog
@@ -34,7 +34,7 @@ MOST_CATALOGS = 8
 # a catalog is merged with smaller ones that together have at least 1 / so many of its segments
 _RATIO = 2
 _TRIES = 5
-# of a catalog's end: enough for the directory of some million segments
+# of a catalog's end: enough for most directories
 _END_BYTES = 1 << 20
 
 
@@ -47,37 +47,74 @@ class CatalogPlan:
     lines: frozenset[str]
 
 
-def plan_catalogs(state: LogState, *, least: int = 1) -> CatalogPlan | None:
+def plan_catalogs(state: LogState, storage: Storage, *, least: int = 1) -> CatalogPlan | None:
     """Return the catalogs to merge, with all lines. None: fewer than `least` lines and hidden rows, and all merged.
 
-    A catalog is included if a line is within its range of a log, or if one of its segments expired or is hidden. It is
-    also included if smaller catalogs together have a good part of its segments.
+    A catalog is included if one of its segments expired or is hidden, or if it has segments between others that are
+    merged. It is also included if smaller catalogs together have a good part of its segments. Raises the errors of
+    `Segments`.
     """
-    expired = state.expired.segments
-    ranges = [(store, lines[0].start, lines[-1].end) for store in state.stores for lines in [state.segments_of(store)]]
-    hiding = {one.catalog for one in state.hidden.values()} if len(state.hidden) >= least else set()
-    merges_lines = len(state.archive) >= least
+    by_count = sorted(state.catalogs.values(), key=lambda stored: stored.rows.count)
+    lines = frozenset(state.archive) if len(state.archive) >= least else frozenset[str]()
+    hiding = {hidden.catalog for hidden in state.hidden.values()} if len(state.hidden) >= least else set()
+    segments = Segments(state, storage)
+    due = {stored.name for stored in by_count if stored.name in hiding or segments.has_expired(stored)}
+    if due or lines:
+        return _plan(state, lines, _grown(state, lines, due, by_count))
+    for at, smallest in enumerate(by_count if len(by_count) >= MOST_CATALOGS else ()):
+        names = _grown(state, lines, {smallest.name}, by_count[at + 1 :])
+        if len(names) > 1:
+            return _plan(state, lines, names)
+    return None
 
-    def is_due(stored: StoredCatalog) -> bool:
-        if stored.name in hiding or any(log.start < expired.get(log.store, 0) for log in stored.rows.logs):
-            return True
-        if not merges_lines:
-            return False
-        logs = {log.store: log for log in stored.rows.logs}
-        return any(start < logs[store].end and logs[store].start < end for store, start, end in ranges if store in logs)
 
-    due = {name for name, stored in state.catalogs.items() if is_due(stored)}
-    if not due and not merges_lines and len(state.catalogs) >= MOST_CATALOGS:
-        due = {min(state.catalogs.values(), key=lambda one: one.rows.count).name}
-    total = (len(state.archive) if merges_lines else 0) + sum(state.catalogs[name].rows.count for name in due)
-    for stored in sorted(state.catalogs.values(), key=lambda one: one.rows.count):
-        if stored.name not in due and stored.rows.count <= _RATIO * total:
-            due.add(stored.name)
-            total += stored.rows.count
-    lines = frozenset(state.archive) if merges_lines else frozenset[str]()
-    if len(due) < 2 and not lines and not any(is_due(state.catalogs[name]) for name in due):
-        return None
-    return CatalogPlan(state, tuple(one for name, one in state.catalogs.items() if name in due), lines)
+def _plan(state: LogState, lines: frozenset[str], names: set[str]) -> CatalogPlan:
+    return CatalogPlan(state, tuple(stored for name, stored in state.catalogs.items() if name in names), lines)
+
+
+def _grown(state: LogState, lines: frozenset[str], names: set[str], others: Sequence[StoredCatalog]) -> set[str]:
+    """Return catalogs `names`, those between them, and those of `others` (the smallest first) that are small beside
+    them.
+    """
+    grown = _joined(state, lines, names)
+    total = len(lines) + sum(state.catalogs[name].rows.count for name in grown)
+    for stored in others:
+        if stored.rows.count > _RATIO * total:
+            break
+        if stored.name not in grown:
+            more = _joined(state, lines, {*grown, stored.name})
+            count = sum(state.catalogs[name].rows.count for name in more - grown)
+            if count <= _RATIO * total:
+                grown, total = more, total + count
+    return grown
+
+
+def _joined(state: LogState, lines: frozenset[str], names: set[str]) -> set[str]:
+    """Return catalogs `names` with all that have segments between theirs, or between theirs and the lines.
+
+    One catalog can't have the segments on both sides of another one's.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    if lines:
+        ranges |= {store: (of[0].start, of[-1].end) for store in state.stores for of in [state.segments_of(store)]}
+    joined, fresh = set[str](), set(names)
+    while True:
+        for name in fresh:
+            for log in state.catalogs[name].rows.logs:
+                start, end = ranges.get(log.store, (log.start, log.end))
+                ranges[log.store] = min(start, log.start), max(end, log.end)
+        joined |= fresh
+        fresh = {
+            name
+            for name, stored in state.catalogs.items()
+            if name not in joined
+            and any(
+                log.store in ranges and log.start < ranges[log.store][1] and ranges[log.store][0] < log.end
+                for log in stored.rows.logs
+            )
+        }
+        if not fresh:
+            return joined
 
 
 def merge_catalogs(log: StorageLog, epoch: int | None = None, *, least: int = 1) -> int:
@@ -85,15 +122,15 @@ def merge_catalogs(log: StorageLog, epoch: int | None = None, *, least: int = 1)
 
     `epoch` is the writer's; None: a job. Raises the errors of `StorageLog.append`, and of the storage.
     """
-    for _ in range(_TRIES if plan_catalogs(log.state, least=least) is not None else 0):
-        plan = plan_catalogs(log.refresh(), least=least)
-        if plan is None:
-            return 0
+    for _ in range(_TRIES):
         try:
-            return int(_run(log, plan, epoch))
-        except MissingCatalog:
+            if plan_catalogs(log.state, log.storage, least=least) is None:
+                return 0
+            plan = plan_catalogs(log.refresh(), log.storage, least=least)
+            return 0 if plan is None else int(_run(log, plan, epoch))
+        except MissingCatalog as error:
             # another merge was faster, or the catalog is lost
-            if all(one.name in log.refresh().catalogs for one in plan.catalogs):
+            if error.file in log.refresh().catalogs:
                 raise
     return 0
 
@@ -177,18 +214,23 @@ def send_catalog(
     return StoredCatalog(sent.name, sent.size_bytes, sent.began_ms, made[-1].encode()), publication
 
 
-def removed_names(log: StorageLog, numbers: Iterable[int]) -> set[str]:
-    """Return the names of objects that records `numbers` removed, with the segments that merged catalogs left out."""
+def removed_names(log: StorageLog, since_ms: int) -> set[str]:
+    """Return the names of objects that records of the log's state removed since a time of the storage's clock.
+
+    Those of segments that the merge of catalogs left out are among them.
+    """
+    numbers = log.numbers_since(log.state.number, since_ms)
     return {name for number in numbers for name in names_removed_by(log, log.record(number))}
 
 
 def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
     """Return the names that a record removed or hid, with the segments that the merge of catalogs left out.
 
-    The merged catalogs are read for that. If a sweep deleted one, its segments were left out long ago.
+    The merged catalogs are read for that. If a sweep deleted one, its segments were left out long ago. The record of a
+    copy has the merges of its source.
     """
     names = [*record.remove, *(one.name for one in record.hide)]
-    if record.kind == "catalogs" and record.left_out:
+    if record.kind == "copy" or (record.kind == "catalogs" and record.left_out):
         segments = Segments(log.state, log.storage)
         for name in record.remove:
             if name.startswith(CATALOG_PREFIX):
@@ -200,7 +242,9 @@ def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
 
 def read_catalog(storage: Storage, name: str) -> Iterator[Segment]:
     """Yield all segments of a catalog by its object alone. Raises `ObjectNotFound` and `CorruptFile`."""
-    size_bytes = storage.head(name).size_bytes
-    directory = decode_end(storage.get_suffix(name, min(size_bytes, _END_BYTES))[0], name)
+    data, size_bytes = storage.get_suffix(name, _END_BYTES)
+    if (length := end_bytes(data, name)) > len(data):
+        data, _ = storage.get_suffix(name, length)
+    directory = decode_end(data, name)
     stored = StoredCatalog(name, size_bytes, 0, directory.encode())
     return Segments(LogState(catalogs={name: stored}), storage).all()

@@ -25,7 +25,14 @@ from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, S
 from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_epoch, segment_name, store_prefix
 from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
 from tiered_index.format.segment import Times
-from tiered_index.service.jobs.catalogs import LINES_OF_RECORD, MOST_CATALOGS, MOST_LINES, merge_catalogs, send_catalog
+from tiered_index.service.jobs.catalogs import (
+    LINES_OF_RECORD,
+    MOST_CATALOGS,
+    MOST_LINES,
+    merge_catalogs,
+    removed_names,
+    send_catalog,
+)
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog
@@ -239,6 +246,9 @@ class SegmentUploads:
     _swept: set[str] = field(default_factory=set)
     # by place: uploaded, and not known to be in the log
     _sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = field(default_factory=dict)
+    _known: Segments | None = None
+    # the number of a record, and the names that records up to it removed within a day
+    _removed: tuple[int, set[str]] | None = None
 
     def close(self, until_s: float) -> None:
         """Refuse new uploads, and wait for a running one until `until_s` (`time.monotonic()`)."""
@@ -290,11 +300,13 @@ class SegmentUploads:
     def name_sent(self, places: Sequence[tuple[str, int]]) -> int:
         """Append one record for all segments at `places`, which were sent. Return how many of them are archived."""
         with self._writing():
-            sent = [self._sent[place] for place in places]
+            # in the order of catalogs, so that each group of rows is read and decoded once
+            sent = [self._sent[place] for place in sorted(places)]
             segments, epoch, log = [segment for segment, _ in sent], self.session.epoch, self.session.log
 
             def missing(state: LogState) -> tuple[ArchivedSegment, ...]:
-                return tuple(one for one in segments if self._segments(state).at(*one.place) is None)
+                named = self._segments(state)
+                return tuple(segment for segment in segments if named.at(*segment.place) is None)
 
             def unexpired(state: LogState) -> tuple[ArchivedSegment, ...]:
                 expired = state.expired.segments
@@ -303,7 +315,7 @@ class SegmentUploads:
             objects, listed = [one.sent for _, one in sent], unexpired(log.refresh())
             catalog: StoredCatalog | None = None
             if len(listed) > LINES_OF_RECORD:
-                catalog, of_catalog = send_catalog(log, sorted(listed, key=lambda one: one.place), epoch)
+                catalog, of_catalog = send_catalog(log, listed, epoch)
                 objects.append(of_catalog.sent)
             publication = Publication(log, objects, epoch, names_object(self.session.storage))
 
@@ -344,7 +356,10 @@ class SegmentUploads:
                 _log.warning("catalogs are not merged until `verify --deep --repair` restores one: %s", error)
 
     def _segments(self, state: LogState) -> Segments:
-        return Segments(state, self.session.storage)
+        # one for each state, which keeps the groups that were read
+        if self._known is None or self._known.state is not state:
+            self._known = Segments(state, self.session.storage)
+        return self._known
 
     def _is_expired(self, given: SourceSegment, state: LogState) -> bool:
         """Return whether a segment has expired. Sweep its store before that. Raises `InvalidArgument`."""
@@ -368,11 +383,10 @@ class SegmentUploads:
         if left := [name for name in names if not segments.names_object(name) and self._is_left(name)]:
             since_ms = storage.now_ms() - _REMOVED_MS
             # the log after the listing, so that objects that were published or removed meanwhile are known
-            numbers = log.numbers_since(log.refresh().number, since_ms)
-            removed, segments = (
-                {name for number in numbers for name in log.record(number).remove},
-                self._segments(log.state),
-            )
+            state = log.refresh()
+            if self._removed is None or self._removed[0] != state.number:
+                self._removed = state.number, removed_names(log, since_ms)
+            removed, segments = self._removed[1], self._segments(log.state)
             storage.delete_many([name for name in left if name not in removed and not segments.names_object(name)])
         self._swept.add(store)
 

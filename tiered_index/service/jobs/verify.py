@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,6 +54,7 @@ from tiered_index.format.names import (
     number_of,
 )
 from tiered_index.format.queue_offsets import check_queues
+from tiered_index.format.segment import Segment
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.jobs.copying import COPY_OF
 from tiered_index.service.jobs.pending import check_pending
@@ -73,7 +74,6 @@ from tiered_index.service.root import Root, disk_errors
 from tiered_index.service.root.files import LIST, FileList
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
-from tiered_index.stored import checks
 from tiered_index.types import no_progress
 
 
@@ -226,9 +226,8 @@ def check_catalogs(storage: Storage, state: LogState, report: Report) -> None:
             found = decode_end(storage.get_range(stored.name, end_at, size_bytes - end_at), stored.name)
             CorruptFile.unless_equal(stored.name, "its directory differs from the log's", stored.rows, found)
             logs = CatalogLogs()
-            with checks(stored.name, "a catalog"):
-                for segment in Segments(LogState(catalogs={stored.name: stored}), storage).all():
-                    logs.add(segment)
+            for segment in Segments(LogState(catalogs={stored.name: stored}), storage).all():
+                logs.add(segment)
             CorruptFile.unless_equal(stored.name, "its rows differ from its directory", stored.rows.logs, logs.rows())
             report.count("catalogs")
         except ObjectArchived as error:
@@ -237,6 +236,22 @@ def check_catalogs(storage: Storage, state: LogState, report: Report) -> None:
             report.add(stored.name, "catalog", _NOT_THERE)
         except CorruptFile as error:
             report.add_error(stored.name, "catalog", error)
+
+
+def segments_in_order(storage: Storage, state: LogState, report: Report) -> Iterator[ArchivedSegment]:
+    """Yield the archived segments, up to a damaged catalog. Add a finding for each segment that overlaps another."""
+    before: Segment | None = None
+    try:
+        for segment in Segments(state, storage).all():
+            if before is not None and before.store == segment.store and segment.start < before.end:
+                report.add(segment.name, "segment", f"its offsets overlap those of {before.name}")
+            if before is None or before.store != segment.store or before.end < segment.end:
+                before = segment
+            if isinstance(segment, ArchivedSegment):
+                yield segment
+    except CorruptFile as error:
+        # which `check_catalogs` has reported, or a merge has removed it meanwhile
+        report.note(f"{error.file}: its further segments were not checked")
 
 
 # parts of a file that a trailer needs
@@ -292,13 +307,9 @@ def check_storage(
         with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
             for number, _ in enumerate(pool.map(check, state.inputs.values()), 1):
                 progress(number, "objects")
-        try:
-            for number, segment in enumerate(Segments(state, storage), 1):
-                check(segment)
-                progress(number, "archived segments")
-        except CorruptFile as error:
-            # which `check_catalogs` has reported, or a merge has removed it meanwhile
-            report.note(f"{error.file}: its further segments were not checked")
+        for number, segment in enumerate(segments_in_order(storage, state, report), 1):
+            check(segment)
+            progress(number, "archived segments")
     _take_back_removed(storage, state, report)
     _name_topics(storage, state, report)
     if report.missing:

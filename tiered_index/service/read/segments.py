@@ -154,8 +154,8 @@ class Segments:
         line = lines[-1].end if lines else 0
         if line >= end:
             return line
-        if end <= self._expired(store) or self._hides(store):
-            # the last row may be hidden
+        if end <= self._expired(store) or (self._hides(store) and self.segment(store, end - 1) is None):
+            # the last row is hidden
             return max((segment.end for segment in self.of_log(store)), default=0)
         return end
 
@@ -221,6 +221,16 @@ class Segments:
         (catalog,) = [one for one, log in self._parts(segment.store) if log.start <= segment.start < log.end]
         return {"hide": (hidden_in(catalog, segment),)}
 
+    def has_expired(self, catalog: StoredCatalog) -> bool:
+        """Return whether a segment of a catalog has expired.
+
+        At most one ranged read for each log with a segment on both sides of its horizon.
+        """
+        logs = [log for log in catalog.rows.logs if log.start < self._expired(log.store)]
+        return any(log.end <= self._expired(log.store) for log in logs) or any(
+            self._row_at(catalog, log.store, log.start).end <= self._expired(log.store) for log in logs
+        )
+
     def prefetch(self, places: Iterable[tuple[str, int]]) -> None:
         """Read the groups for `places` (store and offset) that are in no cache, several at the same time."""
         wanted: dict[tuple[str, int], tuple[StoredCatalog, Group]] = {}
@@ -266,15 +276,18 @@ class Segments:
     def _listed(self, store: str, offset: int, expired: int) -> Segment | None:
         for stored, log in self._parts(store):
             if log.start <= offset < log.end:
-                number = stored.rows.group_of(store, offset)
-                rows = self._group(stored, number)
-                at = rows.before(stored.rows.numbers[store], offset) - 1
-                if at < 0 or rows.places[at][0] != stored.rows.numbers[store]:
-                    return None
-                found = rows.row(at)
+                found = self._row_at(stored, store, offset)
                 is_shown = offset < found.end > expired and found.name not in self.state.hidden
                 return found if is_shown else None
         return None
+
+    def _row_at(self, stored: StoredCatalog, store: str, offset: int) -> Segment:
+        """Return the last segment of `store` in a catalog that begins at `offset` or before: it must have one."""
+        rows = self._group(stored, stored.rows.group_of(store, offset))
+        at = rows.before(stored.rows.numbers[store], offset) - 1
+        if at < 0 or rows.places[at][0] != stored.rows.numbers[store]:
+            raise CorruptFile(stored.name, "a group of a catalog lacks a segment that its directory has")
+        return rows.row(at)
 
     def _part(self, stored: StoredCatalog, log: LogRows, begin: int) -> Iterator[Segment]:
         """Yield the shown segments of one log in one catalog that end behind `begin`."""
@@ -349,9 +362,13 @@ def hidden_in(catalog: StoredCatalog, segment: ArchivedSegment) -> HiddenSegment
 
 
 def names_object(storage: Storage) -> Callable[[LogState, str], bool]:
-    """Return a function that says whether a state names an object itself, or by a catalog in `storage`."""
+    """Return a function that says whether a state names an object itself, or by a catalog in `storage`. One thread."""
+    known = Segments(LogState(), storage)
 
     def is_named(state: LogState, name: str) -> bool:
-        return state.names(name) or Segments(state, storage).names_object(name)
+        nonlocal known
+        # one for each state, which keeps the groups that were read
+        known = known if known.state is state else Segments(state, storage)
+        return state.names(name) or known.names_object(name)
 
     return is_named

@@ -36,7 +36,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.service.jobs.verify import DELETED, check_object, check_segments, check_storage
+from tiered_index.service.jobs.verify import DELETED, check_object, check_segments, check_storage, segments_in_order
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
@@ -175,19 +175,11 @@ def audit(
 
 def _check_on(spark: SparkSession, state: LogState, storage: Storage, address: StorageAddress, report: Report) -> None:
     """Check objects and archived segments in tasks, and add their findings. Memory: some thousand segments."""
-    segments = _segments(state, storage, report)
+    segments = segments_in_order(storage, state, report)
     work: list[Any] = [*state.inputs.values(), *islice(segments, _SEGMENTS_AT_ONCE)]
     while work:
         _check_work(spark, sorted(work, key=lambda one: -one.size_bytes), address, report)
         work = list(islice(segments, _SEGMENTS_AT_ONCE))
-
-
-def _segments(state: LogState, storage: Storage, report: Report) -> Iterator[ArchivedSegment]:
-    """Yield the archived segments, up to a damaged catalog, which is a finding of the report already."""
-    try:
-        yield from Segments(state, storage)
-    except CorruptFile as error:
-        report.note(f"{error.file}: its further segments were not checked")
 
 
 def _check_work(spark: SparkSession, work: list[Any], address: StorageAddress, report: Report) -> None:
