@@ -177,20 +177,25 @@ class _Record:
 class FileReport(_Record):
     """The outcome of a lookup for one file.
 
-    `outcome` is ``read`` or ``failed``, or the reason why the file was not read: ``skipped_time``, ``skipped_topic``,
-    ``skipped_filter`` or ``skipped_budget`` (the answer already had enough newer entries). ``refreshed`` is a read of
-    the storage's log, ``fetched`` a read of messages (place ``messages``). ``outdated`` is a file of a first pass that
-    the lookup repeated because the log had changed.
-
-    `file` is the file's name. `place` is where the file was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded``
-    (a local copy), ``cache`` (a stored file, without a request) or ``storage``. `begin_ms` and `end_ms` are inclusive
-    epoch milliseconds. `source` is the URI of the file's index if several are read. `cost_usd` is by the index's price
-    table. `gap_bytes` are those of `bytes` that were read only because they are between two slot groups of one request.
-
-    - `requests`: requests of the storage.
-    - `elapsed_ms`: time of the file's search, in milliseconds.
-    - `matched`: entries of the lookup that were found in the file.
-    - `error`: why the file could not be read; None: it was not tried, or read.
+    - `file`: Id of the file.
+    - `place`: Place where the file was read: `buffer`, `unsealed`, `compacted`, `uploaded` (a local copy), `cache`
+      (a stored file, read from caches without a request) or `storage`. `messages`: this is no file, but a place of
+      messages.
+    - `outcome`: `read`, `failed`, or the reason why the file was skipped: `skipped_time`, `skipped_topic`,
+      `skipped_filter`, or `skipped_budget` (the answer already had `max_count` newer entries). `fetched`: messages
+      were read. `refreshed`: this is no file, but the storage's log, which the lookup read. `outdated`: the log
+      changed after this read, so the lookup began again.
+    - `begin_ms`: Time of the first entry, inclusive, epoch milliseconds.
+    - `end_ms`: Time of the last entry, inclusive.
+    - `requests`: Requests to the storage.
+    - `bytes`: Bytes read from the storage.
+    - `gap_bytes`: Bytes between two parts of the file that one request read together (setting
+      `coalesce_gap_bytes`). `bytes` includes them.
+    - `cost_usd`: Estimated cost, by the setting `prices`.
+    - `elapsed_ms`: Wall time.
+    - `matched`: Entries of the key that were found.
+    - `error`: Reason why the file could not be read. Null: it was read or skipped.
+    - `source`: URI of the index, if several are read.
     """
 
     file: str
@@ -212,11 +217,16 @@ class FileReport(_Record):
 class LostFile(_Record):
     """A file, or a part of a window table, that is missing in the storage and was declared lost.
 
-    `file` is its name. Answers lack the entries of their key in it. It had `entries` entries of all keys, with times in
-    [`begin_ms`, `end_ms`], inclusive epoch milliseconds. `source` is the URI of its index if several are read.
+    It may also be a range of a followed source that was skipped: deleted before it was read, or damaged. Answers lack
+    its entries.
 
-    `reason` is set for a range of a followed source that was skipped: deleted before it was read, or damaged. Then
-    `file` is the source's name, and `entries` the least number of messages that are known to be in the range.
+    - `file`: Id of the file or window table, or name of the source.
+    - `begin_ms`: Time of its first entry, inclusive, epoch milliseconds.
+    - `end_ms`: Time of its last entry, inclusive.
+    - `entries`: Entries of all keys that it had; of a source's range, the least number of messages that are known
+      to be there.
+    - `source`: URI of the index, if several are read.
+    - `reason`: The skipped range of a source, and the reason; null for a file.
     """
 
     file: str
@@ -267,24 +277,22 @@ class TopicBounds(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Freshness:
-    """The time of the newest published entry of one index. A lookup in the storage can't see newer entries.
+    """The age of one index in the storage. A lookup can't see entries that the writer has not published yet.
 
-    `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds by whole
-    seconds; None: no entry is published. The last upload bounds it, by the writer's clock. Entries of the
-    quarantine count only if there are no others. `positions` has, for each source of entries (a RocketMQ store, a file,
-    a stream), the position before which all of it is published.
-
-    `not_asked` says why the newest state of the index was not read; None: it was. Either a root was read without its
-    storage, or a newer writer has fenced this one. The answer then has all entries of the writer, and those of others
-    that this writer knew. The other fields describe that state.
-
-    `bounds` bounds `as_of_ms` for lookups of topics whose source has partitions; None: it has none.
+    - `source`: URI of the index.
+    - `as_of_ms`: Time of the newest published entry outside the quarantine, or of the last upload if that is
+      earlier, epoch milliseconds by whole seconds. For topics of Kafka also no later than the time up to which
+      every partition was read; 0: never to the end. Null: none is published.
+    - `positions`: Position of each source. All entries before it are published.
+    - `not_asked`: Reason why the newest state of the index was not read: the storage is not available, or a newer
+      writer has fenced this one. The answer may then lack files that other hosts or jobs added.
     """
 
     source: str
     as_of_ms: int | None
     positions: Mapping[str, int]
     not_asked: str | None = None
+    # of `as_of_ms`, for lookups of topics whose source has partitions; in no document
     bounds: TopicBounds | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -528,14 +536,15 @@ class QueryResult(Answer[ItemT]):
 
 @dataclass(frozen=True, kw_only=True)
 class TopicSummary(_Record):
-    """The number of entries of one topic, the bytes of their messages, and the first and last time.
+    """The entries of one topic.
 
-    `topic` is the name, `entries` the number. A message with two keys counts twice in `bytes`. `begin_ms` and `end_ms`
-    are the times of the first and last entry, in epoch milliseconds.
-
-    An entry that was put twice counts twice until its files are merged. `uncounted_files` counts files of an older
-    version that have the topic but no number of entries. Their entries are not in the sums. `begin_ms` and `end_ms` are
-    None if no file states them.
+    - `topic`: The topic.
+    - `entries`: Entries of the topic. An entry that was put twice counts twice until its files are merged.
+    - `bytes`: Bytes of the messages. A message with two keys counts twice.
+    - `begin_ms`: Time of the first entry, epoch milliseconds. Null: no file states it.
+    - `end_ms`: Time of the last entry, inclusive. Null: no file states it.
+    - `uncounted_files`: Files of an older version, which do not count their entries by topic. The sums leave these
+      files out.
     """
 
     topic: str

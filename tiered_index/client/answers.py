@@ -38,8 +38,8 @@ def decoded(decode: Callable[[httpx.Response], T], response: httpx.Response) -> 
         return decode(response)
     except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError, errors.ConfigError) as error:
         problem = "broke off (repeat the request, or ask for less), or it is none: is this a tiered_index service?"
-        where = response.url.netloc.decode()
-        raise errors.StorageUnavailable(f"the answer of {where} {problem} {error!r:.200}") from error
+        text = f"the answer of {response.url.netloc.decode()} {problem} {error!r:.200}"
+        raise errors.StorageUnavailable(text) from error
 
 
 def document_of(response: httpx.Response) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def item_type_of(declared: str) -> type[types.IndexItem]:
 def items_of(documents: Iterable[dict[str, Any]], item_type: Any) -> tuple[types.IndexItem, ...]:
     """Return the entries that JSON documents describe. JSON has neither bytes nor NaN."""
     by_kind: dict[str, Callable[[Any], Any]] = {"S": bytes.fromhex, "f": lambda value: nan if value is None else value}
-    columns = dataclasses.fields(item_type)
-    decoders = [(one.name, by_kind[kind]) for one in columns if (kind := types.value_kind(one)) in by_kind]
+    kinds = {one.name: types.value_kind(one) for one in dataclasses.fields(item_type)}
+    decoders = [(name, by_kind[kind]) for name, kind in kinds.items() if kind in by_kind]
     return tuple(item_type(**one | {name: decode(one[name]) for name, decode in decoders}) for one in documents)
 
 
@@ -99,8 +99,7 @@ def table_of(response: httpx.Response) -> tuple[pa.Table, dict[str, Any]]:
 def topics_of(response: httpx.Response) -> types.TopicsResult:
     """Return the answer to a list of topics."""
     document = document_of(response)
-    topics = typed(document["topics"], tuple[types.TopicSummary, ...])
-    return types.TopicsResult(topics=topics, **_common(document))
+    return types.TopicsResult(topics=typed(document["topics"], tuple[types.TopicSummary, ...]), **_common(document))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +134,9 @@ class NotThere(errors.InvalidArgument):
     exit_code = 1
 
 
+_BY_STATUS = {401: errors.ConfigError, 403: errors.ConfigError, 404: NotThere}
+
+
 def error_of(problem: Mapping[str, Any]) -> errors.TieredIndexError:
     """Return the error for a problem document (RFC 9457). Its class says whether to repeat or correct the request."""
     kind, status = errors.error_named(str(problem.get("error"))), problem.get("status", 500)
@@ -145,10 +147,8 @@ def error_of(problem: Mapping[str, Any]) -> errors.TieredIndexError:
         return kind("the index", message)
     if issubclass(kind, _BY_CLASS):
         return kind(message)
-    if status in (401, 403):
-        return errors.ConfigError(message)
-    if status == 404:
-        return NotThere(message)
+    if status in _BY_STATUS:
+        return _BY_STATUS[status](message)
     # A repeat after a timeout (408) or throttling (429) may succeed
     is_wrong = 400 <= status < 500 and status not in (408, 429)
-    return errors.InvalidArgument(message) if is_wrong else errors.StorageUnavailable(message)
+    return (errors.InvalidArgument if is_wrong else errors.StorageUnavailable)(message)

@@ -40,7 +40,6 @@ P = ParamSpec("P")
 Decode: TypeAlias = Callable[[httpx.Response], T]
 Lookups: TypeAlias = Iterable[Lookup | tuple[str, str]]
 _Call: TypeAlias = Callable[Concatenate["AsyncIndexClient", P], T]
-_WaitingCall: TypeAlias = Callable[Concatenate["IndexClient", P], T]
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 _TRIES = 4
 _BACKOFF_S = 0.2
@@ -276,7 +275,7 @@ def _ended(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a call of a waiting client suspended")
 
 
-def _waited(method: _Call[P, Coroutine[Any, Any, T]]) -> _WaitingCall[P, T]:
+def _waited(method: _Call[P, Coroutine[Any, Any, T]]) -> Callable[Concatenate[IndexClient, P], T]:
     """Return the method of `IndexClient` for a coroutine function."""
 
     @functools.wraps(method)
@@ -286,7 +285,7 @@ def _waited(method: _Call[P, Coroutine[Any, Any, T]]) -> _WaitingCall[P, T]:
     return call
 
 
-def _iterated(method: _Call[P, AsyncIterator[T]]) -> _WaitingCall[P, Iterator[T]]:
+def _iterated(method: _Call[P, AsyncIterator[T]]) -> Callable[Concatenate[IndexClient, P], Iterator[T]]:
     """Return the method of `IndexClient` for an asynchronous generator."""
 
     @functools.wraps(method)

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tiered_index.types import FileReport, Freshness, LostFile, TopicSummary
+
 
 class Document(Struct, kw_only=True):
     """An answer, or a part of one. A member is in every document, unless it may be UNSET."""
@@ -21,85 +23,6 @@ class Document(Struct, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the document, JSON-ready."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
-
-
-class FileReport(Document, kw_only=True):
-    """The outcome of a lookup for one file.
-
-    - `file`: Id of the file.
-    - `place`: Place where the file was read: `buffer`, `unsealed`, `compacted`, `uploaded` (a local copy), `cache`
-      (a stored file, read from caches without a request) or `storage`. `messages`: this is no file, but a place of
-      messages.
-    - `outcome`: `read`, `failed`, or the reason why the file was skipped: `skipped_time`, `skipped_topic`,
-      `skipped_filter`, or `skipped_budget` (the answer already had `max_count` newer entries). `fetched`: messages
-      were read. `refreshed`: this is no file, but the storage's log, which the lookup read. `outdated`: the log
-      changed after this read, so the lookup began again.
-    - `begin_ms`: Time of the first entry, inclusive, epoch milliseconds.
-    - `end_ms`: Time of the last entry, inclusive.
-    - `requests`: Requests to the storage.
-    - `bytes`: Bytes read from the storage.
-    - `gap_bytes`: Bytes between two parts of the file that one request read together (setting
-      `coalesce_gap_bytes`). `bytes` includes them.
-    - `cost_usd`: Estimated cost, by the setting `prices`.
-    - `elapsed_ms`: Wall time.
-    - `matched`: Entries of the key that were found.
-    - `error`: Reason why the file could not be read. Null: it was read or skipped.
-    - `source`: URI of the index, if several are read.
-    """
-
-    file: str
-    place: str
-    outcome: str
-    begin_ms: int
-    end_ms: int
-    requests: int
-    bytes: int
-    gap_bytes: int
-    cost_usd: float
-    elapsed_ms: float
-    matched: int
-    error: str | None
-    source: str | None
-
-
-class LostFile(Document, kw_only=True):
-    """A file, or a part of a window table, that is missing in the storage and was declared lost.
-
-    It may also be a range of a followed source that was skipped. Answers lack its entries.
-
-    - `file`: Id of the file or window table, or name of the source.
-    - `begin_ms`: Time of its first entry, inclusive, epoch milliseconds.
-    - `end_ms`: Time of its last entry, inclusive.
-    - `entries`: Entries of all keys that it had; of a source's range, the least number of messages that are known
-      to be there.
-    - `source`: URI of the index, if several are read.
-    - `reason`: The skipped range of a source, and the reason; null for a file.
-    """
-
-    file: str
-    begin_ms: int
-    end_ms: int
-    entries: int
-    source: str | None
-    reason: str | UnsetType | None = UNSET
-
-
-class Freshness(Document, kw_only=True):
-    """The age of one index in the storage. A lookup can't see entries that the writer has not published yet.
-
-    - `source`: URI of the index.
-    - `as_of_ms`: Time of the newest published entry outside the quarantine, or of the last upload if that is
-      earlier, epoch milliseconds by whole seconds. For topics of Kafka also no later than the time up to which
-      every partition was read; 0: never to the end. Null: none is published.
-    - `positions`: Position of each source. All entries before it are published.
-    - `not_asked`: Reason why the newest state of the index was not read: the storage is not available, or a newer
-      writer has fenced this one. The answer may then lack files that other hosts or jobs added.
-    """
-
-    source: str
-    as_of_ms: int | None
-    positions: dict[str, int]
-    not_asked: str | UnsetType | None = UNSET
 
 
 class Explain(Document, kw_only=True):
@@ -155,26 +78,6 @@ class IndexItem(Document, kw_only=True):
     timestamp_ms: int
     key_hash: int
     source: str | UnsetType | None = UNSET
-
-
-class TopicSummary(Document, kw_only=True):
-    """The entries of one topic.
-
-    - `topic`: The topic.
-    - `entries`: Entries of the topic. An entry that was put twice counts twice until its files are merged.
-    - `bytes`: Bytes of the messages. A message with two keys counts twice.
-    - `begin_ms`: Time of the first entry, epoch milliseconds. Null: no file states it.
-    - `end_ms`: Time of the last entry, inclusive. Null: no file states it.
-    - `uncounted_files`: Files of an older version, which do not count their entries by topic. The sums leave these
-      files out.
-    """
-
-    topic: str
-    entries: int
-    bytes: int
-    begin_ms: int | None
-    end_ms: int | None
-    uncounted_files: int = 0
 
 
 class File(Document, kw_only=True):

@@ -5,6 +5,7 @@ The docstring of a model has the meaning of its members. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, structs
 
+from tiered_index import types
 from tiered_index._version import __version__
 from tiered_index.server import answers, parameters
 from tiered_index.server.answers import Document, Problem
@@ -35,7 +37,9 @@ _TIME: dict[str, Any] = {
         {"type": "string", "description": "epoch milliseconds, or a time or date by ISO 8601, UTC without a zone"},
     ]
 }
-_WHERE = (answers.__name__, parameters.__name__)
+_WHERE = (answers.__name__, parameters.__name__, types.__name__)
+# Members that a document of the library leaves out if they are None
+_LEFT_OUT = {(types.Freshness, "not_asked")}
 _MODELS: dict[str, Any] = {name: kind for where in (answers, parameters) for name, kind in vars(where).items()}
 _MEMBER = re.compile(r"^- `(\w+)`: (.*?)(?=\n- `|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -104,25 +108,30 @@ def _schemas(model: type[msgspec.Struct]) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(
         [model], schema_hook=lambda _: {**_TIME}, ref_template="#/components/schemas/{name}"
     )
-    return {name: _described(schema, _MODELS[name]) for name, schema in components.items()}
+    return {name: _described(schema, _MODELS[name]) for name, schema in components.items() if name in _MODELS}
 
 
-def _described(schema: dict[str, Any], model: type[msgspec.Struct]) -> dict[str, Any]:
+def _described(schema: dict[str, Any], model: Any) -> dict[str, Any]:
     """Return the schema of a model with the meanings of its members; of an answer, its own ones first."""
     meanings: dict[str, str] = {}
     for base in reversed(model.__mro__):
         told = inspect.cleandoc(base.__doc__ or "") if base.__module__ in _WHERE else ""
         meanings |= {name: " ".join(text.split()) for name, text in _MEMBER.findall(told)}
     properties = dict[str, Any]()
-    own = model.__annotations__ if issubclass(model, Document) else ()
-    for name in (*own, *(name for name in model.__struct_fields__ if name not in own)):
+    is_answer = model.__module__ != parameters.__name__
+    own = model.__annotations__ if is_answer else ()
+    of_struct = issubclass(model, msgspec.Struct)
+    # a field of a class of the library without a `repr` is in no document
+    names = model.__struct_fields__ if of_struct else [one.name for one in dataclasses.fields(model) if one.repr]
+    for name in (*(name for name in own if name in names), *(name for name in names if name not in own)):
         member = schema["properties"][name]
-        if issubclass(model, Document) or member.get("default", "") is None:
+        if is_answer or member.get("default", "") is None:
             member.pop("default", None)
         properties[name] = ({"description": meanings[name]} if name in meanings else {}) | member
-    required = [field.name for field in structs.fields(model) if field.default is not UNSET]
-    if not issubclass(model, Document):
-        required = schema.get("required", [])
+    required = schema.get("required", [])
+    if is_answer:
+        absent = {one.name for one in structs.fields(model) if one.default is UNSET} if of_struct else set()
+        required = [name for name in names if name not in absent and (model, name) not in _LEFT_OUT]
     text = _MEMBER.split(inspect.cleandoc(model.__doc__ or ""))[0]
     return {"type": "object", "description": " ".join(text.split()), "properties": properties, "required": required}
 

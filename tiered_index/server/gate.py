@@ -12,7 +12,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tiered_index.errors import TieredIndexError
 from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.problems import PROTECTED, ProblemResponse, Redaction, Refused
 from tiered_index.server.served import Served
@@ -39,6 +40,7 @@ _BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
 # Time in which a client must take most of what was sent so far
 SEND_S = 30.0
 _MOST_URL_BYTES = 64 << 10
+_PROTECTED = [(name.encode(), value.encode()) for name, value in PROTECTED.items()]
 CONNECTION = "connection"
 """The key of the connection in the state of its requests."""
 # The caller of a path that needs no token
@@ -81,7 +83,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 named = {name for name, _ in message["headers"]}
-                more = [pair for pair in PROTECTED if pair[0] not in named]
+                more = [pair for pair in _PROTECTED if pair[0] not in named]
                 message["headers"] = [*message["headers"], *more, (b"x-request-id", request_id.encode())]
             if connection is not None and (connection.flow.write_paused or connection.transport.is_closing()):
                 await _taken(connection)
@@ -113,7 +115,7 @@ class Gate:
                     failed = error
                     if not status:
                         with contextlib.suppress(_Lost):
-                            await _refuse(error, request_id, self.served.redaction, answer)
+                            await _problem(error, request_id, self.served.redaction)(scope, body.receive, answer)
                     else:
                         _logger.error("request %s broke off", request_id, exc_info=error)
                         # a response without an end shows the client that it is incomplete
@@ -244,19 +246,13 @@ class _BrokeOff(Exception):
     """A response broke off."""
 
 
-async def _refuse(
-    error: Exception, request_id: str, redaction: Redaction, send: Callable[[Message], Awaitable[None]]
-) -> None:
-    allowed: list[tuple[bytes, bytes]] = []
+def _problem(error: Exception, request_id: str, redaction: Redaction) -> ProblemResponse:
+    """Return the response for an error of a request, and log an unexpected one."""
     if isinstance(error, HTTPException):
         # Starlette refuses unknown paths and methods, and sends the allowed methods
-        allowed = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
-        error = Refused(error.status_code, error.detail)
-    problem = ProblemResponse.of(error, request_id, redaction)
-    if problem.document["error"] == "Unexpected":
+        response = ProblemResponse(Refused(error.status_code, error.detail), request_id, redaction)
+        response.headers.update(error.headers or {})
+        return response
+    if not isinstance(error, TieredIndexError):
         _logger.error("request %s failed", request_id, exc_info=error)
-    body = problem.body()
-    headers: list[tuple[bytes, bytes]] = [*problem.headers(), *allowed, (b"content-length", str(len(body)).encode())]
-    start: dict[str, Any] = {"type": "http.response.start", "status": problem.status, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
+    return ProblemResponse(error, request_id, redaction)

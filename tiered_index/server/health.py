@@ -5,7 +5,7 @@ A `StandIn` answers probes while the index opens and recovers. Threads: the even
 
 from __future__ import annotations
 
-import secrets
+from secrets import token_hex
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -98,7 +98,9 @@ class StandIn:
         if answer is None and path == "/livez":
             answer = _alive()
         elif answer is None:
-            answer = _ready([self.reason], []) if path == "/readyz" else _opening(self.reason)
+            refused = Refused(503, self.reason, retry_after_s=1)
+            is_probe = path == "/readyz"
+            answer = _ready([self.reason], []) if is_probe else ProblemResponse(refused, token_hex(8), Redaction())
         await answer(scope, receive, send)
 
 
@@ -109,9 +111,3 @@ def _alive() -> Response:
 def _ready(reasons: list[str], problems: list[str]) -> Response:
     health = Health(status="not ready" if reasons else "ready", reasons=reasons, problems=problems)
     return Response(wire.encode(health), 503 if reasons else 200, {"retry-after": "1"} if reasons else None, wire.JSON)
-
-
-def _opening(reason: str) -> Response:
-    problem = ProblemResponse.of(Refused(503, reason, retry_after_s=1), secrets.token_hex(8), Redaction())
-    headers = {name.decode(): value.decode() for name, value in problem.headers()}
-    return Response(problem.body(), problem.status, headers)

@@ -35,7 +35,7 @@ from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import of_body
-from tiered_index.server.problems import ProblemResponse, Refused
+from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.read.budget import LookupBudget, LookupLimits, RequestStats
@@ -189,7 +189,7 @@ class LookupHandlers(Handlers):
             if not begun:
                 raise
             # the last line has no status, so that the stream can't be mistaken for a whole answer
-            problem = ProblemResponse.of(error, request.state.request_id, redaction).document
+            problem = problem_of(error, request.state.request_id, redaction)
             status = {"error": problem, "cursor": cursor}
         yield arrow.end(status) if form == wire.ARROW else wire.encode(status)
 

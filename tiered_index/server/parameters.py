@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -41,8 +40,6 @@ Most = Annotated[int, Meta(ge=1)]
 _MAX_COUNT = 64
 # Most begins of lists and objects for each lookup, also in texts
 _BRACKETS = 10
-# Larger bodies are not parsed once more, to name all their errors
-_MOST_EXPLAINED_BYTES = 1 << 20
 # Most characters of a message about a wrong value
 _MOST_SAID = 300
 Count = Annotated[int, Meta(ge=0)]
@@ -285,15 +282,10 @@ def of_body(model: type[M], body: bytes, most: int = 10_000) -> M:
         if begins > most + 2 and (count := len(_LISTED.decode(body).lookups)) > most:
             raise Refused(413, f"{count:,} lookups; the limit of this service is {most:,}")
         return decoder_of(model, _time).decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(_said(str(error))[:_MOST_SAID]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if len(body) > _MOST_EXPLAINED_BYTES:
-            raise InvalidArgument(f"the body is wrong: {error}") from error
-    try:
-        # other encodings, and numbers in texts or of more than 64 bits
-        values = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument("the body is not JSON") from error
-    return _checked(model, values)
+        raise InvalidArgument(f"the body is not JSON: {error}"[:_MOST_SAID]) from error
 
 
 class _Listed(Struct):

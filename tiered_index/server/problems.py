@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from starlette.responses import Response
+
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import json_text
 from tiered_index.errors import (
@@ -34,7 +36,7 @@ from tiered_index.types import FileReport
 
 MEDIA_TYPE = "application/problem+json"
 # Headers of every response that has none of their own: no browser guesses its type, and no cache keeps what a token saw
-PROTECTED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+PROTECTED = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 # Most failed files that a problem names
 _MOST_FAILED = 100
 _RETRY_S = 1
@@ -109,49 +111,40 @@ def without_paths(text: str) -> str:
     return _PATH.sub("[path]", text)
 
 
-@dataclass(frozen=True)
-class ProblemResponse:
-    """An error response: its status, `Retry-After` (None: none), and document."""
+def problem_of(error: BaseException, request_id: str, redaction: Redaction) -> dict[str, Any]:
+    """Return the problem document of an error. For an unexpected error, it has only the request's id."""
+    name, status = "Unexpected", 500
+    detail = f"unexpected error: look up {request_id} in the service's log"
+    if isinstance(error, TieredIndexError):
+        name, (status, _), detail = type(error).__name__, _status_of(error), redaction.text(str(error))
+    document: dict[str, Any] = {
+        "type": f"urn:tiered-index:error:{name}",
+        "title": HTTPStatus(status).phrase if status != 499 else "Client Closed Request",
+        "status": status,
+        "detail": detail,
+        "error": name,
+        "request_id": request_id,
+    }
+    if isinstance(error, PartialAnswer):
+        reports = [file.to_dict() for file in error.failed[:_MOST_FAILED] if isinstance(file, FileReport)]
+        document["failed"] = redaction.document(reports)
+    return document
 
-    status: int
-    retry_after_s: int | None
-    document: dict[str, Any]
 
-    @classmethod
-    def of(cls, error: BaseException, request_id: str, redaction: Redaction) -> ProblemResponse:
-        """Return the problem for an error. For an unexpected error, it has only the request's id."""
-        status, retry_after_s, detail = 500, None, f"unexpected error: look up {request_id} in the service's log"
-        name = type(error).__name__ if isinstance(error, TieredIndexError) else "Unexpected"
-        if isinstance(error, Refused):
-            status, retry_after_s = error.status, error.retry_after_s
-        elif isinstance(error, TieredIndexError):
-            status, retry_after_s = next(
-                ((status, after_s) for kind, status, after_s in _STATUS if isinstance(error, kind)), (500, None)
-            )
-        if isinstance(error, TieredIndexError):
-            detail = redaction.text(str(error))
-        document: dict[str, Any] = {
-            "type": f"urn:tiered-index:error:{name}",
-            "title": HTTPStatus(status).phrase if status != 499 else "Client Closed Request",
-            "status": status,
-            "detail": detail,
-            "error": name,
-            "request_id": request_id,
-        }
-        if isinstance(error, PartialAnswer):
-            reports = [file.to_dict() for file in error.failed[:_MOST_FAILED] if isinstance(file, FileReport)]
-            document["failed"] = redaction.document(reports)
-        return cls(status, retry_after_s, document)
+def _status_of(error: BaseException) -> tuple[int, int | None]:
+    if isinstance(error, Refused):
+        return error.status, error.retry_after_s
+    return next(((status, after_s) for kind, status, after_s in _STATUS if isinstance(error, kind)), (500, None))
 
-    def body(self) -> bytes:
-        """Return the document as JSON."""
-        return json_text(self.document).encode()
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the response's headers."""
-        headers = [(b"content-type", MEDIA_TYPE.encode()), *PROTECTED]
-        if self.retry_after_s is not None:
-            headers.append((b"retry-after", str(self.retry_after_s).encode()))
-        if self.status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        return headers
+class ProblemResponse(Response):
+    """The response with the problem document of an error."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, error: BaseException, request_id: str, redaction: Redaction) -> None:
+        document = problem_of(error, request_id, redaction)
+        status, retry_after_s = _status_of(error)
+        headers = {"retry-after": str(retry_after_s)} if retry_after_s is not None else {}
+        headers |= {"www-authenticate": "Bearer"} if status == 401 else {}
+        super().__init__(json_text(document), status, PROTECTED | headers)

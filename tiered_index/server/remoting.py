@@ -9,18 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from tiered_index.errors import SetupUnavailable
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
 from tiered_index.rocketmq.remoting.server import RemotingServer
-from tiered_index.server.grants import GrantError, read_grants
+from tiered_index.server.grants import Grant, read_grants
 from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Served
 from tiered_index.service.read.budget import LookupLimits
-from tiered_index.stored import typed
 
 # RocketMQ's clients wait for 18 s
 _LONGEST_S = 15.0
@@ -80,9 +79,8 @@ def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_k
     )
 
 
-class _Key(Struct):
+class _Key(Grant):
     secret: Annotated[str, Meta(pattern=r"\A.+\Z")]
-    topics: tuple[str, ...] | None = None
 
 
 def read_keys(path: Path) -> Mapping[str, AccessKey]:
@@ -90,13 +88,8 @@ def read_keys(path: Path) -> Mapping[str, AccessKey]:
 
     A key without `topics` allows every topic. Raises `SetupUnavailable`, whose text has nothing of the file.
     """
-    try:
-        rows: dict[str, _Key] = typed(read_grants(path, ("secret", "topics"), depth=1), dict[str, _Key])
-    except ValueError as error:
-        # another error could show a secret
-        problem = str(error) if isinstance(error, GrantError) else "it has another form"
-        text = f'{path} is not a file of keys, {{"NAME": {{"secret": "...", "topics": ["PREFIX"]}}}}: {problem}'
-        raise SetupUnavailable(text) from None
+    what = 'a file of keys, {"NAME": {"secret": "...", "topics": ["PREFIX"]}}'
+    rows = read_grants(path, what, dict[str, _Key])
     if not rows:
         raise SetupUnavailable(f"{path} has no keys: every request would be refused")
     return {name: AccessKey(row.secret, row.topics) for name, row in rows.items()}

@@ -22,17 +22,16 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import asdict
 
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable
 from tiered_index.follow import FOLLOWED
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE
-from tiered_index.server.grants import read_grants
+from tiered_index.server.grants import Grant, read_grants
 from tiered_index.server.problems import Refused
-from tiered_index.stored import typed
 
 Role = Literal["read", "write", "admin"]
 # Each role includes the earlier ones
@@ -175,14 +174,9 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None, m
     # replace the target of a link, not the link
     path = path.resolve()
     token = f"ti_{secrets.token_urlsafe(32)}"
-    row: dict[str, Any] = {
-        "name": name,
-        "sha256": hashlib.sha256(token.encode()).hexdigest(),
-        "role": role,
-        "topics": None if topics is None else list(topics),
-    }
-    if max_topics is not None:
-        row["max_topics"] = max_topics
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    scope = None if topics is None else tuple(topics)
+    row = _Row(name=name, sha256=digest, role=role, topics=scope, max_topics=max_topics)
     try:
         while not _is_added(path, row):
             pass
@@ -191,7 +185,7 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None, m
     return token
 
 
-def _is_added(path: Path, row: dict[str, Any]) -> bool:
+def _is_added(path: Path, row: _Row) -> bool:
     """Add a row to the file and return True, or return False if another call replaced or made the file meanwhile."""
     with contextlib.ExitStack() as ending:
         is_new = not path.exists()
@@ -201,15 +195,14 @@ def _is_added(path: Path, row: dict[str, Any]) -> bool:
             if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
                 return False
         rows = [] if is_new else _rows(path)
-        if any(known["name"] == row["name"] for known in rows):
-            raise InvalidArgument(f"{path} has a token called {row['name']}: remove it, or choose another name")
+        if any(known.name == row.name for known in rows):
+            raise InvalidArgument(f"{path} has a token called {row.name}: remove it, or choose another name")
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
         ending.callback(new.unlink, missing_ok=True)
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as written:
             if not is_new:
                 _keep_access(path, new)
-            json.dump([*rows, row], written, indent=2)
-            written.write("\n")
+            written.write(json.dumps([asdict(one) for one in (*rows, row)], indent=2) + "\n")
             written.flush()
             os.fsync(written.fileno())
         if is_new:
@@ -235,33 +228,25 @@ def _keep_access(path: Path, new: Path) -> None:
         ) from error
 
 
-_MEMBERS = ("name", "sha256", "role", "topics", "max_topics")
-
-
-class _Row(Struct):
+class _Row(Grant):
     name: Annotated[str, Meta(pattern=rf"\A(?:{_NAME.pattern})\Z")]
     sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     role: Role
-    topics: tuple[str, ...] | None = None
     max_topics: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
 
+    @property
+    def caller(self) -> Caller:
+        """The caller with this token."""
+        default = None if self.topics is None else MAX_TOPICS
+        return Caller(self.name, self.role, self.topics, default if self.max_topics is None else self.max_topics)
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [asdict(row) for row in typed(read_grants(path, _MEMBERS), list[_Row])]
-    except ValueError as error:
-        raise SetupUnavailable(f"{path} is not a file of tokens: {error}") from error
+
+def _rows(path: Path) -> list[_Row]:
+    return read_grants(path, "a file of tokens", list[_Row])
 
 
 def _load(path: Path) -> dict[str, Caller]:
-    return {row["sha256"]: _caller(row) for row in _rows(path)}
-
-
-def _caller(row: dict[str, Any]) -> Caller:
-    topics, max_topics = None if row["topics"] is None else tuple(row["topics"]), row["max_topics"]
-    if max_topics is None and topics is not None:
-        max_topics = MAX_TOPICS
-    return Caller(row["name"], row["role"], topics, max_topics)
+    return {row.sha256: row.caller for row in _rows(path)}
 
 
 def _changed(path: Path) -> tuple[int, ...]:

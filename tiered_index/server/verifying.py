@@ -18,7 +18,7 @@ from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import Nothing, VerifyBody, of_body
-from tiered_index.server.problems import ProblemResponse, Refused
+from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import Served
 from tiered_index.service.jobs.verify import check_index
 from tiered_index.service.jobs.verify_report import Report
@@ -104,7 +104,7 @@ class VerificationHandlers(Handlers):
             check_index(self.served.lookups.config, report, *seen, deep=job.deep)
             is_done = True
         except Exception as error:  # noqa: BLE001 - the job reports any error
-            job.problem = answers.Problem(**ProblemResponse.of(error, request_id, redaction).document)
+            job.problem = answers.Problem(**problem_of(error, request_id, redaction))
         job.report = redaction.document(report.to_dict())
         job.ended_ms = time.time_ns() // 1_000_000
         job.state = "done" if is_done else "failed"
