@@ -83,17 +83,21 @@ def column(dtype: str, *, width: int | None = None, identity: bool = False, defa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexItem:
-    """An entry: topic, queue, offset, size, and time in seconds, of one message that has the key.
+    """An entry: the place of one message that has the key of the lookup.
 
-    The class corresponds to RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
+    Preset `native` adds `fingerprint`, a second hash of the key. Columns of your own are further members. In JSON,
+    bytes are hexadecimal text, and numbers that are not finite are null. Over HTTP the response header
+    `tiered-index-columns` declares them, as JSON. The class corresponds to RocketMQ's
+    `org.apache.rocketmq.tieredstore.index.IndexItem`.
 
-    - `topic`, `topic_id`: the topic, and its number in the index.
-    - `queue_id`: the queue or partition of the message.
-    - `offset`: position in the index's `offset_space`.
-    - `size`: bytes of the message.
-    - `timestamp_ms`: store time in epoch milliseconds, by whole seconds.
-    - `key_hash`: hash of topic#key, from 0 to 2**31 - 1 (`hash_key`).
-    - `source`: URI of the entry's index if several are read.
+    - `topic`: Topic of the message.
+    - `topic_id`: Number of the topic in its file.
+    - `queue_id`: Queue or partition of the message.
+    - `offset`: Offset of the message: its position in the log or queue (setting `offset_space`).
+    - `size`: Bytes of the message.
+    - `timestamp_ms`: Store time, epoch milliseconds by whole seconds.
+    - `key_hash`: Hash of topic and key (`hash_key`), from 0 to 2**31 - 1.
+    - `source`: URI of the index, if several are read.
     """
 
     topic: str

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tiered_index.types import FileReport, Freshness, LostFile, TopicSummary
+from tiered_index.types import FileReport, Freshness, IndexItem, LostFile, TopicSummary
 
 
 class Document(Struct, kw_only=True):
@@ -51,33 +51,6 @@ class Explain(Document, kw_only=True):
     folded_entries: int = 0
     message_requests: int | UnsetType = UNSET
     message_bytes: int | UnsetType = UNSET
-
-
-class IndexItem(Document, kw_only=True):
-    """The place of one message that has the key of the lookup.
-
-    Preset `native` adds `fingerprint`, a second hash of the key. Columns of your own are further members: text is text,
-    bytes are hexadecimal text, numbers that are not finite null. The response header `tiered-index-columns` declares
-    them, as JSON.
-
-    - `topic`: Topic of the message.
-    - `topic_id`: Number of the topic in its file.
-    - `queue_id`: Queue of the message.
-    - `offset`: Offset of the message: its position in the log or queue (setting `offset_space`).
-    - `size`: Bytes of the message.
-    - `timestamp_ms`: Store time, epoch milliseconds by whole seconds.
-    - `key_hash`: Hash of topic and key.
-    - `source`: URI of the index, if several are read.
-    """
-
-    topic: str
-    topic_id: int
-    queue_id: int
-    offset: int
-    size: int
-    timestamp_ms: int
-    key_hash: int
-    source: str | UnsetType | None = UNSET
 
 
 class File(Document, kw_only=True):

@@ -39,7 +39,7 @@ _TIME: dict[str, Any] = {
 }
 _WHERE = (answers.__name__, parameters.__name__, types.__name__)
 # Members that a document of the library leaves out if they are None
-_LEFT_OUT = {(types.Freshness, "not_asked")}
+_LEFT_OUT = {(types.Freshness, "not_asked"), (types.IndexItem, "source")}
 _MODELS: dict[str, Any] = {name: kind for where in (answers, parameters) for name, kind in vars(where).items()}
 _MEMBER = re.compile(r"^- `(\w+)`: (.*?)(?=\n- `|\Z)", re.DOTALL | re.MULTILINE)
 
