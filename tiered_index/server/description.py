@@ -122,7 +122,7 @@ def _described(schema: dict[str, Any], model: Any) -> dict[str, Any]:
     own = model.__annotations__ if is_answer else ()
     of_struct = issubclass(model, msgspec.Struct)
     # a field of a class of the library without a `repr` is in no document
-    names = model.__struct_fields__ if of_struct else [one.name for one in dataclasses.fields(model) if one.repr]
+    names = model.__struct_fields__ if of_struct else [field.name for field in dataclasses.fields(model) if field.repr]
     for name in (*(name for name in own if name in names), *(name for name in names if name not in own)):
         member = schema["properties"][name]
         if is_answer or member.get("default", "") is None:
@@ -130,7 +130,7 @@ def _described(schema: dict[str, Any], model: Any) -> dict[str, Any]:
         properties[name] = ({"description": meanings[name]} if name in meanings else {}) | member
     required = schema.get("required", [])
     if is_answer:
-        absent = {one.name for one in structs.fields(model) if one.default is UNSET} if of_struct else set()
+        absent = {field.name for field in structs.fields(model) if field.default is UNSET} if of_struct else set()
         required = [name for name in names if name not in absent and (model, name) not in _LEFT_OUT]
     text = _MEMBER.split(inspect.cleandoc(model.__doc__ or ""))[0]
     return {"type": "object", "description": " ".join(text.split()), "properties": properties, "required": required}

@@ -202,7 +202,7 @@ def _is_added(path: Path, row: _Row) -> bool:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as written:
             if not is_new:
                 _keep_access(path, new)
-            written.write(json.dumps([asdict(one) for one in (*rows, row)], indent=2) + "\n")
+            written.write(json.dumps([asdict(grant) for grant in (*rows, row)], indent=2) + "\n")
             written.flush()
             os.fsync(written.fileno())
         if is_new:
