@@ -425,3 +425,20 @@ def test_folders_that_cant_be_read_are_not_left_out_in_silence(tmp_path: Any, mo
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(InvalidArgument, match="day=1: Permission denied"):
         folders.files_below(files)
+
+
+@pytest.mark.parametrize("nullable", [True, False])
+def test_the_schema_says_whether_a_count_reads_the_keys(spark: Any, tmp_path: Any, nullable: bool) -> None:
+    """Statistics would say it, too, but Arrow aborts the process for some damage of them."""
+    table = messages(COUNT)
+    table = table.cast(pa.schema([field.with_nullable(nullable) for field in table.schema]))
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, compression="none", use_dictionary=["topic"], write_page_checksum=True)
+    flip(path, path.read_bytes().index(table["key"][7].as_py().encode()))
+    counted = entries_in(spark, path)
+    if nullable:
+        with pytest.raises(CorruptFile, match="row group 0 can't be read"):
+            read_whole(counted, ["topic", HAS_KEY])
+    else:
+        (batch,) = read_whole(counted, ["topic", HAS_KEY])
+        assert len(batch) == COUNT and pc.all(batch.column(HAS_KEY)).as_py()

@@ -47,7 +47,8 @@ class ParquetTable:
         with self._place.ranges() as handle, self._opened(handle) as file:
             self.metadata: pq.FileMetaData = file.metadata
             self.schema = pa.schema(
-                [pa.field(f.name, known_layout(f.type)) for f in file.schema_arrow], file.schema_arrow.metadata
+                [pa.field(f.name, known_layout(f.type), f.nullable) for f in file.schema_arrow],
+                file.schema_arrow.metadata,
             )
         self._lists = {field.name for field in self.schema if has_items(field.type)}
         # Rows of each row group

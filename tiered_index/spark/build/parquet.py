@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.columns import each_key, has_items
@@ -161,7 +160,7 @@ class ParquetFiles:
     def batches(
         self, part: tuple[int, list[int]], columns: Sequence[str], texts: Sequence[str] = (), if_null: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of a part, and the column `if_null` of row groups that may have nulls in it.
+        """Yield the columns of a part, and the column `if_null` if the file's schema says that it may have nulls.
 
         Raises `CorruptFile`, `InvalidArgument` if the file was replaced.
         """
@@ -178,7 +177,7 @@ class ParquetFiles:
                 # a batch without columns would have no rows
                 wanted = [c for c in columns if c in table.schema.names] or table.schema.names[:1]
                 if if_null is not None and if_null in table.schema.names and if_null not in wanted:
-                    wanted += [if_null] if _may_be_null(table.metadata, group, if_null) else []
+                    wanted += [if_null] if table.schema.field(if_null).nullable else []
                 for first, found in table.read_group(group, wanted, shared=texts):
                     whole = self._with_folders(found, [*columns, *([if_null] if if_null else [])], number)
                     yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
@@ -194,16 +193,6 @@ class ParquetFiles:
             elif column == "topic_id" and column not in rows.schema.names:
                 rows = rows.append_column(column, pa.nulls(len(rows), pa.int64()))
         return rows
-
-
-def _may_be_null(metadata: pq.FileMetaData, group: int, column: str) -> bool:
-    """Return whether a column may have a null, True for a nested one."""
-    for number in range(metadata.num_columns):
-        about = metadata.row_group(group).column(number)
-        if about.path_in_schema == column:
-            told = about.statistics
-            return not (told is not None and told.has_null_count and told.null_count == 0)
-    return True
 
 
 @dataclass(frozen=True)
