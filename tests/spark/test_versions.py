@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 
 from tiered_index.errors import ConfigError
 from tiered_index.spark import session
+from tiered_index.spark.datasource.entries import EntrySource
 from tiered_index.spark.frames import hashed_into, repartitioned, repartitioned_by_hash
 
 
@@ -24,8 +26,11 @@ def test_each_partition_has_an_integer_of_its_own():
     assert len(np.unique(hashed_into(10_000))) == 10_000
 
 
-def test_a_data_source_names_the_version_that_it_needs(monkeypatch):
-    monkeypatch.setattr("pyspark.__version__", "4.1.2")
-    session.check_pyspark()
-    with pytest.raises(ConfigError, match=r"PySpark 4\.1\.2 is too old: data sources need 4\.2 or later"):
+def test_an_old_spark_is_named_with_the_version_that_is_needed(monkeypatch):
+    monkeypatch.setattr("pyspark.__version__", "3.5.8")
+    with pytest.raises(ConfigError, match=r"PySpark 3\.5\.8 is too old: this package needs 4\.0 or later"):
         session.register(None)
+    monkeypatch.setattr("pyspark.__version__", "4.0.2")
+    session.check_pyspark()
+    with pytest.raises(ConfigError, match=r"PySpark 4\.0\.2 is too old: streams into an index need 4\.1 or later"):
+        EntrySource({"path": "file:///tmp/index"}).streamWriter(StructType(), overwrite=False)

@@ -16,6 +16,7 @@ from tiered_index.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
@@ -103,7 +104,7 @@ def repartitioned(frame: DataFrame, count: int, place: Column) -> DataFrame:
 
 
 def repartitioned_by_hash(frame: DataFrame, count: int, place: Column) -> DataFrame:
-    """As `repartitioned`, before Spark 4.2: by integers whose hashes fall into the partitions."""
+    """As `repartitioned`, before Spark 4.1: by integers whose hashes fall into the partitions."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     numbers = F.split(F.lit(",".join(map(str, hashed_into(count).tolist()))), ",")
@@ -172,7 +173,17 @@ def arrow_type_of(kind: Any) -> pa.DataType:
     """Return the Arrow type of a type of Spark; times have the zone UTC."""
     from pyspark.sql.pandas.types import to_arrow_type
 
-    convert: Any = to_arrow_type
+    return _in_utc(to_arrow_type, kind)
+
+
+def arrow_schema_of(columns: StructType) -> pa.Schema:
+    """Return the Arrow schema of columns of Spark; times have the zone UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return _in_utc(to_arrow_schema, columns)
+
+
+def _in_utc(convert: Any, kind: Any) -> Any:
     try:
         return convert(kind, timezone="UTC")
     except TypeError:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import tiered_index
 from tiered_index.errors import ConfigError, install_hint
-from tiered_index.spark.versions import OLDEST, OLDEST_OF_SOURCES, check_classic, check_version
+from tiered_index.spark.versions import check_classic, check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,13 +81,13 @@ def _has_options_of_java(settings: Mapping[str, str]) -> bool:
     return any(name in text for name in ("JavaOptions", *_JAVA_VARIABLES) for text in texts)
 
 
-def check_pyspark(least: tuple[int, int] = OLDEST) -> None:
-    """Raise `ConfigError` if PySpark is missing, or older than `least`."""
+def check_pyspark() -> None:
+    """Raise `ConfigError` if PySpark is missing or too old."""
     try:
         importlib.import_module("pyspark.sql")
     except ImportError as error:
         raise ConfigError(f"PySpark is not installed: {install_hint('spark')}") from error
-    check_version("PySpark", str(getattr(importlib.import_module("pyspark"), "__version__", "")), least)
+    check_version("PySpark", str(getattr(importlib.import_module("pyspark"), "__version__", "")))
 
 
 def check_java() -> None:
@@ -145,7 +145,7 @@ def register(spark: SparkSession) -> None:
     Idempotent. Raises `ConfigError` if PySpark is missing or too old. Logs a warning if writes may fail because of
     Spark's speculation.
     """
-    check_pyspark(OLDEST_OF_SOURCES)
+    check_pyspark()
     from pyspark.sql.functions import udtf
 
     from tiered_index.spark.datasource.entries import EntrySource

@@ -7,9 +7,9 @@ import re
 from tiered_index.errors import ConfigError
 
 OLDEST = (4, 0)
-"""The first version that runs jobs: build, merge, erase, compact, lookup and audit."""
-OLDEST_OF_SOURCES = (4, 2)
-"""The first version that runs the data sources, whose streams have limits."""
+"""The first version that runs jobs and data sources."""
+OLDEST_OF_STREAMS = (4, 1)
+"""The first version whose streams pass batches of Arrow to a data source."""
 
 
 def check_classic(spark: object) -> None:
@@ -28,7 +28,7 @@ def check_version(what: str, found: str, least: tuple[int, int] = OLDEST) -> Non
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is not None and (int(numbers[1]), int(numbers[2])) < least:
         oldest = ".".join(map(str, least))
-        needed = "jobs need" if least == OLDEST else "data sources need"
+        needed = "streams into an index need" if least == OLDEST_OF_STREAMS else "this package needs"
         raise ConfigError(
             f"{what} {found} is too old: {needed} {oldest} or later, on driver and executors: "
             f"pip install 'pyspark[sql]>={oldest}', and a cluster of that version"

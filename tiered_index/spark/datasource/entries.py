@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tiered_index.errors import InvalidArgument, SchemaMismatch
@@ -24,7 +25,8 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import Options, TaskPartition
 from tiered_index.spark.datasource.reading import EntrySelection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
-from tiered_index.spark.frames import arrow_schema
+from tiered_index.spark.frames import arrow_schema, arrow_schema_of
+from tiered_index.spark.versions import OLDEST_OF_STREAMS, check_version
 from tiered_index.spark.workers import told_plainly
 
 _OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes")
@@ -66,7 +68,8 @@ class EntrySource(DataSource):
         return EntryWriter(self._options(WRITE_OPTIONS), schema, "replace" if overwrite else "append")
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> EntryStreamWriter:  # noqa: N802 - Spark's name
-        """Return the writer of a micro-batch."""
+        """Return the writer of a micro-batch. Raises `ConfigError` before Spark 4.1."""
+        check_version("PySpark", pyspark.__version__, OLDEST_OF_STREAMS)
         if overwrite:
             raise InvalidArgument("a stream appends to an index: use outputMode append")
         return EntryStreamWriter(self._options(STREAM_OPTIONS), schema)
@@ -97,7 +100,7 @@ class EntryReader(DataSourceReader):
             plan: TaskPlan = partition.value
             with self.address.open() as storage:
                 own = require_columns(self.schema, self._columns(plan.schema), f"the index in {self.address.uri}")
-                for batch in read_task(plan, storage, to_arrow_schema(own, timezone="UTC")):
+                for batch in read_task(plan, storage, arrow_schema_of(own)):
                     yield batch.rename_columns(self.schema.names)
 
     def _columns(self, schema: Schema) -> StructType:

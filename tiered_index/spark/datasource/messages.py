@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
@@ -34,7 +34,7 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import archive_in, archived_segments, check_is_here
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import Options, TaskPartition
-from tiered_index.spark.frames import arrow_schema, gathered
+from tiered_index.spark.frames import arrow_schema, arrow_schema_of, gathered
 from tiered_index.spark.workers import told_plainly
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -143,7 +143,7 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
     Raises `CorruptFile` except with skipCorrupt, `MissingOffsets` for a cut log.
     """
     with _opened(stretch, settings) as reader:
-        wanted = to_arrow_schema(schema, timezone="UTC")
+        wanted = arrow_schema_of(schema)
         own = require_columns(schema, settings.columns, settings.path).names
         messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
         rows = ((message, _body(message, settings) if "body" in own else None) for message in messages)

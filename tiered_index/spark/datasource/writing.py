@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
@@ -43,7 +43,7 @@ from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen, check_sums, pack_batches, write_blocks
 from tiered_index.spark.build.sources import FIELDS, check_fields
 from tiered_index.spark.datasource.options import Options
-from tiered_index.spark.frames import arrow_schema
+from tiered_index.spark.frames import arrow_schema, arrow_type_of
 from tiered_index.spark.workers import told_plainly
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import probe_put_if_absent
@@ -219,7 +219,7 @@ def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[Pa
         log = StorageLog(storage, clock)
         genesis = stored_genesis(log, settings, storage.uri)
         wanted = genesis or wanted_descriptor(settings, None)
-        kinds = {column.name: to_arrow_type(column.dataType, timezone="UTC") for column in schema}
+        kinds = {column.name: arrow_type_of(column.dataType) for column in schema}
         columns = EntryColumns.of(kinds, wanted.layout.schema)
         if genesis is None and not streams:
             genesis = _created(storage, log, wanted)
@@ -265,8 +265,12 @@ class EntryWriter(DataSourceArrowWriter):
         _abort(self._job, messages)
 
 
+# before Spark 4.1 there is none, and `EntrySource` raises
+_StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", object)
+
+
 @told_plainly
-class EntryStreamWriter(DataSourceStreamArrowWriter):
+class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
     """The writer of one micro-batch. Spark creates one for each batch, and another one to commit it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
