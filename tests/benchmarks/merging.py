@@ -159,7 +159,7 @@ def merging(
     states = STATES if spark else STATES[:2]
     columns: dict[State, list[dict[str, float]]] = {state: [] for state in states}
     context = multiprocessing.get_context("spawn")
-    with session.progress("measuring", rounds * len(states)) as progress, scratch(base_folder(root_dir)) as folder:
+    with session.out.progress("measuring", rounds * len(states)) as progress, scratch(base_folder(root_dir)) as folder:
         fill(folder / "index", entries, files)
         for number, state in enumerate(states * rounds):
             with _copied(folder / "index", folder / "copy") as place, context.Pool(1) as pool:

@@ -98,7 +98,7 @@ def measure(
     with (
         own_environment(),
         scratch(base) as folder,
-        session.progress("measuring", sum(suite.passes for suite in suites) * setting.rounds) as progress,
+        session.out.progress("measuring", sum(suite.passes for suite in suites) * setting.rounds) as progress,
     ):
         figures = list(run_suites(suites, setting, folder, lambda suite: progress.update(next(done), suite), tables))
     elapsed_s = time.monotonic() - started_s

@@ -303,7 +303,7 @@ def scale(
         raise InvalidArgument("scale makes its own index: leave out --root, --storage and --config")
     sizes = sorted(set(objects or (1_000, 10_000, 100_000)))
     columns: list[list[Row]] = []
-    with session.progress("measuring", len(sizes)) as progress, scratch(base_folder(root_dir)) as folder:
+    with session.out.progress("measuring", len(sizes)) as progress, scratch(base_folder(root_dir)) as folder:
         for size in sizes:
             columns.append(measured(folder / str(size), size))
             progress.update(len(columns), f"{size:,} objects")

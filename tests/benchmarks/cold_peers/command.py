@@ -82,7 +82,7 @@ def cold_peers(
         session.out.note(f"{title} is left out: {reason}")
     for size in entries or [5_000_000, 20_000_000]:
         title, steps = f"{size:,} entries", 1 + len(chosen) * (1 + rounds)
-        with scratch(base) as folder, session.progress(title, steps) as progress:
+        with scratch(base) as folder, session.out.progress(title, steps) as progress:
             document["sizes"].append(run(chosen, size, amounts, python, folder, progress.update))
         write_document(out, document)
     session.out.answer(document)
