@@ -11,22 +11,17 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from tiered_index import json_numbers
-from tiered_index.errors import ConfigError, InvalidArgument, install_hint, listed
+from tiered_index.errors import InvalidArgument, listed
+from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, searched
 from tiered_index.kafka.record import KafkaRecord
-from tiered_index.kafka.values import FieldReader, Unclear, key_texts
 from tiered_index.spelling import key_text
 from tiered_index.types import MAX_KEY_UNITS
-
-try:
-    import jmespath
-except ModuleNotFoundError:  # the extra is not installed
-    jmespath = cast("Any", None)
 
 KeyFunction = Callable[[KafkaRecord], Iterable[str]]
 Headers = Sequence[tuple[str, bytes | None]]
@@ -120,7 +115,7 @@ class RecordKeys:
                 typed = bool(header) and of_type in TYPES
                 self._headers.append((header, _spell(of_type)) if typed else (name, key_text))
             elif kind == "json" and name:
-                self._paths.append((name, self._compiled(name, check=self.are_new)))
+                self._paths.append((name, compiled_path(name, f"--key json:{name}", check=self.are_new)))
             else:
                 raise InvalidArgument(
                     f"--key {text}: give key, header:NAME or json:PATH, such as json:order.id; key and header:NAME may "
@@ -132,26 +127,6 @@ class RecordKeys:
     def by_rules(cls, told: Iterable[str]) -> Self:
         """Return the extraction by the rules of an index and its files, without that of a function."""
         return cls(tuple({*told} - {FUNCTION}) or ("key",), are_new=False)
-
-    @staticmethod
-    def _compiled(path: str, *, check: bool) -> Any:
-        if jmespath is None:
-            raise ConfigError(f"--key json: needs the extra 'kafka' (jmespath is missing): {install_hint('kafka')}")
-        try:
-            compiled = jmespath.compile(path)
-            nodes = [compiled.parsed] if check else []
-            while nodes:
-                node = nodes.pop()
-                nodes += [child for child in node["children"] if isinstance(child, dict)]
-                if node["type"] == "function_expression":
-                    # else an unknown function, or a wrong number of arguments, is an error of each record
-                    with contextlib.suppress(jmespath.exceptions.JMESPathTypeError):
-                        jmespath.functions.Functions().call_function(node["value"], [None] * len(node["children"]))
-        except jmespath.exceptions.JMESPathError as error:
-            raise InvalidArgument(
-                f"--key json:{path} can't be read as JMESPath: {str(error).splitlines()[0]}"
-            ) from error
-        return compiled
 
     @property
     def needs(self) -> tuple[bool, bool]:
@@ -276,11 +251,8 @@ class RecordKeys:
             return [], False
         texts = []
         for _, path in self._paths:
-            # the path may not accept this value, in jmespath's own checks or not: the record lacks this key
-            with contextlib.suppress(
-                jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError
-            ):
-                texts += list(key_texts(path.search(document[0])))
+            with contextlib.suppress(ValueError):  # Python makes no text of so many digits
+                texts += list(key_texts(searched(path, document[0])))
         return texts, True
 
     def _note_lack(self, headers: Headers, value: bytes | None) -> None:

@@ -1,13 +1,21 @@
-"""Reads fields of JSON values for keys: only those of plain paths are decoded. Pure; any thread."""
+"""Reads fields of JSON values by JMESPath: only those of plain paths are decoded. Pure; any thread."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from operator import attrgetter
+from typing import Any, Self, cast
 
 import msgspec
 
+from tiered_index.errors import ConfigError, InvalidArgument, install_hint
 from tiered_index.json_numbers import number_text
+
+try:
+    import jmespath
+except ModuleNotFoundError:  # boto3 brings it, but does not promise to
+    jmespath = cast("Any", None)
 
 Path = tuple[str, ...]
 
@@ -30,13 +38,45 @@ def key_texts(value: Any) -> Iterator[str]:
             yield number_text(each)
 
 
-def _plain_path(node: dict[str, Any]) -> Path | None:
+def compiled_path(path: str, shown: str, *, check: bool = True) -> Any:
+    """Return a compiled JMESPath. `shown` names it in errors; `check`: refuse functions that do not exist.
+
+    Raises `InvalidArgument`, and `ConfigError` if jmespath is missing.
+    """
+    if jmespath is None:
+        raise ConfigError(f"{shown} needs the extra 'kafka' (jmespath is missing): {install_hint('kafka')}")
+    try:
+        compiled = jmespath.compile(path)
+        nodes = [compiled.parsed] if check else []
+        while nodes:
+            node = nodes.pop()
+            nodes += [child for child in node["children"] if isinstance(child, dict)]
+            if node["type"] == "function_expression":
+                # else an unknown function, or a wrong number of arguments, is an error of each record
+                with contextlib.suppress(jmespath.exceptions.JMESPathTypeError):
+                    jmespath.functions.Functions().call_function(node["value"], [None] * len(node["children"]))
+    except jmespath.exceptions.JMESPathError as error:
+        raise InvalidArgument(f"{shown} can't be read as JMESPath: {str(error).splitlines()[0]}") from error
+    return compiled
+
+
+def searched(path: Any, document: Any) -> Any:
+    """Return the member of a document at a compiled JMESPath; None also if the path does not accept the document."""
+    # in jmespath's own checks or not
+    with contextlib.suppress(
+        jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError
+    ):
+        return path.search(document)
+    return None
+
+
+def plain_path(node: dict[str, Any]) -> Path | None:
     """Return the names of a parsed JMESPath of names alone, such as ``order.id``; None: it is another expression."""
     if node["type"] == "field":
         return (node["value"],)
     if node["type"] != "subexpression":
         return None
-    parts = [_plain_path(child) for child in node["children"]]
+    parts = [plain_path(child) for child in node["children"]]
     return None if None in parts else tuple(name for part in parts if part is not None for name in part)
 
 
@@ -56,12 +96,13 @@ class FieldReader:
                 field, node = node.setdefault(name, (f"field{len(node)}", {}))
                 way.append(field)
             self._ways.append((tuple(way), path[cut:]))
-        self._decode = msgspec.json.Decoder(_structure(tree), float_hook=str).decode
+        decoder = msgspec.json.Decoder(_structure(tree), float_hook=str)
+        self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
 
     @classmethod
     def of(cls, expressions: Sequence[Any]) -> Self | None:
         """Return the reader of compiled JMESPaths. None: there are none, or not all are plain paths."""
-        paths = [path for expression in expressions if (path := _plain_path(expression.parsed)) is not None]
+        paths = [path for expression in expressions if (path := plain_path(expression.parsed)) is not None]
         return cls(paths) if paths and len(paths) == len(expressions) else None
 
     def only_text(self, value: bytes) -> str | None:
@@ -74,6 +115,25 @@ class FieldReader:
         except (msgspec.MsgspecError, RecursionError, ValueError, AttributeError):
             return None
         return member if type(member) is str and not names and member.isascii() else None
+
+    def members_of_lines(self, lines: bytes) -> list[list[Any]]:
+        """Return for each path the member of each line's object; None: there is none. Raises `Unclear`.
+
+        A decimal number is a text, as it was written; -0 is 0. Lines are not checked to have one object each.
+        """
+        try:
+            documents = self._decode_lines(lines)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise Unclear from error
+        members = []
+        for fields, names in self._ways:
+            values = list(map(attrgetter(fields[0]), documents))
+            for field in fields[1:]:
+                values = [getattr(value, field, None) for value in values]
+            for name in names:
+                values = [value.get(name) if isinstance(value, dict) else None for value in values]
+            members.append(values)
+        return members
 
     def keys_of(self, value: bytes) -> list[str]:
         """Return the keys of a JSON object, by path. Raises `Unclear`."""

@@ -1,0 +1,754 @@
+"""Reads the rows of files of any form as entries: NDJSON, CSV and Parquet, compressed or not.
+
+A `RowMapping` says where a row has its keys and its time. The position of a row is the byte of its line in the
+decompressed text, or its number in a file with columns. Text is read in blocks; a block that the quick parser refuses
+is read line by line, so that a bad row is named. Memory: some blocks. One thread.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import csv
+import gzip
+import io
+import lzma
+import re
+import uuid
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import IO, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from tiered_index.errors import CorruptFile, InvalidArgument, listed
+from tiered_index.format.segment import Times, times_of
+from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, plain_path, searched
+from tiered_index.kernels import crc32
+from tiered_index.service.write.validation import milliseconds
+from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, times_ms
+from tiered_index.sources.messages import json_object
+from tiered_index.sources.parquet import ParquetTable
+from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
+
+File = LocalFile | StoredFile
+Unit = Literal["s", "ms", "us", "ns"]
+BLOCK_BYTES = 4 << 20
+SUM_BYTES = 256 << 10
+"""The bytes of a block with a checksum: the least that is read for a row."""
+_PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+# seconds since 1970 of the years 1990 to 2100: numbers in them have one likely unit
+_LIKELY_S = 631_152_000, 4_102_444_800
+_NUMBER = re.compile(r"\s*-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\s*")
+_HEAD_BYTES = 64 << 10
+_MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_PARQUET = b"PAR1"
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, OSError)
+
+
+@dataclass
+class RowMapping:
+    """Where a row has its keys and its time: JMESPaths, or names of columns.
+
+    `unit` is that of times that are numbers. None: the first ones decide, for the whole run.
+    """
+
+    keys: Sequence[str]
+    time: str
+    unit: Unit | None = None
+    is_guessed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.keys:
+            raise InvalidArgument("--key is missing: it says where a row has its key, such as --key order_id")
+        self.paths = [compiled_path(path, f"--key {path}") for path in self.keys]
+        self.time_path = compiled_path(self.time, f"--time {self.time}")
+        self.reader = FieldReader.of([*self.paths, self.time_path])
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Option and path of all fields."""
+        return [*(("--key", path) for path in self.keys), ("--time", self.time)]
+
+    def names_of_path(self, path: str) -> tuple[str, ...] | None:
+        """Return the names of a plain path; None: it is another expression."""
+        return plain_path(compiled_path(path, path).parsed)
+
+    def decide(self, number: float) -> Unit:
+        """Return the unit of times that are numbers; `number` is the first one. Raises `InvalidArgument`."""
+        if self.unit is None:
+            fitting = [unit for unit, per in _PER_SECOND.items() if _LIKELY_S[0] * per <= number < _LIKELY_S[1] * per]
+            if len(fitting) != 1:
+                raise InvalidArgument(
+                    f"time {number!r} is of the years 1990 to 2100 in no unit of s, ms, us and ns: give --time-unit"
+                )
+            self.unit, self.is_guessed = fitting[0], True
+        return self.unit
+
+    def time_ms(self, value: Any) -> int:
+        """Return the time of one row in epoch milliseconds. Raises `InvalidArgument`."""
+        if value is None or value == "":
+            raise InvalidArgument(f"no time at {self.time}")
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise InvalidArgument(f"{self.time} is no time: {value!r:.80}")
+        if isinstance(value, str) and not _NUMBER.fullmatch(value):
+            try:
+                time_ms = exact_time(value)
+            except ValueError as error:
+                raise InvalidArgument(f"{self.time} is neither a number nor an ISO 8601 time: {value!r:.80}") from error
+        elif isinstance(value, int) or (isinstance(value, str) and value.strip().removeprefix("-").isdecimal()):
+            time_ms = int(value) * 1000 // _PER_SECOND[self.decide(int(value))]
+        else:
+            time_ms = int(float(value) * 1000 // _PER_SECOND[self.decide(float(value))])
+        if not 0 <= time_ms <= MAX_TIMESTAMP_MS:
+            raise InvalidArgument(f"{self.time} is out of range: {value!r:.80}")
+        return time_ms
+
+    def times_ms(self, values: Sequence[Any] | pa.Array) -> npt.NDArray[np.int64] | None:
+        """Return the times of rows in epoch milliseconds; None: one of them must be read by itself."""
+        try:
+            column = values if isinstance(values, pa.Array) else pa.array(values)
+            if column.null_count or not len(column):
+                return None
+            if pa.types.is_timestamp(column.type):
+                times = milliseconds(column).to_numpy()
+            elif pa.types.is_date(column.type):
+                times = milliseconds(column.cast(pa.timestamp("ms"))).to_numpy()
+            elif pa.types.is_integer(column.type):
+                numbers = column.cast(pa.int64()).to_numpy()
+                per = _PER_SECOND[self.decide(int(numbers[0]))]
+                times = numbers * (1000 // per) if per <= 1000 else numbers // (per // 1000)
+            elif is_text(column.type) and not any(_NUMBER.fullmatch(text) for text in column[:1].to_pylist()):
+                if pc.any(pc.match_substring_regex(column, r"^\s*-?[0-9]+(\.[0-9]+)?\s*$")).as_py():
+                    return None
+                times = times_ms(pa.chunked_array([plain_text(column)])).to_numpy()
+            else:
+                return None
+        except (pa.ArrowException, OverflowError, InvalidArgument, UnicodeEncodeError):
+            return None
+        is_sound = 0 <= int(times.min()) and int(times.max()) <= MAX_TIMESTAMP_MS
+        return np.asarray(times, np.int64) if is_sound else None
+
+    def keys_of(self, members: Iterable[Any]) -> list[str]:
+        """Return the distinct keys of a row by the members at its key paths. Raises `InvalidArgument`."""
+        keys = dict.fromkeys(text for member in members for text in key_texts(_as_text(member)) if text)
+        for key in keys:
+            try:
+                units = len(key.encode("utf-16-le")) // 2
+            except UnicodeEncodeError as error:
+                raise InvalidArgument(f"a key is no valid Unicode: {key!r:.80}") from error
+            if units > MAX_KEY_UNITS:
+                raise InvalidArgument(f"a key has {units:,} UTF-16 code units; {MAX_KEY_UNITS:,} are allowed")
+        return list(keys)
+
+
+def _as_text(member: Any) -> Any:
+    """Return a key of a column as JSON: the text of a UUID of 16 bytes, and of other bytes that are UTF-8."""
+    if isinstance(member, list):
+        return [_as_text(each) for each in member]
+    if isinstance(member, bytes):
+        if len(member) == 16:
+            return str(uuid.UUID(bytes=member))
+        with contextlib.suppress(UnicodeDecodeError):
+            return member.decode()
+        return member.hex()
+    return member if member is None or isinstance(member, str | int | float | bool | dict) else str(member)
+
+
+def _key_column(values: Sequence[Any] | pa.Array) -> pa.Array | None:
+    """Return the keys of rows, one a row, as texts with nulls; None: rows must be read by themselves."""
+    try:
+        column = values if isinstance(values, pa.Array) else pa.array(values)
+        if pa.types.is_null(column.type):
+            return pa.nulls(len(column), pa.string())
+        if pa.types.is_integer(column.type):
+            # a zero may be -0
+            is_sound = isinstance(values, pa.Array) or not pc.any(pc.equal(column, 0)).as_py()
+            return column.cast(pa.string()) if is_sound else None
+        if pa.types.is_boolean(column.type):
+            return column.cast(pa.string())
+        if not is_text(column.type):
+            return None
+        column = plain_text(column).cast(pa.string())
+        if (pc.max(pc.binary_length(column)).as_py() or 0) > MAX_KEY_UNITS:
+            return None
+        empty = pc.equal(column, "").fill_null(False)
+        return pc.if_else(empty, pa.scalar(None, pa.string()), column) if pc.any(empty).as_py() else column
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is no entry: its place for people, and the problem."""
+
+    where: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows up to position `end` of a file. `keys`, `positions`, `sizes` and `times_ms` have a value for each entry."""
+
+    end: int
+    rows: int
+    keys: pa.Array
+    positions: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    times_ms: npt.NDArray[np.int64]
+    keyless: int = 0
+    bad: tuple[BadRow, ...] = ()
+
+    @property
+    def times(self) -> Times | None:
+        """The least and the greatest time of the entries."""
+        return times_of(self.times_ms)
+
+
+def _joined(
+    keys: Sequence[pa.Array], positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64], end: int,
+) -> RowBatch:  # fmt: skip
+    """Return the batch of rows that have at most one key for each path. Memory: the entries once more."""
+    rows, parts = len(positions), []
+    has_key = np.zeros(rows, bool)
+    for number, column in enumerate(keys):
+        for earlier in keys[:number]:
+            same = pc.equal(column, earlier).fill_null(False)
+            column = pc.if_else(same, pa.scalar(None, pa.string()), column)
+        present = pc.is_valid(column).to_numpy(zero_copy_only=False)
+        has_key |= present
+        parts.append((column.drop_null(), np.flatnonzero(present)))
+    at = np.concatenate([each for _, each in parts])
+    texts = pa.concat_arrays([each for each, _ in parts])
+    return RowBatch(end, rows, texts, positions[at], sizes[at], times[at], int(rows - has_key.sum()))
+
+
+class _Rows:
+    """Gathers rows that are read one by one."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.places: list[tuple[int, int, int]] = []
+        self.bad: list[BadRow] = []
+        self.rows = self.keyless = 0
+
+    def add(self, keys: list[str], position: int, size: int, time_ms: int) -> None:
+        self.rows += 1
+        self.keyless += not keys
+        self.keys += keys
+        self.places += [(position, size, time_ms)] * len(keys)
+
+    def batch(self, end: int) -> RowBatch:
+        columns = np.array(self.places, np.int64).reshape(-1, 3)
+        arrays = columns[:, 0], columns[:, 1], columns[:, 2]
+        return RowBatch(end, self.rows, pa.array(self.keys, pa.string()), *arrays, self.keyless, tuple(self.bad))
+
+
+class BlockSums:
+    """The CRC32 of each `SUM_BYTES` of bytes that arrive in pieces."""
+
+    def __init__(self) -> None:
+        self._sums: list[int] = []
+        self._last, self._filled = 0, 0
+
+    def update(self, data: bytes) -> None:
+        """Add the next bytes."""
+        view, at = memoryview(data), 0
+        while at < len(view):
+            piece = view[at : at + SUM_BYTES - self._filled]
+            self._last = crc32(piece, self._last)
+            self._filled += len(piece)
+            at += len(piece)
+            if self._filled == SUM_BYTES:
+                self._sums.append(self._last)
+                self._last = self._filled = 0
+
+    @property
+    def blocks(self) -> tuple[int, tuple[int, ...]]:
+        """As `LinkedSegment.blocks`."""
+        return SUM_BYTES, (*self._sums, *([self._last] if self._filled else []))
+
+
+class RowFile(ABC):
+    """The rows of one file. Raises `InvalidArgument` for a file of another form, `CorruptFile` for damage."""
+
+    format: str
+    is_text = True
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    @abstractmethod
+    def length_bound(self, position: int) -> int:
+        """Return a number of positions to reserve for the file behind `position`: all that it has, unless unknown."""
+
+    @abstractmethod
+    def fields(self) -> list[str]:
+        """Return the names of the fields of the first row, or of all columns."""
+
+    @abstractmethod
+    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
+        """Return option and path of the fields that none of the first rows has."""
+
+    @abstractmethod
+    def reading(self, mapping: RowMapping, position: int, end: int) -> RowReading:
+        """Return a reading of the rows at positions [`position`, `end`)."""
+
+
+class RowReading(ABC):
+    """One reading of a part of a file."""
+
+    end: int
+    """The position behind the last whole row that was read."""
+    is_whole = False
+    """Whether the file has no whole row behind `end`, as far as `end` of the reading lets know."""
+    held_back_bytes = 0
+    """The bytes of a last line without newline, which may still be written."""
+    blocks: tuple[int, tuple[int, ...]] | None = None
+
+    @abstractmethod
+    def batches(self, start: int) -> Iterator[RowBatch]:
+        """Yield the rows from position `start` on, the end of a row. Rows before it are checksummed only."""
+
+
+def compression_of(head: bytes) -> str | None:
+    """Return the compression of a file by its first bytes; None: it has none."""
+    return next((name for magic, name in _MAGICS.items() if head.startswith(magic)), None)
+
+
+@contextlib.contextmanager
+def decompressed(file: File, compression: str | None) -> Iterator[IO[bytes]]:
+    """Yield the text of a file. Reads raise the errors of `damage_named`."""
+    with file.open() as raw:
+        if compression == "gzip":
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+        elif compression == "bzip2":
+            yield bz2.BZ2File(raw)
+        elif compression == "xz":
+            yield lzma.LZMAFile(raw)
+        elif compression == "zstd":
+            yield cast(IO[bytes], pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
+        else:
+            yield raw
+
+
+def read_text(file: File, handle: IO[bytes], compression: str | None, size: int) -> bytes:
+    """Return the next bytes of an open text, fewer only at its end. Raises `CorruptFile` for damage."""
+    try:
+        pieces, left = [], size
+        while left and (piece := handle.read(left)):
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+    except _DAMAGE as error:
+        if compression is None:
+            raise
+        raise CorruptFile(str(file), f"damaged {compression} file: {error}") from error
+
+
+# a compressed text has about so many times the bytes of its file: if it has more, a further segment begins
+_RATIO, _LEAST_BOUND = 64, 4 * MAX_ROW_BYTES
+
+
+class TextFile(RowFile):
+    """NDJSON or CSV."""
+
+    def __init__(self, file: File, compression: str | None, size_bytes: int) -> None:
+        super().__init__(file)
+        self.compression, self.size_bytes = compression, size_bytes
+        self.format = self.kind if compression is None else f"{self.kind}+{compression}"
+
+    kind: str
+
+    def length_bound(self, position: int) -> int:
+        if self.compression is None:
+            return self.size_bytes - position
+        return max(_LEAST_BOUND, _RATIO * self.size_bytes)
+
+    def reading(self, mapping: RowMapping, position: int, end: int) -> TextReading:
+        return TextReading(self, mapping, position, end)
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first whole lines; the first one, if it is longer than 64 KiB."""
+        with decompressed(self.file, self.compression) as handle:
+            size = _HEAD_BYTES
+            while True:
+                data = read_text(self.file, handle, self.compression, size)
+                if b"\n" in data or len(data) < size or size >= MAX_ROW_BYTES:
+                    return data[: data.rfind(b"\n") + 1] or data
+                data += read_text(self.file, handle, self.compression, MAX_ROW_BYTES - size)
+                return data[: data.find(b"\n") + 1] or data
+
+    @property
+    def begin(self) -> int:
+        """The position of the first row."""
+        return 0
+
+    @abstractmethod
+    def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
+        """Return the keys and the time of all lines, by path. Raises `Unclear`, an `ArrowException`."""
+
+    @abstractmethod
+    def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
+        """Return the keys and the time of one line, by path. Raises `InvalidArgument`."""
+
+    def are_plain(
+        self, units: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> bool:
+        """Return whether lines, which begin at `starts` of `units`, may be read together."""
+        return True
+
+    @abstractmethod
+    def is_complete(self, line: bytes) -> bool:
+        """Return whether a last line without newline is a whole row."""
+
+    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
+        present = [False] * len(mapping.names)
+        for line in io.BytesIO(self.head[self.begin :]):
+            # a bad line is named when it is read
+            with contextlib.suppress(InvalidArgument):
+                members = self.members_of(line, mapping)
+                present = [was or one not in (None, "", []) for was, one in zip(present, members, strict=True)]
+        return [name for name, is_there in zip(mapping.names, present, strict=True) if not is_there]
+
+
+class NdjsonFile(TextFile):
+    """One object a line."""
+
+    kind = "ndjson"
+
+    def fields(self) -> list[str]:
+        for line in io.BytesIO(self.head):
+            if line.strip():
+                return list(json_object(line))
+        return []
+
+    def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
+        if mapping.reader is None:
+            raise Unclear
+        return [*mapping.reader.members_of_lines(lines)]
+
+    def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
+        document = json_object(line)
+        return [searched(path, document) for path in (*mapping.paths, mapping.time_path)]
+
+    def are_plain(
+        self, units: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> bool:
+        # JSON has no place where "}", a newline and "{" follow one another, so such lines have whole objects
+        ends = starts + sizes - 1
+        ends = ends - (units[ends] == 13)
+        return bool((units[starts] == ord("{")).all() and (units[ends] == ord("}")).all())
+
+    def is_complete(self, line: bytes) -> bool:
+        with contextlib.suppress(InvalidArgument):
+            json_object(line)
+            return line.rstrip().endswith(b"}")
+        return False
+
+
+_DELIMITERS = (",", "\t", ";", "|")
+
+
+class CsvFile(TextFile):
+    """A header, and one record a line."""
+
+    kind = "csv"
+
+    def __init__(self, file: File, compression: str | None, size_bytes: int) -> None:
+        super().__init__(file, compression, size_bytes)
+        header, mark, _ = self.head.partition(b"\n")
+        self._begin = len(header) + len(mark)
+        try:
+            text = header.removeprefix(b"\xef\xbb\xbf").decode().rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"{file}: the header is no UTF-8") from error
+        self.delimiter = max(_DELIMITERS, key=text.count)
+        self.header = self._cells(text)
+
+    @property
+    def begin(self) -> int:
+        return self._begin
+
+    def fields(self) -> list[str]:
+        return self.header
+
+    def _cells(self, line: str) -> list[str]:
+        before = csv.field_size_limit(MAX_ROW_BYTES)
+        try:
+            if line.count('"') % 2:
+                raise csv.Error("a quote is left open: a record of several lines is not read")
+            return next(csv.reader([line], delimiter=self.delimiter, strict=True), [])
+        except csv.Error as error:
+            raise InvalidArgument(f"not CSV of one record a line: {error}") from error
+        finally:
+            csv.field_size_limit(before)
+
+    def row(self, line: bytes) -> dict[str, str]:
+        """Return the cells of a line by column. Raises `InvalidArgument`."""
+        try:
+            cells = self._cells(line.decode().rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            raise InvalidArgument("not UTF-8") from error
+        if len(cells) != len(self.header):
+            raise InvalidArgument(f"{len(cells)} columns, not {len(self.header)}")
+        return dict(zip(self.header, cells, strict=True))
+
+    def members(self, lines: bytes, mapping: RowMapping) -> list[Sequence[Any] | pa.Array]:
+        names = [_column_name(path, mapping, self.header) for _, path in mapping.names]
+        if None in names or len(set(self.header)) != len(self.header):
+            raise Unclear
+        if b'"' in lines and any(line.count(b'"') % 2 for line in lines.split(b"\n")):
+            raise Unclear
+        try:
+            lines.decode()  # Arrow accepts invalid UTF-8 as text
+        except UnicodeDecodeError as error:
+            raise Unclear from error
+        table = pyarrow.csv.read_csv(
+            io.BytesIO(lines),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=self.header),
+            pyarrow.csv.ParseOptions(delimiter=self.delimiter),
+            pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(cast(list[str], names), pa.string()), include_columns=[*dict.fromkeys(names)]
+            ),
+        )
+        return [table[name].combine_chunks() for name in names]
+
+    def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
+        row = self.row(line)
+        return [
+            row[name] if (name := _column_name(path, mapping, self.header)) is not None else searched(compiled, row)
+            for (_, path), compiled in zip(mapping.names, (*mapping.paths, mapping.time_path), strict=True)
+        ]
+
+    def is_complete(self, line: bytes) -> bool:
+        return False  # the last value may be incomplete
+
+
+def _column_name(path: str, mapping: RowMapping, there: Sequence[str]) -> str | None:
+    """Return the column of a path: one of exactly this name, or that of the unquoted name."""
+    if path in there:
+        return path
+    names = mapping.names_of_path(path)
+    return names[0] if names is not None and len(names) == 1 and names[0] in there else None
+
+
+class TextReading(RowReading):
+    """One reading of a part of a text."""
+
+    def __init__(self, text: TextFile, mapping: RowMapping, position: int, end: int) -> None:
+        self._text, self._mapping, self._position, self._bound = text, mapping, position, end
+        self._sums = BlockSums()
+        self.end = position
+
+    def batches(self, start: int) -> Iterator[RowBatch]:
+        text = self._text
+        with decompressed(text.file, text.compression) as handle:
+            self._skip_to(handle, self._position)
+            carried, is_last = b"", False
+            while not is_last:
+                piece = read_text(text.file, handle, text.compression, BLOCK_BYTES)
+                data, is_last = carried + piece, len(piece) < BLOCK_BYTES
+                cut = data.rfind(b"\n", 0 if is_last else len(carried)) + 1
+                if self.end + cut > self._bound:
+                    # the rest is of a further segment
+                    cut, is_last = data.rfind(b"\n", 0, self._bound - self.end) + 1, True
+                elif is_last:
+                    last = data[cut:]
+                    self.is_whole = True
+                    if last.strip() and self.end + len(data) <= self._bound:
+                        if text.compression is not None or text.is_complete(last):
+                            cut = len(data)
+                        else:
+                            self.held_back_bytes = len(last)
+                elif len(data) - cut > MAX_ROW_BYTES:
+                    at = self.end + cut
+                    raise InvalidArgument(
+                        f"{text.file}: the line at byte {at:,} is longer than {MAX_ROW_BYTES:,} bytes"
+                    )
+                block, carried = data[:cut], data[cut:]
+                self._sums.update(block)
+                begin, self.end = self.end, self.end + len(block)
+                if begin < start:
+                    block, begin = block[start - begin :], max(begin, min(start, self.end))
+                skip = max(0, text.begin - begin)
+                if len(block) > skip:
+                    yield self._batch(block[skip:], begin + skip)
+        self.blocks = self._sums.blocks
+
+    def _skip_to(self, handle: IO[bytes], position: int) -> None:
+        if self._text.compression is None:
+            handle.seek(position)
+            return
+        while position and (
+            piece := read_text(self._text.file, handle, self._text.compression, min(position, BLOCK_BYTES))
+        ):
+            position -= len(piece)
+
+    def _batch(self, block: bytes, begin: int) -> RowBatch:
+        """Return the rows of a block of whole lines. Memory: the block some times."""
+        text, mapping = self._text, self._mapping
+        units = np.frombuffer(block, np.uint8)
+        ends = np.flatnonzero(units == 10) + 1
+        if not block.endswith(b"\n"):
+            ends = np.append(ends, len(block))
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        # without the newline; lines of one carriage return are blank, too
+        sizes = ends - starts - (units[ends - 1] == 10)
+        is_blank = (sizes == 0) | ((sizes == 1) & (units[starts] == 13))
+        if is_blank.any():
+            starts, sizes = starts[~is_blank], sizes[~is_blank]
+        end = begin + len(block)
+        if not text.are_plain(units, starts, sizes):
+            return self._slowly(block, begin)
+        try:
+            *keys, times = text.members(block, mapping)
+        except (Unclear, pa.ArrowException):
+            return self._slowly(block, begin)
+        if len(times) != len(starts):
+            return self._slowly(block, begin)
+        columns = [_key_column(column) for column in keys]
+        times_ms = mapping.times_ms(times)
+        if times_ms is None or any(column is None for column in columns):
+            return self._slowly(block, begin)
+        return _joined([column for column in columns if column is not None], begin + starts, sizes, times_ms, end)
+
+    def _slowly(self, block: bytes, begin: int) -> RowBatch:
+        rows, position = _Rows(), begin
+        for line in io.BytesIO(block):
+            start, position = position, position + len(line)
+            if not line.strip():
+                continue
+            try:
+                *members, time = self._text.members_of(line, self._mapping)
+                time_ms = self._mapping.time_ms(time)
+                try:
+                    keys = self._mapping.keys_of(members)
+                except ValueError as error:
+                    if isinstance(error, InvalidArgument):
+                        raise
+                    raise InvalidArgument(f"a key is a number of too many digits: {error}") from error
+            except InvalidArgument as error:
+                rows.bad.append(BadRow(f"byte {start:,}", str(error)))
+                continue
+            rows.add(keys, start, len(line.rstrip(b"\n")), time_ms)
+        return rows.batch(position)
+
+
+class ParquetFile(RowFile):
+    """A Parquet file."""
+
+    format = "parquet"
+    is_text = False
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        self.table = ParquetTable(file)
+
+    def length_bound(self, position: int) -> int:
+        return self.table.rows - position
+
+    def fields(self) -> list[str]:
+        return list(self.table.schema.names)
+
+    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
+        return [name for name in mapping.names if self._way(name[1], mapping) is None]
+
+    def _way(self, path: str, mapping: RowMapping) -> tuple[str, ...] | None:
+        """Return the column of a path, and the names of the structures' fields below it; None: there is none."""
+        schema = self.table.schema
+        if path in schema.names:
+            return (path,)
+        names = mapping.names_of_path(path)
+        if names is None or names[0] not in schema.names:
+            return None
+        kind = schema.field(names[0]).type
+        for name in names[1:]:
+            if not pa.types.is_struct(kind) or (at := kind.get_field_index(name)) < 0:
+                return None
+            kind = kind.field(at).type
+        return names
+
+    def reading(self, mapping: RowMapping, position: int, end: int) -> ColumnsReading:
+        ways = [self._way(path, mapping) for _, path in mapping.names]
+        if None in ways:
+            lacking = ", ".join(path for (_, path), way in zip(mapping.names, ways, strict=True) if way is None)
+            raise InvalidArgument(f"{self.file} has no column {lacking}; it has {listed(self.fields())}")
+        return ColumnsReading(self, mapping, [way for way in ways if way is not None], position)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return a row. Raises `CorruptFile`, and `InvalidArgument` for a number that the file does not have."""
+        for _, rows in self.table.read(self.table.schema.names, number):
+            return cast(dict[str, Any], rows.slice(0, 1).to_pylist()[0])
+        raise InvalidArgument(f"{self.file} has no row {number:,}")
+
+
+class ColumnsReading(RowReading):
+    """One reading of a Parquet file. It always ends with the file."""
+
+    is_whole = True
+
+    def __init__(self, file: ParquetFile, mapping: RowMapping, ways: Sequence[tuple[str, ...]], position: int) -> None:
+        self._file, self._mapping, self._ways = file, mapping, ways
+        self.end = position
+
+    def batches(self, start: int) -> Iterator[RowBatch]:
+        names = list(dict.fromkeys(way[0] for way in self._ways))
+        for first, table in self._file.table.read(names, max(start, self.end)):
+            self.end = first + len(table)
+            yield self._batch(table.combine_chunks(), first)
+        self.end = self._file.table.rows
+
+    def _batch(self, table: pa.Table, first: int) -> RowBatch:
+        columns = []
+        for name, *below in self._ways:
+            column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
+            for field_name in below:
+                column = pc.struct_field(column, field_name)
+            columns.append(column)
+        *keys, times = columns
+        texts, times_ms = [_key_column(column) for column in keys], self._mapping.times_ms(times)
+        count = len(table)
+        if times_ms is not None and None not in texts:
+            positions, sizes = np.arange(first, first + count), np.zeros(count, np.int64)
+            return _joined([text for text in texts if text is not None], positions, sizes, times_ms, first + count)
+        if pa.types.is_timestamp(times.type):
+            times = milliseconds(times)
+        rows = _Rows()
+        for number, (*members, time) in enumerate(zip(*(c.to_pylist() for c in (*keys, times)), strict=True), first):
+            try:
+                time_ms = self._mapping.time_ms(time)
+                rows.add(self._mapping.keys_of(members), number, 0, time_ms)
+            except InvalidArgument as error:
+                rows.bad.append(BadRow(f"row {number + 1:,}", str(error)))
+        return rows.batch(first + count)
+
+
+def open_rows(file: File, size_bytes: int, head: bytes) -> RowFile:
+    """Return the rows of a file by its first bytes, of which `head` has at least 64 KiB. Raises `InvalidArgument`."""
+    if head.startswith(_PARQUET):
+        return ParquetFile(file)
+    compression = compression_of(head)
+    text = head
+    if compression is not None:
+        with decompressed(file, compression) as handle:
+            text = read_text(file, handle, compression, _HEAD_BYTES)
+    begin = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if begin.startswith(b"{"):
+        return NdjsonFile(file, compression, size_bytes)
+    if begin.startswith(b"["):
+        raise InvalidArgument(f"{file} is a JSON array: write one object a line, for example with `jq -c '.[]'`")
+    line = begin.partition(b"\n")[0]
+    if b"\0" not in begin and any(mark.encode() in line for mark in _DELIMITERS):
+        return CsvFile(file, compression, size_bytes)
+    raise InvalidArgument(f"{file} is neither NDJSON nor CSV nor Parquet: convert it to one of these")
