@@ -63,9 +63,7 @@ def compiled_path(path: str, shown: str, *, check: bool = True) -> Any:
 def searched(path: Any, document: Any) -> Any:
     """Return the member of a document at a compiled JMESPath; None also if the path does not accept the document."""
     # in jmespath's own checks or not
-    with contextlib.suppress(
-        jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError
-    ):
+    with contextlib.suppress(jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError):
         return path.search(document)
     return None
 

@@ -22,6 +22,7 @@ from tiered_index.cli import archived
 from tiered_index.cli.exported import ExportedFile, ingest_exported
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
 from tiered_index.cli.kafka import SCHEME, KafkaOptions, check_kafka, open_kafka_follower
+from tiered_index.cli.linking import RowOptions, ingest_rows
 from tiered_index.cli.options import (
     ArchiveOptions,
     Column,
@@ -341,7 +342,10 @@ class RunOptions:
         "move."
     )
     dry_run: bool = declare(
-        False, "--dry-run", help="With archive:URI: write nothing, and compare the archive's entries with the index's."
+        False,
+        "--dry-run",
+        help="Write nothing. With archive:URI: compare the archive's entries with the index's. With --topic: print the "
+        "first rows as they would be indexed.",
     )
     poll: float = declare(0.2, min=0.01, metavar="S", help="With --follow: seconds between checks for new messages.")
     log_format: LogAs = "text"
@@ -350,14 +354,15 @@ class RunOptions:
 @command
 def ingest(
     session: Session,
-    source: str = Argument(
-        metavar="SOURCE",
+    sources: list[str] = Argument(
+        metavar="SOURCE...",
         help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; archive:URI of an index with archived segments; "
-        "or NDJSON, CSV or Parquet as a file, s3://bucket/file, or - for stdin.",
+        "NDJSON, CSV or Parquet as a file, s3://bucket/file, or - for stdin. With --topic: files, folders and globs.",
     ),
     *,
     run: RunOptions,
     of_files: FileOptions,
+    of_rows: RowOptions,
     of_store: StoreOptions,
     selected: SelectionOptions,
     archiving: ArchiveOptions,
@@ -376,6 +381,9 @@ def ingest(
       tiered-index ingest 'kafka://broker:9092/orders,payments-*' --key key --key json:order.id --root /data/index
       --storage s3://bucket/index --follow
 
+      tiered-index ingest 's3://logs/orders/**/*.ndjson.gz' --topic orders --key order_id --key customer.id --time
+      occurred_at --storage s3://bucket/index
+
       tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
 
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
@@ -391,11 +399,17 @@ def ingest(
     The command changes nothing in a store, so the broker may run. --topics, --exclude-topics, --index-tags and
     --index-prepared apply to the messages that this run reads. Entries of earlier runs stay as they are.
 
-    An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms. It also has key, or keys (a list). A
-    number as a key keeps the text that it was written with. An empty key is none. The line may have topic_id. CSV and
-    Parquet have columns with these names. To index columns of your own, name the class of your entries with
-    --item-type. The command ignores all other columns, and prints their names. With `--column offset=rownumber` the
-    offset is the row's number.
+    With --topic, SOURCE is any number of files, folders, globs (** is any number of folders) and prefixes. They have
+    NDJSON, CSV with a header, or Parquet. Text may be packed by gzip, bzip2, xz or zstd. --key and --time name fields:
+    a column, or a JMESPath such as customer.id. Numbers, true, false and UUIDs are keys as their text. The rows stay
+    where they are, and `query --messages` reads them there. Run the command again to index new files and lines. Without
+    --root the command uses a folder of your state directory.
+
+    Without --topic, a file has messages. An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms.
+    It also has key, or keys (a list). A number as a key keeps the text that it was written with. An empty key is none.
+    The line may have topic_id. CSV and Parquet have columns with these names. To index columns of your own, name the
+    class of your entries with --item-type. The command ignores all other columns, and prints their names. With
+    `--column offset=rownumber` the offset is the row's number.
 
     If a file has grown, the command reads its new part. If its beginning has changed, the command fails unless you
     pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each
@@ -414,7 +428,8 @@ def ingest(
     it from its start, and reports it as rewritten. Kafka before 2.8 is not supported.
     """
     session.log_as(run.log_format)
-    return Ingestion(session, source, run, of_files, of_store, selected, archiving, kafka, geometry, intake).run()
+    of_all = run, of_files, of_rows, of_store, selected, archiving, kafka, geometry, intake
+    return Ingestion(session, tuple(sources), *of_all).run()
 
 
 @dataclass(frozen=True)
@@ -422,9 +437,10 @@ class Ingestion:
     """A run of `ingest`: its source and its options. `run` reads the source as what it is."""
 
     session: Session
-    source: str
+    sources: tuple[str, ...]
     options: RunOptions
     of_files: FileOptions
+    of_rows: RowOptions
     of_store: StoreOptions
     selected: SelectionOptions
     archiving: ArchiveOptions
@@ -434,6 +450,11 @@ class Ingestion:
 
     def run(self) -> int:
         """Put the messages of the source into the index, and return the exit code. Raises as the source does."""
+        has_files = not self.source.startswith((archived.SCHEME, SCHEME))
+        if self.of_rows != RowOptions() or (has_files and (len(self.sources) > 1 or self.kafka.key is not None)):
+            return self._rows()
+        if len(self.sources) > 1:
+            raise InvalidArgument(f"give one SOURCE: {listed(self.sources, 3)} are several, which only files can be")
         if self.source.startswith(archived.SCHEME):
             return self._archive()
         if self.source.startswith(SCHEME):
@@ -457,6 +478,24 @@ class Ingestion:
             fields = given_fields(self.of_files.column, self.of_files.constant, schema, column_defaults(item_type))
             return self._messages(place, config, fields)
 
+    @property
+    def source(self) -> str:
+        """The only source, unless they are files with --topic."""
+        return self.sources[0]
+
+    def _rows(self) -> int:
+        options = self.options
+        wrong = {"--follow": options.follow, "--restart": options.restart, "--store-name": options.store_name}
+        if flag := next((flag for flag, value in wrong.items() if value), None):
+            raise InvalidArgument(f"leave {flag} out: it is not for rows of files (--topic)")
+        groups = [("a file of messages", replace(self.of_files, skip_bad=False)), ("a RocketMQ store", self.of_store)]
+        groups += [("a RocketMQ store", group) for group in (self.selected, self.archiving)]
+        groups += [("Kafka", replace(self.kafka, key=None))]
+        refuse_others(listed(self.sources, 3), "files with --topic", *groups)
+        how = {"skip_bad": self.of_files.skip_bad, "dry_run": options.dry_run}
+        of_index: dict[str, Any] = {"preset": options.preset, "hash": options.hash_rule, **vars(self.geometry)}
+        return ingest_rows(self.session, self.sources, self.of_rows, self.kafka.key, self.intake, **how, **of_index)
+
     def _config(self, **more: Any) -> IndexConfig:
         options = self.options
         return self.session.config(preset=options.preset, hash=options.hash_rule, **vars(self.geometry), **more)
@@ -468,7 +507,7 @@ class Ingestion:
         groups = [("a RocketMQ store", group) for group in (*of_stores, self.archiving)]
         refuse_others(self.source, kind, ("a file", self.of_files), *groups, ("Kafka", self.kafka))
         if self.options.dry_run and kind != "an archive":
-            raise InvalidArgument(f"--dry-run is for archive:URI, and {self.source} is {kind}")
+            raise InvalidArgument(f"--dry-run is for archive:URI, or needs --topic, and {self.source} is {kind}")
 
     def _archive(self) -> int:
         self._refuse_others("an archive")

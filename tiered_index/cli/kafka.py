@@ -60,7 +60,7 @@ class KafkaOptions(KafkaClientOptions):
     key: list[str] | None = _kafka(
         metavar="SPEC",
         help="Key to index: key (default), header:NAME or json:JMESPATH. Repeatable. key and header:NAME may end with "
-        "a type of Kafka's serializers, such as key:int64.",
+        "a type of Kafka's serializers, such as key:int64. For files with --topic: a column or JMESPATH.",
     )
     restart_at: Literal["begin", "end"] | None = _kafka(
         help="If a partition no longer has the next record, continue at its begin or end."

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument
 
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
+from tiered_index.cli.linking import linked_rows
 from tiered_index.cli.messages import messages_source, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output
@@ -55,7 +56,9 @@ class QueryOptions:
     allow_partial: bool = declare(
         False, "--allow-partial", help="Answer from the readable files, and name the others (exit code 6)."
     )
-    messages: bool = declare(False, "--messages", help="Print the messages, from --store, a broker or the archive.")
+    messages: bool = declare(
+        False, "--messages", help="Print the messages, from --store, a broker, the archive or files."
+    )
     store: Path | None = declare(help="With --messages: folder of the RocketMQ store.")
     body: Literal["text", "json", "hex", "none"] | None = declare(
         help="With --messages: form of the bodies (default text)."
@@ -224,7 +227,8 @@ class KeyQuestion(Question[Any]):
             )
         if (records := open_kafka_messages(reader, open_kafka_broker(self._kafka), self._topic)) is not None:
             self.stack.callback(records.close)
-        source = records or messages_source(options.store, reader, self._config)
+        rows = records or linked_rows(reader, self._config, self._topic)
+        source = rows or messages_source(options.store, reader, self._config)
         more: dict[str, Any] = {"allow_partial": options.allow_partial, "max_count": options.page}
         return partial(reader.messages, *lookup, source=source, **more)
 

@@ -36,7 +36,7 @@ from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument, In
 from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
-from tiered_index.format.segment import Times
+from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import compiled_views
 from tiered_index.retention import Expired
 from tiered_index.service.jobs.segment_archive import (
@@ -414,6 +414,23 @@ class IndexService(Lookups[ItemT]):
         later writer deletes those of a process that ended. Raises as `archive_columns`.
         """
         return self._write(partial(self._segments.name_sent, places))
+
+    def link(
+        self,
+        added: Sequence[LinkedSegment] = (),
+        finished: Sequence[LinkedSegment] = (),
+        gone: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """Add files of someone else to the log, in place of copies of their messages.
+
+        - `added`: segments that begin behind all others of their store, sorted. Add a file before you put its entries.
+        - `finished`: segments that replace those of the same store and start.
+        - `gone`: store and start of segments to remove, because they have no entry.
+
+        The index never changes the files. Raises `StorageUnavailable` (repeat the call), `WriterFenced`,
+        `InvalidArgument` for a place that has no segment.
+        """
+        self._write(partial(self._segments.link, added, finished, gone))
 
     def export(
         self,

@@ -17,7 +17,7 @@ import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, Any, Literal, cast
@@ -85,7 +85,11 @@ class RowMapping:
     def decide(self, number: float) -> Unit:
         """Return the unit of times that are numbers; `number` is the first one. Raises `InvalidArgument`."""
         if self.unit is None:
-            fitting = [unit for unit, per in _PER_SECOND.items() if _LIKELY_S[0] * per <= number < _LIKELY_S[1] * per]
+            fitting = [
+                unit
+                for unit, per in _PER_SECOND.items()
+                if number >= _LIKELY_S[0] * per and number < _LIKELY_S[1] * per
+            ]
             if len(fitting) != 1:
                 raise InvalidArgument(
                     f"time {number!r} is of the years 1990 to 2100 in no unit of s, ms, us and ns: give --time-unit"
@@ -134,7 +138,7 @@ class RowMapping:
                 return None
         except (pa.ArrowException, OverflowError, InvalidArgument, UnicodeEncodeError):
             return None
-        is_sound = 0 <= int(times.min()) and int(times.max()) <= MAX_TIMESTAMP_MS
+        is_sound = int(times.min()) >= 0 and int(times.max()) <= MAX_TIMESTAMP_MS
         return np.asarray(times, np.int64) if is_sound else None
 
     def keys_of(self, members: Iterable[Any]) -> list[str]:
@@ -163,16 +167,22 @@ def _as_text(member: Any) -> Any:
     return member if member is None or isinstance(member, str | int | float | bool | dict) else str(member)
 
 
-def _key_column(values: Sequence[Any] | pa.Array) -> pa.Array | None:
-    """Return the keys of rows, one a row, as texts with nulls; None: rows must be read by themselves."""
+# of JSON; a parser of numbers forgets the sign
+_MINUS_ZERO = re.compile(rb"[:,\[]\s*-0\s*[,}\]]")
+
+
+def _key_column(values: Sequence[Any] | pa.Array, text: bytes = b"") -> pa.Array | None:
+    """Return the keys of rows, one a row, as texts with nulls; None: rows must be read by themselves.
+
+    `text` is the JSON that the values are from.
+    """
     try:
         column = values if isinstance(values, pa.Array) else pa.array(values)
         if pa.types.is_null(column.type):
             return pa.nulls(len(column), pa.string())
         if pa.types.is_integer(column.type):
-            # a zero may be -0
-            is_sound = isinstance(values, pa.Array) or not pc.any(pc.equal(column, 0)).as_py()
-            return column.cast(pa.string()) if is_sound else None
+            has_sign = text and pc.any(pc.equal(column, 0)).as_py() and _MINUS_ZERO.search(text)
+            return None if has_sign else column.cast(pa.string())
         if pa.types.is_boolean(column.type):
             return column.cast(pa.string())
         if not is_text(column.type):
@@ -327,14 +337,16 @@ def compression_of(head: bytes) -> str | None:
 
 @contextlib.contextmanager
 def decompressed(file: File, compression: str | None) -> Iterator[IO[bytes]]:
-    """Yield the text of a file. Reads raise the errors of `damage_named`."""
+    """Yield the text of a file. Read it by `read_text`."""
     with file.open() as raw:
         if compression == "gzip":
             yield cast(IO[bytes], gzip.GzipFile(fileobj=raw))
         elif compression == "bzip2":
-            yield bz2.BZ2File(raw)
+            with bz2.open(raw) as text:
+                yield cast(IO[bytes], text)
         elif compression == "xz":
-            yield lzma.LZMAFile(raw)
+            with lzma.open(raw) as text:
+                yield cast(IO[bytes], text)
         elif compression == "zstd":
             yield cast(IO[bytes], pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
         else:
@@ -617,7 +629,7 @@ class TextReading(RowReading):
             return self._slowly(block, begin)
         if len(times) != len(starts):
             return self._slowly(block, begin)
-        columns = [_key_column(column) for column in keys]
+        columns = [_key_column(column, block) for column in keys]
         times_ms = mapping.times_ms(times)
         if times_ms is None or any(column is None for column in columns):
             return self._slowly(block, begin)
@@ -685,6 +697,18 @@ class ParquetFile(RowFile):
             lacking = ", ".join(path for (_, path), way in zip(mapping.names, ways, strict=True) if way is None)
             raise InvalidArgument(f"{self.file} has no column {lacking}; it has {listed(self.fields())}")
         return ColumnsReading(self, mapping, [way for way in ways if way is not None], position)
+
+    def members_of(self, row: Mapping[str, Any], mapping: RowMapping) -> list[Any]:
+        """Return the keys of a row, by path. Raises `InvalidArgument` if a column is missing."""
+        members = []
+        for path in mapping.keys:
+            if (way := self._way(path, mapping)) is None:
+                raise InvalidArgument(f"{self.file} has no column {path}")
+            member: Any = row
+            for name in way:
+                member = member.get(name) if isinstance(member, Mapping) else None
+            members.append(member)
+        return members
 
     def row(self, number: int) -> dict[str, Any]:
         """Return a row. Raises `CorruptFile`, and `InvalidArgument` for a number that the file does not have."""

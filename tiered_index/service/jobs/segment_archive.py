@@ -24,7 +24,7 @@ from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, Objec
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_epoch, segment_name, store_prefix
 from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
-from tiered_index.format.segment import Times
+from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.jobs.catalogs import (
     LINES_OF_RECORD,
     MOST_CATALOGS,
@@ -33,6 +33,7 @@ from tiered_index.service.jobs.catalogs import (
     removed_names,
     send_catalog,
 )
+from tiered_index.service.jobs.linking import link
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog
@@ -331,6 +332,14 @@ class SegmentUploads:
                 del self._sent[place]
             self._merge_catalogs(state)
             return sum(map(self._segments(state).names_object, [one.name for one in segments]))
+
+    def link(
+        self, added: Sequence[LinkedSegment], finished: Sequence[LinkedSegment], gone: Sequence[tuple[str, int]]
+    ) -> None:
+        """Add, finish and remove linked segments by one record. As `IndexService.link`."""
+        with self._writing():
+            link(self.session.log, self.session.epoch, added, finished, gone)
+            self._merge_catalogs(self.session.log.state)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

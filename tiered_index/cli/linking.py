@@ -1,0 +1,170 @@
+"""The part of `tiered-index ingest` for files of any form, whose rows stay where they are."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tiered_index.cli.options import IntakeOptions, declare
+from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.putting import Putting, none_indexed, show_put
+from tiered_index.cli.session import Session
+from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument, listed
+from tiered_index.types import format_time
+
+if TYPE_CHECKING:
+    from tiered_index.service.read.messages import MessageSource
+    from tiered_index.service.reader import IndexReader
+    from tiered_index.sources.listing import ListedFile
+    from tiered_index.sources.rows import RowMapping
+
+# rows that a dry run shows
+_SHOWN = 5
+_files = partial(declare, rich_help_panel="Files of any form")
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """Options of files whose rows are indexed where they are: ingest. `--key` is that of Kafka, too."""
+
+    topic: str | None = _files(None, metavar="NAME", help="Topic of the rows. With it, SOURCE is files of any form.")
+    time: str | None = _files(
+        None, metavar="PATH", help="Time of a row: ISO 8601, a date, or a number of --time-unit. Default: timestamp."
+    )
+    time_unit: Literal["auto", "s", "ms", "us", "ns"] | None = _files(
+        None, "--time-unit", help="Unit of times that are numbers. Default: auto, by the first one."
+    )
+
+
+def state_root(storage: str) -> Path:
+    """Return the default root of an index: a folder of the user's state directory for its storage."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "tiered-index" / hashlib.blake2b(storage.encode(), digest_size=8).hexdigest()
+
+
+def ingest_rows(
+    session: Session,
+    sources: Sequence[str],
+    options: RowOptions,
+    keys: Sequence[str] | None,
+    intake: IntakeOptions,
+    *,
+    skip_bad: bool,
+    dry_run: bool,
+    **settings: Any,
+) -> int:
+    """Index the rows of files, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
+    # imported here: other sources do not need it
+    from tiered_index.sources.linked import FileLinker
+    from tiered_index.sources.listing import listed_files
+    from tiered_index.sources.rows import RowMapping
+
+    if options.topic is None:
+        raise InvalidArgument("--topic is missing: it names the topic of the rows")
+    unit = None if options.time_unit in (None, "auto") else options.time_unit
+    mapping = RowMapping(tuple(keys or ()), options.time or "timestamp", unit)  # type: ignore[arg-type]
+    config = session.config(**settings)
+    if config.root is None and config.storage is not None and not dry_run:
+        config = session.config(root=state_root(config.storage), **settings)
+        session.out.note(f"--root is {config.root}")
+    with contextlib.ExitStack() as stack:
+        files = stack.enter_context(listed_files(sources, config))
+        _check_fields(files, mapping)
+        if dry_run:
+            return _show_rows(session, files, options.topic, mapping)
+        putting = stack.enter_context(Putting.open(session, config, intake))
+        with putting.progress("ingesting", sum(one.size_bytes for one in files)) as progress:
+            linker = FileLinker(putting.index, options.topic, mapping, putting.patient(), skip_bad)
+            linker.progress = lambda size: progress.update(size, f"{human_count(linker.counts.entries)} entries")
+            counts = linker.run(files)
+        for uri in counts.changed:
+            session.out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
+        for uri in counts.held_back:
+            session.out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
+        if mapping.is_guessed:
+            session.out.note(f"times are numbers of {mapping.unit}, by the first one; --time-unit sets another unit")
+        taken_s = putting.elapsed_s
+        putting.settle()
+        lacks = [f"none of {counts.rows:,} rows has a key"] if counts.rows and not counts.entries else []
+        document = putting.document(
+            status="complete",
+            topic=options.topic,
+            **asdict(counts),
+            time_unit=mapping.unit,
+            quarantined_first=linker.patient.quarantined,
+            expired=linker.patient.expired,
+            ingest_s=taken_s,
+            entries_per_s=round(counts.entries / taken_s) if taken_s else None,
+            nothing_indexed=lacks,
+        )
+    for bad in counts.skipped_first:
+        session.out.remark(f"skipped: {bad['where']}: {bad['problem']}")
+    known = f", {counts.known:,} known" if counts.known else ""
+    shown = {
+        "topic": options.topic,
+        "files": f"{counts.files:,} read ({human_bytes(counts.read_bytes)}){known}",
+        "rows": f"{counts.rows:,}",
+        "entries": f"{counts.entries:,}",
+        "without a key": f"{counts.keyless:,}" if counts.keyless else None,
+        "skipped": f"{counts.skipped:,}" if counts.skipped else None,
+        "expired": f"{document['expired']:,}" if document["expired"] else None,
+        "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
+        "elapsed": human_seconds(document["elapsed_s"]),
+    }
+    show_put(session.out, document, shown)
+    return none_indexed(session, intake, lacks)
+
+
+def _check_fields(files: Sequence[ListedFile], mapping: RowMapping) -> None:
+    """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
+    from tiered_index.sources.rows import open_rows
+
+    rows = open_rows(files[0].file, files[0].size_bytes, files[0].head())
+    if lacking := rows.lacking(mapping):
+        fields = ", ".join(f"{option} {path}" for option, path in lacking)
+        raise InvalidArgument(
+            f"no row at the beginning of {files[0].uri} has {fields}; the first one has {listed(rows.fields(), 30)}"
+        )
+
+
+def _show_rows(session: Session, files: Sequence[ListedFile], topic: str, mapping: RowMapping) -> int:
+    """Write the first rows as they would be indexed."""
+    from tiered_index.sources.rows import open_rows
+
+    rows = open_rows(files[0].file, files[0].size_bytes, files[0].head())
+    entries: list[dict[str, Any]] = []
+    for batch in rows.reading(mapping, 0, rows.length_bound(0)).batches(0):
+        for bad in batch.bad[:_SHOWN]:
+            session.out.remark(f"bad: {files[0].uri}, {bad.where}: {bad.problem}")
+        places = zip(batch.positions.tolist(), batch.times_ms.tolist(), batch.keys.to_pylist(), strict=True)
+        entries = [
+            {"topic": topic, "file": files[0].uri, "position": position, "timestamp_ms": time_ms, "key": key}
+            for position, time_ms, key in sorted(itertools.islice(sorted(places), _SHOWN * len(mapping.keys)))
+        ]
+        break
+    size_bytes = sum(one.size_bytes for one in files)
+    document = {"status": "dry run", "files": len(files), "bytes": size_bytes, "format": rows.format}
+    session.out.answer(document | {"time_unit": mapping.unit, "entries": entries})
+    columns = ("time", "key", "position")
+    session.out.table(columns, [(format_time(e["timestamp_ms"]), e["key"], e["position"]) for e in entries])
+    unit = f", times in {mapping.unit}" if mapping.unit else ""
+    session.out.line(f"{counted(len(files), 'file')}, {human_bytes(size_bytes)}; the first one is {rows.format}{unit}")
+    return 0
+
+
+def linked_rows(reader: IndexReader, config: IndexConfig, topic: str) -> MessageSource | None:
+    """Return the source of the rows of a topic; None: it has no files."""
+    from tiered_index.sources.linked_rows import LinkedRows, has_rows
+    from tiered_index.systems import position_names
+
+    if not has_rows(reader.segment_archives, topic):
+        return None
+    return LinkedRows(reader.segment_archives, config, position_names(reader), config.query_threads)

@@ -1,0 +1,172 @@
+"""Lists the files that sources name: files, folders, globs and prefixes, on the local disk and in storages. One thread.
+
+Each file has a stamp, which differs if another file is at its place, or if it was written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
+from tiered_index.kernels import crc32
+from tiered_index.sources.places import LocalFile, StoredFile, local_path, opened_place, readings
+from tiered_index.sources.table_folders import table_error, table_folder
+from tiered_index.storage.opening import beside
+
+HEAD_BYTES = 64 << 10
+"""The first bytes of a file, which are a part of its identity."""
+_WILD = re.compile(r"[*\[]")
+# parts of names that are no data, such as _SUCCESS
+_HIDDEN = (".", "_")
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file or an object.
+
+    - `uri` names it; a local file has a URI, too.
+    - `place` tells apart files that may have the same name one after the other.
+    - `stamp` changes when it is written to.
+    """
+
+    file: LocalFile | StoredFile
+    uri: str
+    size_bytes: int
+    place: str
+    stamp: str
+
+    def head(self, size_bytes: int = HEAD_BYTES) -> bytes:
+        """Return the first bytes. Raises the storage's errors, `InvalidArgument` for a file that can't be opened."""
+        return self.part(0, size_bytes)
+
+    def part(self, position: int, length: int) -> bytes:
+        """Return `length` bytes from `position` on, fewer at the end. Raises as `head`."""
+        with self.file.ranges() as handle:
+            handle.seek(position)
+            return handle.read(min(length, max(0, self.size_bytes - position)))
+
+    def etag(self, head: bytes) -> str:
+        """Return what identifies the content beside its size; `head` are the first bytes."""
+        return f"{self.stamp}-{crc32(head[:HEAD_BYTES]):08x}"
+
+    def is_same(self, size_bytes: int, etag: str) -> bool:
+        """Return whether the file had this size and identity, by its stamp."""
+        return self.size_bytes == size_bytes and etag.rpartition("-")[0] == self.stamp
+
+
+def local_file(path: Path) -> ListedFile:
+    """Return a local file. Raises `InvalidArgument` if it can't be examined."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InvalidArgument(f"{path}: {error.strerror}") from error
+    place = f"{found.st_dev}-{found.st_ino}"
+    return ListedFile(LocalFile(path), path.as_uri(), found.st_size, place, f"{place}-{found.st_mtime_ns}")
+
+
+def stored_file(file: StoredFile, modified_ms: int) -> ListedFile:
+    """Return an object of a storage."""
+    return ListedFile(file, file.uri, file.size_bytes, file.uri, str(modified_ms))
+
+
+@contextlib.contextmanager
+def reopened(uri: str, config: IndexConfig) -> Iterator[ListedFile]:
+    """Yield the file at a URI as it is now. Raises `InvalidArgument` if there is none, and the storage's errors."""
+    with opened_place(uri, config) as place:
+        if isinstance(place, LocalFile):
+            yield local_file(place.path)
+        else:
+            assert isinstance(place, StoredFile)
+            yield stored_file(place, place.storage.head(place.name).modified_ms)
+
+
+@contextlib.contextmanager
+def listed_files(sources: Sequence[str], config: IndexConfig) -> Iterator[list[ListedFile]]:
+    """Yield the files of sources, each once, sorted by URI. Their storages are open within the block.
+
+    Raises `InvalidArgument` for a source without a file, and for the folder of a table; the storage's errors.
+    """
+    with contextlib.ExitStack() as stack:
+        found: dict[str, ListedFile] = {}
+        for source in sources:
+            path = local_path(source)
+            files = _local(path, source) if path is not None else _stored(stack, source, config)
+            if not files:
+                raise InvalidArgument(f"{source}: no file that has data; names that begin with . or _ are left out")
+            found.update((each.uri, each) for each in files)
+        yield [found[uri] for uri in sorted(found)]
+
+
+def _local(path: Path, source: str) -> list[ListedFile]:
+    if path.is_file():
+        return [local_file(path)]
+    if path.is_dir():
+        paths = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
+        _check_no_table(source, (one.relative_to(path).as_posix() for one in paths))
+    else:
+        if not _WILD.search(str(path)) and "?" not in str(path):
+            raise InvalidArgument(f"{path}: No such file or directory")
+        paths = [Path(name) for name in glob.iglob(str(path), recursive=True)]  # noqa: PTH207 - ** at the end finds files
+    # a glob names hidden files if it says so
+    wanted = [one for one in paths if one.is_file() and not _is_hidden(one.relative_to(path).as_posix(), path.is_dir())]
+    return [one for one in map(local_file, wanted) if one.size_bytes]
+
+
+def _is_hidden(name: str, in_folder: bool) -> bool:
+    return in_folder and any(part.startswith(_HIDDEN) for part in name.split("/"))
+
+
+def _check_no_table(source: str, names: Iterable[str]) -> None:
+    if (folder := table_folder(names)) is not None:
+        raise table_error(source, folder)
+
+
+def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> list[ListedFile]:
+    source = beside(source, config.storage)
+    place, mark, parameters = source.partition("?")
+    wild = _WILD.search(place)
+    if wild is None and not place.endswith("/"):
+        with contextlib.suppress(InvalidArgument):
+            opened = stack.enter_context(opened_place(source, config))
+            assert isinstance(opened, StoredFile)
+            return [stored_file(opened, opened.storage.head(opened.name).modified_ms)]
+    folder, _, rest = (place if wild is None else place[: wild.start()]).rpartition("/")
+    if folder.endswith(("/", ":")):  # the bucket alone
+        folder, rest = place, ""
+    for uri in readings(folder):
+        storage = stack.enter_context(contextlib.closing(config.open_storage(uri + mark + parameters, any_names=True)))
+        infos = list(storage.list(unquote(rest)))
+        _check_no_table(place, (info.name for info in infos))
+        pattern = None if wild is None else _pattern(place[len(folder) + 1 :])
+        if wild is None and rest and any(info.name.startswith(f"{rest}/") for info in infos):
+            # a folder, not all that begins with its name
+            infos = [info for info in infos if info.name.startswith(f"{rest}/")]
+        files = [
+            stored_file(
+                StoredFile(quote(f"{unquote(uri)}/{info.name}", safe=":/=+@"), storage, info.name, info.size_bytes),
+                info.modified_ms,
+            )
+            for info in infos
+            if info.size_bytes
+            and not _is_hidden(info.name, pattern is None)
+            and (pattern is None or pattern.fullmatch(info.name))
+        ]
+        if files:
+            return files
+    return []
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return the regular expression of a glob: ``**`` is any number of folders."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\[[^\]]+\])", text)
+    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+    written = [part if part.startswith("[") else known.get(part) or re.escape(part) for part in parts]
+    return re.compile("".join(written), re.DOTALL)
