@@ -110,7 +110,7 @@ def ingest_rows(
     known = f", {counts.known:,} known" if counts.known else ""
     shown = {
         "topic": options.topic,
-        "files": f"{counts.files:,} read ({human_bytes(counts.read_bytes)}){known}",
+        "files": f"{counts.read_files:,} read ({human_bytes(counts.read_bytes)}){known}",
         "rows": f"{counts.rows:,}",
         "entries": f"{counts.entries:,}",
         "without a key": f"{counts.keyless:,}" if counts.keyless else None,

@@ -41,11 +41,16 @@ def keys_name(topic: str, path: str) -> str:
     return f"{_KEYS}{linked_store(topic, QUEUE)}/{path}"
 
 
+_Outcome = tuple[LinkedSegment | None, int | None]
+"""A finished segment, and the position of the file at which a further one begins. None: it has no row; there is none.
+"""
+
+
 @dataclass
 class FileCounts:
     """The counts of one run. Lists have texts for people."""
 
-    files: int = 0
+    read_files: int = 0
     known: int = 0
     rows: int = 0
     entries: int = 0
@@ -103,7 +108,7 @@ class FileLinker:
         for path in self.mapping.keys:
             if self.index.durable_position(keys_name(self.topic, path)) is None:
                 self._put_position(keys_name(self.topic, path), 1)
-        self._finish(pending, position)
+        self._go_on(pending, position)
         waiting = deque[tuple[ListedFile, int]]()
         places = set[str]()
         for listed in files:
@@ -119,10 +124,8 @@ class FileLinker:
                 chunk += self._reserved(*waiting.popleft())
             if chunk:
                 self.index.link([segment for _, _, segment in chunk])
-                done = [self._read(*one) for one in chunk]
-                self._record([segment for _, _, segment in chunk], [finished for finished, _ in done])
-                # texts that are longer than their bound
-                waiting.extendleft((one[0], at) for one, (_, at) in zip(chunk, done, strict=True) if at is not None)
+                segments = [segment for _, _, segment in chunk]
+                self._go_on(self._record(segments, [self._read(*one) for one in chunk]))
         return self.counts
 
     def _note(self, segment: LinkedSegment) -> None:
@@ -168,44 +171,47 @@ class FileLinker:
         self._end = segment.end
         return [(listed, rows, segment)]
 
-    def _finish(self, pending: Sequence[LinkedSegment], position: int) -> None:
-        """Read what earlier runs have not read, or not finished."""
-        finished = list[LinkedSegment | None]()
-        for segment in pending:
-            offset = max(position, segment.start)
-            with contextlib.ExitStack() as stack:
-                try:
-                    listed = stack.enter_context(reopened(segment.uri, self.index.config))
-                except (InvalidArgument, ObjectNotFound):
-                    listed = None
-                head = b"" if listed is None else listed.head()
-                is_same = listed is not None and listed.is_same(segment.size_bytes, segment.etag)
-                if listed is not None and (is_same or _has_grown(listed, segment, head)):
-                    rows = open_rows(listed.file, listed.size_bytes, head)
-                    finished.append(self._read(listed, rows, segment, offset)[0])
-                else:
-                    # its rows up to here are indexed
-                    self.counts.changed.append(segment.uri)
-                    length = min(offset - segment.start, segment.length)
-                    finished.append(structs.replace(segment, length=length, is_open=False) if length else None)
-        self._record(pending, finished)
+    def _go_on(self, pending: Sequence[LinkedSegment], position: int = 0) -> None:
+        """Read the segments that are not read, or not finished, from an offset on."""
+        while pending:
+            pending = self._record(pending, [self._read_again(one, max(position, one.start)) for one in pending])
 
-    def _record(self, before: Sequence[LinkedSegment], after: Sequence[LinkedSegment | None]) -> None:
-        """Replace segments in the log by others; None: nothing was indexed of it."""
-        changed = [(one, other) for one, other in zip(before, after, strict=True) if other != one]
-        finished = [other for _, other in changed if other is not None]
-        if changed:
-            self.index.link((), finished, [one.place for one, other in changed if other is None])
-        for one in finished:
-            self._note(one)
+    def _read_again(self, segment: LinkedSegment, offset: int) -> _Outcome:
+        """As `_read`, for a file that must be opened. One that is gone, or was changed, is finished at the offset."""
+        with contextlib.ExitStack() as stack:
+            try:
+                listed = stack.enter_context(reopened(segment.uri, self.index.config))
+            except (InvalidArgument, ObjectNotFound):
+                listed = None
+            head = b"" if listed is None else listed.head()
+            if listed is not None and (
+                listed.is_same(segment.size_bytes, segment.etag) or _has_grown(listed, segment, head)
+            ):
+                return self._read(listed, open_rows(listed.file, listed.size_bytes, head), segment, offset)
+        # its rows before the offset are indexed
+        self.counts.changed.append(segment.uri)
+        length = min(offset - segment.start, segment.length)
+        return (structs.replace(segment, length=length, is_open=False) if length else None), None
 
-    def _read(
-        self, listed: ListedFile, rows: RowFile, segment: LinkedSegment, offset: int = 0
-    ) -> tuple[LinkedSegment | None, int | None]:
-        """Put the rows of a segment from an offset on. Return the finished segment, and where a further one begins.
+    def _record(self, before: Sequence[LinkedSegment], after: Sequence[_Outcome]) -> list[LinkedSegment]:
+        """Replace segments in the log by finished ones. Return the further ones, which the same record adds."""
+        finished, gone, further = list[LinkedSegment](), list[tuple[str, int]](), list[LinkedSegment]()
+        for one, (other, position) in zip(before, after, strict=True):
+            if other is None:
+                gone.append(one.place)
+            elif other != one:
+                finished.append(other)
+                self._note(other)
+            if position is not None:
+                # the text is longer than its bound
+                further.append(structs.replace(one, start=self._end, position=position))
+                self._end = further[-1].end
+        if finished or gone:
+            self.index.link(further, finished, gone)
+        return further
 
-        None: it has no row; the text ended within its bound.
-        """
+    def _read(self, listed: ListedFile, rows: RowFile, segment: LinkedSegment, offset: int = 0) -> _Outcome:
+        """Put the rows of a segment from an offset on."""
         shift, begun_bytes = segment.start - segment.position, self.counts.read_bytes
         reading = rows.reading(self.mapping, segment.position, segment.position + segment.length)
         count, times = 0, None
@@ -214,7 +220,7 @@ class FileLinker:
             count, times = count + batch.rows + len(batch.bad), _joined(times, batch.times)
             self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
         self._put_position(self._store, segment.end)
-        self.counts.files += 1
+        self.counts.read_files += 1
         self.counts.read_bytes = begun_bytes + listed.size_bytes
         self.progress(self.counts.read_bytes)
         if reading.held_back_bytes:

@@ -111,17 +111,17 @@ def _local(path: Path, source: str) -> list[ListedFile]:
     if path.is_dir():
         paths = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
         _check_no_table(source, (one.relative_to(path).as_posix() for one in paths))
-    else:
-        if not _WILD.search(str(path)) and "?" not in str(path):
-            raise InvalidArgument(f"{path}: No such file or directory")
+        paths = [one for one in paths if not _is_hidden(one.relative_to(path).as_posix())]
+    elif _WILD.search(str(path)) or "?" in str(path):
+        # a glob names hidden files if it says so
         paths = [Path(name) for name in glob.iglob(str(path), recursive=True)]  # noqa: PTH207 - ** at the end finds files
-    # a glob names hidden files if it says so
-    wanted = [one for one in paths if one.is_file() and not _is_hidden(one.relative_to(path).as_posix(), path.is_dir())]
-    return [one for one in map(local_file, wanted) if one.size_bytes]
+    else:
+        raise InvalidArgument(f"{path}: No such file or directory")
+    return [one for one in map(local_file, filter(Path.is_file, paths)) if one.size_bytes]
 
 
-def _is_hidden(name: str, in_folder: bool) -> bool:
-    return in_folder and any(part.startswith(_HIDDEN) for part in name.split("/"))
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(_HIDDEN) for part in name.split("/"))
 
 
 def _check_no_table(source: str, names: Iterable[str]) -> None:
@@ -155,9 +155,7 @@ def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> li
                 info.modified_ms,
             )
             for info in infos
-            if info.size_bytes
-            and not _is_hidden(info.name, pattern is None)
-            and (pattern is None or pattern.fullmatch(info.name))
+            if info.size_bytes and (not _is_hidden(info.name) if pattern is None else pattern.fullmatch(info.name))
         ]
         if files:
             return files

@@ -1,0 +1,306 @@
+"""Files as a log: their rows are indexed where they are, once each however a run ends, and read there again."""
+
+import bz2
+import contextlib
+import gzip
+import json
+import lzma
+import random
+import uuid
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+from tiered_index import IndexService
+from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
+from tiered_index.follow import PatientPut
+from tiered_index.format.names import linked_store
+from tiered_index.sources import linked, rows
+from tiered_index.sources.linked import FileLinker
+from tiered_index.sources.listing import listed_files, reopened
+from tiered_index.sources.rows import RowMapping
+
+BEGIN_S = 1_700_000_000
+KEYS = ("--topic", "orders", "--key", "order_id", "--key", "customer.id", "--time", "at")
+
+
+def row(number):
+    return {"order_id": number % 40, "customer": {"id": f"c{number % 7}"}, "at": BEGIN_S + number, "n": number}
+
+
+def lines(begin, end):
+    return "".join(f"{json.dumps(row(n))}\n" for n in range(begin, end)).encode()
+
+
+@pytest.fixture
+def where(tmp_path):
+    return "--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects"
+
+
+@pytest.fixture
+def ingest(where):
+    """Return a function that ingests sources, and returns the document of the run."""
+
+    def run(*arguments):
+        done = run_here("ingest", *arguments, *KEYS, *where, "--slots", 32, "--items", 1000, "--json")
+        assert done.code == 0, done.err
+        return done.document
+
+    return run
+
+
+@pytest.fixture
+def found(where):
+    """Return a function that returns the numbers of the rows of a key that come back, and all that do not."""
+
+    def run(key, topic="orders"):
+        done = run_here("query", "--messages", "--all", *where, "--json", "--", topic, key)
+        messages = [one for one in done.records if "state" in one]
+        texts = [one["message"]["body"] for one in messages if one["message"]]
+        numbers = [json.loads(text)["n"] if text.startswith("{") else int(text.split(",")[-1]) for text in texts]
+        return sorted(numbers), [one["problem"] for one in messages if one["message"] is None]
+
+    return run
+
+
+def expected(key, count):
+    return [n for n in range(count) if key in (str(n % 40), f"c{n % 7}")]
+
+
+def test_rows_of_many_forms_come_back_by_their_keys(tmp_path, ingest, found):
+    folder = tmp_path / "logs"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "0.ndjson").write_bytes(lines(0, 100))
+    (folder / "1.gz").write_bytes(gzip.compress(lines(100, 200)))
+    (folder / "a" / "2.bz2").write_bytes(bz2.compress(lines(200, 300)))
+    (folder / "a" / "3.xz").write_bytes(lzma.compress(lines(300, 400)))
+    (folder / "a" / "4.zst").write_bytes(pa.compress(lines(400, 500), "zstd", asbytes=True))
+    pq.write_table(pa.Table.from_pylist([row(n) for n in range(500, 600)]), folder / "a" / "b" / "5.parquet", 30)
+    cells = "".join(f'{n % 40},"c{n % 7}",{BEGIN_S + n},{n}\n' for n in range(600, 700))
+    (folder / "a" / "b" / "6.csv").write_text("order_id,customer.id,at,n\n" + cells)
+    (folder / "a" / "b" / "7.tsv").write_text("order_id\tcustomer.id\tat\tn\n" + cells.replace(",", "\t"))
+    (folder / "_SUCCESS").write_bytes(b"x")
+    document = ingest(folder / "**" / "*.[!t]*")
+    assert (document["read_files"], document["rows"], document["entries"], document["time_unit"]) == (7, 700, 1400, "s")
+    for key in ("0", "17", "c3", "c6"):
+        assert found(key) == (expected(key, 700), [])
+    again = ingest(folder / "**" / "*.[!t]*")
+    assert (again["read_files"], again["known"], again["rows"]) == (0, 7, 0)
+    # a folder has all of its files, also those of another run
+    assert (ingest(folder)["rows"], ingest(folder)["known"]) == (100, 8)
+
+
+def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, found):
+    log = tmp_path / "app.log"
+    log.write_bytes(lines(0, 120)[: len(lines(0, 50)) + 20])
+    document = ingest(log)
+    assert (document["rows"], document["held_back"]) == (50, [log.as_uri()])
+    log.write_bytes(lines(0, 120))
+    assert (ingest(log)["rows"], ingest(log)["rows"]) == (70, 0)
+    (tmp_path / "later.log").write_bytes(lines(120, 150))
+    assert ingest(tmp_path / "*.log")["rows"] == 30
+    assert found("c2") == (expected("c2", 150), [])
+
+
+def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_path, ingest, found):
+    log, other = tmp_path / "app.log", tmp_path / "other.log"
+    log.write_bytes(lines(0, 50))
+    other.write_bytes(lines(50, 60))
+    assert ingest(log, other)["rows"] == 60
+    # of the same size, with the same keys
+    log.write_bytes(lines(0, 50).replace(b'"n": 1', b'"n": 2'))
+    other.unlink()
+    assert found("23") == ([], [f"{log.as_uri()} has changed since it was indexed"])
+    numbers, [gone, changed] = found("10")
+    assert (numbers, changed) == ([], f"{log.as_uri()} has changed since it was indexed")
+    assert gone.startswith(f"{other.as_uri()} is gone")
+    assert ingest(log)["changed"] == [log.as_uri()]
+    numbers, problems = found("10")
+    assert (numbers, len(problems)) == ([20], 2)
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+class Killed:
+    """Calls of one process, which dies before call number `left`, and sometimes flushes and uploads after one."""
+
+    def __init__(self, index, moments, left):
+        self.index, self.moments, self.left = index, moments, left
+
+    def __call__(self, act):
+        def call(*arguments):
+            self.left -= 1
+            if self.left < 0:
+                raise Crash
+            result = act(*arguments)
+            if self.moments.random() < 0.3:
+                self.index.flush()
+            if self.moments.random() < 0.05:
+                self.index.seal()
+                self.index.run_lifecycle()
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("form", ["plain", "gzip"])
+def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkeypatch, where, found, seed, form):
+    moments = random.Random(f"{seed}{form}")
+    # small blocks, so that a file takes many puts, and several index files
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(rows, "_LEAST_BOUND", 4000)
+    monkeypatch.setattr(rows, "_RATIO", 0)
+    monkeypatch.setattr(linked, "_AT_ONCE", 2)
+    count, pack = 600, gzip.compress if form == "gzip" else bytes
+    for number in range(4):
+        (tmp_path / f"{number}.log").write_bytes(pack(lines(number * 150, (number + 1) * 150)))
+    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+    kills, is_done = 0, False
+    while not is_done:
+        index = IndexService(config)
+        until_killed = Killed(index, moments, moments.randrange(60) if kills < 6 else 10_000)
+        index.link = until_killed(index.link)
+        linker = FileLinker(
+            index, "orders", RowMapping(("order_id", "customer.id"), "at", "s"), PatientPut(index, 10.0)
+        )
+        linker.patient = until_killed(linker.patient)
+        try:
+            with listed_files([str(tmp_path / "*.log")], config) as files:
+                linker.run(files)
+            is_done = True
+        except Crash:
+            kills += 1
+            index.abandon()
+        else:
+            index.flush()
+            names = index.durable_positions()
+            segments = list(index.segment_archive.segments().of_log(linked_store("orders", 0)))
+            index.close()
+    assert kills
+    # as many positions as keys and one, whatever the number of files
+    assert len(names) == 3
+    assert not any(one.is_open for one in segments)
+    assert sum(one.length for one in segments) == len(lines(0, count))
+    for key in ("0", "13", "39", "c0", "c6"):
+        assert found(key) == (expected(key, count), [])
+
+
+def test_all_missing_fields_are_named_at_once_with_those_that_the_file_has(tmp_path, where):
+    log = tmp_path / "app.log"
+    log.write_bytes(lines(0, 3))
+    wrong = ("--topic", "t", "--key", "order", "--key", "n", "--time", "customer.at")
+    done = run_here("ingest", log, *wrong, *where, "--json")
+    assert done.code == 2
+    assert done.error["message"].endswith(
+        "has --key order, --time customer.at; the first one has order_id, customer, at, n"
+    )
+    assert not (tmp_path / "root").exists()
+
+
+def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where, found):
+    documents = ['{"k":-0,"n":0}', '{"k":[1.50,true,"x"],"n":1}', '{"k":12345678901234567890123,"n":2}', '{"n":3}']
+    (tmp_path / "a.log").write_text("".join(f'{one[:-1]},"at":"2024-02-03T04:05:06Z"}}\n' for one in documents))
+    named = uuid.UUID(int=7)
+    pq.write_table(
+        pa.table(
+            {
+                "k": pa.array([named.bytes], pa.binary(16)),
+                "at": pa.array([BEGIN_S * 10**6], pa.timestamp("us")),
+                "n": [4],
+            }
+        ),
+        tmp_path / "b.log",
+    )
+    done = run_here("ingest", tmp_path / "*.log", "--topic", "t", "--key", "k", "--time", "at", *where, "--json")
+    assert (done.code, done.document["rows"], done.document["keyless"]) == (0, 5, 1), done.err
+    for key, number in {"-0": 0, "1.50": 1, "true": 1, "x": 1, "12345678901234567890123": 2}.items():
+        assert found(key, "t") == ([number], [])
+
+
+def test_a_bad_row_is_named_and_skipped_only_on_demand(tmp_path, where, ingest):
+    log = tmp_path / "app.log"
+    log.write_bytes(lines(0, 3) + b"{broken\n" + lines(3, 5) + b'{"order_id": 1, "at": "yesterday"}\n')
+    refused = run_here("ingest", log, *KEYS, *where, "--slots", 32, "--items", 1000, "--json")
+    assert refused.code == 2
+    assert f"byte {len(lines(0, 3))}" in refused.error["message"] and "app.log" in refused.error["message"]
+    document = ingest(log, "--skip-bad")
+    assert (document["rows"], document["skipped"]) == (5, 2)
+    assert "yesterday" in document["skipped_first"][1]["problem"]
+
+
+def test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_another(tmp_path, where):
+    with IndexService.open(root=where[1], storage=where[3]) as index:
+        index.put("orders", 0, "k", 5, 1, BEGIN_S * 1000)
+    (tmp_path / "app.log").write_bytes(lines(0, 3))
+    done = run_here("ingest", tmp_path / "app.log", *KEYS, *where, "--json")
+    assert (done.code, done.error["type"]) == (2, "InvalidArgument")
+    assert "choose another --topic" in done.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("number", "unit"), [(BEGIN_S, "s"), (BEGIN_S * 10**3, "ms"), (BEGIN_S * 10**6, "us"), (BEGIN_S * 10**9, "ns")]
+)
+def test_the_unit_of_numbers_is_found_or_asked_for(number, unit):
+    mapping = RowMapping(("k",), "at")
+    assert (mapping.time_ms(number), mapping.unit) == (BEGIN_S * 1000, unit)
+    assert mapping.times_ms([number, number]).tolist() == [BEGIN_S * 1000] * 2
+    assert RowMapping(("k",), "at", unit).time_ms(str(number)) == BEGIN_S * 1000
+    with pytest.raises(InvalidArgument, match="--time-unit"):
+        RowMapping(("k",), "at").time_ms(12345)
+
+
+def test_a_dry_run_shows_the_first_rows_and_leaves_no_index(tmp_path, where):
+    (tmp_path / "app.log").write_bytes(lines(0, 9))
+    done = run_here("ingest", tmp_path / "app.log", *KEYS, *where, "--dry-run", "--json")
+    assert done.document["entries"][0]["timestamp_ms"] == BEGIN_S * 1000
+    assert (done.document["format"], done.document["time_unit"]) == ("ndjson", "s")
+    assert not (tmp_path / "root").exists()
+
+
+def test_without_a_root_the_index_has_a_folder_of_the_state_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "app.log").write_bytes(lines(0, 9))
+    arguments = (tmp_path / "app.log", *KEYS, "--storage", f"file://{tmp_path}/objects")
+    done = run_here("ingest", *arguments)
+    [root] = (tmp_path / "state" / "tiered-index").iterdir()
+    assert f"--root is {root}" in done.err
+    assert "1 known" in run_here("ingest", *arguments).out
+
+
+def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
+    (tmp_path / "a.json").write_text('[{"order_id": 1}]')
+    done = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--json")
+    assert "jq -c '.[]'" in done.error["message"]
+    both = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--json")
+    assert "--follow" in both.error["message"]
+
+
+def test_prefixes_folders_and_globs_of_a_storage_name_its_files(tmp_path):
+    uri = f"sqlite://{tmp_path}/theirs.db"
+    config = IndexConfig(storage=f"file://{tmp_path}/objects")
+    names = ["a/1.ndjson", "a/b/2.ndjson", "a/b/3.csv", "a/_SUCCESS", "ab/4.ndjson"]
+    with contextlib.closing(config.open_storage(uri)) as storage:
+        for name in names:
+            storage.put(name, lines(0, 1))
+        storage.put("a/empty", b"")
+
+    def listed(*sources):
+        with listed_files(sources, config) as files:
+            return [one.uri.removeprefix(f"{uri}/") for one in files]
+
+    assert listed(f"{uri}/a/b/2.ndjson") == ["a/b/2.ndjson"]
+    assert listed(f"{uri}/a/") == listed(f"{uri}/a") == ["a/1.ndjson", "a/b/2.ndjson", "a/b/3.csv"]
+    assert listed(f"{uri}/a/**/*.ndjson") == ["a/1.ndjson", "a/b/2.ndjson"]
+    assert listed(f"{uri}/a/*.ndjson", f"{uri}/ab/") == ["a/1.ndjson", "ab/4.ndjson"]
+    with pytest.raises(InvalidArgument, match="no file"):
+        listed(f"{uri}/c/*")
+    with listed_files([f"{uri}/a/1.ndjson"], config) as [one]:
+        assert one.part(0, 5) == lines(0, 1)[:5]
+        with reopened(one.uri, config) as again:
+            assert again.is_same(one.size_bytes, one.etag(b""))
