@@ -23,7 +23,7 @@ from tiered_index.types import format_time
 if TYPE_CHECKING:
     from tiered_index.service.read.messages import MessageSource
     from tiered_index.service.reader import IndexReader
-    from tiered_index.sources.listing import ListedFile
+    from tiered_index.sources.listing import SourceFile
     from tiered_index.sources.rows import RowMapping
 
 # rows that a dry run shows
@@ -81,7 +81,7 @@ def ingest_rows(
         if dry_run:
             return _show_rows(session, files, options.topic, mapping)
         putting = stack.enter_context(Putting.open(session, config, intake))
-        with putting.progress("ingesting", sum(one.size_bytes for one in files)) as progress:
+        with putting.progress("ingesting", sum(each.size_bytes for each in files)) as progress:
             linker = FileLinker(putting.index, options.topic, mapping, putting.patient(), skip_bad)
             linker.progress = lambda size: progress.update(size, f"{human_count(linker.counts.entries)} entries")
             counts = linker.run(files)
@@ -123,7 +123,7 @@ def ingest_rows(
     return none_indexed(session, intake, lacks)
 
 
-def _check_fields(files: Sequence[ListedFile], mapping: RowMapping) -> None:
+def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
     """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
     from tiered_index.sources.rows import open_rows
 
@@ -135,7 +135,7 @@ def _check_fields(files: Sequence[ListedFile], mapping: RowMapping) -> None:
         )
 
 
-def _show_rows(session: Session, files: Sequence[ListedFile], topic: str, mapping: RowMapping) -> int:
+def _show_rows(session: Session, files: Sequence[SourceFile], topic: str, mapping: RowMapping) -> int:
     """Write the first rows as they would be indexed."""
     from tiered_index.sources.rows import open_rows
 
@@ -150,7 +150,7 @@ def _show_rows(session: Session, files: Sequence[ListedFile], topic: str, mappin
             for position, time_ms, key in sorted(itertools.islice(sorted(places), _SHOWN * len(mapping.keys)))
         ]
         break
-    size_bytes = sum(one.size_bytes for one in files)
+    size_bytes = sum(each.size_bytes for each in files)
     document = {"status": "dry run", "files": len(files), "bytes": size_bytes, "format": rows.format}
     session.out.answer(document | {"time_unit": mapping.unit, "entries": entries})
     columns = ("time", "key", "position")

@@ -251,7 +251,8 @@ class RecordKeys:
             return [], False
         texts = []
         for _, path in self._paths:
-            with contextlib.suppress(ValueError):  # Python makes no text of so many digits
+            # Python makes no text of so many digits, and none of an expression of JMESPath
+            with contextlib.suppress(ValueError, TypeError):
                 texts += list(key_texts(searched(path, document[0])))
         return texts, True
 

@@ -26,7 +26,7 @@ from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.rows import check_topic
-from tiered_index.sources.listing import HEAD_BYTES, ListedFile, reopened
+from tiered_index.sources.listing import HEAD_BYTES, SourceFile, reopened
 from tiered_index.sources.rows import RowBatch, RowFile, RowMapping, open_rows
 
 QUEUE = 0
@@ -90,7 +90,7 @@ class FileLinker:
         """The offset before which all rows are durable."""
         return self.index.durable_position(self._store) or 0
 
-    def run(self, files: Sequence[ListedFile]) -> FileCounts:
+    def run(self, files: Sequence[SourceFile]) -> FileCounts:
         """Index the rows of `files` that are not indexed yet, and all that an earlier run has not finished.
 
         Raises `InvalidArgument` for a row that is no entry, and a file of another form; `CorruptFile`; the errors of
@@ -109,7 +109,7 @@ class FileLinker:
             if self.index.durable_position(keys_name(self.topic, path)) is None:
                 self._put_position(keys_name(self.topic, path), 1)
         self._go_on(pending, position)
-        waiting = deque[tuple[ListedFile, int]]()
+        waiting = deque[tuple[SourceFile, int]]()
         places = set[str]()
         for listed in files:
             last = self._last.get(listed.place)
@@ -119,13 +119,15 @@ class FileLinker:
                 waiting.append((listed, self._begin(listed, last)))
             places.add(listed.place)
         while waiting:
-            chunk: list[tuple[ListedFile, RowFile, LinkedSegment]] = []
-            while waiting and len(chunk) < _AT_ONCE and sum(one.size_bytes for one, _, _ in chunk) < _AT_ONCE_BYTES:
+            chunk: list[tuple[SourceFile, RowFile, LinkedSegment]] = []
+            while (
+                waiting and len(chunk) < _AT_ONCE and sum(listed.size_bytes for listed, _, _ in chunk) < _AT_ONCE_BYTES
+            ):
                 chunk += self._reserved(*waiting.popleft())
             if chunk:
                 self.index.link([segment for _, _, segment in chunk])
                 segments = [segment for _, _, segment in chunk]
-                self._go_on(self._record(segments, [self._read(*one) for one in chunk]))
+                self._go_on(self._record(segments, [self._read(*reserved) for reserved in chunk]))
         return self.counts
 
     def _note(self, segment: LinkedSegment) -> None:
@@ -151,7 +153,7 @@ class FileLinker:
         }
         self.patient(columns, source, position)
 
-    def _begin(self, listed: ListedFile, last: LinkedSegment | None) -> int:
+    def _begin(self, listed: SourceFile, last: LinkedSegment | None) -> int:
         """Return the position from which on a file is to be indexed: behind `last`, if it has only grown since."""
         if last is None:
             return 0
@@ -160,7 +162,7 @@ class FileLinker:
         self.counts.changed.append(listed.uri)
         return 0
 
-    def _reserved(self, listed: ListedFile, position: int) -> list[tuple[ListedFile, RowFile, LinkedSegment]]:
+    def _reserved(self, listed: SourceFile, position: int) -> list[tuple[SourceFile, RowFile, LinkedSegment]]:
         """Return the file with an open segment at the end of the log; nothing if it has no bytes behind `position`."""
         published_ms, head = SystemClock().now_ms(), listed.head()
         rows = open_rows(listed.file, listed.size_bytes, head)
@@ -174,7 +176,9 @@ class FileLinker:
     def _go_on(self, pending: Sequence[LinkedSegment], position: int = 0) -> None:
         """Read the segments that are not read, or not finished, from an offset on."""
         while pending:
-            pending = self._record(pending, [self._read_again(one, max(position, one.start)) for one in pending])
+            pending = self._record(
+                pending, [self._read_again(segment, max(position, segment.start)) for segment in pending]
+            )
 
     def _read_again(self, segment: LinkedSegment, offset: int) -> _Outcome:
         """As `_read`, for a file that must be opened. One that is gone, or was changed, is finished at the offset."""
@@ -196,21 +200,21 @@ class FileLinker:
     def _record(self, before: Sequence[LinkedSegment], after: Sequence[_Outcome]) -> list[LinkedSegment]:
         """Replace segments in the log by finished ones. Return the further ones, which the same record adds."""
         finished, gone, further = list[LinkedSegment](), list[tuple[str, int]](), list[LinkedSegment]()
-        for one, (other, position) in zip(before, after, strict=True):
+        for segment, (other, position) in zip(before, after, strict=True):
             if other is None:
-                gone.append(one.place)
-            elif other != one:
+                gone.append(segment.place)
+            elif other != segment:
                 finished.append(other)
                 self._note(other)
             if position is not None:
                 # the text is longer than its bound
-                further.append(structs.replace(one, start=self._end, position=position))
+                further.append(structs.replace(segment, start=self._end, position=position))
                 self._end = further[-1].end
         if finished or gone:
             self.index.link(further, finished, gone)
         return further
 
-    def _read(self, listed: ListedFile, rows: RowFile, segment: LinkedSegment, offset: int = 0) -> _Outcome:
+    def _read(self, listed: SourceFile, rows: RowFile, segment: LinkedSegment, offset: int = 0) -> _Outcome:
         """Put the rows of a segment from an offset on."""
         shift, begun_bytes = segment.start - segment.position, self.counts.read_bytes
         reading = rows.reading(self.mapping, segment.position, segment.position + segment.length)
@@ -241,7 +245,7 @@ class FileLinker:
         )
         return finished, further
 
-    def _put(self, listed: ListedFile, batch: RowBatch, shift: int) -> None:
+    def _put(self, listed: SourceFile, batch: RowBatch, shift: int) -> None:
         if batch.bad and not self.skip_bad:
             bad = batch.bad[0]
             raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
@@ -269,7 +273,7 @@ def _joined(times: Times | None, more: Times | None) -> Times | None:
     return min(times[0], more[0]), max(times[1], more[1])
 
 
-def _has_grown(listed: ListedFile, segment: LinkedSegment, head: bytes) -> bool:
+def _has_grown(listed: SourceFile, segment: LinkedSegment, head: bytes) -> bool:
     """Return whether a file is the text of a segment, perhaps with more behind it, by its size and first bytes."""
     if segment.format not in ("ndjson", "csv") or listed.size_bytes < segment.size_bytes:
         return False
@@ -277,7 +281,7 @@ def _has_grown(listed: ListedFile, segment: LinkedSegment, head: bytes) -> bool:
     return f"{crc32(known):08x}" == segment.etag.rpartition("-")[2]
 
 
-def _has_last_block(listed: ListedFile, segment: LinkedSegment) -> bool:
+def _has_last_block(listed: SourceFile, segment: LinkedSegment) -> bool:
     """Return whether a file still has the last block of a segment."""
     assert segment.blocks is not None
     size_bytes, sums = segment.blocks

@@ -22,7 +22,7 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.read.segments import MissingCatalog
 from tiered_index.sources.linked import QUEUE, keys_name
-from tiered_index.sources.listing import ListedFile, reopened
+from tiered_index.sources.listing import SourceFile, reopened
 from tiered_index.sources.rows import (
     SUM_BYTES,
     CsvFile,
@@ -112,15 +112,15 @@ class LinkedRows:
         archive, store = self.archives[item.source], linked_store(topic, item.queue_id)
         reads = list[int]()
         try:
-            found = archive.segments(reads).segment(store, item.offset)
+            segment = archive.segments(reads).segment(store, item.offset)
         except MissingCatalog:
             # a record has put another catalog in its place
             archive.refresh()
-            found = archive.segments(reads).segment(store, item.offset)
+            segment = archive.segments(reads).segment(store, item.offset)
         search.charge(reads)
-        return found if isinstance(found, LinkedSegment) else None
+        return segment if isinstance(segment, LinkedSegment) else None
 
-    def _take(self, search: Search, segment: LinkedSegment, listed: ListedFile, topic: str, key: str) -> None:
+    def _take(self, search: Search, segment: LinkedSegment, listed: SourceFile, topic: str, key: str) -> None:
         """Read and judge the row of an entry. Raises `_Changed`."""
         item = search.item
         assert item is not None
@@ -151,7 +151,7 @@ class LinkedRows:
         carries = not {key, *other_spellings(key)}.isdisjoint(keys)
         search.settle(search.fetched("local", message=row_found, carries_key=carries))
 
-    def _text(self, search: Search, segment: LinkedSegment, listed: ListedFile, position: int, size: int) -> bytes:
+    def _text(self, search: Search, segment: LinkedSegment, listed: SourceFile, position: int, size: int) -> bytes:
         """Return the bytes of a line, from the blocks that have it. Raises `_Changed`, `CorruptFile`."""
         _, _, compression = segment.format.partition("+")
         size_bytes, sums = segment.blocks or (SUM_BYTES, ())

@@ -29,7 +29,7 @@ _HIDDEN = (".", "_")
 
 
 @dataclass(frozen=True)
-class ListedFile:
+class SourceFile:
     """A file or an object.
 
     - `uri` names it; a local file has a URI, too.
@@ -62,23 +62,23 @@ class ListedFile:
         return self.size_bytes == size_bytes and etag.rpartition("-")[0] == self.stamp
 
 
-def local_file(path: Path) -> ListedFile:
+def local_file(path: Path) -> SourceFile:
     """Return a local file. Raises `InvalidArgument` if it can't be examined."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise InvalidArgument(f"{path}: {error.strerror}") from error
-    place = f"{found.st_dev}-{found.st_ino}"
-    return ListedFile(LocalFile(path), path.as_uri(), found.st_size, place, f"{place}-{found.st_mtime_ns}")
+    place = f"{status.st_dev}-{status.st_ino}"
+    return SourceFile(LocalFile(path), path.as_uri(), status.st_size, place, f"{place}-{status.st_mtime_ns}")
 
 
-def stored_file(file: StoredFile, modified_ms: int) -> ListedFile:
+def stored_file(file: StoredFile, modified_ms: int) -> SourceFile:
     """Return an object of a storage."""
-    return ListedFile(file, file.uri, file.size_bytes, file.uri, str(modified_ms))
+    return SourceFile(file, file.uri, file.size_bytes, file.uri, str(modified_ms))
 
 
 @contextlib.contextmanager
-def reopened(uri: str, config: IndexConfig) -> Iterator[ListedFile]:
+def reopened(uri: str, config: IndexConfig) -> Iterator[SourceFile]:
     """Yield the file at a URI as it is now. Raises `InvalidArgument` if there is none, and the storage's errors."""
     with opened_place(uri, config) as place:
         if isinstance(place, LocalFile):
@@ -89,35 +89,35 @@ def reopened(uri: str, config: IndexConfig) -> Iterator[ListedFile]:
 
 
 @contextlib.contextmanager
-def listed_files(sources: Sequence[str], config: IndexConfig) -> Iterator[list[ListedFile]]:
+def listed_files(sources: Sequence[str], config: IndexConfig) -> Iterator[list[SourceFile]]:
     """Yield the files of sources, each once, sorted by URI. Their storages are open within the block.
 
     Raises `InvalidArgument` for a source without a file, and for the folder of a table; the storage's errors.
     """
     with contextlib.ExitStack() as stack:
-        found: dict[str, ListedFile] = {}
+        files_by_uri: dict[str, SourceFile] = {}
         for source in sources:
             path = local_path(source)
             files = _local(path, source) if path is not None else _stored(stack, source, config)
             if not files:
                 raise InvalidArgument(f"{source}: no file that has data; names that begin with . or _ are left out")
-            found.update((each.uri, each) for each in files)
-        yield [found[uri] for uri in sorted(found)]
+            files_by_uri.update((each.uri, each) for each in files)
+        yield [files_by_uri[uri] for uri in sorted(files_by_uri)]
 
 
-def _local(path: Path, source: str) -> list[ListedFile]:
+def _local(path: Path, source: str) -> list[SourceFile]:
     if path.is_file():
         return [local_file(path)]
     if path.is_dir():
         paths = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
-        _check_no_table(source, (one.relative_to(path).as_posix() for one in paths))
-        paths = [one for one in paths if not _is_hidden(one.relative_to(path).as_posix())]
+        _check_no_table(source, (each.relative_to(path).as_posix() for each in paths))
+        paths = [each for each in paths if not _is_hidden(each.relative_to(path).as_posix())]
     elif _WILD.search(str(path)) or "?" in str(path):
         # a glob names hidden files if it says so
         paths = [Path(name) for name in glob.iglob(str(path), recursive=True)]  # noqa: PTH207 - ** at the end finds files
     else:
         raise InvalidArgument(f"{path}: No such file or directory")
-    return [one for one in map(local_file, filter(Path.is_file, paths)) if one.size_bytes]
+    return [each for each in map(local_file, filter(Path.is_file, paths)) if each.size_bytes]
 
 
 def _is_hidden(name: str) -> bool:
@@ -129,7 +129,7 @@ def _check_no_table(source: str, names: Iterable[str]) -> None:
         raise table_error(source, folder)
 
 
-def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> list[ListedFile]:
+def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> list[SourceFile]:
     source = beside(source, config.storage)
     place, mark, parameters = source.partition("?")
     wild = _WILD.search(place)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import bz2
 import contextlib
 import csv
+import datetime
+import decimal
 import gzip
 import io
 import lzma
@@ -56,7 +58,7 @@ _DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, OSError)
 
 @dataclass
 class RowMapping:
-    """Where a row has its keys and its time: JMESPaths, or names of columns.
+    """The fields with the keys and the time of a row: JMESPaths, or names of columns.
 
     `unit` is that of times that are numbers. None: the first ones decide, for the whole run.
     """
@@ -164,7 +166,9 @@ def _as_text(member: Any) -> Any:
         with contextlib.suppress(UnicodeDecodeError):
             return member.decode()
         return member.hex()
-    return member if member is None or isinstance(member, str | int | float | bool | dict) else str(member)
+    if isinstance(member, datetime.date | datetime.time | decimal.Decimal):
+        return str(member)
+    return member if isinstance(member, str | int | float | dict) else None
 
 
 # of JSON; a parser of numbers forgets the sign
@@ -242,7 +246,7 @@ def _joined(
     return RowBatch(end, rows, texts, positions[at], sizes[at], times[at], int(rows - has_key.sum()))
 
 
-class _Rows:
+class _SingleRows:
     """Gathers rows that are read one by one."""
 
     def __init__(self) -> None:
@@ -430,7 +434,7 @@ class TextFile(RowFile):
             # a bad line is named when it is read
             with contextlib.suppress(InvalidArgument):
                 members = self.members_of(line, mapping)
-                present = [was or one not in (None, "", []) for was, one in zip(present, members, strict=True)]
+                present = [was or member not in (None, "", []) for was, member in zip(present, members, strict=True)]
         return [name for name, is_there in zip(mapping.names, present, strict=True) if not is_there]
 
 
@@ -484,7 +488,7 @@ class CsvFile(TextFile):
         try:
             text = header.removeprefix(b"\xef\xbb\xbf").decode().rstrip("\r")
         except UnicodeDecodeError as error:
-            raise InvalidArgument(f"{file}: the header is no UTF-8") from error
+            raise InvalidArgument(f"{file}: the header is not UTF-8") from error
         self.delimiter = max(_DELIMITERS, key=text.count)
         self.header = self._cells(text)
 
@@ -636,7 +640,7 @@ class TextReading(RowReading):
         return _joined([column for column in columns if column is not None], begin + starts, sizes, times_ms, end)
 
     def _slowly(self, block: bytes, begin: int) -> RowBatch:
-        rows, position = _Rows(), begin
+        rows, position = _SingleRows(), begin
         for line in io.BytesIO(block):
             start, position = position, position + len(line)
             if not line.strip():
@@ -748,7 +752,7 @@ class ColumnsReading(RowReading):
             return _joined([text for text in texts if text is not None], positions, sizes, times_ms, first + count)
         if pa.types.is_timestamp(times.type):
             times = milliseconds(times)
-        rows = _Rows()
+        rows = _SingleRows()
         for number, (*members, time) in enumerate(zip(*(c.to_pylist() for c in (*keys, times)), strict=True), first):
             try:
                 time_ms = self._mapping.time_ms(time)
@@ -759,7 +763,7 @@ class ColumnsReading(RowReading):
 
 
 def open_rows(file: File, size_bytes: int, head: bytes) -> RowFile:
-    """Return the rows of a file by its first bytes, of which `head` has at least 64 KiB. Raises `InvalidArgument`."""
+    """Return the rows of a file by `head`, its first 64 KiB. Raises `InvalidArgument`."""
     if head.startswith(_PARQUET):
         return ParquetFile(file)
     compression = compression_of(head)

@@ -5,8 +5,10 @@ import contextlib
 import gzip
 import json
 import lzma
+import os
 import random
 import uuid
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +22,7 @@ from tiered_index.follow import PatientPut
 from tiered_index.format.names import linked_store
 from tiered_index.sources import linked, rows
 from tiered_index.sources.linked import FileLinker
-from tiered_index.sources.listing import listed_files, reopened
+from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import RowMapping
 
 BEGIN_S = 1_700_000_000
@@ -281,26 +283,30 @@ def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
     assert "--follow" in both.error["message"]
 
 
-def test_prefixes_folders_and_globs_of_a_storage_name_its_files(tmp_path):
-    uri = f"sqlite://{tmp_path}/theirs.db"
+def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeypatch, s3_environment, ingest, found):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url)
+    of_server = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    monkeypatch.setitem(run_here.__kwdefaults__, "environment", of_server)
+    uri = f"s3://{s3_environment.new_bucket()}/logs"
     config = IndexConfig(storage=f"file://{tmp_path}/objects")
-    names = ["a/1.ndjson", "a/b/2.ndjson", "a/b/3.csv", "a/_SUCCESS", "ab/4.ndjson"]
-    with contextlib.closing(config.open_storage(uri)) as storage:
-        for name in names:
-            storage.put(name, lines(0, 1))
+    files = {"a/1.ndjson": (0, 30), "a/b/2 t%3A.ndjson.gz": (30, 60), "a/b/3.json": (60, 61), "ab/4.ndjson": (61, 62)}
+    with contextlib.closing(config.open_storage(uri, any_names=True)) as storage:
+        for name, numbers in files.items():
+            storage.put(name, gzip.compress(lines(*numbers)) if name.endswith("gz") else lines(*numbers))
         storage.put("a/empty", b"")
+        storage.put("a/_SUCCESS", b"x")
 
     def listed(*sources):
-        with listed_files(sources, config) as files:
-            return [one.uri.removeprefix(f"{uri}/") for one in files]
+        with listed_files(sources, config) as given:
+            return [unquote(one.uri).removeprefix(f"{uri}/") for one in given]
 
-    assert listed(f"{uri}/a/b/2.ndjson") == ["a/b/2.ndjson"]
-    assert listed(f"{uri}/a/") == listed(f"{uri}/a") == ["a/1.ndjson", "a/b/2.ndjson", "a/b/3.csv"]
-    assert listed(f"{uri}/a/**/*.ndjson") == ["a/1.ndjson", "a/b/2.ndjson"]
-    assert listed(f"{uri}/a/*.ndjson", f"{uri}/ab/") == ["a/1.ndjson", "ab/4.ndjson"]
+    first, second, third, fourth = files
+    assert listed(f"{uri}/{first}") == [first]
+    assert listed(f"{uri}/a/") == listed(f"{uri}/a") == [first, second, third]
+    assert listed(f"{uri}/a/**/*.ndjson*") == listed(f"{uri}/a/*.ndjson", f"{uri}/a/b/2*") == [first, second]
+    assert listed(f"{uri}/a*/*.ndjson") == [first, fourth]
     with pytest.raises(InvalidArgument, match="no file"):
         listed(f"{uri}/c/*")
-    with listed_files([f"{uri}/a/1.ndjson"], config) as [one]:
-        assert one.part(0, 5) == lines(0, 1)[:5]
-        with reopened(one.uri, config) as again:
-            assert again.is_same(one.size_bytes, one.etag(b""))
+    assert ingest(f"{uri}/a/**/*.ndjson*")["rows"] == 60
+    assert ingest(f"{uri}/a*/**")["rows"] == 2
+    assert found("c4") == (expected("c4", 62), [])
