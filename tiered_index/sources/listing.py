@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -113,11 +114,17 @@ def _local(path: Path, source: str) -> list[SourceFile]:
         _check_no_table(source, (each.relative_to(path).as_posix() for each in paths))
         paths = [each for each in paths if not _is_hidden(each.relative_to(path).as_posix())]
     elif _WILD.search(str(path)) or "?" in str(path):
-        # a glob names hidden files if it says so
-        paths = [Path(name) for name in glob.iglob(str(path), recursive=True)]  # noqa: PTH207 - ** at the end finds files
+        # not `Path.glob`, whose ** at the end finds folders only
+        names = filter(partial(_names, str(path)), glob.iglob(str(path), recursive=True))  # noqa: PTH207
+        paths = [Path(name) for name in names]
     else:
         raise InvalidArgument(f"{path}: No such file or directory")
     return [each for each in map(local_file, filter(Path.is_file, paths)) if each.size_bytes]
+
+
+def _names(pattern: str, name: str) -> bool:
+    """Return whether a glob names a file, which is hidden only if the glob says so."""
+    return not _is_hidden(name.rpartition("/")[2]) or _is_hidden(pattern.rpartition("/")[2])
 
 
 def _is_hidden(name: str) -> bool:
@@ -155,7 +162,12 @@ def _stored(stack: contextlib.ExitStack, source: str, config: IndexConfig) -> li
                 info.modified_ms,
             )
             for info in infos
-            if info.size_bytes and (not _is_hidden(info.name) if pattern is None else pattern.fullmatch(info.name))
+            if info.size_bytes
+            and (
+                not _is_hidden(info.name)
+                if pattern is None
+                else pattern.fullmatch(info.name) and _names(place, info.name)
+            )
         ]
         if files:
             return files
