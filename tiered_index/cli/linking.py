@@ -64,10 +64,11 @@ def ingest_rows(
     """Index the rows of files, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
     # imported here: other sources do not need it
     from tiered_index.sources.linked import FileLinker
-    from tiered_index.sources.listing import listed_files
+    from tiered_index.sources.listing import check_exists, listed_files
     from tiered_index.sources.rows import RowMapping
 
     if options.topic is None:
+        check_exists(sources[0])
         raise InvalidArgument("--topic is missing: it names the topic of the rows")
     unit = None if options.time_unit in (None, "auto") else options.time_unit
     mapping = RowMapping(tuple(keys or ()), options.time or "timestamp", unit)  # type: ignore[arg-type]

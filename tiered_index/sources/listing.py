@@ -106,6 +106,13 @@ def listed_files(sources: Sequence[str], config: IndexConfig) -> Iterator[list[S
         yield [files_by_uri[uri] for uri in sorted(files_by_uri)]
 
 
+def check_exists(source: str) -> None:
+    """Raise `InvalidArgument` if a source is the path of no file or folder, and no glob."""
+    path = local_path(source)
+    if path is not None and not path.exists() and not _WILD.search(str(path)) and "?" not in str(path):
+        raise InvalidArgument(f"{path}: No such file or directory")
+
+
 def _local(path: Path, source: str) -> list[SourceFile]:
     if path.is_file():
         return [local_file(path)]
@@ -113,12 +120,11 @@ def _local(path: Path, source: str) -> list[SourceFile]:
         paths = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
         _check_no_table(source, (each.relative_to(path).as_posix() for each in paths))
         paths = [each for each in paths if not _is_hidden(each.relative_to(path).as_posix())]
-    elif _WILD.search(str(path)) or "?" in str(path):
+    else:
+        check_exists(source)
         # not `Path.glob`, whose ** at the end finds folders only
         names = filter(partial(_names, str(path)), glob.iglob(str(path), recursive=True))  # noqa: PTH207
         paths = [Path(name) for name in names]
-    else:
-        raise InvalidArgument(f"{path}: No such file or directory")
     return [each for each in map(local_file, filter(Path.is_file, paths)) if each.size_bytes]
 
 
