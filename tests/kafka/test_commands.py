@@ -151,8 +151,9 @@ def test_a_file_of_settings_may_have_a_byte_order_mark(tmp_path):
 
 def test_options_of_kafka_are_of_kafka(run, tmp_path):
     (tmp_path / "messages.ndjson").touch()
-    result = run("ingest", tmp_path / "messages.ndjson", "--key", "key", "--storage", "memory://x")
-    assert (result.code, "--key is for Kafka" in result.err) == (2, True)
+    for option, reason in {("--archive",): "--archive is for Kafka", ("--key", "key"): "--topic is missing"}.items():
+        result = run("ingest", tmp_path / "messages.ndjson", *option, "--storage", "memory://x")
+        assert (result.code, reason in result.err) == (2, True)
 
 
 def test_a_wrong_address_makes_no_index(run, tmp_path):
