@@ -230,7 +230,7 @@ def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
     copy has the merges of its source.
     """
     names = [*record.remove, *(one.name for one in record.hide)]
-    if record.kind == "copy" or (record.kind == "catalogs" and record.left_out):
+    if record.kind == "copy" or (record.kind in ("catalogs", "link") and record.left_out):
         segments = Segments(log.state, log.storage)
         for name in record.remove:
             if name.startswith(CATALOG_PREFIX):
