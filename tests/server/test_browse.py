@@ -165,19 +165,6 @@ def test_every_message_that_is_read_is_claimed_before(tmp_path, is_backwards):
     assert len(page) == 1 and claimed == sum(one.size for one in first)
 
 
-@pytest.mark.parametrize("place", [(T + 12_000, None), (None, "earlier:0=6,1=5,2=5"), (None, "later:0=2,1=3,2=5")])
-def test_a_page_that_ends_early_continues_after_any_of_its_messages(tmp_path, place):
-    made(tmp_path / "store", ({"queue_id": n % 3, "store_ms": T + n * 1000} for n in range(24)))
-    browser = Browser(StoreQueues(tmp_path / "store", None), NOTHING)
-    page = browser.page("orders", None, *place, 10)
-    whole = (*page.messages, *browser.page("orders", None, None, page.later, 100).messages)
-    assert len(page) == 10 and len(whole) > 10
-    for number in range(10):
-        rest = browser.page("orders", None, None, page.later_after(number), 100)
-        found = (*page.messages[: number + 1], *rest.messages)
-        assert [one[:2] for one in found] == [one[:2] for one in whole]
-
-
 def test_a_page_has_the_room_of_messages_that_are_gone(tmp_path):
     messages = made(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(30)))
     left = 3 * messages[-1].size

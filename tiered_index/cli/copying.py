@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +14,7 @@ from tiered_index.cli.options import duration
 from tiered_index.cli.output import error_document
 from tiered_index.cli.session import Session, check_root_of, command, storage_uri
 from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -80,18 +80,21 @@ def copy(
         )
         copier = Copier(read, written, SystemClock(), threads)
         copier.must_exist = must_exist
-
-        def open_both() -> None:
-            copier.open()
-            if source is None:
-                check_root_of(config, copier.log)
-
+        # the root is of the index in --storage
+        rooted = config if source is None else None
         if follow:
-            return _follow(session, copier, open_both, interval, grace)
-        open_both()
+            return _follow(session, copier, rooted, interval, grace)
+        _open(copier, rooted)
         report = _round(session, copier)
         _write_round(session, copier, report, "copied")
     return _code(report)
+
+
+def _open(copier: Copier, rooted: IndexConfig | None) -> None:
+    """Open both storages. Raises as `Copier.open`, and `NotAnIndex` if the root of `rooted` is of another index."""
+    copier.open()
+    if rooted is not None:
+        check_root_of(rooted, copier.log)
 
 
 def _round(session: Session, copier: Copier) -> CopyReport:
@@ -101,7 +104,7 @@ def _round(session: Session, copier: Copier) -> CopyReport:
         return copier.run_once()
 
 
-def _follow(session: Session, copier: Copier, open_both: Callable[[], None], interval_s: int, grace_s: int) -> int:
+def _follow(session: Session, copier: Copier, rooted: IndexConfig | None, interval_s: int, grace_s: int) -> int:
     """Copy in rounds until a signal ends the command; after a storage error try again in the next round."""
     swept_s, last = float("-inf"), None
     with Ending() as ending:
@@ -109,7 +112,7 @@ def _follow(session: Session, copier: Copier, open_both: Callable[[], None], int
         while not ending.event.is_set():
             try:
                 if last is None:
-                    open_both()
+                    _open(copier, rooted)
                 report = _round(session, copier)
                 # also if the sweep fails: then the copy is up to date
                 is_first = last is None

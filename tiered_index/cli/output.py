@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tiered_index.encoding import json_text
@@ -489,6 +490,8 @@ class ProgressDisplay:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._printed_s = time.monotonic()
+        # the steps that `counting` counts
+        self._lock, self._done = threading.Lock(), 0
 
     def __enter__(self) -> ProgressDisplay:
         if not self._quiet and self._stream.isatty():
@@ -537,12 +540,9 @@ class ProgressDisplay:
 
     def counting(self, unit: str) -> Callable[[int], None]:
         """Return a function that adds to the number of done steps, from any thread, and shows it."""
-        lock, done = threading.Lock(), 0
+        return partial(self._count, unit)
 
-        def count(more: int) -> None:
-            nonlocal done
-            with lock:
-                done += more
-                self.update(done, f"{done:,} {unit}")
-
-        return count
+    def _count(self, unit: str, more: int) -> None:
+        with self._lock:
+            self._done += more
+            self.update(self._done, f"{self._done:,} {unit}")

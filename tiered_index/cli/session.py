@@ -290,18 +290,7 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         session = _options(**{p.name: kwargs.pop(p.name) for p in common})  # type: ignore[arg-type]
         session.out.flags = flags
 
-        def act() -> int:
-            for name, value in (*kwargs.items(), ("storage", session.storages), ("set", session.settings)):
-                if isinstance(value, Path):
-                    # raises for a text that no file can have as its name
-                    absolute_path(value)
-                elif name not in _LOCAL_FILES or _is_of_scheme(value):
-                    _check_text(flags.get(name, name.replace("_", "-")), value)
-            for name, p in groups.items():
-                kwargs[name] = p.annotation(**{option.name: kwargs.pop(option.name) for option in _options_of(p)})
-            return function(session, *args, **kwargs)
-
-        code = _guarded(session, act)
+        code = _guarded(session, partial(_called, function, session, groups, *args, **kwargs))
         if code:
             raise typer.Exit(code)
 
@@ -311,6 +300,21 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     del wrapper.__wrapped__
     return wrapper
+
+
+def _called(
+    function: Callable[..., int], session: Session, groups: Mapping[str, inspect.Parameter], *args: Any, **options: Any
+) -> int:
+    """Call a command with its options, those of `groups` as dataclasses. Raises as it, and `InvalidArgument`."""
+    for name, value in (*options.items(), ("storage", session.storages), ("set", session.settings)):
+        if isinstance(value, Path):
+            # raises for a text that no file can have as its name
+            absolute_path(value)
+        elif name not in _LOCAL_FILES or _is_of_scheme(value):
+            _check_text(session.out.flags.get(name, name.replace("_", "-")), value)
+    for name, p in groups.items():
+        options[name] = p.annotation(**{option.name: options.pop(option.name) for option in _options_of(p)})
+    return function(session, *args, **options)
 
 
 def _is_of_scheme(value: object) -> bool:

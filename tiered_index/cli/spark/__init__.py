@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index.cli.options import SparkOptions, pairs
-from tiered_index.cli.output import ProgressDisplay
+from tiered_index.cli.output import Output, ProgressDisplay
 from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
 from tiered_index.spark.addresses import StorageAddress
@@ -113,23 +113,35 @@ def _interrupts_after() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+class StageProgress:
+    """The progress of consecutive stages: a bar for the present one. One thread."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._stage: str | None = None
+        self._bar: ProgressDisplay
+        self._shown = contextlib.ExitStack()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Show the tasks of a stage that are done. A stage without tasks is not shown."""
+        if not total:
+            return
+        if stage != self._stage:
+            self.close()
+            self._stage, self._bar = stage, self._shown.enter_context(self._out.progress(stage, total))
+        self._bar.update(done, f"{done:,} of {total:,} tasks", total)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._shown.close()
+
+
 @contextlib.contextmanager
 def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function (stage, done, total) that shows the progress of consecutive stages."""
-    bars: dict[str, ProgressDisplay] = {}
-    # closes the bar of the previous stage
-    with contextlib.ExitStack() as shown:
-
-        def tell(stage: str, done: int, total: int) -> None:
-            if total:
-                if stage not in bars:
-                    shown.close()
-                    bars.clear()
-                    bars[stage] = shown.enter_context(session.out.progress(stage, total))
-                bars[stage].update(done, f"{done:,} of {total:,} tasks", total)
-
+    with contextlib.closing(StageProgress(session.out)) as stages:
         try:
-            yield tell
+            yield stages.show
         except BaseException as error:
             # an interrupt breaks the connection to Java, so the cleanup raises another error: raise the interrupt
             behind: BaseException | None = error

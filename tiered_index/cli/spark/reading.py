@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from typer import Option
 
 from tiered_index.cli.exit_codes import FINDING, PARTIAL
-from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, given_columns, pairs
+from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, declare, given_columns, pairs
 from tiered_index.cli.session import Session, command, storage_uri
 from tiered_index.cli.spark import progress_of, run_job, spark_columns, spark_of
 from tiered_index.cli.verify import write_findings
@@ -22,26 +22,31 @@ from tiered_index.types import format_time
 _FIGURES = (*("rows", "skipped_null", "objects", "tasks", "log_number"), *("requests", "bytes_read", "cost_usd"))
 
 
+@dataclass(frozen=True)
+class LookupOptions:
+    """Options of `spark lookup` beside its keys."""
+
+    out: str | None = declare(
+        metavar="FOLDER", help="New folder for the answers, or a URI. Parquet, or NDJSON if the name ends in .ndjson."
+    )
+    column: Column = None
+    topic: str | None = declare(help="Topic of all keys.")
+    max_count: int = declare(64, "--max", min=1, help="Limit of entries per key, newest first.")
+    allow_partial: bool = declare(False, "--allow-partial", help="Answer from the readable files, and name the others.")
+    skip_null: bool = declare(False, "--skip-null", help="Skip rows without topic or key, and count them.")
+    messages: str | None = declare(
+        metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
+    )
+
+
 @command
 def lookup(
     session: Session,
     keys: str = Option(
         metavar="FILE", help="File or folder of keys: Parquet, NDJSON or CSV. Parquet also as s3:// URI."
     ),
-    out: str | None = Option(
-        None,
-        metavar="FOLDER",
-        help="New folder for the answers, or a URI. Parquet, or NDJSON if the name ends in .ndjson.",
-    ),
-    column: Column = None,
-    topic: str | None = Option(None, help="Topic of all keys."),
-    max_count: int = Option(64, "--max", min=1, help="Limit of entries per key, newest first."),
-    allow_partial: bool = Option(False, "--allow-partial", help="Answer from the readable files, and name the others."),
-    skip_null: bool = Option(False, "--skip-null", help="Skip rows without topic or key, and count them."),
-    messages: str | None = Option(
-        None, metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
-    ),
     *,
+    options: LookupOptions,
     within: RangeOptions,
     on: SparkOptions,
 ) -> int:
@@ -58,13 +63,12 @@ def lookup(
     end_ms (epoch ms or ISO 8601). --begin and --end apply to all rows. Answers also have the other columns of their
     row.
     """
-    begin, end = within.begin, within.end
-    config = session.config()
+    begin, end, config = within.begin, within.end, session.config()
     storage = storage_uri(config)
-    if out is None:
+    if options.out is None:
         raise InvalidArgument("no folder for the answers is given: pass --out FOLDER")
-    columns: dict[str, Any] = dict(pairs("--column", column))
-    bounds = {"topic": topic, "begin_ms": begin, "end_ms": end}
+    columns: dict[str, Any] = dict(pairs("--column", options.column))
+    bounds = {"topic": options.topic, "begin_ms": begin, "end_ms": end}
     if both := [name for name, value in bounds.items() if value is not None and name in columns]:
         raise InvalidArgument(f"{both[0]} is given by --column and for all rows")
     if begin is not None and end is not None and begin > end:
@@ -72,17 +76,17 @@ def lookup(
     from tiered_index.spark.lookup.keys import check_out, key_files, read_keys, write_answers
     from tiered_index.spark.lookup.lookup import look_up, opened_index
 
-    keys, out = beside(keys, storage), beside(out, storage)
+    keys, out = beside(keys, storage), beside(options.out, storage)
     # checked before Spark, which takes seconds to start
     check_out(out, config.s3)
     key_files(keys, config.s3)
-    options: dict[str, Any] = {"max_count": max_count, "messages": messages}
-    opened_index(storage, config, **options)
+    more: dict[str, Any] = {"max_count": options.max_count, "messages": options.messages}
+    opened_index(storage, config, **more)
     spark = spark_of(on)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}
-    columns |= {name: F.lit(value).cast(kinds[name]) for name, value in bounds.items() if value is not None}
+    types = {name: "string" if name == "topic" else "bigint" for name, value in bounds.items() if value is not None}
+    columns |= {name: F.lit(bounds[name]).cast(kind) for name, kind in types.items()}
     begun = time.monotonic()
     with contextlib.ExitStack() as ending:
         progress = ending.enter_context(progress_of(session))
@@ -91,11 +95,11 @@ def lookup(
             read_keys(spark, keys, config.s3, columns.get("key", "key")),
             storage=storage,
             columns=columns,
-            allow_partial=allow_partial,
-            skip_null=skip_null,
+            allow_partial=options.allow_partial,
+            skip_null=options.skip_null,
             config=config,
             progress=progress,
-            **options,
+            **more,
         )
         ending.callback(result.release)
         with watched(spark, "write", progress):

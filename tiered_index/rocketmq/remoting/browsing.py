@@ -59,13 +59,6 @@ class BrowsedMessages:
     def __len__(self) -> int:
         return len(self.messages)
 
-    def later_after(self, number: int) -> str | None:
-        """Return the cursor that continues after the message with a number."""
-        if number == len(self.messages) - 1:
-            return self.later
-        read = {message.queue_id: message.queue_offset + 1 for message in self.messages[: number + 1]}
-        return _encoded("later", {**self.begins, **read})
-
 
 @dataclass
 class Browser:
