@@ -15,11 +15,12 @@ from tiered_index.server.tokens import Tokens, add_token
 ROW = {"name": "team", "sha256": "0" * 64, "role": "read"}
 # the wrong members of a grant, and the text of the error about them
 WRONG = [
-    ('"topic": ["a"]', "unknown member `topic` - at `$["),
-    ('"Topics": ["a"]', "unknown member `Topics` - at `$["),
-    ('"topics": [""]', ".topics[0]`"),
-    ('"topics": ["a", ""]', ".topics[1]`"),
-    ('"topics": ["a"], "topics": null', "the member 'topics' is given twice"),
+    ('"topic": ["a"]', "line 3: the member 'topic' is unknown; did you mean 'topics'?"),
+    ('"Topics": ["a"]', "line 3: the member 'Topics' is unknown; did you mean 'topics'?"),
+    ('"prefixes": ["a"]', "line 3: the member 'prefixes' is unknown; the members are "),
+    ('"topics": [""]', "line 3: the member 'topics' has an empty prefix"),
+    ('"topics": ["a", ""]', "line 3: the member 'topics' has an empty prefix"),
+    ('"topics": ["a"], "topics": null', "line 3: the member 'topics' is given twice"),
 ]
 
 
