@@ -4,7 +4,8 @@ First the objects are copied, and each byte is checked. Then one log record name
 index or a complete one. The copy has its own index id, so that no writer's root belongs to both, and no epoch or lease.
 Its source position ``copy:ID`` is the number of the last record of index ID that it has. A copy's record follows only
 another copy's record, so a record of any other writer ends the copying permanently. A crash leaves objects that no
-record names, and the next round uses them. Threads: one for each `Copier`, and its pool.
+record names, and the next round uses them. Memory: some 250 bytes for each object of a round. Threads: one for each
+`Copier`, and its pool.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from tiered_index.retention import Retention
 from tiered_index.service.jobs.expiry import sweep
 from tiered_index.service.jobs.orphans import Orphans, not_there
 from tiered_index.service.jobs.pending import check_pending
-from tiered_index.service.log.log import StorageLog, own_objects, read_again
+from tiered_index.service.log.log import StorageLog, read_again
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
 from tiered_index.service.root.seen import Seen
-from tiered_index.storage.base import ObjectInfo, Storage, StorageOptions
+from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.probe import check_storage, probe_put_if_absent
 from tiered_index.types import no_progress
@@ -57,7 +58,7 @@ _OWN = ("number", "epoch", "genesis", "objects", "archive", "pending", "catalogs
 
 Part = StoredObject | ArchivedSegment | StoredCatalog
 """An object that a log's state names, or a segment that one of its catalogs names."""
-# segments of catalogs that are brought before the next ones are asked for
+# objects that are brought before the next ones are asked for
 _AT_ONCE = 256
 
 
@@ -100,18 +101,6 @@ class _WholeObject:
 
 
 @dataclass(eq=False)
-class _Brought:
-    """The segments of a state's catalogs that were brought, in order: those up to `until`."""
-
-    state: LogState
-    began_ms: int
-    until: tuple[str, int] = ("", -1)
-    is_whole: bool = False
-    sent: list[int] = field(default_factory=lambda: [0, 0])
-    kept: list[int] = field(default_factory=lambda: [0, 0])
-
-
-@dataclass(eq=False)
 class Copier:
     """Copies one index into another storage, a round at a time.
 
@@ -128,8 +117,6 @@ class Copier:
     must_exist: bool = False
     # by name, the objects that the target has and no record names yet
     _whole: dict[str, _WholeObject] = field(default_factory=dict)
-    # segments of catalogs that the target has: of this state, up to this place, since this time
-    _listed: _Brought | None = None
     # the source's record with which the target was last compared
     _compared: tuple[int, str] = (0, "")
 
@@ -173,22 +160,26 @@ class Copier:
             self._check_target(self.copied.refresh())
         for _ in range(_TRIES):
             before = self.copied.state
-            waiting = self._waiting(_beyond(state, before))
-            if not waiting and self._has_listed(state, before):
-                break
+            self._whole = {name: one for name, one in self._whole.items() if not self._may_be_swept(one.began_ms)}
+            lacking = (one for one in self._lacking(state, before) if one.name not in self._whole)
+            waiting: list[Part] = []
             try:
-                self._send(waiting)
-                self._send_listed(state, before, waiting)
+                while waiting := list(itertools.islice(lacking, _AT_ONCE)):
+                    self._send(waiting)
             except ObjectNotFound:
                 # an object was merged or expired meanwhile, or the source has lost it
                 as_of_ms = self.clock.now_ms()
                 state = self.log.refresh()
                 self._check_lost(waiting, state)
+                continue
             except MissingCatalog as error:
                 as_of_ms = self.clock.now_ms()
                 state = self.log.refresh()
                 if error.file in {**state.catalogs, **self.copied.state.catalogs}:
                     raise
+                continue
+            if not any(self._may_be_swept(one.began_ms) for one in self._whole.values()):
+                break
         else:
             raise JobOverdue(
                 f"{self.target.uri}: nothing was published, because objects were removed while they were copied, or "
@@ -197,18 +188,16 @@ class Copier:
         after, key = self._publish(state), _key(state)
         sent = [one.size_bytes for one in self._whole.values() if one.was_sent]
         kept = [one.size_bytes for one in self._whole.values() if not one.was_sent]
-        listed = self._listed or _Brought(state, as_of_ms)
         self._whole.clear()
-        self._listed = None
         return CopyReport(
             as_of_ms=as_of_ms,
             source_number=after.positions[key],
             log_number=after.number,
             records=after.positions[key] - before.positions.get(key, 0),
-            sent=len(sent) + listed.sent[0],
-            sent_bytes=sum(sent) + listed.sent[1],
-            kept=len(kept) + listed.kept[0],
-            kept_bytes=sum(kept) + listed.kept[1],
+            sent=len(sent),
+            sent_bytes=sum(sent),
+            kept=len(kept),
+            kept_bytes=sum(kept),
             removed=self._removed(before, after),
             problems=self._problems(),
         )
@@ -235,24 +224,15 @@ class Copier:
 
     # Objects in the target
 
-    def _waiting(self, lacking: dict[str, Part]) -> list[Part]:
-        """Return the objects that the target does not certainly have. Leftovers of earlier processes are unknown."""
-        found: dict[str, ObjectInfo] = {}
-        for prefix in dict.fromkeys(f"{name.partition('/')[0]}/" for name in lacking):
-            found |= {info.name: info for info in own_objects(self.target, prefix) if info.name in lacking}
-        for name, one in lacking.items():
-            if name not in found or not self._may_be(one, found[name]):
-                self._whole.pop(name, None)
-        return [one for name, one in lacking.items() if name not in self._whole]
+    def _lacking(self, state: LogState, before: LogState) -> Iterator[Part]:
+        """Yield the objects that `state` and its catalogs name, but `before`, a state of the target, does not."""
+        yield from _beyond(state, before).values()
+        if not state.catalogs.keys() <= before.catalogs.keys():
+            yield from _listed_beyond(Segments(state, self.source), Segments(before, self.target))
 
-    def _may_be(self, one: Part, info: ObjectInfo) -> bool:
-        """Return whether an object of the target may be used for `one`: it has the same size and is young enough.
-
-        A sweep of the target may delete an older one at any time. A target without a log is never swept.
-        """
-        known = self._whole.get(one.name)
-        age_s = abs(self.clock.now_ms() - (known.began_ms if known is not None else info.modified_ms)) / 1000
-        return info.size_bytes == _size(one) and (age_s < MAX_AGE_S or not self.copied.state.number)
+    def _may_be_swept(self, began_ms: int) -> bool:
+        """Return whether a sweep of the target may delete an object. A target without a log is never swept."""
+        return abs(self.clock.now_ms() - began_ms) / 1000 >= MAX_AGE_S and self.copied.state.number > 0
 
     def _check_lost(self, parts: list[Part], state: LogState) -> None:
         is_named = names_object(self.source)
@@ -268,46 +248,6 @@ class Copier:
             cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
             for future in [pool.submit(self._bring, one) for one in parts]:
                 future.result()
-
-    def _has_listed(self, state: LogState, before: LogState) -> bool:
-        """Return whether the target has the segments that catalogs of `state` list. None that a sweep may delete."""
-        if state.catalogs.keys() <= before.catalogs.keys():
-            return True
-        brought = self._listed
-        if brought is None or not brought.is_whole or brought.state is not state:
-            return False
-        return abs(self.clock.now_ms() - brought.began_ms) / 1000 < MAX_AGE_S or not before.number
-
-    def _send_listed(self, state: LogState, before: LogState, waiting: list[Part]) -> None:
-        """Send the segments that catalogs of `state` list and the target lacks, in their order, some at a time.
-
-        Segments that an earlier try has brought are not sent again. `waiting` gets the segments that are asked for.
-        """
-        if self._has_listed(state, before):
-            return
-        earlier, begun = self._listed, _Brought(state, self.clock.now_ms())
-        if earlier is not None and abs(begun.began_ms - earlier.began_ms) / 1000 < MAX_AGE_S:
-            begun.began_ms, begun.sent, begun.kept = earlier.began_ms, earlier.sent, earlier.kept
-        else:
-            earlier = None
-        ours, theirs = Segments(state, self.source), Segments(before, self.target)
-        lacking = _listed_beyond(ours, theirs)
-        while batch := list(itertools.islice(lacking, _AT_ONCE)):
-            if earlier is not None:
-                old = Segments(earlier.state, self.source)
-                batch = [one for one in batch if one.place > earlier.until or not old.names_object(one.name)]
-            waiting[:] = [one for one in batch if one.name not in self._whole]
-            self._send(waiting)
-            for one in waiting:
-                known = self._whole.pop(one.name)
-                counts = begun.sent if known.was_sent else begun.kept
-                counts[:] = counts[0] + 1, counts[1] + known.size_bytes
-            if batch:
-                begun.until = max(begun.until, batch[-1].place)
-            self._listed = begun if earlier is None or begun.until >= earlier.until else earlier
-        waiting.clear()
-        begun.is_whole = True
-        self._listed = begun
 
     def _bring(self, one: Part) -> None:
         """Use the object that an earlier try left in the target, or send it."""
@@ -338,7 +278,7 @@ class Copier:
         """Return the time of an object that an earlier try left in the target; None: it is missing or damaged."""
         try:
             info = self.target.head(one.name)
-            if not self._may_be(one, info):
+            if info.size_bytes != _size(one) or self._may_be_swept(info.modified_ms):
                 return None
             _check(self.target, one, lambda start, window: None)
         except (ObjectNotFound, CorruptFile):
