@@ -49,7 +49,7 @@ def test_repairs_are_listed_then_done(run_here, damaged):
     before = sorted(path.read_bytes() for path in damaged.objects("log"))
     told = run_here(*where, "--json")
     assert told.code == 1 and not told.document["repaired"]
-    assert [one["action"] for one in told.document["repairs"]] == ["restore", "restore", "fetch"]
+    assert [one["action"] for one in told.document["repairs"]] == ["restore", "restore", "drop"]
     assert sorted(path.read_bytes() for path in damaged.objects("log")) == before
     assert "pass --yes to apply" in run_here(*where).err
     done = run_here(*where, "--yes", "--json")

@@ -377,7 +377,7 @@ def test_a_whole_object_is_not_given_up(life):
         give_up(life.storage, life.log(), [first.name])
 
 
-def test_a_damaged_copy_is_fetched_from_its_object(life):
+def test_a_damaged_copy_is_dropped_because_the_storage_has_the_object(life):
     first, *_ = life.state.objects.values()
     path = life.folder / "root" / "uploaded" / f"{first.file_id}.index"
     data = path.read_bytes()
@@ -386,10 +386,36 @@ def test_a_damaged_copy_is_fetched_from_its_object(life):
         with pytest.raises(LockHeld):
             mend(life, "root")
         life.index.close()
+        (planned,) = mend(life, "root", yes=False)
+        assert path.read_bytes() == wrong
         (done,) = mend(life, "root")
-        assert (done.object, done.action, done.source) == (str(path), "fetch", first.name)
-        assert path.read_bytes() == data
+        assert (done.object, done.action, done.source) == (str(path), "drop", first.name) and planned == done
+        assert not path.exists()
         life.index = life.open("root")
+    sound(life)
+
+
+def test_a_damaged_compacted_file_is_dropped_and_compacted_again(life):
+    faulty = FaultStorage(life.storage)
+    faulty.fail("put", name_prefix="data/", times=None)
+    life.index.close()
+    life.index = life.open("root", storage_backend=faulty)
+    put(life, [(BASE_MS + 20 * HOUR_MS + step * 60_000, f"k{step % 5}") for step in range(30)])
+    life.index.seal()
+    root = life.folder / "root"
+    unsealed = {path: path.read_bytes() for path in (root / "unsealed").iterdir()}
+    with pytest.raises(StorageUnavailable):
+        life.index.run_lifecycle()
+    life.index.abandon()
+    # a crash before the unsealed form was deleted
+    for path, data in unsealed.items():
+        path.write_bytes(data)
+    (compacted,) = (root / "compacted").iterdir()
+    flip_file(compacted, compacted.stat().st_size // 2)
+    (done,) = mend(life, "root")
+    assert (done.object, done.action) == (str(compacted), "drop") and done.source.endswith(".journal")
+    life.index = life.open("root")
+    life.publish()
     sound(life)
 
 

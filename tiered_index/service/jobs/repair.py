@@ -5,7 +5,8 @@ good copy stays: its undamaged groups answer until somebody gives it up by name 
 
 A replacement is a `Job` of one task, which reads every byte of the new object back. Its record replaces the bad object,
 unless this was merged or removed meanwhile. So a crash leaves the old or the new state, and it is safe to repeat a
-repair while the writer, readers and jobs run. In a root, whose lock is taken, damaged copies are fetched again.
+repair while the writer, readers and jobs run. In a root, whose lock is taken, damaged copies are deleted, as the start
+of a writer does with those that it can't open.
 Threads: one; a pool of one thread sends.
 """
 
@@ -30,13 +31,13 @@ from tiered_index.service.jobs.verify_report import Progress, Report
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file, unlike
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile, open_local, verify_runs, verify_tables
+from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.root_view import RootView
 from tiered_index.service.root import Root, RootLock
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.types import no_progress
 
-Action = Literal["restore", "fetch", "recompact", "drop"]
+Action = Literal["restore", "drop"]
 _WINDOW_BYTES = 8 << 20
 
 
@@ -44,9 +45,8 @@ _WINDOW_BYTES = 8 << 20
 class Repair:
     """One repair of `object`: an object, a local file or a checkpoint.
 
-    - ``restore`` sends a good copy.
-    - ``fetch`` replaces a local file by its object. ``recompact`` deletes it: the next start compacts the file again.
-    - ``drop`` deletes a checkpoint.
+    - ``restore`` sends a good copy as a new object.
+    - ``drop`` deletes a checkpoint, or a local file that the storage has, or that the next start compacts again.
 
     `source` names the good bytes, and `replaced_by` the new object.
     """
@@ -152,7 +152,7 @@ class Repairs:
                 yield f"{self.standby.uri}: {info.name}", info.size_bytes, partial(self.standby.get_range, info.name)
 
     def _repair_root(self, reported: set[str], bad: set[str], *, yes: bool) -> list[Repair]:
-        """Fetch damaged copies of whole objects, and delete damaged compacted files that have an unsealed form."""
+        """Delete damaged copies of whole objects, and damaged compacted files that have an unsealed form."""
         if self.root is None:
             return []
         # without a request: if one failed now, the finished repairs would not be reported
@@ -165,26 +165,18 @@ class Repairs:
                 names = {str(path), f"{self.root.folder(handle.place)}/{handle.file_id}"}
                 if not isinstance(handle, DamagedFile | CompactedFile) or not names & reported:
                     continue
-                stored = state.files.get(handle.file_id)
-                unsealed = self.root.journal_path(handle.file_id).exists() and handle.place == COMPACTED
+                stored, journal = state.files.get(handle.file_id), self.root.journal_path(handle.file_id)
                 if stored is not None and handle.place in (COMPACTED, UPLOADED) and stored.name not in bad:
-                    repair = Repair(str(path), "fetch", stored.name)
-                elif unsealed:
-                    repair = Repair(str(path), "recompact", str(self.root.journal_path(handle.file_id)))
+                    source = stored.name
+                elif handle.place == COMPACTED and journal.exists():
+                    source = str(journal)
                 else:
                     continue
                 if yes and not done:
                     held.callback(RootLock(self.root).release)
-                if yes and repair.action == "recompact":
-                    self.root.disk.unlink(path)  # the next start compacts it again
-                elif yes and stored is not None:
-                    read = partial(self.storage.get_range, stored.name)
-                    self.root.write_file(path, _windows(stored.size_bytes, read), f"fetching {path}")
-                    file = open_local(path)
-                    verify_tables(file)
-                    verify_runs(file)
-                    file.let_go()
-                done.append(repair)
+                if yes:
+                    self.root.disk.unlink(path)
+                done.append(Repair(str(path), "drop", source))
         return done
 
 
