@@ -37,7 +37,7 @@ from tiered_index.rocketmq.remoting.frames import decode_frame
 from tiered_index.service.jobs.catalogs import merge_catalogs
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.expiry import expire_index
-from tiered_index.service.jobs.lost import give_up_segments
+from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
@@ -309,7 +309,7 @@ def test_a_lost_segment_leaves_its_offsets_unknown(life):
     storage, messages = life
     middle = segments_of(storage)[1]
     storage.delete(middle.name)
-    give_up_segments(storage, log_of(storage), [middle.name])
+    give_up(storage, log_of(storage), [middle.name])
     queue = in_queues(messages)["orders", 0]
     lost = [m.queue_offset for m in queue if middle.start <= m.physical_offset < middle.end]
     with reading(storage) as broker:

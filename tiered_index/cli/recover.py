@@ -24,13 +24,12 @@ from tiered_index.errors import (
 from tiered_index.format.names import COMPACTED, UPLOADED, data_prefix
 from tiered_index.service.anew import BegunAnew, begin_anew
 from tiered_index.service.index import IndexService
-from tiered_index.service.jobs.lost import give_up, give_up_segments, named
+from tiered_index.service.jobs.lost import give_up, named
 from tiered_index.service.jobs.verify_report import Missing
-from tiered_index.service.log.records import LostObject, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, LostObject, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import DamagedFile, open_local, verify_runs, verify_tables
 from tiered_index.service.read.inventory import describe_handle
-from tiered_index.service.read.segments import Segments
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root, RootLock
 from tiered_index.service.root.files import FileList
@@ -170,17 +169,13 @@ def _notes(begun: BegunAnew | None) -> list[str]:
 def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run: bool) -> int:
     with open_stored_index(config) as index:
         state = index.log.state
-        segments = [segment.name for segment in Segments(state, index.storage).named(files)]
-        files = [name for name in files if name not in segments]
         for file in files:
             for stored in named(state, file):
                 _check_copy(config, file, stored)
         gone = _gone(config, files, state)
-        # all are checked before one of them is given up
-        missing = give_up_segments(index.storage, index.log, segments, dry_run=True)
-        given_up = [Missing.of(lost) for lost in give_up(index.storage, index.log, files, gone, dry_run=dry_run)]
-        if not dry_run:
-            give_up_segments(index.storage, index.log, segments)
+        lost = give_up(index.storage, index.log, files, gone, dry_run=dry_run)
+        missing = [one for one in lost if isinstance(one, ArchivedSegment)]
+        given_up = [Missing.of(one) for one in lost if isinstance(one, LostObject)]
         log_number = index.log.state.number
     document: dict[str, Any] = {"status": "planned" if dry_run else "given up", "lost": given_up}
     if missing:

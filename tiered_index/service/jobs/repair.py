@@ -26,11 +26,11 @@ from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefi
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.jobs.job import Job, Rewrite, TaskResult, in_threads
-from tiered_index.service.jobs.verify import check_object
+from tiered_index.service.jobs.verify import check_object, check_segments
 from tiered_index.service.jobs.verify_report import Progress, Report
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file, unlike
-from tiered_index.service.log.records import StoredObject
+from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.root_view import RootView
 from tiered_index.service.root import Root, RootLock
@@ -180,17 +180,20 @@ class Repairs:
         return done
 
 
-def is_bad(storage: Storage, stored: StoredObject) -> bool:
-    """Read an object and return whether it is missing or damaged. An object of a newer version is not.
+def is_bad(storage: Storage, stored: StoredObject | ArchivedSegment) -> bool:
+    """Read an object and return whether it is missing or damaged. An object of entries of a newer version is not.
 
     Raises `StorageError`.
     """
     report = Report()
-    check_object(storage, stored, None, report, deep=True)
+    if isinstance(stored, ArchivedSegment):
+        check_segments(storage, [stored], report, no_progress, deep=True)
+    else:
+        check_object(storage, stored, None, report, deep=True)
     if report.unchecked:
         raise report.unchecked[0][1]
-    if not report.findings:
-        return False
+    if not report.findings or isinstance(stored, ArchivedSegment):
+        return bool(report.findings)
     try:
         _trailer_of(partial(storage.get_range, stored.name), stored.name, stored.size_bytes)
     except UnsupportedVersion:
