@@ -276,8 +276,9 @@ def test_damage_on_the_way_is_read_again(life, small_windows):
         assert copied == {name: life.storage.get(name) for name in (*life.state.objects, *life.state.archive)}
 
 
-def test_what_is_sent_is_what_was_checked(life, monkeypatch):
-    """The last window is read for the trailer, and again for the end of the entries, whose check comes only then."""
+@pytest.mark.parametrize("wrong", [{1}, {1, 3}], ids=["once", "unless it is checked"])
+def test_what_is_sent_is_what_was_checked(life, monkeypatch, wrong):
+    """The last window is read for the trailer, for the end of the entries, whose check comes only then, and to send."""
     life.put([(BASE_MS + number * 1000, f"k{number % 50}") for number in range(2000)])
     life.publish()
     ((name, stored),) = life.state.objects.items()
@@ -293,9 +294,14 @@ def test_what_is_sent_is_what_was_checked(life, monkeypatch):
             data = super().get_range(name, start, length)
             if start == window:
                 self.done += 1
-            return bytes([data[0] ^ 1]) + data[1:] if start == window and self.done == 1 else data
+            return bytes([data[0] ^ 1]) + data[1:] if start == window and self.done in wrong else data
 
     source, target = Flipping(life.storage), MemoryStorage(clock=life.clock)
-    copier(life, target, source).run_once()
+    if wrong == {1}:
+        copier(life, target, source).run_once()
+        assert target.get(name) == life.storage.get(name)
+    else:
+        with pytest.raises(CorruptFile, match="two reads"):
+            copier(life, target, source).run_once()
+        assert not bytes_of(target).keys() & {name}
     assert source.done > 2
-    assert target.get(name) == life.storage.get(name)
