@@ -35,7 +35,7 @@ def give_up(
 
     A name is that of an archived segment, or as in `named`. Each object of `names` is read whole. Return all that is
     lost of `names`, also objects that were given up before. `dry_run`: record nothing. Raises `InvalidArgument` for a
-    name of which nothing is lost, and the errors of the storage. Then nothing is given up.
+    name that has nothing lost, and the errors of the storage. Then nothing is given up.
     """
     state = log.refresh()
     segments = Segments(state, storage)
