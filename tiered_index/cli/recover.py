@@ -174,8 +174,8 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
                 _check_copy(config, file, stored)
         gone = _gone(config, files, state)
         lost = give_up(index.storage, index.log, files, gone, dry_run=dry_run)
-        missing = [one for one in lost if isinstance(one, ArchivedSegment)]
-        given_up = [Missing.of(one) for one in lost if isinstance(one, LostObject)]
+        missing = [stored for stored in lost if isinstance(stored, ArchivedSegment)]
+        given_up = [Missing.of(stored) for stored in lost if isinstance(stored, LostObject)]
         log_number = index.log.state.number
     document: dict[str, Any] = {"status": "planned" if dry_run else "given up", "lost": given_up}
     if missing:
