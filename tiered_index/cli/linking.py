@@ -16,13 +16,10 @@ from tiered_index.cli.options import IntakeOptions, declare
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
-from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
-    from tiered_index.service.read.messages import MessageSource
-    from tiered_index.service.reader import IndexReader
     from tiered_index.sources.listing import SourceFile
     from tiered_index.sources.rows import RowMapping
 
@@ -159,13 +156,3 @@ def _show_rows(session: Session, files: Sequence[SourceFile], topic: str, mappin
     unit = f", times in {mapping.unit}" if mapping.unit else ""
     session.out.line(f"{counted(len(files), 'file')}, {human_bytes(size_bytes)}; the first one is {rows.format}{unit}")
     return 0
-
-
-def linked_rows(reader: IndexReader, config: IndexConfig, topic: str) -> MessageSource | None:
-    """Return the source of the rows of a topic; None: it has no files."""
-    from tiered_index.sources.linked_rows import LinkedRows, has_rows
-    from tiered_index.systems import position_names
-
-    if not has_rows(reader.segment_archives, topic):
-        return None
-    return LinkedRows(reader.segment_archives, config, position_names(reader), config.query_threads)

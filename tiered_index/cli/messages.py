@@ -26,7 +26,7 @@ from tiered_index.encoding import BodyFormat
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
 from tiered_index.service.read.budget import LookupBudget, LookupLimits
-from tiered_index.service.read.messages import Fetched, MessagesResult
+from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.systems import OTHER, Words, position_names
 from tiered_index.types import format_time
@@ -44,6 +44,15 @@ def messages_source(store: Path | None, reader: IndexReader | None, config: Inde
     archives = reader.segment_archives if reader is not None else None
     positions = partial(position_names, reader) if reader is not None else None
     return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root, positions=positions)
+
+
+def linked_rows(reader: IndexReader, config: IndexConfig, topic: str) -> MessageSource | None:
+    """Return the source of the rows of a topic; None: it has no files."""
+    from tiered_index.sources.linked_rows import LinkedRows, has_rows
+
+    if not has_rows(reader.segment_archives, topic):
+        return None
+    return LinkedRows(reader.segment_archives, config, position_names(reader), config.query_threads)
 
 
 # Fields of a message that the first line or its body has, or that only programs need

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument
 
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
-from tiered_index.cli.linking import linked_rows
-from tiered_index.cli.messages import messages_source, write_messages
+from tiered_index.cli.messages import linked_rows, messages_source, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages, Question
