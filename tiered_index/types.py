@@ -283,6 +283,8 @@ class TopicBounds(NamedTuple):
 class Freshness:
     """The age of one index in the storage. A lookup can't see entries that the writer has not published yet.
 
+    `bounds` bounds `as_of_ms` for lookups of topics whose source has partitions; None: it has none.
+
     - `source`: URI of the index.
     - `as_of_ms`: Time of the newest published entry outside the quarantine, or of the last upload if that is
       earlier, epoch milliseconds by whole seconds. For topics of Kafka also no later than the time up to which

@@ -97,8 +97,8 @@ def test_source_and_index_in_s3_without_any_hadoop_library(spark, s3, config, tm
     _, counted, written, published = built.metrics.stages
     # one task has 3 row groups: range requests read the footer and bytes of its file, between two HEADs
     assert counted.task_requests["head"] == written.task_requests["head"] == 2
-    assert counted.bytes_read < written.bytes_read
-    assert counted.bytes_read > 0 and counted.bytes_written == 0
+    # the schema says that a key may be null, so the keys are read to count them
+    assert 0 < counted.bytes_read <= written.bytes_read and counted.bytes_written == 0
     assert (written.task_requests["put"], written.bytes_written) == (built.shards, built.written_bytes)
     assert (published.task_requests, published.driver_requests["head"] >= built.shards) == ({}, True)
     lines = f"{base}/in/lines/m.ndjson.gz{query}"

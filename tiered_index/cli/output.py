@@ -297,7 +297,7 @@ class Output:
             return
         rule = "\u2500" if _can_write("\u2500") else "-"
         aligned = list(zip(widths, [name in right for name in columns], strict=True))
-        self._write(f"\n{_drawn(columns, aligned)}{rule * width}\n")
+        self._write(f"\n{_drawn(columns, aligned)} {rule * (width - 2)}\n")
         for row in cells:
             self._write(_drawn(row, aligned))
         self._write("\n")

@@ -63,7 +63,7 @@ P = ParamSpec("P")
 # Python's form of bytes of the command line that are not UTF-8
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # parameters that name files of the caller, whose names may have any bytes
-_LOCAL_FILES = frozenset({"source", "file", "files", "keys", "out", "messages", "report"})
+_LOCAL_FILES = frozenset({"sources", "file", "files", "keys", "out", "messages", "report"})
 
 _common = partial(typer.Option, rich_help_panel="Common options")
 LogFormat = Literal["text", "json"]
@@ -318,7 +318,8 @@ def _called(
 
 
 def _is_of_scheme(value: object) -> bool:
-    return isinstance(value, str) and "://" in value
+    texts = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(text, str) and "://" in text for text in texts)
 
 
 def _check_text(name: str, value: object) -> None:
