@@ -52,7 +52,7 @@ def test_a_row_of_a_table_is_one_line(columns, capsys, monkeypatch):
     rows = [("orders", 7 * n, "中" if n == 7 else None) for n in range(1_001)]
     Output(as_json=False).table(("topic", "queue", "key"), rows, title="keys", right={"queue"})
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == ["keys", "", " topic    queue   key ", "─" * 22]
+    assert lines[:4] == ["keys", "", " topic    queue   key ", " " + "─" * 20]
     assert lines[4 + 7] == " orders      49   中  "
     assert lines[4 + 1_000 :] == [" orders    7000       ", ""]
 
