@@ -27,7 +27,7 @@ from tiered_index.service.jobs.merge_run import merge
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
-from tiered_index.spark.build.build import publish_tables
+from tiered_index.spark.writing.build import publish_tables
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 KEYS = ("k", "k2")

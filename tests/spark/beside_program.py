@@ -27,7 +27,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.job import JobOvertaken
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.spark.build.build import publish_tables
+from tiered_index.spark.writing.build import publish_tables
 from tiered_index.storage.opening import open_storage
 
 __all__ = ["BUILT_ROWS", "KEYS", "TOPIC", "built", "message"]

@@ -146,7 +146,7 @@ class Driver:
         self.spark = open_session(master, settings={**ON_LOOPBACK, **small, **java})
         self.spark.sparkContext.setLogLevel("OFF")
         for module in ("build", "merge"):
-            sys.modules[f"tiered_index.spark.build.{module}"].StorageAddress = self._address  # type: ignore[attr-defined]
+            sys.modules[f"tiered_index.spark.writing.{module}"].StorageAddress = self._address  # type: ignore[attr-defined]
 
     def _address(self, uri: str, options: Any) -> Address:
         name = uri.rpartition("/")[2]

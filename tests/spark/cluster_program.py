@@ -37,7 +37,7 @@ from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import audit, build, erase, look_up, merge, register
 from tiered_index.spark import hash_key as hash_column
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build import plan as planning
+from tiered_index.spark.writing import plan as planning
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 _WAIT_S = 240.0
@@ -213,7 +213,7 @@ def _commit_log(spark: Any, folder: Path) -> dict[str, Any]:
 def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
     spark = speculating_session(master)
     spark.sparkContext.setLogLevel("OFF")
-    modules: Any = {name: sys.modules[f"tiered_index.spark.build.{name}"] for name in ("build", "merge", "erase")}
+    modules: Any = {name: sys.modules[f"tiered_index.spark.writing.{name}"] for name in ("build", "merge", "erase")}
     planning._LEAST_BYTES = 1 << 14  # so that a few thousand entries make several tasks
     table = messages(count, days=2)
     path = write_parquet(table, folder / "m.parquet", group_rows=count // 4)

@@ -22,9 +22,9 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject
 from tiered_index.service.log.records import IndexDescriptor, Origin
-from tiered_index.spark.build.build import publish_tables
-from tiered_index.spark.build.plan import CENSUS_COLUMNS, BuildPlan, Census, WindowScale, count_batches, plan_build
-from tiered_index.spark.build.shards import PartitionResult, pack_batches, write_partition
+from tiered_index.spark.writing.build import publish_tables
+from tiered_index.spark.writing.plan import CENSUS_COLUMNS, BuildPlan, Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.writing.shards import PartitionResult, pack_batches, write_partition
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 

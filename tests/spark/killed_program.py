@@ -24,7 +24,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, StorageError
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
-from tiered_index.spark.build.build import publish_tables
+from tiered_index.spark.writing.build import publish_tables
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
 

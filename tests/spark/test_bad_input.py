@@ -37,12 +37,12 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.log_sources import SKIPPED, _entries
-from tiered_index.spark.build.plan import Census, WindowScale, count_batches
-from tiered_index.spark.build.shards import pack_batches, widened
-from tiered_index.spark.build.sources import frame_of
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cells_of, cleaned_up
+from tiered_index.spark.writing.log_sources import SKIPPED, _entries
+from tiered_index.spark.writing.plan import Census, WindowScale, count_batches
+from tiered_index.spark.writing.shards import pack_batches, widened
+from tiered_index.spark.writing.sources import frame_of
 from tiered_index.storage.opening import open_storage
 
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
@@ -176,7 +176,7 @@ def test_clocks_that_are_all_wrong_make_few_windows():
 def test_a_bucket_that_tasks_may_not_use(spark, storage, config, tmp_path, monkeypatch):
     def deny(job, *operations):
         denying = partial(DenyingAddress, denied=operations, driver=os.getpid())
-        monkeypatch.setattr(sys.modules[f"tiered_index.spark.build.{job}"], "StorageAddress", denying)
+        monkeypatch.setattr(sys.modules[f"tiered_index.spark.writing.{job}"], "StorageAddress", denying)
 
     table = messages(200)
     path = write_parquet(table, tmp_path / "m.parquet")

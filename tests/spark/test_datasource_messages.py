@@ -27,10 +27,10 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.spark import register
 from tiered_index.spark.addresses import READ
-from tiered_index.spark.build import log_sources
-from tiered_index.spark.build.sources import entry_frame
 from tiered_index.spark.datasource import messages as module
 from tiered_index.spark.datasource.messages import MessageReader, MessageSettings, MessageSource
+from tiered_index.spark.writing import log_sources
+from tiered_index.spark.writing.sources import entry_frame
 
 SEGMENT = 20_000
 

@@ -23,10 +23,10 @@ from tests.spark.in_process import Address
 from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, TieredIndexError
 from tiered_index.sources.keys import ndjson_rows
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.sources import frame_of
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.lookup import keys as key_files
 from tiered_index.spark.lookup.keys import check_out, header_of, read_files, read_keys, write_answers
+from tiered_index.spark.writing.sources import frame_of
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.sqlite import SqliteStorage

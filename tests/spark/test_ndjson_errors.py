@@ -19,7 +19,7 @@ from tiered_index.server.entries import parsed
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import LocalFile
-from tiered_index.spark.build import sources
+from tiered_index.spark.writing import sources
 from tiered_index.storage.memory import MemoryStorage
 
 PLACE = {"topic": "t", "queue_id": 1, "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}

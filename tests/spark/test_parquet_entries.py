@@ -21,10 +21,10 @@ from tiered_index.format.layout import PRESETS
 from tiered_index.service.write.validation import TopicTable, batch_columns
 from tiered_index.sources import parquet as bounds
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build import folders, parquet
-from tiered_index.spark.build.parquet import HAS_KEY
-from tiered_index.spark.build.sources import FIELDS, Entries, check_source, entries_of, entry_frame
 from tiered_index.spark.lookup.keys import key_files, read_keys
+from tiered_index.spark.writing import folders, parquet
+from tiered_index.spark.writing.parquet import HAS_KEY
+from tiered_index.spark.writing.sources import FIELDS, Entries, check_source, entries_of, entry_frame
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 

@@ -27,14 +27,14 @@ from tiered_index.format.hashing import assigned_topic_id, code_units, hash_batc
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.log.log import Checkpoints, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StreamBatch
-from tiered_index.spark.build import build as build_module
-from tiered_index.spark.build import plan as plan_module
-from tiered_index.spark.build import shards as shards_module
-from tiered_index.spark.build.build import publish_batch, publish_tables
-from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.datasource import writing
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, EntryWriter, PartitionJob, Written
+from tiered_index.spark.writing import build as build_module
+from tiered_index.spark.writing import plan as plan_module
+from tiered_index.spark.writing import shards as shards_module
+from tiered_index.spark.writing.build import publish_batch, publish_tables
+from tiered_index.spark.writing.positions import BatchContent, MicroBatch
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage

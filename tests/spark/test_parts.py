@@ -15,9 +15,9 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.log.records import QUARANTINE_S
-from tiered_index.spark.build.build import publish_tables
-from tiered_index.spark.build.plan import BuildPlan, WindowScale, window_seconds
-from tiered_index.spark.build.shards import Spool, narrowed, widened
+from tiered_index.spark.writing.build import publish_tables
+from tiered_index.spark.writing.plan import BuildPlan, WindowScale, window_seconds
+from tiered_index.spark.writing.shards import Spool, narrowed, widened
 from tiered_index.storage.memory import MemoryStorage
 
 ITEM = GENESIS.layout.schema.item

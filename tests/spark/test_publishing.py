@@ -25,8 +25,8 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.spark import SourceRange, build
-from tiered_index.spark.build import build as build_module
-from tiered_index.spark.build.build import _check, check_windows, publish_tables
+from tiered_index.spark.writing import build as build_module
+from tiered_index.spark.writing.build import _check, check_windows, publish_tables
 from tiered_index.storage.memory import MemoryStorage
 
 TABLE = messages(900, days=2)

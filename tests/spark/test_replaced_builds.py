@@ -22,10 +22,10 @@ from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.spark import build
-from tiered_index.spark.build.build import entries_by_topic, publish_tables
-from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.datasource.writing import EntryStreamWriter, EntryWriter
+from tiered_index.spark.writing.build import entries_by_topic, publish_tables
+from tiered_index.spark.writing.positions import BatchContent, MicroBatch
 from tiered_index.storage.opening import open_storage
 
 NIGHTS = 30

@@ -33,12 +33,12 @@ from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.audit import audit
-from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.parquet import HAS_KEY
-from tiered_index.spark.build.sources import FIELDS, entries_of, frame_of
 from tiered_index.spark.frames import large_batches, shuffles_deleted
 from tiered_index.spark.session import ship_package
 from tiered_index.spark.workers import spare_collections
+from tiered_index.spark.writing.log_sources import SKIPPED
+from tiered_index.spark.writing.parquet import HAS_KEY
+from tiered_index.spark.writing.sources import FIELDS, entries_of, frame_of
 from tiered_index.storage.s3.options import S3Options
 
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"

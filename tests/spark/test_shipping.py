@@ -111,7 +111,7 @@ def test_the_shipped_archive_has_the_modules_and_the_same_bytes_each_time(tmp_pa
     first, second = pack_package(tmp_path / "1.zip"), pack_package(tmp_path / "2.zip")
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
-    assert "tiered_index/__init__.py" in names and "tiered_index/spark/build/build.py" in names
+    assert "tiered_index/__init__.py" in names and "tiered_index/spark/writing/build.py" in names
     assert all(name.startswith("tiered_index/") and name.endswith((".py", ".so")) for name in names)
 
 
@@ -119,7 +119,7 @@ def imported_from(package, tmp_path):
     """Return the place from which a process imports a package, whether it has the compiled core, and its warnings."""
     script = (
         f"import sys; sys.path[:0] = [{str(package)!r}]; "
-        f"from tiered_index.spark.build import shards; import tiered_index as t; print(t.__file__); "
+        f"from tiered_index.spark.writing import shards; import tiered_index as t; print(t.__file__); "
         f"from tiered_index import kernels, format; from tiered_index.format.bloom import filter_hash; "
         f"print(kernels.compiled() is not None, kernels.compiled_views() is not None, filter_hash(1, 2))"
     )

@@ -8,7 +8,7 @@ from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.jobs import merge_run as run
 from tiered_index.service.jobs import rewrite as task_module
-from tiered_index.spark.build import plan as plan_module
+from tiered_index.spark.writing import plan as plan_module
 from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.prices import PriceTable
 

@@ -9,14 +9,14 @@ docs/api.md lists all public names, docs/spark.md has examples, and docs/spark-c
 """
 
 from tiered_index.spark.audit.audit import AuditResult, audit
-from tiered_index.spark.build.build import BuildResult, build
-from tiered_index.spark.build.erase import EraseResult, erase
-from tiered_index.spark.build.merge import MergeResult, merge
-from tiered_index.spark.build.positions import SourceRange
 from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
 from tiered_index.spark.metrics import JobMetrics, StageMetrics
 from tiered_index.spark.session import open_session, register
+from tiered_index.spark.writing.build import BuildResult, build
+from tiered_index.spark.writing.erase import EraseResult, erase
+from tiered_index.spark.writing.merge import MergeResult, merge
+from tiered_index.spark.writing.positions import SourceRange
 
 __all__ = [
     "AuditResult",

@@ -18,10 +18,10 @@ from tiered_index.cli import spark as sharing
 from tiered_index.cli.options import SparkOptions
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark import session
-from tiered_index.spark.build.sources import column_of, has_log_offsets
 from tiered_index.spark.frames import large_batches
 from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.spark.versions import check_classic
+from tiered_index.spark.writing.sources import column_of, has_log_offsets
 
 
 def test_an_interrupt_waits_for_the_session(monkeypatch):

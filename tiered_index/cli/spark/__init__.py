@@ -27,8 +27,8 @@ from tiered_index.spark.metrics import JobMetrics
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiered_index.spark.build.build import BuildResult
-    from tiered_index.spark.build.merge import MergeResult
+    from tiered_index.spark.writing.build import BuildResult
+    from tiered_index.spark.writing.merge import MergeResult
 
 
 _STDERR = 2

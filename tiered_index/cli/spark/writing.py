@@ -78,8 +78,8 @@ def build(
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
     columns, constants = given_columns(column, constant)
     wanted_shards = "auto" if shards == "auto" else int(shards)
-    from tiered_index.spark.build.build import build as build_tables
-    from tiered_index.spark.build.build import check_build
+    from tiered_index.spark.writing.build import build as build_tables
+    from tiered_index.spark.writing.build import check_build
 
     # checked before Spark, which takes seconds to start
     options: Any = {"storage": storage, "window": window, "shards": wanted_shards, "mode": mode, "config": config}
@@ -131,7 +131,7 @@ def merge(
         return 0
     check_index(config)
     spark = spark_of(on)
-    from tiered_index.spark.build.merge import merge as merge_tables
+    from tiered_index.spark.writing.merge import merge as merge_tables
 
     tiers: list[dict[str, Any]] = []
     metrics: list[JobMetrics] = []
@@ -176,7 +176,7 @@ def erase(
     config = session.config()
     check_index(config)
     spark = spark_of(on)
-    from tiered_index.spark.build.erase import erase as erase_on
+    from tiered_index.spark.writing.erase import erase as erase_on
 
     options = {**asdict(request), "keys": request.keys or None, "grace_s": erasure.grace, **of_index(config)}
     done, _ = run_job(session, erase_on, spark, yes=True, shard_bytes=shard_bytes, **options)

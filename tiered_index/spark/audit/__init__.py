@@ -1,1 +1,1 @@
-"""Audits an index on executors, and compares it with its source. May import lookup, build."""
+"""Audits an index on executors, and compares it with its source. May import lookup, writing."""

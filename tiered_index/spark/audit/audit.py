@@ -46,10 +46,10 @@ from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
 from tiered_index.spark.audit.entries import ALL_TIME, Sides
-from tiered_index.spark.build.sources import SourceLike, check_source, entries_of
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import arrow_schema, broadcast
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.spark.writing.sources import SourceLike, check_source, entries_of
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import no_progress

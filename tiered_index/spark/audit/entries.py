@@ -28,9 +28,9 @@ from tiered_index.service.read.file_search import FileBytes, read_items, scan_ru
 from tiered_index.service.write.validation import TopicTable, batch_columns
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.ranges import Ranges
-from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.frames import broadcast, large_batches, shuffles_deleted
+from tiered_index.spark.writing.log_sources import SKIPPED
+from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:

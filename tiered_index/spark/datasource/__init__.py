@@ -1,1 +1,1 @@
-"""Data sources: entries of an index, messages of a commit log; read, stream, write. May import audit, lookup, build."""
+"""Data sources of entries and of a log's messages: read, stream, write. May import audit, lookup, writing."""

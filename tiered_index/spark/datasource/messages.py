@@ -31,11 +31,11 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.log_sources import archive_in, archived_segments, check_is_here
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import Options, TaskPartition
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of, gathered
 from tiered_index.spark.workers import told_plainly
+from tiered_index.spark.writing.log_sources import archive_in, archived_segments, check_is_here
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 _OPTIONS = ("body", "skipCorrupt", "store")

@@ -37,14 +37,21 @@ from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.sources.columns import each_key
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.build import publish_batch, publish_tables, stored_genesis
-from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
-from tiered_index.spark.build.positions import BatchContent, MicroBatch
-from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen, check_sums, pack_batches, write_blocks
-from tiered_index.spark.build.sources import FIELDS, check_fields
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.frames import arrow_schema, arrow_type_of
 from tiered_index.spark.workers import told_plainly
+from tiered_index.spark.writing.build import publish_batch, publish_tables, stored_genesis
+from tiered_index.spark.writing.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.writing.positions import BatchContent, MicroBatch
+from tiered_index.spark.writing.shards import (
+    BLOCK_SCHEMA,
+    PartitionResult,
+    Seen,
+    check_sums,
+    pack_batches,
+    write_blocks,
+)
+from tiered_index.spark.writing.sources import FIELDS, check_fields
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import probe_put_if_absent
 

@@ -1,1 +1,1 @@
-"""Bulk lookup: answers for each row of a DataFrame of keys. May import build."""
+"""Bulk lookup: answers for each row of a DataFrame of keys. May import writing."""

@@ -24,12 +24,12 @@ from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, S
 from tiered_index.sources.keys import csv_rows, ndjson_rows
 from tiered_index.sources.places import NDJSON, local_path
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.folders import kind_of
-from tiered_index.spark.build.parquet import ParquetFiles
-from tiered_index.spark.build.sources import column_of, files_of, frame_of_files, is_frame, shown_column, shown_kind
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cleaned_up_on_error, each_split, frame_of_splits, gathered, times_of_day_written
 from tiered_index.spark.workers import plainly
+from tiered_index.spark.writing.folders import kind_of
+from tiered_index.spark.writing.parquet import ParquetFiles
+from tiered_index.spark.writing.sources import column_of, files_of, frame_of_files, is_frame, shown_column, shown_kind
 from tiered_index.storage.base import Storage, StorageOptions
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pyarrow as pa
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.places import opened_place
-from tiered_index.spark.build.build import BuildResult
-from tiered_index.spark.build.sources import PartitionedFiles
 from tiered_index.spark.tables.files import AS_DATAFRAME, build_new
+from tiered_index.spark.writing.build import BuildResult
+from tiered_index.spark.writing.sources import PartitionedFiles
 from tiered_index.storage.opening import spelled
 
 if TYPE_CHECKING:

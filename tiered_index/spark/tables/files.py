@@ -6,8 +6,8 @@ from typing import Any
 from tiered_index.config import IndexConfig
 from tiered_index.errors import NotAnIndex
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.build import BuildResult, build
-from tiered_index.spark.build.positions import SourceRange
+from tiered_index.spark.writing.build import BuildResult, build
+from tiered_index.spark.writing.positions import SourceRange
 
 AS_DATAFRAME = "Or read the table as a DataFrame by Spark's own reader of its format, and pass that to build"
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.spark.build.build import BuildResult
 from tiered_index.spark.tables.files import AS_DATAFRAME, build_new
+from tiered_index.spark.writing.build import BuildResult
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

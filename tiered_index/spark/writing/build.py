@@ -34,12 +34,12 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, plan_build, take_census
-from tiered_index.spark.build.positions import MicroBatch, SourceRange
-from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
-from tiered_index.spark.build.sources import SourceLike, check_source, entries_of, has_log_offsets, is_frame
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.spark.writing.plan import BuildPlan, Census, WindowScale, plan_build, take_census
+from tiered_index.spark.writing.positions import MicroBatch, SourceRange
+from tiered_index.spark.writing.shards import PartitionResult, check_sums, write_shards
+from tiered_index.spark.writing.sources import SourceLike, check_source, entries_of, has_log_offsets, is_frame
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.probe import probe_put_if_absent

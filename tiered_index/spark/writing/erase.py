@@ -21,8 +21,8 @@ from tiered_index.service.jobs.erase_find import Found, find_hidden
 from tiered_index.service.jobs.erase_segments import FindMessages, RewrittenSegment, rewrite_segment
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.merge import DRIVEN, on_executors, opened_by_driver, run_in_tasks
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.spark.writing.merge import DRIVEN, on_executors, opened_by_driver, run_in_tasks
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tombstones import Tombstones

@@ -30,9 +30,6 @@ from tiered_index.service.jobs.rewrite import Piece, TableRun
 from tiered_index.service.log.publication import FinishedObject
 from tiered_index.service.write.validation import Columns, TopicTable, batch_columns
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.plan import BuildPlan, naming_rows
-from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.frames import (
     arrow_schema,
     broadcast,
@@ -43,6 +40,9 @@ from tiered_index.spark.frames import (
     shuffles_deleted,
 )
 from tiered_index.spark.workers import between_tasks
+from tiered_index.spark.writing.log_sources import SKIPPED
+from tiered_index.spark.writing.plan import BuildPlan, naming_rows
+from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
 
 _CHUNK = 1 << 17

@@ -30,10 +30,10 @@ from tiered_index.service.jobs.rewrite import Window
 from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, Origin
 from tiered_index.service.write.validation import TopicTable, milliseconds
 from tiered_index.sources.columns import is_text
-from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.parquet import HAS_KEY, PLACE, ROWS
-from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.frames import large_batches
+from tiered_index.spark.writing.log_sources import SKIPPED
+from tiered_index.spark.writing.parquet import HAS_KEY, PLACE, ROWS
+from tiered_index.spark.writing.sources import Entries
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 

@@ -29,8 +29,10 @@ from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Fields, MessageBatch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, readings
 from tiered_index.spark.addresses import AddressOf, StorageAddress
-from tiered_index.spark.build.folders import files_below, find_stored, kind_of_all, partition_columns
-from tiered_index.spark.build.log_sources import (
+from tiered_index.spark.frames import arrow_schema, arrow_type_of, each_split, frame_of_splits
+from tiered_index.spark.workers import plainly, spare_collections
+from tiered_index.spark.writing.folders import files_below, find_stored, kind_of_all, partition_columns
+from tiered_index.spark.writing.log_sources import (
     LOG_COLUMNS,
     SKIPPED,
     LogEntries,
@@ -38,9 +40,7 @@ from tiered_index.spark.build.log_sources import (
     is_archive,
     log_entries,
 )
-from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles
-from tiered_index.spark.frames import arrow_schema, arrow_type_of, each_split, frame_of_splits
-from tiered_index.spark.workers import plainly, spare_collections
+from tiered_index.spark.writing.parquet import HAS_KEY, EntryReader, Field, ParquetFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
