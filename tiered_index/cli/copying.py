@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from typer import Option
@@ -47,7 +47,7 @@ def copy(
         False, "--must-exist", help="Fail if --to has no copy yet, for example if its disk is not mounted."
     ),
     grace: int = Option(
-        **duration("1d"), help="With --follow: time to keep the bytes of removed objects in the copy, at least 1h."
+        **duration("1d"), help="Time to keep the bytes of objects that the source removed in the copy, at least 1h."
     ),
 ) -> int:
     """Copy an index to another storage, for a backup, a move or a standby.
@@ -65,10 +65,11 @@ def copy(
     earlier one. Writers, merges and readers of the source may run. The copy is an index of its own. A writer can open
     it with a new root; after that, the copy can't be updated.
 
-    With --follow the copy stays up to date as a standby. If the source removes objects, the next update removes them
-    from the copy's log. The command deletes their bytes after --grace. Exit code 3: a storage does not answer or
-    refuses; with --follow the command tries again. Exit code 4: the source is damaged. But the command copies a source
-    whose log lacks only its first records. --json prints a line per round, also for errors.
+    If the source removes objects, the next copy removes them from the copy's log. A later copy that brings something
+    new deletes their bytes after --grace. With --follow the command copies again and again, as a timer would: the copy
+    stays up to date as a standby. Exit code 3: a storage does not answer or refuses; with --follow the command tries
+    again. Exit code 4: the source is damaged. But the command copies a source whose log lacks only its first records.
+    --follow --json prints a line per round, also for errors.
     """
     if grace < 3600 or interval < 1:
         raise InvalidArgument("--grace must be at least 1h, because readers may be at work, and --interval at least 1s")
@@ -81,62 +82,69 @@ def copy(
         copier = Copier(read, written, SystemClock(), threads)
         copier.must_exist = must_exist
         # the root is of the index in --storage
-        rooted = config if source is None else None
+        rounds = _Rounds(session, copier, config if source is None else None, grace)
         if follow:
-            return _follow(session, copier, rooted, interval, grace)
-        _open(copier, rooted)
-        report = _round(session, copier)
-        _write_round(session, copier, report, "copied")
+            return _follow(rounds, interval)
+        report = rounds.run_once("copied")
     return _code(report)
 
 
-def _open(copier: Copier, rooted: IndexConfig | None) -> None:
-    """Open both storages. Raises as `Copier.open`, and `NotAnIndex` if the root of `rooted` is of another index."""
-    copier.open()
-    if rooted is not None:
-        check_root_of(rooted, copier.log)
+@dataclass
+class _Rounds:
+    """Rounds of one copy. `rooted` has the root to check, if there is one; `last` is the last round's report."""
+
+    session: Session
+    copier: Copier
+    rooted: IndexConfig | None
+    grace_s: int
+    last: CopyReport | None = None
+    _swept_s: float = float("-inf")
+
+    def run_once(self, status: str) -> CopyReport:
+        """Copy, delete what may be deleted at most once an hour, and print the round. A repetition is cheap.
+
+        Raises the errors of `Copier`, and `NotAnIndex` if the root is of another index.
+        """
+        copier, out, is_first = self.copier, self.session.out, self.last is None
+        if is_first:
+            copier.open()
+            if self.rooted is not None:
+                check_root_of(self.rooted, copier.log)
+        with out.progress("copying", copier.missing_bytes()) as progress:
+            copier.progress = progress.counting("bytes")
+            # also if the sweep fails: then the copy is up to date
+            report = self.last = copier.run_once()
+        swept: Orphans | None = None
+        is_news = bool(report.records) or status == "following"
+        if is_news and copier.clock.monotonic_s() - self._swept_s >= _SWEEP_S:
+            self._swept_s = copier.clock.monotonic_s()
+            swept = copier.sweep(self.grace_s)
+        if out.as_json or is_first or report.records or (swept and swept.objects):
+            _write_round(self.session, copier, report, status, swept)
+        return report
 
 
-def _round(session: Session, copier: Copier) -> CopyReport:
-    """Copy, with a progress display of bytes."""
-    with session.out.progress("copying", copier.missing_bytes()) as progress:
-        copier.progress = progress.counting("bytes")
-        return copier.run_once()
-
-
-def _follow(session: Session, copier: Copier, rooted: IndexConfig | None, interval_s: int, grace_s: int) -> int:
-    """Copy in rounds until a signal ends the command; after a storage error try again in the next round."""
-    swept_s, last = float("-inf"), None
+def _follow(rounds: _Rounds, interval_s: int) -> int:
+    """Copy again and again until a signal ends the command; after a storage error try again in the next round."""
+    session, copier = rounds.session, rounds.copier
     with Ending() as ending:
         copier.stop = ending.event
         while not ending.event.is_set():
             try:
-                if last is None:
-                    _open(copier, rooted)
-                report = _round(session, copier)
-                # also if the sweep fails: then the copy is up to date
-                is_first = last is None
-                last = report
-                swept: Orphans | None = None
-                if copier.clock.monotonic_s() - swept_s >= _SWEEP_S:
-                    swept_s = copier.clock.monotonic_s()
-                    swept = copier.sweep(grace_s)
+                rounds.run_once("following")
             except (StorageUnavailable, StorageMisconfigured, DiskFull, JobOverdue) as error:
-                session.out.answer(_failed(error, copier, last), streamed=True)
+                session.out.answer(_failed(error, copier, rounds.last), streamed=True)
                 session.out.flush()
-                behind = f"; the copy is as of {format_time(last.as_of_ms)}" if last is not None else ""
+                behind = f"; the copy is as of {format_time(rounds.last.as_of_ms)}" if rounds.last is not None else ""
                 session.out.note(f"{error}{behind}; tried again in {interval_s} s")
             except CopyStopped:
                 break
-            else:
-                if session.out.as_json or is_first or report.records or (swept and swept.objects):
-                    _write_round(session, copier, report, "following", swept)
             ending.event.wait(min(interval_s, threading.TIMEOUT_MAX))
-        if last is not None:
-            _write_round(session, copier, last, "stopped")
+        if rounds.last is not None:
+            _write_round(session, copier, rounds.last, "stopped")
         else:
             session.out.answer({"status": "stopped"}, streamed=True)
-    return ending.exit_code or (_code(last) if last is not None else 0)
+    return ending.exit_code or (_code(rounds.last) if rounds.last is not None else 0)
 
 
 def _code(report: CopyReport) -> int:

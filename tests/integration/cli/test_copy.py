@@ -152,6 +152,26 @@ def test_a_standby_that_deletes_nothing_is_up_to_date(run_here, put, tmp_path, m
     assert len(swept) == 1
 
 
+def test_a_run_by_a_timer_deletes_what_the_copy_no_longer_names_if_it_brings_something_new(
+    run_here, put, tmp_path, monkeypatch
+):
+    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
+    swept = []
+    sweep = copying.Copier.sweep
+    monkeypatch.setattr(
+        copying.Copier, "sweep", lambda copier, grace_s: swept.append(grace_s) or sweep(copier, grace_s)
+    )
+    line = ("copy", "--from", source, "--to", target, "--grace", "2h", "--json")
+    put(1, source)
+    first, second = (run_here(*line).document for _ in range(2))
+    put(2, source)
+    third = run_here(*line).document
+    assert [one["sent"] for one in (first, second, third)] == [1, 0, 1]
+    assert swept == [7200, 7200] and third["deleted"] == {"objects": 0, "bytes": 0}
+    # to find out that nothing is new
+    assert sum(sum(of.values()) for of in second["requests"].values()) <= 15
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
 )
