@@ -32,10 +32,10 @@ def names(function):
 
 def test_the_package_shows_what_a_user_imports():
     assert tiered_index.__all__ == [
-        "AsyncIndexReader", "CopyReport", "Erasure", "ExpiryPlan", "Fetched", "FileReport", "Freshness", "IndexConfig",
-        "IndexItem", "IndexReader", "IndexService", "KeyedIndexItem", "Lookup", "LostFile", "MergeOptions",
-        "MergeReport", "MessageSource", "MessagesResult", "QueryResult", "Retention", "TopicSummary", "TopicsResult",
-        "__version__", "column", "copy", "erase", "expire", "hash_key", "hash_key_sql", "merge",
+        "AsyncIndexReader", "CopyReport", "Erasure", "ExpiryPlan", "Fetched", "FileReport", "FileRow", "FileRows",
+        "Freshness", "IndexConfig", "IndexItem", "IndexReader", "IndexService", "KeyedIndexItem", "Lookup", "LostFile",
+        "MergeOptions", "MergeReport", "MessageSource", "MessagesResult", "QueryResult", "Retention", "TopicSummary",
+        "TopicsResult", "__version__", "column", "copy", "erase", "expire", "hash_key", "hash_key_sql", "merge",
     ]  # fmt: skip
     assert all(hasattr(tiered_index, name) for name in tiered_index.__all__)
 

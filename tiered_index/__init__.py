@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tiered_index.service.jobs.merge_run import merge_index as merge
     from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
     from tiered_index.service.reader import IndexReader
+    from tiered_index.sources.linked_rows import FileRow, FileRows
     from tiered_index.types import (
         FileReport,
         Freshness,
@@ -56,6 +57,8 @@ __all__ = [
     "ExpiryPlan",
     "Fetched",
     "FileReport",
+    "FileRow",
+    "FileRows",
     "Freshness",
     "IndexConfig",
     "IndexItem",
@@ -106,6 +109,7 @@ _NAMES = {
     "service.jobs.merge_run": ("MergeReport", "merge"),
     "service.read.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
+    "sources.linked_rows": ("FileRow", "FileRows"),
     "types": (
         "FileReport",
         "Freshness",

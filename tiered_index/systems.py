@@ -1,4 +1,4 @@
-"""The words of the system that entries come from: RocketMQ, Kafka, or another, such as files.
+"""The words of the system that entries come from: RocketMQ, Kafka, files, or another.
 
 The names of an index's positions show the system of its topics. Threads: any.
 """
@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tiered_index.format.names import linked_store
+from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
 
 if TYPE_CHECKING:
     from tiered_index.service.reader import IndexReader
+
+
+FILES_QUEUE = 0
+"""The queue of the rows of files."""
 
 
 class Words(NamedTuple):
@@ -48,13 +54,27 @@ OTHER = Words(
     "the index has the place of the message, but no copy of it: read it in the source that was ingested",
     "only topics of RocketMQ have queues to read: look up a key",
 )
+FILES = Words("file", "row", "no file of the topic has it", "it is a topic of files: look up a key")
 UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
 """Words for an index without positions: its entries may be of any system, or there are none yet."""
+
+
+def files_key(topic: str) -> str:
+    """Return the beginning of the names of positions that have the paths of keys of a topic's files."""
+    return f"files-key:{linked_store(topic, FILES_QUEUE)}/"
+
+
+def has_files(archives: Iterable[SegmentArchive], topic: str) -> bool:
+    """Return whether a topic has rows of files in one of the indexes with these archives. No request."""
+    store = linked_store(topic, FILES_QUEUE)
+    return any(store in archive.state().listed_logs for archive in archives)
 
 
 def words_of(positions: Iterable[str], topic: str | None = None) -> Words:
     """Return the words for a topic (None: any topic) of an index with these names of positions."""
     positions = list(positions)
+    if topic is not None and any(name.startswith(files_key(topic)) for name in positions):
+        return FILES
     part = "/" if topic is None else f"/{topic}/"
     if any(name.startswith("kafka:") and part in name for name in positions):
         return KAFKA

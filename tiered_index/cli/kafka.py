@@ -14,7 +14,7 @@ from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
-from tiered_index.systems import KAFKA, ROCKETMQ, position_names, words_of
+from tiered_index.systems import FILES, KAFKA, ROCKETMQ, position_names, words_of
 
 if TYPE_CHECKING:
     from tiered_index.follow import Follower
@@ -159,7 +159,7 @@ def kafka_messages(
     """
     positions = set(positions)
     words = words_of(positions, topic)
-    if words is not KAFKA and (broker is None or words is ROCKETMQ):
+    if words is not KAFKA and (broker is None or words in (ROCKETMQ, FILES)):
         return None
     from tiered_index.kafka.messages import KafkaMessages
     from tiered_index.kafka.names import keys_in

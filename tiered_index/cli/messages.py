@@ -26,14 +26,15 @@ from tiered_index.encoding import BodyFormat
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
 from tiered_index.service.read.budget import LookupBudget, LookupLimits
-from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.read.messages import Fetched, MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.systems import OTHER, Words, position_names
+from tiered_index.systems import FILES, OTHER, Words, has_files, position_names
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
+    from tiered_index.sources.linked_rows import FileRows
 
 
 def messages_source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:
@@ -46,13 +47,14 @@ def messages_source(store: Path | None, reader: IndexReader | None, config: Inde
     return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root, positions=positions)
 
 
-def linked_rows(reader: IndexReader, config: IndexConfig, topic: str) -> MessageSource | None:
-    """Return the source of the rows of a topic; None: it has no files."""
-    from tiered_index.sources.linked_rows import LinkedRows, has_rows
-
-    if not has_rows(reader.segment_archives, topic):
+def file_rows(stack: contextlib.ExitStack, reader: IndexReader, topic: str) -> FileRows | None:
+    """Return the source of the rows of a topic, which `stack` closes; None: it has no files."""
+    if not has_files(reader.segment_archives.values(), topic):
         return None
-    return LinkedRows(reader.segment_archives, config, position_names(reader), config.query_threads)
+    # imported here: it loads the readers of files
+    from tiered_index.sources.linked_rows import FileRows
+
+    return stack.enter_context(FileRows(reader))
 
 
 # Fields of a message that the first line or its body has, or that only programs need
@@ -181,7 +183,7 @@ def _check_id(msg_id: str) -> None:
 class MessageOptions:
     """Options of `message`."""
 
-    topic: str | None = declare(help="Topic. ID is then a unique key, looked up in the index.")
+    topic: str | None = declare(help="Topic. ID is then a unique key, or any key of rows of files.")
     queue_id: int | None = declare(None, "--queue-id", min=0, help="Queue of --offset.")
     queue_offset: int | None = declare(
         None, "--offset", min=0, help="Queue offset, with --topic and --queue-id in place of ID."
@@ -239,7 +241,7 @@ class MessageQuestion(Question[MessagesResult]):
 
     def open(self) -> Callable[..., MessagesResult]:
         """Open the index or the client, and the sources of messages."""
-        from tiered_index.rocketmq.archive.messages import messages_by_id
+        from tiered_index.rocketmq.archive.messages import MANY, messages_by_id
         from tiered_index.rocketmq.remoting.queue_sources import message_at
 
         place, msg_id = self._options, str(self._msg_id)
@@ -250,6 +252,13 @@ class MessageQuestion(Question[MessagesResult]):
             self.reader = self.stack.enter_context(IndexReader.open(config=self._config))
         if self._is_record:
             return partial(self._page_of, self._record(msg_id))
+        if (
+            self.reader is not None
+            and place.topic is not None
+            and place.queue_offset is None
+            and (rows := file_rows(self.stack, self.reader, place.topic)) is not None
+        ):
+            return partial(self.reader.messages, place.topic, msg_id, source=rows, max_count=MANY)
         source = messages_source(place.store, self.reader, self._config)
         if place.topic is None or place.queue_id is None or place.queue_offset is None:
             return partial(messages_by_id, self.reader, source, msg_id, place.topic)
@@ -279,7 +288,7 @@ class MessageQuestion(Question[MessagesResult]):
 def message(
     session: Session,
     msg_id: str | None = Argument(
-        None, metavar="ID", help="Offset message id; with --topic, a unique key; kafka:TOPIC/PARTITION/OFFSET."
+        None, metavar="ID", help="Offset message id; with --topic, a key; kafka:TOPIC/PARTITION/OFFSET."
     ),
     *,
     options: MessageOptions,
@@ -307,9 +316,10 @@ def message(
       tiered-index message kafka:orders/3/1234 --storage s3://bucket/index --kafka bootstrap.servers=broker:9092
 
     An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
-    is the unique key that the producer gave the message. The command then needs the index. It shows up to 32 messages
-    with that key, and --cursor shows the next ones. To show a message by its queue offset, pass --topic, --queue-id and
-    --offset in place of ID. The offset is looked up in --store, and in segments archived with --archive-queues.
+    is the unique key that the producer gave the message; if the topic is one of files, ID is any key of its rows. The
+    command then needs the index. It shows up to 32 messages or rows with that key, and --cursor shows the next ones. To
+    show a message by its queue offset, pass --topic, --queue-id and --offset in place of ID. The offset is looked up in
+    --store, and in segments archived with --archive-queues.
 
     kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. If --kafka or --kafka-config gives bootstrap.servers, the command
     reads it from the broker, else from the archive.
@@ -338,7 +348,8 @@ def message(
     for message, document_of_one in zip(answer.messages, shown, strict=True):
         _write_message(out, message, document_of_one["message"], words, raw=options.raw)
     if not answer.messages and pages.exceeded is None:
-        out.line(f"no {'more messages' if options.cursor else 'message'} of {topic} with the unique key {msg_id}")
+        what, key = ("row", "key") if words is FILES else ("message", "unique key")
+        out.line(f"no {f'more {what}s' if options.cursor else what} of {topic} with the {key} {msg_id}")
     if answer.lost:
         out.line(f"lost permanently: {lost_text(answer.lost)}")
     if answer.cursor is not None:

@@ -26,7 +26,7 @@ from tiered_index.service.read.results import PageTotals
 from tiered_index.service.read.rows import once
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
-from tiered_index.systems import KAFKA, ROCKETMQ, Words, position_names, words_of
+from tiered_index.systems import FILES, KAFKA, ROCKETMQ, Words, position_names, words_of
 from tiered_index.types import Explain, Freshness, QueryResult, TopicsResult, format_time
 
 # Time for a page after the command's time has ended: it only names the files that it would have read
@@ -147,7 +147,7 @@ class Pages(Generic[R]):
         """Return the words of the system that a topic's entries come from, as the answer or the index shows it."""
         if topic not in self._words:
             names = [name for index in self.last.freshness for name in index.positions]
-            if (words := words_of(names, topic)) not in (KAFKA, ROCKETMQ) and self.reader is not None:
+            if (words := words_of(names, topic)) not in (FILES, KAFKA, ROCKETMQ) and self.reader is not None:
                 words = words_of(position_names(self.reader), topic)
             self._words[topic] = words
         return self._words[topic]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument
 
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
-from tiered_index.cli.messages import linked_rows, messages_source, write_messages
+from tiered_index.cli.messages import file_rows, messages_source, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages, Question
@@ -226,7 +226,7 @@ class KeyQuestion(Question[Any]):
             )
         if (records := open_kafka_messages(reader, open_kafka_broker(self._kafka), self._topic)) is not None:
             self.stack.callback(records.close)
-        rows = records or linked_rows(reader, self._config, self._topic)
+        rows = records or file_rows(self.stack, reader, self._topic)
         source = rows or messages_source(options.store, reader, self._config)
         more: dict[str, Any] = {"allow_partial": options.allow_partial, "max_count": options.page}
         return partial(reader.messages, *lookup, source=source, **more)

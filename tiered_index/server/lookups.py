@@ -24,7 +24,7 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexErro
 from tiered_index.kafka.messages import parse_place
 from tiered_index.kafka.record import KafkaRecord
 from tiered_index.retention import NOTHING
-from tiered_index.rocketmq.archive.messages import Containing, RocketmqMessages, messages_by_id
+from tiered_index.rocketmq.archive.messages import MANY, Containing, RocketmqMessages, messages_by_id
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting.browsing import BrowsedMessages, Browser
 from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
@@ -42,6 +42,7 @@ from tiered_index.service.read.budget import LookupBudget, LookupLimits, Request
 from tiered_index.service.read.messages import Fetched, FoundMessage, MessageSource, MessagesResult, pause_s
 from tiered_index.service.read.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
+from tiered_index.sources.linked_rows import FileRow
 from tiered_index.storage.context import deadline_at
 from tiered_index.systems import ROCKETMQ
 from tiered_index.types import Explain, QueryResult, TopicsResult
@@ -249,8 +250,7 @@ class LookupHandlers(Handlers):
         bodies = ShownBodies(self.served.caps.message_bytes, allowance, params.body, allow_partial=params.allow_partial)
 
         def look_up() -> MessagesResult:
-            records = self.served.records(params.topic)
-            source: MessageSource = records or others
+            source: MessageSource = self.served.source_of(params.topic) or others
             if params.contains is not None:
                 source = Containing(source, params.contains, self.served.caps.message_bytes)
             limits: Any = {"timeout_s": allowance.left_s(), "max_message_bytes": self.served.caps.message_bytes}
@@ -270,7 +270,10 @@ class LookupHandlers(Handlers):
         problems={404: "No such message.", 422: None},
     )
     async def message(self, request: Request, params: parameters.MessageParameters) -> Response:
-        """Show one message by its offset id, or by its unique key if you pass `topic`."""
+        """Show one message by its offset id, or by its unique key if you pass `topic`.
+
+        If `topic` is one of files, `id` is any key of its rows.
+        """
         caller, msg_id = caller_of(request), str(request.path_params["id"])
         place = parse_place(msg_id) if params.topic is None and msg_id.startswith("kafka:") else None
         if (topic := place[0] if place is not None else params.topic) is not None:
@@ -283,6 +286,8 @@ class LookupHandlers(Handlers):
             answer = (
                 self._record(place, allowance)
                 if place is not None
+                else self._rows(params.topic, msg_id, params, allowance)
+                if params.topic is not None and self.served.rows.has(params.topic)
                 else messages_by_id(
                     self.served.lookups,
                     source,
@@ -382,6 +387,12 @@ class LookupHandlers(Handlers):
             raise self._not_there(f"the index has no Kafka topic {place[0]!r:.80}")
         with LookupBudget(self.prices, LookupLimits(timeout_s=allowance.left_s())).open():
             return MessagesResult(messages=(records.at(*place),), status="complete")
+
+    def _rows(self, topic: str, key: str, params: parameters.MessageParameters, allowance: Allowance) -> MessagesResult:
+        """Return rows of files with a key."""
+        limits: Any = {"timeout_s": allowance.left_s(), "max_message_bytes": self.served.caps.message_bytes}
+        page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial, "max_count": MANY}
+        return self.served.lookups.messages(topic, key, source=self.served.rows, **page, **limits)
 
     def _not_there(self, text: str) -> Refused:
         """Return the error for something that no index has. Raises the error of an index that could not be opened."""
@@ -486,7 +497,7 @@ class ShownBodies:
                 if not self._allow_partial:
                     raise
                 most_bytes, late = 0, str(error)
-        if wanted == "json" and isinstance(message, Message | KafkaRecord):
+        if wanted == "json" and isinstance(message, Message | KafkaRecord | FileRow):
             size = message.plain_bytes(most_bytes) if isinstance(message, Message) else message.size
             wanted = "text" if size > _MOST_PARSED_BYTES else wanted
         document = answered.to_dict(wanted, most_bytes)

@@ -26,6 +26,7 @@ from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.messages import Fetched, MessageSource
 from tiered_index.service.reader import IndexReader
+from tiered_index.sources.linked_rows import FileRows
 from tiered_index.storage.context import deadline_at
 from tiered_index.systems import position_names
 
@@ -128,7 +129,8 @@ class Served:
     """The index or indexes of a service, and their state.
 
     `problems` and `gauges` are those of a follower in the process. `behind` returns why answers are too old, or None.
-    `records` returns the records of a topic, for topics whose records have places of their own.
+    `records` returns the records of a topic, for topics whose records have places of their own. `rows` are those of
+    files.
     """
 
     lookups: Index
@@ -144,9 +146,14 @@ class Served:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        self.rows = FileRows(self.lookups)
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_KEEPS_S
         self._unreachable: str | None = "not checked yet"
+
+    def source_of(self, topic: str) -> MessageSource | None:
+        """Return the source of the records of Kafka, or of the rows of files; None: the topic has neither."""
+        return self.rows if self.rows.has(topic) else self.records(topic)
 
     @property
     def writer(self) -> IndexService | None:

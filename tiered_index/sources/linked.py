@@ -28,17 +28,16 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, reopened
 from tiered_index.sources.rows import RowBatch, RowFile, RowMapping, open_rows
+from tiered_index.systems import FILES_QUEUE as QUEUE
+from tiered_index.systems import files_key
 
-QUEUE = 0
-"""The queue of the rows of files."""
-_KEYS = "files-key:"
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
 _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
 
 
 def keys_name(topic: str, path: str) -> str:
     """Return the name of the position that says that rows of a topic have keys at a path."""
-    return f"{_KEYS}{linked_store(topic, QUEUE)}/{path}"
+    return files_key(topic) + path
 
 
 _Outcome = tuple[LinkedSegment | None, int | None]

@@ -7,47 +7,63 @@ compressed text is decompressed from its begin. Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
-from tiered_index.config import IndexConfig
 from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, json_text, show_bytes
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import linked_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.kernels import crc32
+from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.read.segments import MissingCatalog
-from tiered_index.sources.linked import QUEUE, keys_name
-from tiered_index.sources.listing import SourceFile, reopened
+from tiered_index.service.reader import IndexReader
+from tiered_index.sources.linked import keys_name
+from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
+from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.rows import (
     SUM_BYTES,
     CsvFile,
     NdjsonFile,
     ParquetFile,
     RowMapping,
+    TextFile,
     decompressed,
-    open_rows,
     read_text,
 )
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
+from tiered_index.systems import has_files, position_names
 from tiered_index.types import IndexItem
 
 _SKIP_BYTES = 1 << 20
+# files whose header or footer is kept
+_KEPT = 256
 
 
 @dataclass(frozen=True)
 class FileRow:
-    """A row of a file: its text, or a row of columns as JSON. `position` is a byte of the text, or a row's number."""
+    """A row of a file, which came back.
+
+    - `topic`: the topic of its entries.
+    - `file`: the URI of the file.
+    - `row`: the number of the row, from 0; of a text, the byte at which its line begins, after decompression.
+    - `timestamp_ms`: its time, epoch milliseconds by whole seconds.
+    - `text`: the line of a text; a row of columns as JSON.
+    """
 
     topic: str
     file: str
-    position: int
+    row: int
     timestamp_ms: int
     text: bytes
 
@@ -56,35 +72,74 @@ class FileRow:
         return {
             "topic": self.topic,
             "file": self.file,
-            "position": self.position,
+            "row": self.row,
             "timestamp_ms": self.timestamp_ms,
             "body_bytes": len(self.text),
             **show_bytes(self.text, body),
         }
+
+    def body(self, max_bytes: int) -> bytes:
+        """Return its text."""
+        return self.text
+
+    @property
+    def size(self) -> int:
+        """The bytes of its text."""
+        return len(self.text)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts beside the row: the URI of the file."""
+        return (self.file,)
 
 
 class _Changed(Exception):
     """The file is not as it was when it was indexed."""
 
 
-@dataclass
-class LinkedRows:
-    """The rows of entries of files: a `MessageSource`.
+class FileRows:
+    """The rows of the files of topics: a `MessageSource` for the `messages` of a reader or an index.
 
-    - `archives`: as `IndexReader.segment_archives`.
-    - `positions`: the names of the indexes' positions, which have the paths of keys.
+        with FileRows(reader) as rows:
+            for found in reader.messages("orders", "4711", source=rows):
+                print(found.message.text if found.message else found.problem)
+
+    Each `Fetched.message` is a `FileRow`, or None if the file was changed or is gone: `problem` says so. Any thread may
+    call its methods. Close it to close the storages of the files; it does not close the reader.
     """
 
-    archives: Mapping[str | None, SegmentArchive]
-    config: IndexConfig
-    positions: Collection[str]
-    threads: int = 8
+    def __init__(self, index: IndexReader[Any] | IndexService[Any], *, threads: int | None = None) -> None:
+        self._index = index
+        self._threads = threads or index.config.query_threads
+        self._files = LinkedFiles(index.config)
+        self._lock = threading.Lock()
+        self._mappings: dict[str, RowMapping | None] = {}
+        self._opened: OrderedDict[tuple[str, str], CsvFile | ParquetFile] = OrderedDict()
+
+    def has(self, topic: str) -> bool:
+        """Return whether a topic has files in one of the indexes. No request."""
+        return has_files(self._archives.values(), topic)
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of files are in the answers."""
         searches = [Search(item=item) for item in items]
-        each(searches, lambda search: self._settle(search, topic, key), self.threads)
+        each(searches, lambda search: self._settle(search, topic, key), self._threads)
         return [search.outcome(partial(search.missing, "missing", damaged=search.damaged)) for search in searches]
+
+    def close(self) -> None:
+        """Close the storages of the files. Idempotent."""
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def _archives(self) -> Mapping[str | None, SegmentArchive]:
+        index = self._index
+        return index.segment_archives if isinstance(index, IndexReader) else {None: index.segment_archive}
 
     def _settle(self, search: Search, topic: str, key: str) -> None:
         item = search.item
@@ -96,9 +151,9 @@ class LinkedRows:
                 return
             search.read_from = segment.uri
             check_deadline(f"reading {segment.uri}")
-            search.requests += 1
-            with reopened(segment.uri, self.config) as listed:
-                self._take(search, segment, listed, topic, key)
+            file = self._files.file(segment.uri, segment.size_bytes)
+            now = local_file(file.path) if isinstance(file, LocalFile) else None
+            self._take(search, segment, file, now, topic, key)
         except _Changed:
             search.problems.append(f"{search.read_from} has changed since it was indexed")
         except (InvalidArgument, ObjectNotFound) as error:
@@ -109,7 +164,7 @@ class LinkedRows:
             search.error = None if isinstance(error, CorruptFile) else error
 
     def _segment(self, search: Search, topic: str, item: IndexItem) -> LinkedSegment | None:
-        archive, store = self.archives[item.source], linked_store(topic, item.queue_id)
+        archive, store = self._archives[item.source], linked_store(topic, item.queue_id)
         reads = list[int]()
         try:
             segment = archive.segments(reads).segment(store, item.offset)
@@ -120,38 +175,95 @@ class LinkedRows:
         search.charge(reads)
         return segment if isinstance(segment, LinkedSegment) else None
 
-    def _take(self, search: Search, segment: LinkedSegment, listed: SourceFile, topic: str, key: str) -> None:
-        """Read and judge the row of an entry. Raises `_Changed`."""
+    def _take(
+        self,
+        search: Search,
+        segment: LinkedSegment,
+        file: LocalFile | StoredFile,
+        now: SourceFile | None,
+        topic: str,
+        key: str,
+    ) -> None:
+        """Read and judge the row of an entry. `now` is a local file as it is. Raises `_Changed`, `ObjectNotFound`."""
         item = search.item
         assert item is not None
         position = item.offset - segment.start + segment.position
-        mapping = self._mapping(topic)
         try:
             if segment.format == "parquet":
-                if not listed.is_same(segment.size_bytes, segment.etag):
-                    raise _Changed
-                file = open_rows(listed.file, listed.size_bytes, listed.head())
-                assert isinstance(file, ParquetFile)
-                row = file.row(position)
-                search.requests += 1
-                text, members = (
-                    json_text(row, compact=True).encode(),
-                    [] if mapping is None else file.members_of(row, mapping),
-                )
+                text, keys_by = self._columns(search, segment, file, now, position)
             else:
-                text = self._text(search, segment, listed, position, item.size)
-                kind = CsvFile if segment.format.startswith("csv") else NdjsonFile
-                _, _, compression = segment.format.partition("+")
-                rows = kind(listed.file, compression or None, listed.size_bytes)
-                members = [] if mapping is None else rows.members_of(text, mapping)[:-1]
-            keys = {key} if mapping is None else {*mapping.keys_of(members)}
+                text = self._text(search, segment, file, position, item.size)
+                keys_by = partial(self._text_file(search, segment, file).members_of, text)
+            carries = self._carries(topic, key, keys_by)
         except InvalidArgument as error:
+            if isinstance(file, LocalFile) and not os.access(file.path, os.R_OK):
+                raise
             raise _Changed from error
-        row_found = FileRow(topic, segment.uri, position, item.timestamp_ms, text)
-        carries = not {key, *other_spellings(key)}.isdisjoint(keys)
-        search.settle(search.fetched("local", message=row_found, carries_key=carries))
+        if segment.is_open:
+            search.problems.append(f"{segment.uri} is still being read, so the row has no checksum yet")
+        row = FileRow(topic, segment.uri, position, item.timestamp_ms, text)
+        search.settle(search.fetched("local", message=row, carries_key=carries))
 
-    def _text(self, search: Search, segment: LinkedSegment, listed: SourceFile, position: int, size: int) -> bytes:
+    def _carries(self, topic: str, key: str, members_of: Callable[[RowMapping], Sequence[Any]]) -> bool:
+        """Return whether a row carries a key, by all paths of keys that are known. Raises `InvalidArgument`."""
+        for again in (False, True):
+            if (mapping := self._mapping(topic, again=again)) is None:
+                return True
+            # the last one of a line is its time
+            keys = {*mapping.keys_of(members_of(mapping)[: len(mapping.keys)])}
+            if not {key, *other_spellings(key)}.isdisjoint(keys):
+                return True
+        return False
+
+    def _columns(
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, now: SourceFile | None, number: int
+    ) -> tuple[bytes, Callable[[RowMapping], Sequence[Any]]]:
+        """Return a row of a Parquet file as JSON, and a function that returns its keys."""
+        if isinstance(file, StoredFile):
+            head = file.storage.head(file.name)
+            search.requests += 1
+            file = dataclasses.replace(file, size_bytes=head.size_bytes)
+            now = stored_file(file, head.modified_ms)
+        if now is None or not now.is_same(segment.size_bytes, segment.etag):
+            raise _Changed
+        opened = self._of_columns(search, segment, file)
+        row = opened.row(number)
+        search.requests += isinstance(file, StoredFile)
+        return json_text(row, compact=True).encode(), partial(opened.members_of, row)
+
+    def _of_columns(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> ParquetFile:
+        opened = self._kept(segment, lambda: ParquetFile(file), search, file)
+        assert isinstance(opened, ParquetFile)
+        return opened
+
+    def _text_file(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> TextFile:
+        kind, _, compression = segment.format.partition("+")
+        if kind == "ndjson":
+            return NdjsonFile(file, compression or None, segment.size_bytes)
+        opened = self._kept(segment, lambda: CsvFile(file, compression or None, segment.size_bytes), search, file)
+        assert isinstance(opened, CsvFile)
+        return opened
+
+    def _kept(
+        self, segment: LinkedSegment, make: Callable[[], CsvFile | ParquetFile], search: Search, file: object
+    ) -> CsvFile | ParquetFile:
+        """Return a file with its header or footer, which is read once."""
+        name = segment.uri, segment.etag
+        with self._lock:
+            if name in self._opened:
+                self._opened.move_to_end(name)
+                return self._opened[name]
+        opened = make()
+        search.requests += isinstance(file, StoredFile)
+        with self._lock:
+            self._opened[name] = opened
+            while len(self._opened) > _KEPT:
+                self._opened.popitem(last=False)
+        return opened
+
+    def _text(
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, position: int, size: int
+    ) -> bytes:
         """Return the bytes of a line, from the blocks that have it. Raises `_Changed`, `CorruptFile`."""
         _, _, compression = segment.format.partition("+")
         size_bytes, sums = segment.blocks or (SUM_BYTES, ())
@@ -162,16 +274,18 @@ class LinkedRows:
             # not all of it has been read: there are no checksums yet
             first = end
             begin, behind = at, at + size
-        with decompressed(listed.file, compression or None) as handle:
+        # one ranged read of a text that is not packed
+        with decompressed(file, compression) if compression else file.ranges() as handle:
             if compression:
                 left = segment.position + begin
-                while left and (piece := read_text(listed.file, handle, compression, min(left, _SKIP_BYTES))):
+                while left and (piece := read_text(file, handle, compression, min(left, _SKIP_BYTES))):
                     left -= len(piece)
             else:
                 handle.seek(segment.position + begin)
-            data = read_text(listed.file, handle, compression or None, behind - begin)
-        search.requests += 1
-        search.bytes += len(data)
+            data = read_text(file, handle, compression or None, behind - begin)
+        if isinstance(file, StoredFile):
+            search.requests += 1
+            search.bytes += len(data)
         if len(data) != behind - begin:
             raise _Changed
         for number in range(first, end):
@@ -180,14 +294,13 @@ class LinkedRows:
                 raise _Changed
         return data[at - begin : at - begin + size]
 
-    def _mapping(self, topic: str) -> RowMapping | None:
-        """Return the paths of the keys of a topic; None: they are not known."""
-        prefix = keys_name(topic, "")
-        paths = [name.removeprefix(prefix) for name in self.positions if name.startswith(prefix)]
-        return RowMapping(paths, "@") if paths else None
-
-
-def has_rows(archives: Mapping[str | None, SegmentArchive], topic: str) -> bool:
-    """Return whether a topic has files in one of the indexes."""
-    store = linked_store(topic, QUEUE)
-    return any(store in archive.state().listed_logs for archive in archives.values())
+    def _mapping(self, topic: str, *, again: bool = False) -> RowMapping | None:
+        """Return the paths of the keys of a topic; None: not known. `again`: a later run may have added one."""
+        if topic not in self._mappings or again:
+            prefix, index = keys_name(topic, ""), self._index
+            names: Iterable[str] = (
+                position_names(index) if isinstance(index, IndexReader) else index.durable_positions()
+            )
+            paths = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+            self._mappings[topic] = RowMapping(paths, "@") if paths else None
+        return self._mappings[topic]

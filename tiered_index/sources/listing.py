@@ -9,6 +9,7 @@ import contextlib
 import glob
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +21,15 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.kernels import crc32
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, opened_place, readings
 from tiered_index.sources.table_folders import table_error, table_folder
+from tiered_index.storage.base import Storage
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import beside
 
 HEAD_BYTES = 64 << 10
 """The first bytes of a file, which are a part of its identity."""
 _WILD = re.compile(r"[*\[]")
+# schemes whose storages are buckets: one storage reads all objects of a bucket
+_BUCKETS = ("s3", "gs", "az")
 # parts of names that are no data, such as _SUCCESS
 _HIDDEN = (".", "_")
 
@@ -64,11 +69,15 @@ class SourceFile:
 
 
 def local_file(path: Path) -> SourceFile:
-    """Return a local file. Raises `InvalidArgument` if it can't be examined."""
+    """Return a local file. Raises `InvalidArgument` if it can't be examined, or if its name is not UTF-8."""
     try:
         status = path.stat()
     except OSError as error:
         raise InvalidArgument(f"{path}: {error.strerror}") from error
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{path}: the name is not UTF-8, so no URI can name the file: rename it") from error
     place = f"{status.st_dev}-{status.st_ino}"
     return SourceFile(LocalFile(path), path.as_uri(), status.st_size, place, f"{place}-{status.st_mtime_ns}")
 
@@ -76,6 +85,40 @@ def local_file(path: Path) -> SourceFile:
 def stored_file(file: StoredFile, modified_ms: int) -> SourceFile:
     """Return an object of a storage."""
     return SourceFile(file, file.uri, file.size_bytes, file.uri, str(modified_ms))
+
+
+class LinkedFiles:
+    """Opens files by the URIs of their segments, without a request. Threads: any. Close it to close the storages."""
+
+    def __init__(self, config: IndexConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._storages: dict[str, Storage] = {}
+
+    def file(self, uri: str, size_bytes: int) -> LocalFile | StoredFile:
+        """Return the file at a URI as one of `size_bytes`, whether it is there or not. Raises `ConfigError`."""
+        if (path := local_path(uri)) is not None:
+            return LocalFile(path)
+        place, mark, parameters = beside(uri, self._config.storage).partition("?")
+        scheme, separator, rest = place.partition("://")
+        folder, _, name = rest.partition("/") if scheme in _BUCKETS else rest.rpartition("/")
+        return StoredFile(
+            uri, self._storage(f"{scheme}{separator}{folder}{mark}{parameters}"), unquote(name), size_bytes
+        )
+
+    def _storage(self, uri: str) -> Storage:
+        with self._lock:
+            if (storage := self._storages.get(uri)) is None:
+                opened = self._config.open_storage(uri, any_names=True)
+                storage = self._storages[uri] = MeteredStorage(opened, self._config.prices)
+            return storage
+
+    def close(self) -> None:
+        """Close the storages. Idempotent."""
+        with self._lock:
+            storages, self._storages = self._storages, {}
+        for storage in storages.values():
+            storage.close()
 
 
 @contextlib.contextmanager

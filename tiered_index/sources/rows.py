@@ -703,13 +703,12 @@ class ParquetFile(RowFile):
         return ColumnsReading(self, mapping, [way for way in ways if way is not None], position)
 
     def members_of(self, row: Mapping[str, Any], mapping: RowMapping) -> list[Any]:
-        """Return the keys of a row, by path. Raises `InvalidArgument` if a column is missing."""
+        """Return the keys of a row, by path; None for a column that the file does not have."""
         members = []
         for path in mapping.keys:
-            if (way := self._way(path, mapping)) is None:
-                raise InvalidArgument(f"{self.file} has no column {path}")
-            member: Any = row
-            for name in way:
+            way = self._way(path, mapping)
+            member: Any = None if way is None else row
+            for name in way or ():
                 member = member.get(name) if isinstance(member, Mapping) else None
             members.append(member)
         return members

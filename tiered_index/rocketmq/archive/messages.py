@@ -508,7 +508,7 @@ def _decode(archive: SegmentArchive, pieces: _Pieces, search: MessageSearch) -> 
 
 
 # Messages of one unique key on a page
-_MANY = 32
+MANY = 32
 
 
 def messages_by_id(
@@ -537,7 +537,7 @@ def messages_by_id(
     unique = ByUniqueKey(by_key or source)
     # the limits hold for the lookup and the place together
     with LookupBudget(lookups.config.prices, LookupLimits(**limits)).open():
-        limits |= {"max_count": _MANY, "cursor": cursor, "allow_partial": allow_partial}
+        limits |= {"max_count": MANY, "cursor": cursor, "allow_partial": allow_partial}
         answer = lookups.messages(topic, msg_id, source=unique, **limits)
         if not answer.messages and cursor is None:
             answer = replace(answer, messages=_by_place(source, topic, msg_id))

@@ -31,7 +31,7 @@ const BRANCHES = 200;
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f]/;
 const TIMES = { born_ms: "born", store_ms: "stored", timestamp_ms: "time" };
 const LEFT_OUT = new Set(["body", "body_format", "body_problem", "topic_id", "key_hash", "fingerprint", "found", "asked"]);
-const FIRST = new Set(["partition", "offset", "key", "headers", "timestamp_ms", "topic", "keys", "uniq_key", "tags", "store_ms", "msg_id"]);
+const FIRST = new Set(["file", "row", "partition", "offset", "key", "headers", "timestamp_ms", "topic", "keys", "uniq_key", "tags", "store_ms", "msg_id"]);
 let opened = 0;
 let bodies = 0;
 let opener = null;
@@ -105,15 +105,16 @@ function parts({ state, item, message, read_from: place, problem, failed }) {
   const warnings = [none?.[1] ?? problem, message?.body_problem && `The body is shown as it is stored: ${message.body_problem}`];
   const fields = Object.entries(message ?? item ?? {}).filter(([name]) => !LEFT_OUT.has(name));
   return [
-    make("p", { class: "state", role: "status" }, isRecord && state === "local" ? "read from the broker" : STATES[state] ?? state),
+    make("p", { class: "state", role: "status" }, isRecord && state === "local" ? "read from the broker"
+      : message?.file !== undefined ? "read from its file" : STATES[state] ?? state),
     ...warnings.filter(Boolean).map((warning) => make("p", { class: "warning" }, warning)),
     ...(failed?.length ? [fileList(failed)] : []),
     ...(place ? [make("p", { class: "hint" }, `From ${place}`)] : []),
     ...(isRecord && message.body_bytes === null ? [make("p", { class: "hint" }, "A record without a value (a tombstone).")] : []),
-    ...(message?.body === undefined ? [] : bodyParts(message.body, isRecord ? placeOf(message) : message.uniq_key || message.msg_id)),
+    ...(message?.body === undefined ? [] : bodyParts(message.body, isRecord ? placeOf(message) : message.file ?? (message.uniq_key || message.msg_id))),
     list(message ? fields.filter(([name]) => FIRST.has(name)) : fields, message),
     ...(message ? [make("details", {}, make("summary", {}, "All fields"), list(fields, message)),
-      ...(isRecord ? [shown(ofRecord(placeOf(message)))]
+      ...(message.file !== undefined ? [] : isRecord ? [shown(ofRecord(placeOf(message)))]
         : [make("p", {}, make("a", { href: around(message) }, "Messages around it in its queue")), shown(ofMessage(message.msg_id))])] : []),
   ];
 }

@@ -1,0 +1,104 @@
+"""Rows of files by HTTP and by the library: each by one ranged read, with its file and place."""
+
+import contextlib
+import gzip
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+from tests.server.conftest import serving
+from tiered_index import FileRows, IndexReader, IndexService
+from tiered_index.config import IndexConfig
+
+BEGIN_S = 1_700_000_000
+KEYS = ("--topic", "orders", "--key", "order_id", "--time", "at")
+
+
+def lines(begin, end):
+    return "".join(
+        f'{{"order_id": {n % 10}, "at": {BEGIN_S + n}, "n": {n}, "text": "{"x" * 300}"}}\n' for n in range(begin, end)
+    ).encode()
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    """Return the options of an index with the rows of four local files of four forms."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "0.ndjson").write_bytes(lines(0, 100))
+    (folder / "1.ndjson.gz").write_bytes(gzip.compress(lines(100, 200)))
+    rows = [json.loads(line) for line in lines(200, 300).splitlines()]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "2.parquet", 30)
+    (folder / "3.csv").write_text("order_id,at,n\n" + "".join(f"{n % 10},{BEGIN_S + n},{n}\n" for n in range(300, 400)))
+    where = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/objects"}
+    done = run_here("ingest", folder, *KEYS, "--root", where["root"], "--storage", where["storage"], "--wait", "--json")
+    assert (done.code, done.document["rows"]) == (0, 400), done.err
+    return where
+
+
+def numbers(documents):
+    texts = [one["message"]["body"] for one in documents]
+    return sorted(json.loads(text)["n"] if text[0] == "{" else int(text.split(",")[-1]) for text in texts)
+
+
+def test_a_service_gives_the_rows_of_a_key(indexed):
+    with IndexReader.open(indexed["storage"]) as reader, serving(reader) as client:
+        answer = client.get("/v1/messages", params={"topic": "orders", "key": "7"}).json()
+        assert (numbers(answer["messages"]), answer["status"]) == ([*range(7, 400, 10)], "complete")
+        first = answer["messages"][0]["message"]
+        assert first["file"].endswith("logs/3.csv") and first["body"] == f"7,{BEGIN_S + 397},397"
+        assert {"queue_id", "msg_id", "queue_offset"}.isdisjoint(first)
+        by_id = client.get("/v1/messages/7", params={"topic": "orders", "body": "json"}).json()
+        assert (len(by_id["messages"]), by_id["status"]) == (32, "truncated")
+        rest = client.get("/v1/messages/7", params={"topic": "orders", "cursor": by_id["cursor"]}).json()
+        assert (len(rest["messages"]), rest["status"]) == (8, "complete")
+        having = client.get("/v1/messages", params={"topic": "orders", "key": "7", "contains": '"n": 17,'}).json()
+        assert numbers(having["messages"]) == [17]
+        assert client.get("/v1/messages/nobody", params={"topic": "orders"}).status_code == 404
+
+
+def test_the_library_gives_rows_of_a_reader_and_of_a_writer(indexed):
+    expected = [*range(3, 400, 10)]
+    with IndexReader.open(indexed["storage"]) as reader, FileRows(reader) as rows:
+        answer = reader.messages("orders", "3", source=rows)
+        assert numbers([one.to_dict() for one in answer]) == expected
+        row = answer[-1].message
+        assert (row.row, json.loads(row.text)["n"], row.topic) == (len(lines(0, 3)), 3, "orders")
+        assert rows.has("orders") and not rows.has("others")
+    with IndexService.open(**indexed) as index, FileRows(index) as rows:
+        assert numbers([one.to_dict() for one in index.messages("orders", "3", source=rows)]) == expected
+
+
+def test_the_command_shows_rows_by_a_key_without_words_of_brokers(indexed):
+    shown = run_here("message", "397", "--topic", "orders", "--storage", indexed["storage"])
+    assert (shown.code, shown.out) == (1, "no row of orders with the key 397\n")
+    shown = run_here("message", "7", "--topic", "orders", "--storage", indexed["storage"])
+    assert shown.code == 0 and "32 found, truncated" in shown.out
+    assert "queue" not in shown.out and "offset" not in shown.out and "logs/3.csv" in shown.out
+
+
+def test_a_row_of_an_object_costs_one_ranged_read(tmp_path, monkeypatch, s3_environment):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url)
+    of_server = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    monkeypatch.setitem(run_here.__kwdefaults__, "environment", of_server)
+    uri, storage = f"s3://{s3_environment.new_bucket()}", f"file://{tmp_path}/objects"
+    with contextlib.closing(IndexConfig(storage=storage).open_storage(uri, any_names=True)) as bucket:
+        bucket.put("logs/a b.ndjson", lines(0, 2000))
+        bucket.put("logs/c.csv", b"order_id,at,n\n" + b"".join(b"%d,%d,%d\n" % (n, BEGIN_S, n) for n in range(99)))
+    done = run_here("ingest", uri, *KEYS, "--root", tmp_path / "root", "--storage", storage, "--wait", "--json")
+    assert (done.code, done.document["rows"]) == (0, 2099), done.err
+    with IndexReader.open(storage) as reader, FileRows(reader) as rows:
+        first = reader.messages("orders", "42", source=rows)
+        # a part of the catalog, the header of the file, and the row
+        assert (first.message_requests, numbers([one.to_dict() for one in first])) == (3, [42])
+        again = reader.messages("orders", "43", source=rows)
+        assert (again.message_requests, numbers([one.to_dict() for one in again])) == (1, [43])
+        many = reader.messages("orders", "4", source=rows, max_count=50)
+        assert (many.message_requests, len(many)) == (50, 50)
+        assert 50 * 256 << 10 >= many.message_bytes > 49 << 17
+        # nothing else was asked
+        assert sum(report.requests for report in many.explain.files) == many.explain.requests
