@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # Tests start many processes. If the environment forbids compiled files, each process would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-native test-s3 chaos test-brokers mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
+.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-native test-s3 chaos test-brokers mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-files bench-peers bench-cold bench-billion lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -202,6 +202,9 @@ bench-billion: $(VENV)/.stamp-test ## measure a year of 10 M, 100 M and 1 G mess
 
 bench-service: $(VENV)/.stamp-test ## measure the service under load over sockets: lookups/s, latencies, slow readers, memory
 	@$(BIN)/python -m tests.benchmarks.service $(BENCH_ARGS)
+
+bench-files: $(VENV)/.stamp-test ## measure ingest of NDJSON and Parquet beside DuckDB's read of the same columns (BENCH_ARGS: --rows, --rounds)
+	@$(BIN)/python -m tests.benchmarks.files $(BENCH_ARGS)
 
 bench-peers: $(VENV)/.stamp-peers ## measure the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)
 	@$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)

@@ -19,7 +19,7 @@ import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, Any, Literal, cast
@@ -43,13 +43,14 @@ from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
 
 File = LocalFile | StoredFile
 Unit = Literal["s", "ms", "us", "ns"]
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 SUM_BYTES = 256 << 10
 """The bytes of a block with a checksum: the least that is read for a row."""
 _PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # seconds since 1970 of the years 1990 to 2100: numbers in them have one likely unit
 _LIKELY_S = 631_152_000, 4_102_444_800
-_NUMBER = re.compile(r"\s*-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\s*")
+_NUMBER_TEXT = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
+_NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
 _HEAD_BYTES = 64 << 10
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _PARQUET = b"PAR1"
@@ -110,10 +111,17 @@ class RowMapping:
                 time_ms = exact_time(value)
             except ValueError as error:
                 raise InvalidArgument(f"{self.time} is neither a number nor an ISO 8601 time: {value!r:.80}") from error
-        elif isinstance(value, int) or (isinstance(value, str) and value.strip().removeprefix("-").isdecimal()):
-            time_ms = int(value) * 1000 // _PER_SECOND[self.decide(int(value))]
         else:
-            time_ms = int(float(value) * 1000 // _PER_SECOND[self.decide(float(value))])
+            is_integer = isinstance(value, int) or (
+                isinstance(value, str) and value.strip().removeprefix("-").isdecimal()
+            )
+            try:
+                number = int(value) if is_integer else float(value)
+                time_ms = int(number * 1000 // _PER_SECOND[self.decide(number)])
+            except (ValueError, OverflowError) as error:
+                if isinstance(error, InvalidArgument):
+                    raise
+                raise InvalidArgument(f"{self.time} is out of range: {value!r:.80}") from error
         if not 0 <= time_ms <= MAX_TIMESTAMP_MS:
             raise InvalidArgument(f"{self.time} is out of range: {value!r:.80}")
         return time_ms
@@ -121,7 +129,7 @@ class RowMapping:
     def times_ms(self, values: Sequence[Any] | pa.Array) -> npt.NDArray[np.int64] | None:
         """Return the times of rows in epoch milliseconds; None: one of them must be read by itself."""
         try:
-            column = values if isinstance(values, pa.Array) else pa.array(values)
+            column = values if isinstance(values, pa.Array) else _one_type(values)
             if column.null_count or not len(column):
                 return None
             if pa.types.is_timestamp(column.type):
@@ -129,19 +137,50 @@ class RowMapping:
             elif pa.types.is_date(column.type):
                 times = milliseconds(column.cast(pa.timestamp("ms"))).to_numpy()
             elif pa.types.is_integer(column.type):
-                numbers = column.cast(pa.int64()).to_numpy()
-                per = _PER_SECOND[self.decide(int(numbers[0]))]
-                times = numbers * (1000 // per) if per <= 1000 else numbers // (per // 1000)
-            elif is_text(column.type) and not any(_NUMBER.fullmatch(text) for text in column[:1].to_pylist()):
-                if pc.any(pc.match_substring_regex(column, r"^\s*-?[0-9]+(\.[0-9]+)?\s*$")).as_py():
+                times = self._ms_of_integers(column.cast(pa.int64()).to_numpy())
+            elif pa.types.is_floating(column.type):
+                times = self._ms_of_floats(column.cast(pa.float64()).to_numpy())
+            elif is_text(column.type):
+                column = plain_text(column)
+                is_number = pc.match_substring_regex(column, _NUMBER_TEXT)
+                if not pc.any(is_number).as_py():
+                    times = times_ms(pa.chunked_array([column])).to_numpy()
+                elif pc.all(is_number).as_py():
+                    times = self._ms_of_texts(column)
+                else:
                     return None
-                times = times_ms(pa.chunked_array([plain_text(column)])).to_numpy()
             else:
                 return None
         except (pa.ArrowException, OverflowError, InvalidArgument, UnicodeEncodeError):
             return None
         is_sound = int(times.min()) >= 0 and int(times.max()) <= MAX_TIMESTAMP_MS
         return np.asarray(times, np.int64) if is_sound else None
+
+    def _ms_of_integers(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        per = _PER_SECOND[self.decide(int(numbers[0]))]
+        if per > 1000:
+            return numbers // (per // 1000)
+        # numbers out of range stay out of range, and do not overflow
+        bounded = np.clip(numbers, -1, MAX_TIMESTAMP_MS + 1)
+        return bounded * (1000 // per)
+
+    def _ms_of_floats(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        per = _PER_SECOND[self.decide(float(numbers[0]))]
+        if not np.isfinite(numbers).all():
+            raise InvalidArgument("a time is not finite")
+        return np.clip(numbers * 1000 // per, -1, MAX_TIMESTAMP_MS + 1).astype(np.int64)
+
+    def _ms_of_texts(self, texts: pa.Array) -> npt.NDArray[np.int64]:
+        """Return the times of the texts of numbers. Integers are exact, others are floats as in `time_ms`."""
+        is_integer = pc.match_substring_regex(texts, "^-?[0-9]+$")
+        self.decide(float(texts[0].as_py()))
+        zero = pa.scalar("0", texts.type)
+        integers = pc.if_else(is_integer, texts, zero).cast(pa.int64()).to_numpy()
+        if pc.all(is_integer).as_py():
+            return self._ms_of_integers(integers)
+        floats = pc.if_else(is_integer, zero, texts).cast(pa.float64()).to_numpy()
+        choice = is_integer.to_numpy(zero_copy_only=False)
+        return np.where(choice, self._ms_of_integers(integers), self._ms_of_floats(floats))
 
     def keys_of(self, members: Iterable[Any]) -> list[str]:
         """Return the distinct keys of a row by the members at its key paths. Raises `InvalidArgument`."""
@@ -175,18 +214,33 @@ def _as_text(member: Any) -> Any:
 _MINUS_ZERO = re.compile(rb"[:,\[]\s*-0\s*[,}\]]")
 
 
-def _key_column(values: Sequence[Any] | pa.Array, text: bytes = b"") -> pa.Array | None:
+def _one_type(values: Sequence[Any]) -> pa.Array:
+    """Return values as an array. Texts, if some are integers and some the texts of other numbers."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        if not {*map(type, values)} <= {int, str}:
+            raise
+        return pa.array([*map(str, values)])
+
+
+def _key_column(
+    values: Sequence[Any] | pa.Array, may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool] = lambda rows: False
+) -> pa.Array | None:
     """Return the keys of rows, one a row, as texts with nulls; None: rows must be read by themselves.
 
-    `text` is the JSON that the values are from.
+    `may_be_minus_zero` gets the numbers of rows whose key is 0, and says whether the text of one of them is -0.
     """
     try:
         column = values if isinstance(values, pa.Array) else pa.array(values)
         if pa.types.is_null(column.type):
             return pa.nulls(len(column), pa.string())
         if pa.types.is_integer(column.type):
-            has_sign = text and pc.any(pc.equal(column, 0)).as_py() and _MINUS_ZERO.search(text)
-            return None if has_sign else column.cast(pa.string())
+            if pc.any(is_zero := pc.equal(column, 0).fill_null(False)).as_py():
+                zeros = np.flatnonzero(is_zero.to_numpy(zero_copy_only=False))
+                if may_be_minus_zero(zeros):
+                    return None
+            return column.cast(pa.string())
         if pa.types.is_boolean(column.type):
             return column.cast(pa.string())
         if not is_text(column.type):
@@ -633,7 +687,14 @@ class TextReading(RowReading):
             return self._slowly(block, begin)
         if len(times) != len(starts):
             return self._slowly(block, begin)
-        columns = [_key_column(column, block) for column in keys]
+
+        def may_be_minus_zero(rows: npt.NDArray[np.int64]) -> bool:
+            return any(
+                _MINUS_ZERO.search(block, at, at + size)
+                for at, size in zip(starts[rows].tolist(), sizes[rows].tolist(), strict=True)
+            )
+
+        columns = [_key_column(column, may_be_minus_zero) for column in keys]
         times_ms = mapping.times_ms(times)
         if times_ms is None or any(column is None for column in columns):
             return self._slowly(block, begin)
@@ -730,7 +791,8 @@ class ColumnsReading(RowReading):
         self.end = position
 
     def batches(self, start: int) -> Iterator[RowBatch]:
-        names = list(dict.fromkeys(way[0] for way in self._ways))
+        # of a structure only the wanted fields
+        names = list(dict.fromkeys(".".join(way) for way in self._ways))
         for first, table in self._file.table.read(names, max(start, self.end)):
             self.end = first + len(table)
             yield self._batch(table.combine_chunks(), first)
