@@ -27,7 +27,7 @@ from tiered_index.format.names import log_name
 from tiered_index.format.segment import ArchivedSegment
 from tiered_index.service.jobs.catalogs import merge_catalogs, send_catalog
 from tiered_index.service.jobs.copying import _listed_beyond
-from tiered_index.service.jobs.verify import check_catalogs
+from tiered_index.service.jobs.verify import check_object
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
@@ -124,7 +124,8 @@ def stream(uri: str, segments: int) -> dict[str, Any]:
     log = StorageLog(storage, SystemClock())
     state, report = log.open(), Report()
     begun_s = time.perf_counter()
-    check_catalogs(storage, state, report)
+    for catalog in state.catalogs.values():
+        check_object(storage, catalog, None, report, deep=True)
     checked_s = time.perf_counter() - begun_s
     assert not report.findings
     begun_s = time.perf_counter()

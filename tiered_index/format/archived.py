@@ -99,6 +99,11 @@ class SegmentTable:
         pieces = np.frombuffer(table, ">u4").astype(np.uint32)
         return cls(start, size_bytes, crc32, piece_bytes, pieces, queues_bytes, footer)
 
+    def check(self, file: str, start: int, size_bytes: int, crc32: int) -> None:
+        """Raise `CorruptFile` unless the table is that of a segment as the log describes it."""
+        logged, found = (start, size_bytes, crc32), (self.start, self.size_bytes, self.crc32)
+        CorruptFile.unless_equal(file, "start, size or CRC32 differ from the log", logged, found)
+
     def whole_pieces(self, begin: int, end: int) -> tuple[int, int]:
         """Return the range (begin, end) of whole pieces that covers bytes [begin, end) of the segment."""
         length = self.piece_bytes

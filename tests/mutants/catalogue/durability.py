@@ -280,8 +280,8 @@ job-ends-as-if-done: a job that others overtook ends as if it had done its work
   tests/unit/service/test_job.py::test_it_gives_up_after_ten_plans_that_others_overtook
 merge-keeps-its-sources: the record adds the tables and leaves the files
   in publish.make
-  - stored, names, left_out=
-  + stored, names[1:], left_out=
+  - add, names, pending=
+  + add, names[1:], pending=
   tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]
 catalog-reclaim-under-a-reader: a file is deleted while an older lookup may need it
   in Catalog._oldest

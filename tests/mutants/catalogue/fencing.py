@@ -103,7 +103,7 @@ build-published-twice: a build publishes again although its record was stored an
   tests/spark/test_publishing.py::test_an_append_whose_answer_was_lost_is_found_and_not_repeated
 merge-published-twice: a merge whose record was stored, but the response lost, fails as if overtaken
   in publish.make
-  - if added <= state.objects.keys() and (added or len(gone) == len(names)):
+  - if added <= state.inputs.keys() and (added or len(gone) == len(names)):
   + if not added:
   tests/unit/service/merge/test_readers_and_writers.py::test_publishing_again_after_an_unknown_outcome_finds_its_own_record
 expiry-by-a-fenced-writer: a fenced writer expires entries by its own rule

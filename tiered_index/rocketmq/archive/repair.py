@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectArchived, ObjectNotFound
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import store_prefix
 from tiered_index.rocketmq.archive.erasure import SYS_FLAG_AT, MessagePatches, overwritten
@@ -30,8 +30,8 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.catalogs import replace_catalog
 from tiered_index.service.jobs.erase_segments import Patch, patched, put_in_place
 from tiered_index.service.jobs.repair import Repair
-from tiered_index.service.jobs.verify import check_catalogs, check_segments
 from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.jobs.whole import is_bad
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import ArchivedSegment, StoredCatalog
 from tiered_index.service.log.state import LogState
@@ -63,9 +63,7 @@ class SegmentRepairs:
         catalogs = [stored for name, stored in self.log.refresh().catalogs.items() if name in reported]
         done = [repair for stored in catalogs if (repair := self._repaired_catalog(stored, yes=yes)) is not None]
         for segment in Segments(self.log.refresh(), self.storage).named(reported):
-            again = Report()
-            check_segments(self.storage, [segment], again, lambda number, what: None, deep=True)
-            if not again.findings:
+            if not is_bad(self.storage, segment):
                 continue
             if (repair := self._repaired(segment, report, yes=yes)) is not None:
                 done.append(repair)
@@ -75,11 +73,12 @@ class SegmentRepairs:
         """Restore a catalog from the copy of the index, whose catalogs have the same names."""
         if self.standby is None:
             return None
-        name, again = stored.name, Report()
-        check_catalogs(self.standby, LogState(catalogs={name: stored}), again)
-        if again.findings or again.unchecked:
+        name, fresh = stored.name, None
+        try:
+            if is_bad(self.standby, stored):
+                return None
+        except ObjectArchived:
             return None
-        fresh = None
         if yes:
             rows = Segments(LogState(catalogs={name: stored}), self.standby).all()
             fresh = replace_catalog(self.log, stored, rows)

@@ -26,16 +26,13 @@ from msgspec import structs
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, TieredIndexError
-from tiered_index.format.archived import HEAD_BYTES, SegmentTable
-from tiered_index.format.catalog import decode_end, decode_group
 from tiered_index.format.names import log_name
-from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.trailer import TAIL_SIZE
-from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compacted, verify_shard
+from tiered_index.format.verify import WINDOW_BYTES
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.expiry import sweep
 from tiered_index.service.jobs.orphans import Orphans, not_there
-from tiered_index.service.jobs.pending import check_pending
+from tiered_index.service.jobs.whole import Named, defects_of, object_bytes
 from tiered_index.service.log.log import StorageLog, read_again
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject
@@ -56,8 +53,6 @@ _TRIES = 10
 # fields of a state that a copy's record does not take over unchanged
 _OWN = ("number", "epoch", "genesis", "objects", "archive", "pending", "catalogs", "hidden", "roots", "digest")
 
-Part = StoredObject | ArchivedSegment | StoredCatalog
-"""An object that a log's state names, or a segment that one of its catalogs names."""
 # objects that are brought before the next ones are asked for
 _AT_ONCE = 256
 
@@ -144,7 +139,7 @@ class Copier:
     def missing_bytes(self) -> int:
         """Return the bytes that the target lacks by the logs as read so far. No request."""
         state, there = self.log.state, self.copied.state
-        named = sum(map(_size, _beyond(state, there).values()))
+        named = sum(map(object_bytes, _beyond(state, there).values()))
         listed, known = (sum(one.object_bytes for one in s.catalogs.values()) for s in (state, there))
         return named + max(listed - known, 0)
 
@@ -162,7 +157,7 @@ class Copier:
             before = self.copied.state
             self._whole = {name: one for name, one in self._whole.items() if not self._may_be_swept(one.began_ms)}
             lacking = (one for one in self._lacking(state, before) if one.name not in self._whole)
-            waiting: list[Part] = []
+            waiting: list[Named] = []
             try:
                 while waiting := list(itertools.islice(lacking, _AT_ONCE)):
                     self._send(waiting)
@@ -224,7 +219,7 @@ class Copier:
 
     # Objects in the target
 
-    def _lacking(self, state: LogState, before: LogState) -> Iterator[Part]:
+    def _lacking(self, state: LogState, before: LogState) -> Iterator[Named]:
         """Yield the objects that `state` and its catalogs name, but `before`, a state of the target, does not."""
         yield from _beyond(state, before).values()
         if not state.catalogs.keys() <= before.catalogs.keys():
@@ -234,7 +229,7 @@ class Copier:
         """Return whether a sweep of the target may delete an object. A target without a log is never swept."""
         return abs(self.clock.now_ms() - began_ms) / 1000 >= MAX_AGE_S and self.copied.state.number > 0
 
-    def _check_lost(self, parts: list[Part], state: LogState) -> None:
+    def _check_lost(self, parts: list[Named], state: LogState) -> None:
         is_named = names_object(self.source)
         for one in not_there(self.source, [one for one in parts if is_named(state, one.name)]):
             problem = "the log names this object, but the storage does not have it: run `verify --deep --repair`"
@@ -242,14 +237,14 @@ class Copier:
 
     # Sending
 
-    def _send(self, parts: list[Part]) -> None:
+    def _send(self, parts: list[Named]) -> None:
         """Send objects to the target. Raises the errors of `run_once`, and `ObjectNotFound` for the source."""
         with ThreadPoolExecutor(self.threads, "tiered-index-copy") as pool, contextlib.ExitStack() as cancelling:
             cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
             for future in [pool.submit(self._bring, one) for one in parts]:
                 future.result()
 
-    def _bring(self, one: Part) -> None:
+    def _bring(self, one: Named) -> None:
         """Use the object that an earlier try left in the target, or send it."""
         if self.stop.is_set():
             raise CopyStopped
@@ -257,10 +252,12 @@ class Copier:
         left_ms = self._left_ms(one)
         if left_ms is None:
             read_again(partial(self._transfer, one))
-        self._whole[one.name] = _WholeObject(_size(one), began_ms if left_ms is None else left_ms, left_ms is None)
-        self.progress(_size(one))
+        self._whole[one.name] = _WholeObject(
+            object_bytes(one), began_ms if left_ms is None else left_ms, left_ms is None
+        )
+        self.progress(object_bytes(one))
 
-    def _transfer(self, one: Part) -> None:
+    def _transfer(self, one: Named) -> None:
         """Send an object while it is checked. Windows that the check reads out of order, at the end, are read twice."""
         with self.target.open_writer(one.name) as stream:
 
@@ -268,17 +265,17 @@ class Copier:
                 if start == stream.size_bytes:
                     stream.write(window)
 
-            sums, size = _check(self.source, one, send), _size(one)
+            sums, size = _check(self.source, one, send), object_bytes(one)
             while (start := stream.size_bytes) < size:
                 window = self.source.get_range(one.name, start, min(WINDOW_BYTES, size - start))
                 CorruptFile.unless_equal(one.name, _DIFFER, sums[start], zlib.crc32(window))
                 stream.write(window)
 
-    def _left_ms(self, one: Part) -> int | None:
+    def _left_ms(self, one: Named) -> int | None:
         """Return the time of an object that an earlier try left in the target; None: it is missing or damaged."""
         try:
             info = self.target.head(one.name)
-            if info.size_bytes != _size(one) or self._may_be_swept(info.modified_ms):
+            if info.size_bytes != object_bytes(one) or self._may_be_swept(info.modified_ms):
                 return None
             _check(self.target, one, lambda start, window: None)
         except (ObjectNotFound, CorruptFile):
@@ -344,7 +341,7 @@ def _key(state: LogState) -> str:
     return COPY_OF + state.genesis.index_id
 
 
-def _parts(state: LogState) -> dict[str, Part]:
+def _parts(state: LogState) -> dict[str, Named]:
     return {**state.inputs, **state.archive, **state.catalogs}
 
 
@@ -363,14 +360,10 @@ def _listed_beyond(ours: Segments, theirs: Segments) -> Iterator[ArchivedSegment
             yield one
 
 
-def _beyond(state: LogState, other: LogState) -> dict[str, Part]:
+def _beyond(state: LogState, other: LogState) -> dict[str, Named]:
     """Return the objects that `state` names but `other` does not."""
     known = _parts(other)
     return {name: one for name, one in _parts(state).items() if name not in known}
-
-
-def _size(one: Part) -> int:
-    return one.object_bytes if isinstance(one, ArchivedSegment) else one.size_bytes
 
 
 def difference(before: LogState, after: LogState, key: str) -> LogRecord:
@@ -416,10 +409,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
     return made
 
 
-# Checks during the transfer
-
-
-def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> dict[int, int]:
+def _check(storage: Storage, one: Named, seen: Callable[[int, bytes], None]) -> dict[int, int]:
     """Read a whole object in windows of 8 MiB, and check each byte. `seen(start, window)` gets all, in any order.
 
     Return the CRC32 of each window, by its start. Raises `CorruptFile` with the first defect, and storage errors.
@@ -434,38 +424,8 @@ def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> d
             seen(start, window)
         CorruptFile.unless_equal(one.name, _DIFFER, sums[start], crc32)
 
-    size = _size(one)
-    CorruptFile.unless_equal(one.name, "has another size than the log says", size, storage.head(one.name).size_bytes)
-    read = WindowedRead(lambda start, length: storage.get_range(one.name, start, length), size, once)
-    if isinstance(one, PendingFile):
-        check_pending(one, read)
-        read.finish()
-        return sums
-    if isinstance(one, StoredObject):
-        found = (verify_compacted if one.shard is None else verify_shard)(read, size, one.name)
-        read.finish()
-        if found:
-            raise CorruptFile(one.name, f"{found[0].part}: {found[0].problem}", offset=found[0].offset)
-        return sums
-    if isinstance(one, StoredCatalog):
-        for group in one.rows.groups:
-            decode_group(read(group.position, group.length), group, one.rows.logs, one.name)
-        end_at = one.rows.groups[-1].position + one.rows.groups[-1].length
-        found_rows = decode_end(read(end_at, size - end_at), one.name)
-        CorruptFile.unless_equal(one.name, "its directory differs from the log's", one.rows, found_rows)
-        return sums
-    crc32 = 0
-    for at in range(0, one.size_bytes, HEAD_BYTES):
-        for extent in one.ranges(at, min(HEAD_BYTES, one.size_bytes - at)):
-            crc32 = zlib.crc32(read(*extent), crc32)
-    footer_at = one.size_bytes - one.footer_bytes
-    behind = read(footer_at, size - footer_at)
-    table = SegmentTable.decode(behind, size, one.name, one.footer_bytes)
-    if table.queues_bytes:
-        check_queues(behind[: table.queues_bytes], one.start, one.size_bytes, one.name)
-    logged = (one.start, one.size_bytes, one.crc32, one.crc32)
-    problem = "start, size or CRC32 differ from the log"
-    CorruptFile.unless_equal(one.name, problem, logged, (table.start, table.size_bytes, table.crc32, crc32))
+    for defect in defects_of(storage, one, once):
+        raise CorruptFile(one.name, f"{defect.part}: {defect.problem}", offset=defect.offset)
     return sums
 
 

@@ -26,8 +26,7 @@ from tiered_index.format.archived import footer_bytes_of, segment_object_bytes
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import Times
 from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
-from tiered_index.service.jobs.verify import check_segments
-from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.jobs.whole import defects_of
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication, SentObject
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
@@ -273,11 +272,8 @@ def _send(
     )
     fresh = structs.replace(sent, published_ms=segment.published_ms, source=segment.source)
     with publication.undone():
-        again = Report()
-        check_segments(log.storage, [fresh], again, lambda number, what: None, deep=True)
-        if again.findings:
-            problem = f"sent to replace {segment.name}, but it does not verify: {again.findings[0].problem}"
-            raise CorruptFile(fresh.name, problem)
+        for defect in defects_of(log.storage, fresh):
+            raise CorruptFile(fresh.name, f"sent to replace {segment.name}, but it does not verify: {defect.problem}")
     return fresh, publication
 
 

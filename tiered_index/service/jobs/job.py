@@ -27,7 +27,7 @@ from tiered_index.heap import give_back
 from tiered_index.service.jobs.orphans import not_there
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, abandon
-from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.records import LogRecord, PendingFile, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.types import no_progress
@@ -210,14 +210,16 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
 
     def make(state: LogState) -> LogRecord | None:
         gone = [name for name in names if state.input_of(name) is None]
-        if added <= state.objects.keys() and (added or len(gone) == len(names)):
+        if added <= state.inputs.keys() and (added or len(gone) == len(names)):
             return None  # an earlier try appended the record
         if gone:
             raise JobOvertaken(
                 f"{log.storage.uri}: {len(gone)} of {len(names)} inputs were removed from the log, {gone[0]} first"
             )
         left_out = sum(result.expired for result in results)
-        return LogRecord(0, rewrite.kind, epoch or 0, "", 0, stored, names, left_out=left_out)
+        pending = tuple(one for one in stored if isinstance(one, PendingFile))
+        add = tuple(one for one in stored if not isinstance(one, PendingFile))
+        return LogRecord(0, rewrite.kind, epoch or 0, "", 0, add, names, pending=pending, left_out=left_out)
 
     try:
         state = publication.record(rewrite.what, make)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.jobs.repair import is_bad
+from tiered_index.service.jobs.whole import is_bad
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, StoredObject
 from tiered_index.service.log.state import LogState

@@ -20,17 +20,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, UnsupportedVersion
+from msgspec import structs
+
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.foreign import Read
 from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix
-from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
-from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
+from tiered_index.format.trailer import TAIL_SIZE
+from tiered_index.format.verify import WindowedRead
 from tiered_index.service.jobs.job import Job, Rewrite, TaskResult, in_threads
-from tiered_index.service.jobs.verify import check_object, check_segments
 from tiered_index.service.jobs.verify_report import Progress, Report
+from tiered_index.service.jobs.whole import defects, is_bad, trailer_of
 from tiered_index.service.log.log import StorageLog, own_objects
-from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file, unlike
-from tiered_index.service.log.records import ArchivedSegment, StoredObject
+from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file
+from tiered_index.service.log.records import PendingFile, StoredObject
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.root_view import RootView
 from tiered_index.service.root import Root, RootLock
@@ -79,7 +81,7 @@ class ReplaceTask:
             again, size = partial(storage.get_range, name), sent.size_bytes
             if (problem := _problem_of(old, name, size, again)) is not None:
                 raise CorruptFile(name, f"sent to repair {old.name}, but it does not verify: {problem}")
-            new = stored_file(name, _trailer_of(again, name, size), size, now_ms, old.origin)
+            new = _described(old, name, again, size, now_ms)
             # the tails have the checksums of everything else
             read_sum, sent_sum = (zlib.crc32(read(size - TAIL_SIZE, TAIL_SIZE)) for read in (self.read, again))
         except BaseException:
@@ -113,7 +115,7 @@ class Repairs:
         state = self.log.refresh()
         reported = {defect.file for defect in report.findings if defect.part != "copy"}
         reported |= {missing.object for missing in report.missing}
-        bad = [stored for name, stored in state.objects.items() if name in reported and is_bad(self.storage, stored)]
+        bad = [stored for name, stored in state.inputs.items() if name in reported and is_bad(self.storage, stored)]
         done: list[Repair] = []
         for stored in bad:
             self.progress(len(done), stored.name)
@@ -136,7 +138,7 @@ class Repairs:
         """Replace an object by a copy. Return the new name; None: it was merged or removed meanwhile."""
         rewrite = Rewrite("repair", "a repair", (stored,), (ReplaceTask(stored, size, read),))
         workers = in_threads(self.storage, self.log.clock, 1)
-        done = Job(self.log, lambda state, lost: [rewrite] * (stored.name in state.objects), workers).run()
+        done = Job(self.log, lambda state, lost: [rewrite] * (state.input_of(stored.name) is not None), workers).run()
         return next((result.objects[0].stored.name for _, results in done for result in results), None)
 
     def _copies(self, stored: StoredObject) -> Iterator[tuple[str, int, Callable[[int, int], bytes]]]:
@@ -180,48 +182,23 @@ class Repairs:
         return done
 
 
-def is_bad(storage: Storage, stored: StoredObject | ArchivedSegment) -> bool:
-    """Read an object and return whether it is missing or damaged. An object of entries of a newer version is not.
-
-    Raises `StorageError`.
-    """
-    report = Report()
-    if isinstance(stored, ArchivedSegment):
-        check_segments(storage, [stored], report, no_progress, deep=True)
-    else:
-        check_object(storage, stored, None, report, deep=True)
-    if report.unchecked:
-        raise report.unchecked[0][1]
-    if not report.findings or isinstance(stored, ArchivedSegment):
-        return bool(report.findings)
-    try:
-        _trailer_of(partial(storage.get_range, stored.name), stored.name, stored.size_bytes)
-    except UnsupportedVersion:
-        return False
-    except (CorruptFile, InvalidArgument, ObjectNotFound):
-        pass
-    return True
-
-
 def _problem_of(stored: StoredObject, name: str, size: int, read: Read) -> str | None:
     """Return why a copy can't replace `stored`; None: it is whole and matches the record."""
-    check = verify_compacted if stored.shard is None else verify_shard
     try:
-        if found := check(WindowedRead(read, size, lambda start, window: None), size, name):
-            return found[0].problem
-        trailer = _trailer_of(read, name, size)
+        read = WindowedRead(read, size)
+        found = defects(structs.replace(stored, name=name), read, size, "sequence")
     except (CorruptFile, InvalidArgument, ObjectNotFound) as error:
         return str(error)
-    return unlike(stored, stored_file(name, trailer, size, 0, stored.origin), "sequence")
+    return found[0].problem if found else None
+
+
+def _described(old: StoredObject, name: str, read: Read, size: int, now_ms: int) -> StoredObject:
+    """Return the log's description of an object that replaces `old`."""
+    if isinstance(old, PendingFile):
+        return structs.replace(old, name=name, published_ms=now_ms)
+    return stored_file(name, trailer_of(read, name, size), size, now_ms, old.origin)
 
 
 def _windows(size: int, read: Read) -> Iterator[bytes]:
     for start in range(0, size, _WINDOW_BYTES):
         yield read(start, min(_WINDOW_BYTES, size - start))
-
-
-def _trailer_of(read: Read, name: str, size: int) -> Trailer:
-    """Return the verified trailer of a file of `size` bytes. Raises `CorruptFile`, and the errors of `read`."""
-    begin = max(0, size - TAIL_SIZE)
-    position = Tail.decode(read(begin, size - begin), name, size).directory_position
-    return parse_trailer(read(position, size - position), name, size)

@@ -147,7 +147,8 @@ class SegmentArchive:
             if not Segments(self.refresh(), self.storage, self.blocks).names_object(segment.name):
                 raise
             problem = (
-                "the log names this segment, but the storage does not have it: restore it by `verify --deep --repair`"
+                "the log names this segment, but the storage does not have it: restore it by `verify --deep --repair`, "
+                "or give it up by `recover --lost`"
             )
             raise CorruptFile(segment.name, problem) from error
 
@@ -170,9 +171,7 @@ class SegmentArchive:
             data, size = self.storage.get_suffix(segment.name, length)
         CorruptFile.unless_equal(segment.name, "has another size than the log says", segment.object_bytes, size)
         table = SegmentTable.decode(data, size, segment.name, segment.footer_bytes)
-        found = (table.start, table.size_bytes, table.crc32)
-        logged = (segment.start, segment.size_bytes, segment.crc32)
-        CorruptFile.unless_equal(segment.name, "start, size or CRC32 differ from the log", logged, found)
+        table.check(segment.name, segment.start, segment.size_bytes, segment.crc32)
         for damage in table.damage(segment.name, footer_at - before, data[:before] + table.footer):
             raise damage
         self.tables.put((self.storage.uri, segment.name), table, table.pieces.nbytes + len(table.footer))

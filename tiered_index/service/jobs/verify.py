@@ -8,9 +8,7 @@ checks objects; everything else runs in one thread.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,8 +30,6 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.format.archived import SegmentTable
-from tiered_index.format.catalog import CatalogLogs, decode_end
 from tiered_index.format.names import (
     CATALOG_PREFIX,
     CHECKPOINT_PREFIX,
@@ -53,17 +49,16 @@ from tiered_index.format.names import (
     log_name,
     number_of,
 )
-from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import Segment
-from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
+from tiered_index.format.verify import verify_compacted
 from tiered_index.service.jobs.copying import COPY_OF
-from tiered_index.service.jobs.pending import check_pending
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.jobs.verify_report import Missing, Progress, Report
+from tiered_index.service.jobs.whole import LENGTHS, Named, defects_of, kind_of, object_bytes
 from tiered_index.service.log.identity import RootBeside
 from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
 from tiered_index.service.log.publication import stored_file, unlike
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import ColdPath
@@ -74,7 +69,6 @@ from tiered_index.service.root import Root, disk_errors
 from tiered_index.service.root.files import LIST, FileList
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
-from tiered_index.types import no_progress
 
 
 @dataclass
@@ -162,80 +156,7 @@ def _range(stored: StoredObject) -> tuple[int, int]:
     return shard.slot_low, shard.slot_high
 
 
-# bytes of one read
-_STEP_BYTES = 16 << 20
 _NOT_THERE = "the log names it, the storage does not have it"
-
-
-def check_segments(
-    storage: Storage, segments: Iterable[ArchivedSegment], report: Report, progress: Progress, *, deep: bool
-) -> None:
-    """Check size and table of archived segments; if `deep`, every byte. Raises `StorageError`."""
-    nothing = LogState()
-    archive = SegmentArchive(storage, lambda: nothing, lambda: nothing)
-    for number, segment in enumerate(segments, 1):
-        try:
-            table = archive.table(segment)
-            report.count("segments")
-            if deep:
-                _check_segment_bytes(archive, segment, table, report)
-        except ObjectNotFound:
-            report.add(segment.name, "segment", _NOT_THERE)
-        except ObjectArchived as error:
-            report.unchecked.append((segment.name, error))
-        except CorruptFile as error:
-            report.add_error(segment.name, "segment", error)
-        progress(number, "archived segments")
-
-
-def _check_segment_bytes(
-    archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, report: Report
-) -> None:
-    whole, length = 0, table.piece_bytes
-    step = max(_STEP_BYTES // length, 1) * length
-    bad: list[tuple[int, int]] = []  # number and CRC32, as read, of each damaged piece
-    for begin in range(0, segment.size_bytes, step):
-        data = memoryview(archive.read(segment, begin, min(step, segment.size_bytes - begin)))
-        whole = zlib.crc32(data, whole)
-        report.count("object_bytes", len(data))
-        for error in table.damage(segment.name, begin, data):
-            at = error.offset or 0
-            bad.append((at // length, zlib.crc32(data[at - begin :][:length])))
-    # successive pieces have the same difference of number and place
-    for _, row in itertools.groupby(enumerate(bad), lambda one: one[1][0] - one[0]):
-        pieces = [piece for _, piece in row]
-        (first, found), last = pieces[0], pieces[-1][0]
-        part = f"piece {first}" if first == last else f"pieces {first} to {last}"
-        problem = f"CRC32 {found:#010x}, its table says {int(table.pieces[first]):#010x}"
-        report.add(segment.name, part, problem, first * length)
-    if whole != segment.crc32:
-        report.add(segment.name, "segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}")
-    if segment.queues_bytes:
-        queues = archive.queue_offsets(segment)
-        report.count("object_bytes", len(queues))
-        check_queues(queues, segment.start, segment.size_bytes, segment.name)
-
-
-def check_catalogs(storage: Storage, state: LogState, report: Report) -> None:
-    """Check every byte of the catalogs of segments: rows, order, and what their directories say of them."""
-    for stored in state.catalogs.values():
-        try:
-            size_bytes = storage.head(stored.name).size_bytes
-            CorruptFile.unless_equal(stored.name, "has another size than the log says", stored.size_bytes, size_bytes)
-            end_at = stored.rows.groups[-1].position + stored.rows.groups[-1].length
-            found = decode_end(storage.get_range(stored.name, end_at, size_bytes - end_at), stored.name)
-            CorruptFile.unless_equal(stored.name, "its directory differs from the log's", stored.rows, found)
-            logs = CatalogLogs()
-            for segment in Segments(LogState(catalogs={stored.name: stored}), storage).all():
-                logs.add(segment)
-            CorruptFile.unless_equal(stored.name, "its rows differ from its directory", stored.rows.logs, logs.rows())
-            report.count("catalogs")
-        except ObjectArchived as error:
-            report.unchecked.append((stored.name, error))
-        except ObjectNotFound:
-            report.add(stored.name, "catalog", _NOT_THERE)
-        except CorruptFile as error:
-            report.add_error(stored.name, "catalog", error)
 
 
 def segments_in_order(storage: Storage, state: LogState, report: Report) -> Iterator[ArchivedSegment]:
@@ -250,13 +171,10 @@ def segments_in_order(storage: Storage, state: LogState, report: Report) -> Iter
             if isinstance(segment, ArchivedSegment):
                 yield segment
     except CorruptFile as error:
-        # which `check_catalogs` has reported, or a merge has removed it meanwhile
+        # which its check has reported, or a merge has removed it meanwhile
         report.note(f"{error.file}: its further segments were not checked")
 
 
-# parts of a file that a trailer needs
-_TRAILER = ("file", "tail", "directory")
-_LENGTHS = ("trailer_position", "filter_length", "directory_length", "metadata_length")
 # most shards that are read for a table's topics
 _ASKED = 8
 
@@ -289,18 +207,17 @@ def check_storage(
         return None
     _check_tables(state, report)
 
-    def check(one: StoredObject | ArchivedSegment) -> None:
+    def check(named: Named) -> None:
         try:
-            if isinstance(one, StoredObject):
-                check_object(storage, one, local.get(one.file_id), report, deep=deep)
-            else:
-                check_segments(storage, [one], report, no_progress, deep=deep)
+            local_file = local.get(named.file_id) if isinstance(named, StoredObject) else None
+            check_object(storage, named, local_file, report, deep=deep)
         except StorageError as error:
             # this one alone can't be read, if the storage still answers
             next(own_objects(storage, LOG_PREFIX), None)
-            report.unchecked.append((one.name, error))
+            report.unchecked.append((named.name, error))
 
-    check_catalogs(storage, state, report)
+    for catalog in state.catalogs.values():
+        check(catalog)
     if check_objects is not None:
         check_objects(state)
     else:
@@ -354,32 +271,34 @@ def _name_topics(storage: Storage, state: LogState, report: Report) -> None:
             report.missing[place] = replace(one, topics=tuple(sorted(topics[one.file])))
 
 
-def check_object(
-    storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report, *, deep: bool
-) -> None:
-    """Check one object that the log names, and its local copy if there is one. Raises `StorageError`."""
-    name = stored.name
+def check_object(storage: Storage, named: Named, local: CompactedFile | None, report: Report, *, deep: bool) -> None:
+    """Check one object that the log names, and its local copy if there is one. Raises `StorageError`.
+
+    Without `deep` only the sizes and the end of it are read; of a catalog always all.
+    """
+    name, kind = named.name, kind_of(named)
     try:
-        size = storage.head(name).size_bytes
-        report.count("objects")
-        if size != stored.size_bytes:
-            report.add(name, "object", f"it has {size:,} bytes, the log says {stored.size_bytes:,}")
-            return
-        if isinstance(stored, PendingFile):
-            if deep:
-                check_pending(stored, partial(storage.get_range, name))
-                report.count("object_bytes", size)
-        elif not deep or _check_bytes(storage, stored, local, report):
-            _check_trailer(storage, stored, report)
+        if deep or isinstance(named, StoredCatalog):
+            _check_bytes(storage, named, local, report)
+        elif isinstance(named, ArchivedSegment):
+            nothing = LogState()
+            SegmentArchive(storage, lambda: nothing, lambda: nothing).table(named)
+        elif (size := storage.head(name).size_bytes) != named.size_bytes:
+            report.add(name, kind, f"it has {size:,} bytes, the log says {named.size_bytes:,}")
+        elif not isinstance(named, PendingFile):
+            _check_trailer(storage, named, report)
+        report.count(f"{kind}s")
     except ObjectNotFound:
-        report.add(name, "object", _NOT_THERE)
-        report.missing.append(Missing.of(stored, local))
+        report.add(name, kind, _NOT_THERE)
+        if isinstance(named, StoredObject):
+            report.missing.append(Missing.of(named, local))
     except ObjectArchived as error:
         report.unchecked.append((name, error))
     except CorruptFile as error:
-        report.add_error(name, "object", error)
-    if local is not None:
-        _check_local(stored, local, report)
+        report.count(f"{kind}s")
+        report.add_error(name, kind, error)
+    if local is not None and isinstance(named, StoredObject):
+        _check_local(named, local, report)
 
 
 def _check_log(storage: Storage, report: Report) -> LogState | None:
@@ -480,32 +399,31 @@ def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Repo
 def _check_trailer(storage: Storage, stored: StoredObject, report: Report) -> None:
     trailer = ColdPath(storage).trailer(stored)
     found = stored_file(stored.name, trailer, stored.size_bytes, stored.published_ms, stored.origin)
-    if (problem := unlike(stored, found, *_LENGTHS)) is not None:
+    if (problem := unlike(stored, found, *LENGTHS)) is not None:
         report.add(stored.name, "object", f"its trailer says {problem}")
 
 
-def _check_bytes(storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report) -> bool:
-    """Check every byte. Return whether the trailer is sound, so that it can be compared with the log."""
-    size, name = stored.size_bytes, stored.name
+def _check_bytes(storage: Storage, named: Named, local: CompactedFile | None, report: Report) -> None:
+    """Check every byte, also against the local copy."""
     copy = local.local if local is not None else None
-    mirror = copy.data if copy is not None and copy.size_bytes == size else None
+    mirror = copy.data if copy is not None and copy.size_bytes == object_bytes(named) else None
     different: list[int] = []
+    read_bytes = 0
 
     def compare(start: int, window: bytes) -> None:
+        nonlocal read_bytes
+        read_bytes += len(window)
         if mirror is not None and (copied := mirror[start : start + len(window)]) != window:
             unequal = np.frombuffer(copied, np.uint8) != np.frombuffer(window, np.uint8)
             different.append(start + int(np.argmax(unequal)))
 
-    read = WindowedRead(lambda position, length: storage.get_range(name, position, length), size, compare)
-    found = (verify_shard if stored.shard is not None else verify_compacted)(read, size, name)
-    report.add_all(name, found)
-    read.finish()
+    report.add_all(named.name, defects_of(storage, named, compare, *LENGTHS))
+    size = min(read_bytes, object_bytes(named))
     report.count("object_bytes", size)
     if mirror is not None:
         report.count("compared_bytes", size)
     if different:
-        report.add(name, "copy", "the object and its local copy differ", min(different))
-    return not any(finding.part in _TRAILER for finding in found)
+        report.add(named.name, "copy", "the object and its local copy differ", min(different))
 
 
 def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> None:

@@ -36,7 +36,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.service.jobs.verify import DELETED, check_object, check_segments, check_storage, segments_in_order
+from tiered_index.service.jobs.verify import DELETED, check_object, check_storage, segments_in_order
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
@@ -202,10 +202,7 @@ def _check_work(spark: SparkSession, work: list[Any], address: StorageAddress, r
 
 def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Report) -> None:
     try:
-        if isinstance(one, StoredObject):
-            check_object(storage, one, None, found, deep=True)
-        else:
-            check_segments(storage, [one], found, lambda *_: None, deep=True)
+        check_object(storage, one, None, found, deep=True)
     except StorageError as error:
         # a class that can be pickled
         kind = StorageMisconfigured if isinstance(error, StorageMisconfigured) else StorageUnavailable

@@ -4,12 +4,15 @@ import pytest
 from msgspec import structs
 
 from tests.support.damage import flip, flip_object
-from tests.support.pending import Job, fill, found, holds, merge_all, names_below, places
+from tests.support.pending import Job, fill, found, holds, merge_all, names_below, pending, places
 from tiered_index.errors import CorruptFile, ObjectNotFound, RootBehind, StorageUnavailable, WriterFenced
+from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
+from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import no_progress
 
 
@@ -83,6 +86,28 @@ def test_a_damaged_pending_object_is_never_merged_and_its_writer_compacts_the_fi
     assert [one.file for one in report.findings] == [waiting.name]
     clock.advance(600)
     assert index.run_lifecycle().uploaded == 1
+    holds(storage, clock, 1, 2, 3)
+
+
+@pytest.mark.parametrize("harm", ["damage", "loss"])
+def test_a_copy_restores_a_pending_object_which_is_then_merged(upload, storage, clock, harm):
+    index = upload(1, 2, 3)
+    (waiting,) = index.log_state.pending.values()
+    target = MemoryStorage(clock=clock)
+    made = Copier(storage, target, clock)
+    made.open()
+    made.run_once()
+    flip_object(storage, waiting.name, 9) if harm == "damage" else storage.delete(waiting.name)
+    # the root is lost with the object
+    index.abandon()
+    report = Report()
+    check_storage(storage, {}, report, no_progress, deep=True, threads=1)
+    repairs = Repairs(storage, Job(storage, clock).log, standby=target)
+    (planned,) = repairs.run(report, yes=False)
+    assert (planned.object, planned.source) == (waiting.name, f"{target.uri}: {waiting.name}")
+    (done,) = repairs.run(report, yes=True)
+    assert pending(storage, clock) == [done.replaced_by] and done.replaced_by != waiting.name
+    assert Job(storage, clock).run() == {waiting.file_id}
     holds(storage, clock, 1, 2, 3)
 
 
