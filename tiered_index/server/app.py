@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -119,4 +120,10 @@ def _route(handlers: Handlers, operation: Operation) -> Route:
 
 
 async def _describe(_: Request) -> Response:
+    return _description()
+
+
+@functools.cache
+def _description() -> Response:
+    # made once: it takes some tenths of a second, and needs no token
     return JSONResponse(described(OPERATIONS))

@@ -30,13 +30,6 @@ or `partial` (only with `allow_partial`). An answer as NDJSON or as an Arrow str
 line, or in the metadata `tiered_index.status` of the last, empty batch. An answer without a status is incomplete.
 NDJSON of all entries has a line with `cursor` after each page but the last one: a stream that was cut continues there.
 """
-# Of the only types that msgspec does not know
-_TIME: dict[str, Any] = {
-    "anyOf": [
-        {"type": "integer"},
-        {"type": "string", "description": "epoch milliseconds, or a time or date by ISO 8601, UTC without a zone"},
-    ]
-}
 _WHERE = (answers.__name__, parameters.__name__, types.__name__)
 # Members that a document of the library leaves out if they are None
 _LEFT_OUT = {(types.Freshness, "not_asked"), (types.IndexItem, "source")}
@@ -105,9 +98,7 @@ def _content(model: type[Document], schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _schemas(model: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the schemas of a model and of its parts, by name."""
-    _, components = msgspec.json.schema_components(
-        [model], schema_hook=lambda _: {**_TIME}, ref_template="#/components/schemas/{name}"
-    )
+    _, components = msgspec.json.schema_components([model], ref_template="#/components/schemas/{name}")
     return {name: _described(schema, _MODELS[name]) for name, schema in components.items() if name in _MODELS}
 
 

@@ -21,7 +21,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
 from tiered_index.server.answers import Taken
 from tiered_index.server.calls import Calls
-from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.handlers import Handlers, body_of, caller_of, need_type
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import EntriesParameters
@@ -190,7 +190,7 @@ class EntryHandlers(Handlers):
         form = need_type(request, wire.NDJSON, wire.ARROW)
         if (intake := self._intake) is None:
             raise Refused(409, "this service is read-only: send entries to the writer's service")
-        body = await request.body()
+        body = await body_of(request)
 
         def act() -> bytes:
             batch = parsed(body, form, self.served.caps.body_bytes)

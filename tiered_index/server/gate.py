@@ -12,6 +12,7 @@ import logging
 import re
 import secrets
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,6 +78,7 @@ class Gate:
         header = headers.get(b"x-request-id", b"")
         request_id = header.decode() if _ID.fullmatch(header) else secrets.token_hex(8)
         status = 0
+        failed: Exception | None = None
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -98,7 +100,6 @@ class Gate:
         self.under_way += 1
         try:
             with request_span(method, headers) as traced:
-                failed: Exception | None = None
                 try:
                     _check_once(scope, headers)
                     caller = state["caller"] = self._caller(scope, headers)
@@ -113,6 +114,7 @@ class Gate:
                     status = CLIENT_GONE
                 except Exception as error:
                     failed = error
+                    _free(error)
                     if not status:
                         with contextlib.suppress(_Lost):
                             await _problem(error, request_id, self.served.redaction)(scope, body.receive, answer)
@@ -123,6 +125,8 @@ class Gate:
                 finally:
                     tell_request(traced, method, _route_of(scope), status or CLIENT_GONE, failed)
         finally:
+            # otherwise the error and this frame hold each other until a collection
+            failed = None
             self.under_way -= 1
             seconds, route = time.perf_counter() - began_s, _route_of(scope)
             self.observe(route, method, status or CLIENT_GONE, seconds)
@@ -236,6 +240,14 @@ def _check_url(scope: Scope) -> None:
         unquote_to_bytes(path).decode()
     except UnicodeDecodeError:
         raise Refused(400, "the decoded URL is not UTF-8") from None
+
+
+def _free(error: BaseException) -> None:
+    """Free what the calls that raised an error hold, such as a body: the answer to the error may take a while."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
 
 
 class _Lost(Exception):

@@ -31,7 +31,7 @@ from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
 from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
 from tiered_index.server import answers, parameters, wire
 from tiered_index.server.calls import Allowance, Calls
-from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.handlers import Handlers, body_of, caller_of, need_type
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import of_body
@@ -93,7 +93,7 @@ class LookupHandlers(Handlers):
         def encoded(answer: QueryResult) -> bytes:
             return wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
 
-        writer, page = self.served.writer, (params.begin_ms, params.end_ms, params.max_count, params.cursor)
+        writer, page = self.served.writer, (*params.range_ms(), params.max_count, params.cursor)
         # on the event loop, if memory has the answer: a thread takes longer. Writing the audit log may wait for a disk.
         if writer is not None and not self.served.audit.is_on and params.max_count <= _FEW:
             answer = writer.query_nowait(params.topic, params.key, *page)
@@ -205,7 +205,7 @@ class LookupHandlers(Handlers):
     async def query_batch(self, request: Request, _: None) -> Response:
         """Look up many keys. The service reads each file once for all of them."""
         need_type(request, wire.JSON)
-        body = await request.body()
+        body = await body_of(request)
         caller, form = caller_of(request), wire.form_of(request.headers.get("accept"))
         redaction, allowance = self.served.redaction, self.allowance()
 
@@ -349,7 +349,8 @@ class LookupHandlers(Handlers):
                     if queues is None:
                         raise self._not_there(messages.words(params.topic).no_queues)
                     browser = Browser(queues, expired, claim)
-                    answer = browser.page(params.topic, params.queue_id, params.at_ms, params.cursor, params.max_count)
+                    page = params.moment_ms(), params.cursor, params.max_count
+                    answer = browser.page(params.topic, params.queue_id, *page)
                 except UnknownOffsets as error:
                     raise self._not_there(f"{error.problem}; {ROCKETMQ.no_queues}") from error
             if answer is None:
@@ -359,7 +360,7 @@ class LookupHandlers(Handlers):
             spent = RequestStats.of_usage(allowance.usage)
             return replace(answer, explain=Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd))
 
-        what = {"topic": params.topic, "queue_id": params.queue_id, "at_ms": params.at_ms}
+        what = {"topic": params.topic, "queue_id": params.queue_id, "at_ms": params.moment_ms()}
         what |= {"cursor": params.cursor and params.cursor[:SHOWN]}
         encoded = partial(self._browsed_encoded, params.topic, bodies.encoded, caller)
         return await self._answer(request, allowance, "browse", what, look_up, encoded)
@@ -441,9 +442,7 @@ class LookupHandlers(Handlers):
         allowance = self.allowance(params)
 
         def look_up() -> Any:
-            answer = self.served.lookups.topics(
-                params.begin_ms, params.end_ms, params.allow_partial, timeout_s=allowance.left_s()
-            )
+            answer = self.served.lookups.topics(*params.range_ms(), params.allow_partial, timeout_s=allowance.left_s())
             return replace(answer, topics=tuple(topic for topic in answer.topics if caller.sees(topic.topic)))
 
         redaction, files = self.served.redaction, _tells_files(request, params)

@@ -25,16 +25,11 @@ from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 M = TypeVar("M", bound=Struct)
 
 
-class Time(int):
-    """Epoch milliseconds; a request may give an ISO 8601 time."""
-
-
-class EndTime(int):
-    """The end of a time range; a date without a time means the end of the day."""
-
-
 Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC_UNITS, examples=["orders"])]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_UNITS, examples=["order-4711"])]
+_TIME = "epoch milliseconds, or a time or date by ISO 8601, UTC without a zone"
+Time = int | Annotated[str, Meta(max_length=64, description=_TIME)]
+"""A time as a request gives it. A class of its own would let msgspec make objects of a list in its place first."""
 Most = Annotated[int, Meta(ge=1)]
 # Default of `Lookup`
 _MAX_COUNT = 64
@@ -91,7 +86,14 @@ class Range(RequestBounds, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     begin_ms: Time | None = None
-    end_ms: EndTime | None = None
+    end_ms: Time | None = None
+
+    def __post_init__(self) -> None:
+        self.range_ms()
+
+    def range_ms(self) -> tuple[int | None, int | None]:
+        """Return the range in epoch milliseconds. Raises `InvalidArgument` for a text that is no time."""
+        return _time_ms("begin_ms", self.begin_ms), _time_ms("end_ms", self.end_ms, end=True)
 
 
 class OneKey(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,8 +112,7 @@ class OneKey(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def arguments(self, cursor: str | None = None) -> tuple[str, str, int | None, int | None, int, str | None, bool]:
         """Return the first arguments of the library's lookups, with another `cursor` if one is given."""
-        page = self.max_count, cursor or self.cursor, self.allow_partial
-        return self.topic, self.key, self.begin_ms, self.end_ms, *page
+        return self.topic, self.key, *self.range_ms(), self.max_count, cursor or self.cursor, self.allow_partial
 
 
 class QueryParameters(OneKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,6 +218,11 @@ class BrowseParameters(Spending, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if (self.at_ms is None) == (self.cursor is None):
             raise ValueError("give at_ms or cursor")
+        self.moment_ms()
+
+    def moment_ms(self) -> int | None:
+        """Return the moment in epoch milliseconds. Raises `InvalidArgument` for a text that is no time."""
+        return _time_ms("at_ms", self.at_ms)
 
 
 class OneLookup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -234,7 +240,7 @@ class OneLookup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, g
     topic: Topic
     key: Key
     begin_ms: Time | None = None
-    end_ms: EndTime | None = None
+    end_ms: Time | None = None
     max_count: Most = _MAX_COUNT
     cursor: str | None = None
 
@@ -251,10 +257,15 @@ class BatchBody(RequestBounds, frozen=True, kw_only=True, forbid_unknown_fields=
     lookups: Annotated[list[OneLookup], Meta(min_length=1)]
 
     def columns(self) -> LookupColumns:
-        """Return the lookups as columns."""
+        """Return the lookups as columns. Raises `InvalidArgument` for a text that is no time."""
         rows = self.lookups
-        begins_ms: list[int | None] = [row.begin_ms for row in rows]
-        ends_ms: list[int | None] = [row.end_ms for row in rows]
+        begins_ms: list[int | None] = [None] * len(rows)
+        ends_ms = begins_ms[:]
+        for number, row in enumerate(rows):
+            if row.begin_ms is not None:
+                begins_ms[number] = _time_ms(f"lookups.{number}.begin_ms", row.begin_ms)
+            if row.end_ms is not None:
+                ends_ms[number] = _time_ms(f"lookups.{number}.end_ms", row.end_ms, end=True)
         max_counts, cursors = [row.max_count for row in rows], [row.cursor for row in rows]
         topics, keys = [row.topic for row in rows], [row.key for row in rows]
         return LookupColumns(topics, keys, begins_ms, ends_ms, max_counts, cursors)
@@ -281,32 +292,40 @@ def of_body(model: type[M], body: bytes, most: int = 10_000) -> M:
     try:
         if begins > most + 2 and (count := len(_LISTED.decode(body).lookups)) > most:
             raise Refused(413, f"{count:,} lookups; the limit of this service is {most:,}")
-        return decoder_of(model, _time).decode(body)
+        return decoder_of(model).decode(body)
     except msgspec.ValidationError as error:
         raise InvalidArgument(_said(str(error))[:_MOST_SAID]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"the body is not JSON: {error}"[:_MOST_SAID]) from error
 
 
-class _Listed(Struct):
-    """The lookups of a body, as its bytes."""
+class _AnyObject(Struct, gc=False):
+    """An object whose members are skipped."""
 
-    lookups: list[msgspec.Raw] = []
+
+class _Listed(Struct):
+    """The number of lookups of a body. Another element than an object, which could be as short as a digit, is wrong."""
+
+    lookups: list[_AnyObject] = []
 
 
 _LISTED = msgspec.json.Decoder(_Listed)
 
 
-def _time(kind: type, value: Any) -> Any:
-    return kind(parse_time(str(value), end=kind is EndTime))
+def _time_ms(place: str, time: int | str | None, *, end: bool = False) -> int | None:
+    """Return a time of a request in epoch milliseconds. Raises `InvalidArgument`, which names its place."""
+    try:
+        return None if time is None else parse_time(str(time), end=end)
+    except ValueError as error:
+        raise InvalidArgument(f"{place}: {error}") from error
 
 
 def _checked(model: type[M], values: Any) -> M:
     """Return values as a model; numbers and truths may be text. Raises `InvalidArgument` for the first wrong one."""
     # teaches msgspec the model in one thread
-    decoder_of(model, _time)
+    decoder_of(model)
     try:
-        return msgspec.convert(values, model, strict=False, dec_hook=_time)
+        return msgspec.convert(values, model, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidArgument(_said(str(error))[:_MOST_SAID]) from error
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tiered_index.server import answers, wire
 from tiered_index.server.answers import Verification
 from tiered_index.server.calls import Calls
-from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.handlers import Handlers, body_of, caller_of, need_type
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import Nothing, VerifyBody, of_body
@@ -52,7 +52,7 @@ class VerificationHandlers(Handlers):
         """
         _need_admin(request)
         need_type(request, wire.JSON)
-        body = await request.body()
+        body = await body_of(request)
 
         def act() -> Verification:
             params = of_body(VerifyBody, body)

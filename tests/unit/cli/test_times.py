@@ -75,9 +75,9 @@ def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
     assert times_of(pa.array([text, None]), "t", end=True).to_pylist() == [last_ms, None]
     # HTTP, with one lookup and with many
     asked = {"topic": "t", "key": "k", "begin_ms": text, "end_ms": text}
-    (many,) = of_body(BatchBody, json.dumps({"lookups": [asked]}).encode()).lookups
-    for one in (of_query(QueryParameters, QueryParams(asked)), many):
-        assert (one.begin_ms, one.end_ms) == (begin_ms, last_ms)
+    many = of_body(BatchBody, json.dumps({"lookups": [asked]}).encode()).columns()
+    assert (many.begins_ms, many.ends_ms) == ([begin_ms], [last_ms])
+    assert of_query(QueryParameters, QueryParams(asked)).range_ms() == (begin_ms, last_ms)
 
 
 @pytest.mark.parametrize("text", ["2023-11-14T00:00", "2023-11-14 00:00:00", "20231114T000000Z", "1699920000000"])
