@@ -90,7 +90,7 @@ def recover(
             raise InvalidArgument("leave --take-over out: --lost needs no lease")
         return _give_up(session, config, lost, dry_run=dry_run)
     if dry_run:
-        raise InvalidArgument("--dry-run needs --lost FILE: without --lost, recover gives up nothing")
+        raise InvalidArgument("--dry-run needs --lost NAME: without --lost, recover gives up nothing")
     if config.root is None:
         raise ConfigError("no root is given: pass --root DIR")
     if Root(config.root, Disk()).read_marker() is None:

@@ -10,9 +10,10 @@ import subprocess
 import pytest
 
 from tests.integration.cli.command_lines import TOP, run_here
+from tests.support.damage import flip
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import WriterFenced
+from tiered_index.errors import CorruptFile, WriterFenced
 from tiered_index.metrics import collector
 from tiered_index.service.log.session import Lease
 from tiered_index.storage.opening import open_storage
@@ -21,6 +22,9 @@ PAGE = (TOP / "docs/restore.md").read_text()
 RECIPES = dict(re.findall(r"^## ([^\n]*)\n(?:(?!^## ).)*?^```sh\n(.*?)^```", PAGE, re.M | re.S))
 GEOMETRY = ("--slots", 16, "--items", 4000)
 STORE = "file://{}/store"
+GIVING_UP = "Give up a lost object"
+FILE_ID = "001700000000000-0123456789ab"
+"""A file of the page, in place of which a recipe gets a file of the test."""
 GAUGES = ("log_number", "published_timestamp_seconds")
 
 
@@ -51,9 +55,9 @@ def ingest(here):
     return ingest
 
 
-def follow(recipe, here):
-    """Run the lines of a recipe. Each ends with its stated exit code, or with 0."""
-    for line in RECIPES[recipe].replace("$PWD", str(here)).splitlines():
+def follow(recipe, here, file_id=FILE_ID):
+    """Run the lines of a recipe, for the file `file_id`. Each ends with its stated exit code, or with 0."""
+    for line in RECIPES[recipe].replace("$PWD", str(here)).replace(FILE_ID, file_id).splitlines():
         command, _, comment = line.partition("#")
         code = int(comment.removeprefix(" exit code ")) if comment else 0
         given = shlex.split(command)
@@ -135,7 +139,25 @@ INCIDENTS = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("harm", ["damage", "loss"])
+def test_a_lost_object_is_given_up_by_its_name(here, ingest, harm):
+    ingest(100, "--wait")
+    ingest(200, "--wait")
+    lost, _ = sorted((here / "store").glob("data%/*/*.index"))
+    file_id = lost.parent.name.rstrip("%")
+    flip(lost, 40) if harm == "damage" else lost.unlink()
+    with IndexReader.open(f"file://{here}/store") as reader, pytest.raises(CorruptFile):
+        reader.query("orders", "order-1", max_count=1000)
+    dry_run = ("recover", "--storage", STORE.format(here), "--lost", file_id, "--dry-run", "--json")
+    entries = sum(one["entries"] for one in run_here(*dry_run).document["lost"])
+    follow(GIVING_UP, here, file_id)
+    assert (found(here), entries) == (200, 100)
+    with IndexReader.open(f"file://{here}/store") as reader:
+        answer = reader.query("orders", "order-1", max_count=1000)
+        assert [(one.file, one.entries) for one in answer.lost] == [(file_id, 100)]
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != GIVING_UP])
 def test_a_recipe_loses_nothing(here, ingest, recipe):
     incident, place = INCIDENTS[recipe]
     incident(here, ingest)
