@@ -4,6 +4,7 @@ No answer is silently short.
 """
 
 import contextlib
+import os
 import zlib
 from collections import Counter
 from itertools import product
@@ -18,6 +19,7 @@ from tests.support.merging import BASE_MS, DAY_S, HOUR_MS
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, LockHeld, StorageUnavailable
+from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
 from tiered_index.service.jobs import job, repair
 from tiered_index.service.jobs import merge_plan as plan_module
@@ -395,7 +397,9 @@ def test_a_damaged_copy_is_dropped_because_the_storage_has_the_object(life):
     sound(life)
 
 
-def test_a_damaged_compacted_file_is_dropped_and_compacted_again(life):
+@pytest.fixture
+def both_forms(life):
+    """A root with a damaged compacted file that also has its unsealed form, as after a crash. Return their paths."""
     faulty = FaultStorage(life.storage)
     faulty.fail("put", name_prefix="data/", times=None)
     life.index.close()
@@ -403,7 +407,7 @@ def test_a_damaged_compacted_file_is_dropped_and_compacted_again(life):
     put(life, [(BASE_MS + 20 * HOUR_MS + step * 60_000, f"k{step % 5}") for step in range(30)])
     life.index.seal()
     root = life.folder / "root"
-    unsealed = {path: path.read_bytes() for path in (root / "unsealed").iterdir()}
+    unsealed = {path: path.read_bytes() for path in (root / "unsealed").iterdir() if path.name[0].isdigit()}
     with pytest.raises(StorageUnavailable):
         life.index.run_lifecycle()
     life.index.abandon()
@@ -412,11 +416,47 @@ def test_a_damaged_compacted_file_is_dropped_and_compacted_again(life):
         path.write_bytes(data)
     (compacted,) = (root / "compacted").iterdir()
     flip_file(compacted, compacted.stat().st_size // 2)
-    (done,) = mend(life, "root")
-    assert (done.object, done.action) == (str(compacted), "drop") and done.source.endswith(".journal")
+    return compacted, *sorted(unsealed)
+
+
+@pytest.mark.parametrize("by", ["repair", "start"])
+def test_a_damaged_compacted_file_is_dropped_and_compacted_again(life, both_forms, by):
+    compacted, _, journal = both_forms
+    if by == "repair":
+        (done,) = mend(life, "root")
+        assert (done.object, done.action, done.source) == (str(compacted), "drop", str(journal))
     life.index = life.open("root")
+    notes = [note for note in life.index.recovery_notes if "compacted again from unsealed/" in note]
+    assert not compacted.exists() and len(notes) == (by == "start")
     life.publish()
     sound(life)
+
+
+@pytest.mark.parametrize("harm", ["entries", "journal", "cut", "without its seal", "without its entries"])
+def test_of_two_damaged_forms_of_a_file_none_is_deleted(life, both_forms, harm):
+    """The compacted form may have the entries that the unsealed form lacks."""
+    compacted, index, journal = both_forms
+    if harm == "entries":
+        known = parse_journal(journal.read_bytes(), str(journal), journal.stem)
+        flip_file(index, known.layout.entry_position(5))
+    elif harm == "journal":
+        flip_file(journal, 60)
+    elif harm == "cut":
+        os.truncate(index, 4000)
+    elif harm == "without its seal":
+        os.truncate(journal, journal.read_bytes().rindex(b"seal"))
+    else:
+        index.unlink()
+    before = {path: path.read_bytes() for path in both_forms if path.exists()}
+    assert mend(life, "root") == []
+    life.index = life.open("root")
+    for _ in range(2):
+        life.index.run_lifecycle()
+    assert {path: path.read_bytes() for path in before} == before
+    with pytest.raises(CorruptFile):
+        life.index.query("t", "k1", max_count=1000)
+    partial = life.index.query("t", "k1", max_count=1000, allow_partial=True)
+    assert (partial.status, [one.file for one in partial.failed]) == ("partial", [compacted.stem])
 
 
 def test_a_damaged_checkpoint_is_deleted(life):

@@ -34,7 +34,7 @@ from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file
 from tiered_index.service.log.records import PendingFile, StoredObject
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile
-from tiered_index.service.read.root_view import RootView
+from tiered_index.service.read.root_view import RootView, has_whole_unsealed
 from tiered_index.service.root import Root, RootLock
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.types import no_progress
@@ -154,7 +154,7 @@ class Repairs:
                 yield f"{self.standby.uri}: {info.name}", info.size_bytes, partial(self.standby.get_range, info.name)
 
     def _repair_root(self, reported: set[str], bad: set[str], *, yes: bool) -> list[Repair]:
-        """Delete damaged copies of whole objects, and damaged compacted files that have an unsealed form."""
+        """Delete damaged copies of whole objects, and damaged compacted files that have a whole unsealed form."""
         if self.root is None:
             return []
         # without a request: if one failed now, the finished repairs would not be reported
@@ -167,11 +167,11 @@ class Repairs:
                 names = {str(path), f"{self.root.folder(handle.place)}/{handle.file_id}"}
                 if not isinstance(handle, DamagedFile | CompactedFile) or not names & reported:
                     continue
-                stored, journal = state.files.get(handle.file_id), self.root.journal_path(handle.file_id)
+                stored = state.files.get(handle.file_id)
                 if stored is not None and handle.place in (COMPACTED, UPLOADED) and stored.name not in bad:
                     source = stored.name
-                elif handle.place == COMPACTED and journal.exists():
-                    source = str(journal)
+                elif handle.place == COMPACTED and has_whole_unsealed(self.root, handle.file_id):
+                    source = str(self.root.journal_path(handle.file_id))
                 else:
                     continue
                 if yes and not done:

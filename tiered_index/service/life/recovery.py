@@ -46,6 +46,7 @@ from tiered_index.service.read.compacted import (
     verify_runs,
     verify_tables,
 )
+from tiered_index.service.read.root_view import has_whole_unsealed
 from tiered_index.service.read.unsealed import UnsealedFile, drop_unbegun
 from tiered_index.service.root import Deletions, Root, disk_errors
 from tiered_index.service.root.files import LIST, FileList, ListedFile
@@ -253,7 +254,7 @@ class _Recovery:
             except CorruptFile as error:
                 if stored is not None:
                     found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
-                elif file_id in self._ids[UNSEALED]:
+                elif file_id in self._ids[UNSEALED] and has_whole_unsealed(self._root, file_id):
                     with contextlib.suppress(OSError):  # after an error the compaction replaces it
                         self._root.disk.unlink(path)
                     found.notes.append(
@@ -262,6 +263,8 @@ class _Recovery:
                     )
                 else:
                     self._add_damaged(file_id, COMPACTED, error)
+                    # each form may have entries that the other one lacks: none of them is deleted
+                    self._ids[UNSEALED].discard(file_id)
                 continue
             found.compacted.append(file)
             if stored is None:

@@ -8,6 +8,7 @@ them and their CRC32 matches. A search follows chains that the reader makes of t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -28,7 +29,7 @@ from tiered_index.service.read.batch import LookupBatch, Matches
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.read.unsealed import UnsealedEntries, verified_entries
-from tiered_index.service.root import ASIDE, Root, disk_error
+from tiered_index.service.root import ASIDE, Root, disk_error, disk_errors
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import map_file
 
@@ -120,6 +121,25 @@ class UnsealedView(UnsealedEntries):
 def state_of(status: os.stat_result) -> tuple[int, int, int]:
     """Return a value that changes with each append to a file, and with its replacement."""
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def has_whole_unsealed(root: Root, file_id: str) -> bool:
+    """Return whether a sealed file has its unsealed form, whose entries all verify: it can be compacted again.
+
+    Raises the errors of the disk.
+    """
+    journal_path = root.journal_path(file_id)
+    with contextlib.ExitStack() as closing, disk_errors(f"reading {journal_path}"):
+        try:
+            journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
+            if journal is None or not journal.sealed:
+                return False
+            view = UnsealedView(root.index_path(UNSEALED, file_id), journal, (0, 0, 0))
+            closing.callback(view.let_go)
+            view.check_length()
+            return len(view.entries()) > 0
+        except (FileNotFoundError, CorruptFile):
+            return False
 
 
 class RootLook(NamedTuple):
