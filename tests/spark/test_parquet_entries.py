@@ -427,18 +427,34 @@ def test_folders_that_cant_be_read_are_not_left_out_in_silence(tmp_path: Any, mo
         folders.files_below(files)
 
 
-@pytest.mark.parametrize("nullable", [True, False])
-def test_the_schema_says_whether_a_count_reads_the_keys(spark: Any, tmp_path: Any, nullable: bool) -> None:
-    """Statistics would say it, too, but Arrow aborts the process for some damage of them."""
+@pytest.mark.parametrize(
+    ("nullable", "statistics", "nulls", "least", "is_read"),
+    [
+        (False, False, 0, 1, False),
+        (True, True, 0, 1, False),
+        (True, True, 1, 1, True),
+        (True, False, 0, 1, True),
+        (True, True, 0, COUNT + 1, True),
+    ],
+)
+def test_schema_and_statistics_say_whether_a_count_reads_the_keys(
+    spark: Any, tmp_path: Any, monkeypatch: Any, nullable: bool, statistics: bool, nulls: int, least: int, is_read: bool
+) -> None:
+    """The keys of a small row group are always read if they may be null."""
+    monkeypatch.setattr(bounds, "BATCH_ROWS", least)
     table = messages(COUNT)
+    keys = [*table["key"].to_pylist()[: COUNT - nulls], *[None] * nulls]
+    table = table.set_column(table.schema.get_field_index("key"), "key", pa.array(keys, pa.string()))
     table = table.cast(pa.schema([field.with_nullable(nullable) for field in table.schema]))
     path = tmp_path / "a.parquet"
-    pq.write_table(table, path, compression="none", use_dictionary=["topic"], write_page_checksum=True)
-    flip(path, path.read_bytes().index(table["key"][7].as_py().encode()))
+    # a page has a few keys: the damaged one is not in the first page
+    small: dict[str, Any] = {"data_page_size": 1 << 10, "write_batch_size": 16, "write_page_checksum": True}
+    pq.write_table(table, path, compression="none", use_dictionary=["topic"], write_statistics=statistics, **small)
+    flip(path, path.read_bytes().rindex(keys[COUNT - 9].encode()))
     counted = entries_in(spark, path)
-    if nullable:
+    if is_read:
         with pytest.raises(CorruptFile, match="row group 0 can't be read"):
             read_whole(counted, ["topic", HAS_KEY])
     else:
-        (batch,) = read_whole(counted, ["topic", HAS_KEY])
-        assert len(batch) == COUNT and pc.all(batch.column(HAS_KEY)).as_py()
+        found = read_whole(counted, ["topic", HAS_KEY])
+        assert sum(map(len, found)) == COUNT and all(pc.all(batch.column(HAS_KEY)).as_py() for batch in found)

@@ -496,6 +496,33 @@ except CorruptFile as error:
     assert done.stdout.startswith("1\n") or "not a Parquet file that can be read" in done.stdout
 
 
+def test_damaged_metadata_of_a_column_does_not_end_the_process(tmp_path):
+    """Arrow aborts the process if it is asked for the metadata of a column before it has read some of the column."""
+    path = tmp_path / "keys.parquet"
+    pq.write_table(pa.table({"key": [f"key {n}" for n in range(50)]}), path, row_group_size=25)
+    program = f"""
+import json
+from pathlib import Path
+from tiered_index.errors import CorruptFile
+from tiered_index.sources import parquet
+from tiered_index.sources.places import LocalFile
+parquet.BATCH_ROWS, path, said = 1, Path({str(path)!r}), []
+data = path.read_bytes()
+for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
+    for value in {{0, 0xFF, *(data[place] ^ 1 << bit for bit in range(8))}} - {{data[place]}}:
+        path.write_bytes(data[:place] + bytes([value]) + data[place + 1:])
+        try:
+            said.append(parquet.ParquetTable(LocalFile(path)).may_have_nulls(0, "key"))
+        except (CorruptFile, KeyError) as error:
+            said.append(type(error).__name__)
+print(json.dumps({{str(one): said.count(one) for one in said}}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    counts = json.loads(done.stdout)
+    assert counts["False"] > 100 and counts["CorruptFile"] > 100
+
+
 def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path, damaged_copies):
     path, seen = tmp_path / "m.parquet", set()
     for named in ("key", "keys"):

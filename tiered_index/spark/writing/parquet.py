@@ -160,7 +160,7 @@ class ParquetFiles:
     def batches(
         self, part: tuple[int, list[int]], columns: Sequence[str], texts: Sequence[str] = (), if_null: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of a part, and the column `if_null` if the file's schema says that it may have nulls.
+        """Yield the columns of a part, and the column `if_null` of row groups that may have nulls in it.
 
         Raises `CorruptFile`, `InvalidArgument` if the file was replaced.
         """
@@ -177,7 +177,7 @@ class ParquetFiles:
                 # a batch without columns would have no rows
                 wanted = [c for c in columns if c in table.schema.names] or table.schema.names[:1]
                 if if_null is not None and if_null in table.schema.names and if_null not in wanted:
-                    wanted += [if_null] if table.schema.field(if_null).nullable else []
+                    wanted += [if_null] if table.may_have_nulls(group, if_null) else []
                 for first, found in table.read_group(group, wanted, shared=texts):
                     whole = self._with_folders(found, [*columns, *([if_null] if if_null else [])], number)
                     yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
