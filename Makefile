@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # Tests start many processes. If the environment forbids compiled files, each process would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-native test-s3 chaos test-brokers mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-files bench-peers bench-cold bench-billion lock dist clean
+.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-spark-oldest test-native test-s3 chaos test-brokers mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-files bench-peers bench-cold bench-billion lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -130,6 +130,23 @@ test-lowest: $(LOWEST)/.stamp ## test codecs and golden files on the lowest vers
 	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
 	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.boto, tiered_index.cli.main"
 
+# a separate virtualenv, whose workers load the package from here
+OLDEST := $(VENV)-spark-oldest
+
+$(OLDEST)/.stamp: pyproject.toml requirements.lock tests/support/lowest.py deploy/make-venv.sh deploy/locked.py deploy/find-java.sh
+	@bash deploy/find-java.sh
+	@bash deploy/make-venv.sh $(OLDEST)
+	@$(OLDEST)/bin/python -m tests.support.lowest spark > $(OLDEST)/requirements.txt
+	@echo "installing packages in $(OLDEST); once, some minutes"
+	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check --no-compile -r $(OLDEST)/requirements.txt
+	@touch $@
+
+# PySpark 4.0 has no streams of batches of Arrow
+test-spark-oldest: $(OLDEST)/.stamp ## run tests of Spark on the lowest version of PySpark that pyproject.toml declares
+	@PYTHONPATH=$(CURDIR) $(OLDEST)/bin/python -m pytest -m "not slow and not long" -k "not micro_batch and not stream and not s3 and not 1000" \
+		tests/spark/test_versions.py tests/spark/test_build.py tests/spark/test_merge.py tests/spark/test_lookup_answers.py \
+		tests/spark/test_audit_ranges.py tests/spark/test_datasource_entries.py tests/spark/test_datasource_write.py --durations=5 $(PYTEST_ARGS)
+
 test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_bench.py --durations=5 $(PYTEST_ARGS)
 
@@ -238,4 +255,4 @@ dist: $(VENV)/.stamp-python ## make the source distribution, the wheel that is b
 	@ls dist/*
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-lowest $(VENV)-cold $(VENV)-docs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so
+	@rm -rf $(VENV) $(VENV)-lowest $(OLDEST) $(VENV)-cold $(VENV)-docs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.s3_server import CREDENTIALS
-
-WORKERS = Path(__file__).parents[1] / "support" / "spark_workers"
-"""A folder of PYTHONPATH. Spark forks workers from a process that has imported everything."""
+from tests.spark.sessions import local_session
 
 
 def pytest_collection_modifyitems(items):
@@ -23,23 +18,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
-    from tiered_index.spark import open_session
-
-    before = dict(os.environ)
-    # workers have the environment in which Java started
-    path = os.pathsep.join(filter(None, [str(WORKERS), before.get("PYTHONPATH")]))
-    os.environ.update(CREDENTIALS, PYSPARK_PYTHON=sys.executable, PYTHONPATH=path)
-    settings = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.host": "127.0.0.1",
-        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-    }
-    session = open_session("local[2]", settings=settings)
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
-    os.environ.clear()
-    os.environ.update(before)
+    with local_session(tmp_path_factory.mktemp("spark")) as session:
+        yield session
 
 
 @pytest.fixture(scope="module")

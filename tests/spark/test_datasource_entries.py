@@ -40,10 +40,9 @@ def session(spark):
     """A session that knows the sources; afterwards it has its old configuration."""
     register(spark)
     register(spark)
-    before = spark.conf.get(PUSHDOWN)
     spark.conf.set(PUSHDOWN, "true")
     yield spark
-    spark.conf.set(PUSHDOWN, before)
+    spark.conf.unset(PUSHDOWN)
 
 
 def load(session, uri, **options):

@@ -1,7 +1,7 @@
 """Rows of Kafka become the entries that `ingest` makes of the same records: by a build, and by a stream.
 
-The rows are those of archived records, which have the columns of Spark's Kafka source. The source itself is a jar from
-Maven, which the tests do not have.
+The rows are those of archived records, which have the columns of Spark's Kafka source. `tests/brokers` has tests of the
+source itself, whose jar is on Maven.
 
 The programs of docs/kafka.md on the archive run here, too: DuckDB opens it, and Spark builds an index of another field.
 """

@@ -205,12 +205,16 @@ def arrow_function(function: Callable[..., pa.Array], kind: Any) -> Any:
     if make is not None:
         return make(function, kind)
 
+    # before Spark 4.1
+    import pandas as pd
+
     def by_pandas(*columns: Any) -> Any:
         return function(*map(pa.Array.from_pandas, columns)).to_pandas()
 
-    # before Spark 4.1
+    # Spark learns the kind of the function from them
+    by_pandas.__annotations__ = {"columns": pd.Series, "return": pd.Series}
     made: Any = functions.pandas_udf
-    return made(by_pandas, kind, functions.PandasUDFType.SCALAR)
+    return made(by_pandas, kind)
 
 
 def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Array:
