@@ -660,6 +660,20 @@ def test_routes_claim_the_queues_that_the_store_has(index, store, messages):
     assert ask(broker, STATS, "TopicOrder").body.count(b'"maxOffset":0') == 5
 
 
+@pytest.mark.parametrize("topic", ["TopicOrder", "Topic of a moment ago"])
+def test_a_route_has_a_queue_that_appeared_since_queues_were_counted(index, store, topic, monkeypatch):
+    broker = ReadOnlyBroker(index, store=store)
+    monkeypatch.setattr(broker, "topics", lambda wanted=None: frozenset({"TopicOrder", topic}))
+
+    def queues():
+        (route,) = json.loads(broker.look_up(Command(code=105, fields={"topic": topic}), HERE).body)["queueDatas"]
+        return route["readQueueNums"]
+
+    before = queues()
+    (store / "consumequeue" / topic / "11").mkdir(parents=True)
+    assert (before, queues()) == (4 if topic == "TopicOrder" else 1, 12)
+
+
 def test_requests_of_tools_besides_messages(index, messages):
     broker = ReadOnlyBroker(index, cluster="c", name="b")
 

@@ -33,6 +33,7 @@ from tiered_index.errors import (
 from tiered_index.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, Host, decode_offset_msg_id, is_system_topic, tag_key
 from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.log.store import queues_in
 from tiered_index.rocketmq.remoting.frames import (
     MAX_FRAME_BYTES,
     UNIQUE_KEY_QUERY,
@@ -329,7 +330,7 @@ class ReadOnlyBroker:
                 # such as the topic of traces, which `mqadmin queryMsgTraceById` asks for
                 text += ": ingest leaves out RocketMQ's own topics, unless --topics names them"
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
-        count = self._queues(topic).get(topic, 1)
+        count = self._queue_count(topic)
         queues = {
             "brokerName": self.name,
             "perm": _READABLE,
@@ -371,8 +372,16 @@ class ReadOnlyBroker:
         topic = topic_of(request)
         if not self._has(topic, caller):
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
-        body = json_text(_topic_config(topic, self._queues(topic).get(topic, 1)))
+        body = json_text(_topic_config(topic, self._queue_count(topic)))
         return request.answered(ResponseCode.SUCCESS, body=body)
+
+    def _queue_count(self, topic: str) -> int:
+        """Return the number of queues of a topic: the known one, or that of folders, which may have appeared since."""
+        count = self._queues(topic).get(topic, 1)
+        if self._store is not None:
+            with contextlib.suppress(StorageUnavailable):  # the known number counts while the store is away
+                count = max([count, *(queue.queue_id + 1 for queue in queues_in(self._store, topic))])
+        return count
 
     def _queues(self, wanted: str | None = None) -> dict[str, int]:
         """Return the known number of queues of each topic, at most 30 s old, or 1 s if it lacks `wanted`."""
