@@ -151,12 +151,12 @@ merge-believes-its-sum: a merge that wrote other entries than it read is publish
   tests/unit/service/merge/test_readers_and_writers.py::test_results_that_do_not_add_up_are_not_published
 copy-of-damage: a damaged object is copied
   in service/jobs/copying.py:_check
-  - defects_of(storage, one, once):
-  + defects_of(storage, one, once)[:0]:
+  - defects_of(storage, named, once):
+  + defects_of(storage, named, once)[:0]:
   tests/unit/service/copies/test_completeness.py::test_nothing_damaged_is_copied_and_the_name_is_told
 copy-of-what-was-not-checked: a copy reads a window twice, and sends other bytes than it checked
   in _check.once
-  - CorruptFile.unless_equal(one.name, _DIFFER, sums[start], crc32)
+  - CorruptFile.unless_equal(named.name, _DIFFER, sums[start], crc32)
   + assert crc32 is not None
   tests/unit/service/copies/test_completeness.py::test_what_is_sent_is_what_was_checked
 probe-believes-the-answer: a server that refuses a put but stores it passes the probe

@@ -261,10 +261,10 @@ expiry-deletes-before-the-record: objects are deleted while the log still names 
   tests/unit/service/test_expiry.py::test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one
 copy-publishes-before-the-last-object: the record names an object that is not there yet
   in Copier._send
-  - for future in [pool.submit(self._bring, one) for one in parts]:
+  - for future in [pool.submit(self._bring, named) for named in parts]:
   + if not self.copied.state.number:
   +     self._publish(self.log.state)
-  + for future in [pool.submit(self._bring, one) for one in parts]:
+  + for future in [pool.submit(self._bring, named) for named in parts]:
   tests/unit/service/copies/test_completeness.py::test_a_crash_at_any_step_leaves_no_target_or_a_complete_one
 merge-of-part-of-a-source: a source that was only partly read is removed as a whole
   in Rewrite.check_proof

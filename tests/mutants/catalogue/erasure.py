@@ -76,8 +76,8 @@ erased-segment-over-another: a segment replaces one that was rewritten meanwhile
   tests/rocketmq/test_archive_erased.py::test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there
 erased-segment-that-nobody-read: the certificate says erased although a segment can't be read
   in erase_messages
-  - if one.remains or one.found.problem is not None:
-  + if one.remains:
+  - if outcome.remains or outcome.found.problem is not None:
+  + if outcome.remains:
   tests/rocketmq/test_archive_erased.py::test_a_segment_that_can_not_be_read_is_not_written_again_and_remains[lost]
 erased-by-not-looking: the certificate says erased although the messages may be in unread archived segments
   in service/jobs/erase.py:erase

@@ -142,24 +142,24 @@ def _run(log: StorageLog, plan: CatalogPlan, epoch: int | None) -> bool:
     catalog, publication = None, None
     if first is not None:
         catalog, publication = send_catalog(log, itertools.chain([first], shown), epoch)
-    before = sum(one.rows.count for one in plan.catalogs) + len(plan.lines)
+    before = sum(merged.rows.count for merged in plan.catalogs) + len(plan.lines)
     left_out = before - (0 if catalog is None else catalog.rows.count)
 
     def make(now: LogState) -> LogRecord | None:
-        names = {one.name for one in plan.catalogs}
+        names = {merged.name for merged in plan.catalogs}
         if not names <= now.catalogs.keys():
             return None
         # what was replaced or given up meanwhile
         gone = [plan.state.archive[name] for name in sorted(plan.lines) if name not in now.archive]
-        fresh = [one for name, one in now.hidden.items() if one.catalog in names and name not in state.hidden]
+        fresh = [hidden for name, hidden in now.hidden.items() if hidden.catalog in names and name not in state.hidden]
         hide: tuple[HiddenSegment, ...] = ()
         if catalog is None:
             pass
-        elif overlapped([one for one in now.catalogs.values() if one.name not in names], catalog) is not None:
+        elif overlapped([other for other in now.catalogs.values() if other.name not in names], catalog) is not None:
             return None
         else:
-            of_lines = [hidden_in(catalog, one) for one in gone]
-            hide = (*of_lines, *(structs.replace(one, catalog=catalog.name) for one in fresh))
+            of_lines = [hidden_in(catalog, segment) for segment in gone]
+            hide = (*of_lines, *(structs.replace(hidden, catalog=catalog.name) for hidden in fresh))
         remove = (*sorted(names), *sorted(plan.lines & now.archive.keys()))
         added = () if catalog is None else (catalog,)
         return LogRecord(
@@ -179,7 +179,11 @@ def replace_catalog(log: StorageLog, stored: StoredCatalog, segments: Iterable[S
     def make(state: LogState) -> LogRecord | None:
         if stored.name not in state.catalogs:
             return None
-        hide = [structs.replace(one, catalog=fresh.name) for one in state.hidden.values() if one.catalog == stored.name]
+        hide = [
+            structs.replace(hidden, catalog=fresh.name)
+            for hidden in state.hidden.values()
+            if hidden.catalog == stored.name
+        ]
         return LogRecord(0, "repair", 0, "", 0, remove=(stored.name,), catalogs=(fresh,), hide=tuple(hide))
 
     state = publication.record("a catalog in the place of another", make)
@@ -190,8 +194,8 @@ def _part(plan: CatalogPlan) -> LogState:
     """Return a state with only the segments of a plan."""
     state = plan.state
     return LogState(
-        archive={name: one for name, one in state.archive.items() if name in plan.lines},
-        catalogs={one.name: one for one in plan.catalogs},
+        archive={name: segment for name, segment in state.archive.items() if name in plan.lines},
+        catalogs={merged.name: merged for merged in plan.catalogs},
         hidden=state.hidden,
         expired=state.expired,
     )
@@ -229,14 +233,16 @@ def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
     The merged catalogs are read for that. If a sweep deleted one, its segments were left out long ago. The record of a
     copy has the merges of its source.
     """
-    names = [*record.remove, *(one.name for one in record.hide)]
+    names = [*record.remove, *(hidden.name for hidden in record.hide)]
     if record.kind == "copy" or (record.kind in ("catalogs", "link") and record.left_out):
         segments = Segments(log.state, log.storage)
         for name in record.remove:
             if name.startswith(CATALOG_PREFIX):
                 with contextlib.suppress(ObjectNotFound):
-                    left_out = (one.name for one in read_catalog(log.storage, name) if one.kind == "archived")
-                    names += [one for one in left_out if not segments.names_object(one)]
+                    left_out = (
+                        segment.name for segment in read_catalog(log.storage, name) if segment.kind == "archived"
+                    )
+                    names += [segment_name for segment_name in left_out if not segments.names_object(segment_name)]
     return tuple(names)
 
 

@@ -140,7 +140,7 @@ class Copier:
         """Return the bytes that the target lacks by the logs as read so far. No request."""
         state, there = self.log.state, self.copied.state
         named = sum(map(object_bytes, _beyond(state, there).values()))
-        listed, known = (sum(one.object_bytes for one in s.catalogs.values()) for s in (state, there))
+        listed, known = (sum(catalog.object_bytes for catalog in s.catalogs.values()) for s in (state, there))
         return named + max(listed - known, 0)
 
     def run_once(self) -> CopyReport:
@@ -155,8 +155,8 @@ class Copier:
             self._check_target(self.copied.refresh())
         for _ in range(_TRIES):
             before = self.copied.state
-            self._whole = {name: one for name, one in self._whole.items() if not self._may_be_swept(one.began_ms)}
-            lacking = (one for one in self._lacking(state, before) if one.name not in self._whole)
+            self._whole = {name: whole for name, whole in self._whole.items() if not self._may_be_swept(whole.began_ms)}
+            lacking = (named for named in self._lacking(state, before) if named.name not in self._whole)
             waiting: list[Named] = []
             try:
                 while waiting := list(itertools.islice(lacking, _AT_ONCE)):
@@ -173,7 +173,7 @@ class Copier:
                 if error.file in {**state.catalogs, **self.copied.state.catalogs}:
                     raise
                 continue
-            if not any(self._may_be_swept(one.began_ms) for one in self._whole.values()):
+            if not any(self._may_be_swept(whole.began_ms) for whole in self._whole.values()):
                 break
         else:
             raise JobOverdue(
@@ -181,8 +181,8 @@ class Copier:
                 f"copying took more than {MAX_AGE_S // 3600} hours: try again"
             )
         after, key = self._publish(state), _key(state)
-        sent = [one.size_bytes for one in self._whole.values() if one.was_sent]
-        kept = [one.size_bytes for one in self._whole.values() if not one.was_sent]
+        sent = [whole.size_bytes for whole in self._whole.values() if whole.was_sent]
+        kept = [whole.size_bytes for whole in self._whole.values() if not whole.was_sent]
         self._whole.clear()
         return CopyReport(
             as_of_ms=as_of_ms,
@@ -231,9 +231,9 @@ class Copier:
 
     def _check_lost(self, parts: list[Named], state: LogState) -> None:
         is_named = names_object(self.source)
-        for one in not_there(self.source, [one for one in parts if is_named(state, one.name)]):
+        for named in not_there(self.source, [named for named in parts if is_named(state, named.name)]):
             problem = "the log names this object, but the storage does not have it: run `verify --deep --repair`"
-            raise CorruptFile(one.name, problem)
+            raise CorruptFile(named.name, problem)
 
     # Sending
 
@@ -241,50 +241,50 @@ class Copier:
         """Send objects to the target. Raises the errors of `run_once`, and `ObjectNotFound` for the source."""
         with ThreadPoolExecutor(self.threads, "tiered-index-copy") as pool, contextlib.ExitStack() as cancelling:
             cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
-            for future in [pool.submit(self._bring, one) for one in parts]:
+            for future in [pool.submit(self._bring, named) for named in parts]:
                 future.result()
 
-    def _bring(self, one: Named) -> None:
+    def _bring(self, named: Named) -> None:
         """Use the object that an earlier try left in the target, or send it."""
         if self.stop.is_set():
             raise CopyStopped
         began_ms = self.clock.now_ms()
-        left_ms = self._left_ms(one)
+        left_ms = self._left_ms(named)
         if left_ms is None:
-            read_again(partial(self._transfer, one))
-        self._whole[one.name] = _WholeObject(
-            object_bytes(one), began_ms if left_ms is None else left_ms, left_ms is None
+            read_again(partial(self._transfer, named))
+        self._whole[named.name] = _WholeObject(
+            object_bytes(named), began_ms if left_ms is None else left_ms, left_ms is None
         )
-        self.progress(object_bytes(one))
+        self.progress(object_bytes(named))
 
-    def _transfer(self, one: Named) -> None:
+    def _transfer(self, named: Named) -> None:
         """Send an object while it is checked. Windows that the check reads out of order, at the end, are read twice."""
-        with self.target.open_writer(one.name) as stream:
+        with self.target.open_writer(named.name) as stream:
 
             def send(start: int, window: bytes) -> None:
                 if start == stream.size_bytes:
                     stream.write(window)
 
-            sums, size = _check(self.source, one, send), object_bytes(one)
+            sums, size = _check(self.source, named, send), object_bytes(named)
             while (start := stream.size_bytes) < size:
-                window = self.source.get_range(one.name, start, min(WINDOW_BYTES, size - start))
-                CorruptFile.unless_equal(one.name, _DIFFER, sums[start], zlib.crc32(window))
+                window = self.source.get_range(named.name, start, min(WINDOW_BYTES, size - start))
+                CorruptFile.unless_equal(named.name, _DIFFER, sums[start], zlib.crc32(window))
                 stream.write(window)
 
-    def _left_ms(self, one: Named) -> int | None:
+    def _left_ms(self, named: Named) -> int | None:
         """Return the time of an object that an earlier try left in the target; None: it is missing or damaged."""
         try:
-            info = self.target.head(one.name)
-            if info.size_bytes != object_bytes(one) or self._may_be_swept(info.modified_ms):
+            info = self.target.head(named.name)
+            if info.size_bytes != object_bytes(named) or self._may_be_swept(info.modified_ms):
                 return None
-            _check(self.target, one, lambda start, window: None)
+            _check(self.target, named, lambda start, window: None)
         except (ObjectNotFound, CorruptFile):
             return None
         # it may be a different valid object: compare the tails, which have the checksums of everything else
-        if self.source.get_suffix(one.name, TAIL_SIZE) != self.target.get_suffix(one.name, TAIL_SIZE):
+        if self.source.get_suffix(named.name, TAIL_SIZE) != self.target.get_suffix(named.name, TAIL_SIZE):
             return None
         # the put of a killed copier, or one that failed, may not be durable
-        self.target.settle(one.name)
+        self.target.settle(named.name)
         return info.modified_ms
 
     # The record
@@ -352,18 +352,18 @@ def _listed_beyond(ours: Segments, theirs: Segments) -> Iterator[ArchivedSegment
     """
     others = iter(theirs)
     other = next(others, None)
-    for one in ours:
-        while other is not None and other.place < one.place:
+    for segment in ours:
+        while other is not None and other.place < segment.place:
             other = next(others, None)
-        is_there = other is not None and (other.place, other.name) == (one.place, one.name)
-        if not is_there and one.name not in ours.state.archive:
-            yield one
+        is_there = other is not None and (other.place, other.name) == (segment.place, segment.name)
+        if not is_there and segment.name not in ours.state.archive:
+            yield segment
 
 
 def _beyond(state: LogState, other: LogState) -> dict[str, Named]:
     """Return the objects that `state` names but `other` does not."""
     known = _parts(other)
-    return {name: one for name, one in _parts(state).items() if name not in known}
+    return {name: named for name, named in _parts(state).items() if name not in known}
 
 
 def difference(before: LogState, after: LogState, key: str) -> LogRecord:
@@ -387,11 +387,11 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
         "",
         0,
         genesis=None if before.number else after.genesis,
-        add=tuple(one for one in added if isinstance(one, StoredObject) and not isinstance(one, PendingFile)),
-        pending=tuple(one for one in added if isinstance(one, PendingFile)),
-        archive=tuple(one for one in added if isinstance(one, ArchivedSegment)),
-        catalogs=tuple(one for one in added if isinstance(one, StoredCatalog)),
-        hide=tuple(one for name, one in after.hidden.items() if before.hidden.get(name) != one),
+        add=tuple(named for named in added if isinstance(named, StoredObject) and not isinstance(named, PendingFile)),
+        pending=tuple(named for named in added if isinstance(named, PendingFile)),
+        archive=tuple(named for named in added if isinstance(named, ArchivedSegment)),
+        catalogs=tuple(named for named in added if isinstance(named, StoredCatalog)),
+        hide=tuple(hidden for name, hidden in after.hidden.items() if before.hidden.get(name) != hidden),
         remove=tuple(_beyond(before, after)),
         **taken,
     )
@@ -409,7 +409,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
     return made
 
 
-def _check(storage: Storage, one: Named, seen: Callable[[int, bytes], None]) -> dict[int, int]:
+def _check(storage: Storage, named: Named, seen: Callable[[int, bytes], None]) -> dict[int, int]:
     """Read a whole object in windows of 8 MiB, and check each byte. `seen(start, window)` gets all, in any order.
 
     Return the CRC32 of each window, by its start. Raises `CorruptFile` with the first defect, and storage errors.
@@ -422,10 +422,10 @@ def _check(storage: Storage, one: Named, seen: Callable[[int, bytes], None]) -> 
         if start not in sums:
             sums[start] = crc32
             seen(start, window)
-        CorruptFile.unless_equal(one.name, _DIFFER, sums[start], crc32)
+        CorruptFile.unless_equal(named.name, _DIFFER, sums[start], crc32)
 
-    for defect in defects_of(storage, one, once):
-        raise CorruptFile(one.name, f"{defect.part}: {defect.problem}", offset=defect.offset)
+    for defect in defects_of(storage, named, once):
+        raise CorruptFile(named.name, f"{defect.part}: {defect.problem}", offset=defect.offset)
     return sums
 
 

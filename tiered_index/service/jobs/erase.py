@@ -97,10 +97,10 @@ class EraseRequest:
         cls, topic: str, keys: str | Sequence[str] | None, queue_id: int | None, before_ms: int | None
     ) -> EraseRequest:
         """Return the request of a call. `keys` None: all keys. Raises `InvalidArgument` for an empty list."""
-        given = (keys,) if isinstance(keys, str) else tuple(keys or ())
-        if keys is not None and not given:
+        key_list = (keys,) if isinstance(keys, str) else tuple(keys or ())
+        if keys is not None and not key_list:
             raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
-        return cls(topic, given, queue_id, before_ms)
+        return cls(topic, key_list, queue_id, before_ms)
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -275,30 +275,30 @@ def erase(
     assert begun.genesis is not None
     schema = begun.genesis.layout.schema
     stones = request.tombstones(clock.now_ms(), keyed=schema.keyed)
-    asked, found = Tombstones(stones), dict[str, Any]()
+    hiding, scanned = Tombstones(stones), dict[str, Any]()
 
     def look(state: LogState) -> Found:
-        fresh = [stored for stored in state.inputs.values() if stored.name not in found]
-        found.update(find(storage, fresh, asked, schema, lambda *done: progress("objects read", *done)))
-        return found
+        fresh = [stored for stored in state.inputs.values() if stored.name not in scanned]
+        scanned.update(find(storage, fresh, hiding, schema, lambda *done: progress("objects read", *done)))
+        return scanned
 
     look(begun)
-    hit = tuple([stored for stored in begun.inputs.values() if found[stored.name].hidden])
+    hit = tuple([stored for stored in begun.inputs.values() if scanned[stored.name].hidden])
     known: dict[str, Any] = {
         "request": request,
         "tombstones": stones,
         "objects": hit,
-        "entries": sum(found[stored.name].hidden for stored in hit),
+        "entries": sum(scanned[stored.name].hidden for stored in hit),
         "by_hash_alone": bool(request.keys) and not schema.keyed,
     }
-    if not any(held.may_have_topic for held in found.values()):
+    if not any(held.may_have_topic for held in scanned.values()):
         known["unknown_topics"] = (request.topic,)
-        known["known_topics"] = frozenset().union(*(held.topics for held in found.values()))
-    known |= _unmatched(storage, begun, request, asked, schema, found, find)
+        known["known_topics"] = frozenset().union(*(held.topics for held in scanned.values()))
+    known |= _unmatched(storage, begun, request, hiding, schema, scanned, find)
     if not yes:
         _check_bound(begun.expired, Expired(tombstones=stones))
         return Erasure(status="planned", log_number=begun.number, **known)
-    _record(log, Expired(tombstones=stones), found)
+    _record(log, Expired(tombstones=stones), scanned)
     unnamed_s = max(grace_s, _UNNAMED_S)
     if now:
         rewrite_objects(
@@ -323,16 +323,16 @@ def erase(
     half_made = storage.purge(before_ms)
     state = log.refresh()
     # read all again, because the certificate is about the present bytes
-    left = find(storage, state.inputs.values(), asked, schema, lambda *done: progress("objects read again", *done))
-    names = {name for name, held in found.items() if held.hidden and state.input_of(name) is None}
+    left = find(storage, state.inputs.values(), hiding, schema, lambda *done: progress("objects read again", *done))
+    names = {name for name, held in scanned.items() if held.hidden and state.input_of(name) is None}
     records = {number: log.record(number) for number in range(begun.number + 1, state.number + 1)}
     # entries that a job has moved meanwhile were counted in their old object
     moved = {stored.name for record in records.values() if record.remove for stored in record.add}
     known |= {
         "removed": tuple(sorted(names)),
-        "entries_removed": max(0, _hidden({**left, **found}, moved) - _hidden(left)),
+        "entries_removed": max(0, _hidden({**left, **scanned}, moved) - _hidden(left)),
         "log_numbers": tuple(
-            [n for n, one in records.items() if one.kind == "erase" or not names.isdisjoint(one.remove)]
+            [n for n, record in records.items() if record.kind == "erase" or not names.isdisjoint(record.remove)]
         ),
         "log_number": state.number,
         "scanned_objects": len(left),
@@ -345,7 +345,7 @@ def erase(
     }
     known["remaining"] += known.get("segments_remaining", ())
     in_force = bool(known.get("in_force"))
-    known["linked_remaining"] = _linked(Segments(state, storage), request, stones[0].before_ms, found, in_force)
+    known["linked_remaining"] = _linked(Segments(state, storage), request, stones[0].before_ms, scanned, in_force)
     # archived messages are searched only with `now`
     is_left = bool(known["remaining"] or known["pending"] or (Segments(state, storage) and not now))
     left_now: Status = "remains" if known["remaining"] else "pending"
@@ -357,22 +357,22 @@ def _unmatched(
     storage: Storage,
     state: LogState,
     request: EraseRequest,
-    asked: Tombstones,
+    hiding: Tombstones,
     schema: Schema,
-    found: Found,
+    scanned: Found,
     find: FindHidden,
 ) -> dict[str, Any]:
     """Return the fields of the certificate about a request, or keys of it, that no stored entry matches."""
-    held = found.values()
-    known = [in_force(state, stone) for stone in asked]
+    held = scanned.values()
+    known = [in_force(state, stone) for stone in hiding]
     fields: dict[str, Any] = {"in_force": all(known)}
     having = {
         text
-        for text, stone, again in zip(request.spellings, asked, known, strict=False)
+        for text, stone, again in zip(request.spellings, hiding, known, strict=False)
         if again or matched(stone, held)
     }
     lacking = tuple([key for key in request.keys if having.isdisjoint((key, *other_spellings(key)))])
-    if lacking or not (all(known) or _hidden(found)):
+    if lacking or not (all(known) or _hidden(scanned)):
         later, similar = near_keys(storage, state, request.topic, lacking, schema, find) if lacking else ((), ())
         fields |= {"unmatched_keys": lacking, "later_keys": later, "similar_keys": similar}
     return fields
@@ -407,12 +407,12 @@ def _check_bound(expired: Expired, gone: Expired) -> Expired:
     return joined
 
 
-def _record(log: StorageLog, gone: Expired, found: Found) -> LogState:
+def _record(log: StorageLog, gone: Expired, scanned: Found) -> LogState:
     """Append the record that states `gone` and removes objects that have nothing else."""
 
     def make(state: LogState) -> LogRecord | None:
         joined = _check_bound(state.expired, gone)
-        names = names_of_nothing_else(state, found)
+        names = names_of_nothing_else(state, scanned)
         if joined is state.expired and not names:
             return None
         return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)
@@ -430,38 +430,40 @@ def take_over(storage: Storage, expired: Expired, clock: Clock, *, checks: bool 
     return _record(log, expired, {})
 
 
-def names_of_nothing_else(state: LogState, found: Found) -> list[str]:
-    """Return the objects of files and tables whose entries are all hidden, by `found`. A table counts as a whole."""
+def names_of_nothing_else(state: LogState, scanned: Found) -> list[str]:
+    """Return the objects of files and tables whose entries are all hidden, by `scanned`. A table counts as a whole."""
 
     def is_hidden(stored: StoredObject) -> bool:
-        return stored.name in found and found[stored.name].hidden == stored.count
+        return stored.name in scanned and scanned[stored.name].hidden == stored.count
 
     return [stored.name for group in groups(state) if all(map(is_hidden, group)) for stored in group]
 
 
-def _linked(segments: Segments, request: EraseRequest, before_ms: int, found: Found, in_force: bool) -> tuple[str, ...]:
+def _linked(
+    segments: Segments, request: EraseRequest, before_ms: int, scanned: Found, in_force: bool
+) -> tuple[str, ...]:
     """Return the URIs of linked files that still have, or may have, rows of a request.
 
     Those of keys are known by their entries, unless an earlier erasure removed these. Those of a topic or a queue are
     known by the times of the files.
     """
     if request.keys and not in_force:
-        places = sorted(frozenset().union(*(held.places for held in found.values())))
+        places = sorted(frozenset().union(*(held.places for held in scanned.values())))
         at = [segments.segment(linked_store(request.topic, queue_id), offset) for queue_id, offset in places]
-        return tuple(dict.fromkeys(one.uri for one in at if isinstance(one, LinkedSegment)))
+        return tuple(dict.fromkeys(linked.uri for linked in at if isinstance(linked, LinkedSegment)))
     queue = None if request.queue_id is None else linked_store(request.topic, request.queue_id)
     return tuple(
         dict.fromkeys(
-            one.uri
-            for one in segments.linked()
-            if (one.store == queue if queue is not None else one.topic == request.topic)
-            and (one.times is None or one.times[0] < before_ms)
+            linked.uri
+            for linked in segments.linked()
+            if (linked.store == queue if queue is not None else linked.topic == request.topic)
+            and (linked.times is None or linked.times[0] < before_ms)
         )
     )
 
 
-def _hidden(found: Found, without: Container[str] = ()) -> int:
-    return sum(held.hidden for name, held in found.items() if name not in without)
+def _hidden(scanned: Found, without: Container[str] = ()) -> int:
+    return sum(held.hidden for name, held in scanned.items() if name not in without)
 
 
 def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
@@ -480,7 +482,7 @@ def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, 
         said.append(f"{segments} archived segments: their messages are erased only with --now")
     elif segments:
         said.append("the source's own files: only the source can delete them")
-    if given_up := sum(one.range is None for one in state.lost.values()):
+    if given_up := sum(lost.range is None for lost in state.lost.values()):
         said.append(f"{given_up} lost objects that a record gave up")
     return tuple(said)
 

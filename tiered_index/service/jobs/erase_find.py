@@ -69,15 +69,17 @@ def find_hidden(
     """
     stored = list(objects)
     settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0, coalesce_gap_bytes=0)
-    found: dict[str, ScannedObject] = {}
+    scanned: dict[str, ScannedObject] = {}
     with (
         contextlib.closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold,
         ThreadPoolExecutor(_READERS, "tiered-index-erase") as pool,
     ):
-        for one, held in zip(stored, pool.map(lambda one: _scanned(cold, one, stones, schema), stored), strict=True):
-            found[one.name] = held
-            progress(len(found), len(stored))
-    return found
+        for named, held in zip(
+            stored, pool.map(lambda named: _scanned(cold, named, stones, schema), stored), strict=True
+        ):
+            scanned[named.name] = held
+            progress(len(scanned), len(stored))
+    return scanned
 
 
 def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Schema) -> ScannedObject:

@@ -38,9 +38,9 @@ def spellings(key: str) -> Iterator[str]:
             yield text
 
 
-def matched(stone: Tombstone, found: Iterable[ScannedObject]) -> bool:
+def matched(stone: Tombstone, scanned: Iterable[ScannedObject]) -> bool:
     """Return whether an entry of the tombstone's key was found."""
-    return any((number, stone.fingerprint) in held.keys for held in found for number in stone.hashes)
+    return any((number, stone.fingerprint) in held.keys for held in scanned for number in stone.hashes)
 
 
 def near_keys(
@@ -56,8 +56,8 @@ def near_keys(
         for key in keys
         for text in [key, *list(spellings(key))[:most]]
     }
-    found = find(storage, state.objects.values(), Tombstones(tuple(tried.values())), schema, no_progress).values()
-    having = [text for text, stone in tried.items() if matched(stone, found)]
+    scanned = find(storage, state.objects.values(), Tombstones(tuple(tried.values())), schema, no_progress).values()
+    having = [text for text, stone in tried.items() if matched(stone, scanned)]
     return tuple([key for key in keys if key in having]), tuple([text for text in having if text not in keys])
 
 

@@ -122,23 +122,26 @@ def erase_messages(
         before = objects_read
         count = len(Segments(log.refresh(), storage))
         # a segment that another process has replaced meanwhile is read, too
-        for one in (rewrite or rewrite_here)(_unread(log, names_read), find):
+        for outcome in (rewrite or rewrite_here)(_unread(log, names_read), find):
             objects_read += 1
-            segments_read += places_read.add(repr(one.segment.place))
-            collisions.pop(one.segment.place, None)
-            if one.found.collisions:
-                collisions[one.segment.place] = one.found.collisions
-            names = {one.segment.name}
-            if one.fresh is not None and one.sent is not None:
+            segments_read += places_read.add(repr(outcome.segment.place))
+            collisions.pop(outcome.segment.place, None)
+            if outcome.found.collisions:
+                collisions[outcome.segment.place] = outcome.found.collisions
+            names = {outcome.segment.name}
+            if outcome.fresh is not None and outcome.sent is not None:
                 state = record_instead(
-                    Publication(log, [one.sent], named=names_object(storage)), one.segment, one.fresh, "erase"
+                    Publication(log, [outcome.sent], named=names_object(storage)),
+                    outcome.segment,
+                    outcome.fresh,
+                    "erase",
                 )
-                if Segments(state, storage).names_object(one.fresh.name):
-                    rewritten, erased = rewritten + 1, erased + one.found.messages
-                    names.add(one.fresh.name)
-            if one.found.problem is not None:
-                problems |= dict.fromkeys(names, one.found.problem)
-            if one.remains or one.found.problem is not None:
+                if Segments(state, storage).names_object(outcome.fresh.name):
+                    rewritten, erased = rewritten + 1, erased + outcome.found.messages
+                    names.add(outcome.fresh.name)
+            if outcome.found.problem is not None:
+                problems |= dict.fromkeys(names, outcome.found.problem)
+            if outcome.remains or outcome.found.problem is not None:
                 left |= names
             for name in names:
                 names_read.add(name)

@@ -109,8 +109,8 @@ def plan_expiry(
     expired = state.expired.joined(
         Expired((rule.horizon(now_ms),), _expired_segments(rule, Segments(state, storage), now_ms))
     )
-    kept = [group for group in groups(state) if not _is_whole(group, expired, stats or {})]
-    if rule.max_bytes is not None and (before_ms := _bytes_before_ms(kept, rule.max_bytes, now_ms)):
+    remaining = [group for group in groups(state) if not _is_whole(group, expired, stats or {})]
+    if rule.max_bytes is not None and (before_ms := _bytes_before_ms(remaining, rule.max_bytes, now_ms)):
         expired = expired.joined(Expired((Horizon(before_ms),)))
     objects: list[StoredObject] = []
     mixed: list[StoredObject] = []
@@ -129,11 +129,11 @@ def with_sums(plan: ExpiryPlan, segments: Segments) -> ExpiryPlan:
     """Return a plan with the sums of the archived segments that stay. All segments are read, one by one."""
     expired = plan.expired
 
-    def kept() -> Iterator[ArchivedSegment]:
-        return (one for one in segments if one.end > expired.segments.get(one.store, 0))
+    def staying() -> Iterator[ArchivedSegment]:
+        return (segment for segment in segments if segment.end > expired.segments.get(segment.store, 0))
 
-    of_age = (one for one in kept() if one.published_ms < _entries_before_ms(one, expired))
-    return replace(plan, segments_kept=SegmentSums.of(kept()), segments_of_age=SegmentSums.of(of_age))
+    of_age = (segment for segment in staying() if segment.published_ms < _entries_before_ms(segment, expired))
+    return replace(plan, segments_kept=SegmentSums.of(staying()), segments_of_age=SegmentSums.of(of_age))
 
 
 def _newly_expired(segments: Segments, expired: Expired) -> Iterator[ArchivedSegment]:
@@ -141,7 +141,7 @@ def _newly_expired(segments: Segments, expired: Expired) -> Iterator[ArchivedSeg
     for store in segments.stores:
         before = expired.segments.get(store, 0)
         if before > segments.state.expired.segments.get(store, 0):
-            yield from itertools.takewhile(lambda one: one.end <= before, segments.of(store))  # noqa: B023 - read at once
+            yield from itertools.takewhile(lambda segment: segment.end <= before, segments.of(store))  # noqa: B023 - read at once
 
 
 def _entries_before_ms(segment: ArchivedSegment, expired: Expired) -> int:
@@ -154,7 +154,9 @@ def may_be_mixed(stored: StoredObject, expired: Expired, stats: Stats) -> bool:
     if stored.second_min * 1000 >= expired.latest_ms:
         return False
     known = stats.get(stored.name)
-    return known is None or any(one is None or one.second_min * 1000 < expired.before_ms(topic) for topic, one in known)
+    return known is None or any(
+        of_topic is None or of_topic.second_min * 1000 < expired.before_ms(topic) for topic, of_topic in known
+    )
 
 
 def groups(state: LogState) -> Iterator[list[StoredObject]]:
@@ -172,7 +174,8 @@ def _is_whole(group: list[StoredObject], expired: Expired, stats: Stats) -> bool
             return True
         known = stats.get(stored.name)
         return bool(known) and all(
-            one is not None and one.second_max * 1000 < expired.before_ms(topic) for topic, one in known or ()
+            of_topic is not None and of_topic.second_max * 1000 < expired.before_ms(topic)
+            for topic, of_topic in known or ()
         )
 
     return all(map(is_whole, group))
@@ -181,7 +184,9 @@ def _is_whole(group: list[StoredObject], expired: Expired, stats: Stats) -> bool
 def _expired_entries(stats: NamedStats, expired: Expired) -> int:
     """Return the number of entries that have certainly expired: those of topics whose newest entry has."""
     return sum(
-        one.entries for topic, one in stats if one is not None and one.second_max * 1000 < expired.before_ms(topic)
+        of_topic.entries
+        for topic, of_topic in stats
+        if of_topic is not None and of_topic.second_max * 1000 < expired.before_ms(topic)
     )
 
 
@@ -252,8 +257,8 @@ def sweep(
     """
     # even with a short grace, a job may publish an object that it uploaded hours ago
     older_than_s = max(rule.grace_s, _UNNAMED_S)
-    found = find_orphans(storage, log, older_than_s=older_than_s, removed_s=rule.grace_s, beat=beat)
-    return delete_orphans(storage, found, beat) if delete else found
+    orphans = find_orphans(storage, log, older_than_s=older_than_s, removed_s=rule.grace_s, beat=beat)
+    return delete_orphans(storage, orphans, beat) if delete else orphans
 
 
 class KnownStats:
@@ -274,7 +279,7 @@ class KnownStats:
         fresh = [stored for stored in mixed if stored.name not in self._known]
         looked_up = {**self._known, **_stats(replace(plan, mixed=tuple(fresh)), self._cold, beat)}
         # an object that can't be read is read again next time
-        self._known = {one.name: looked_up[one.name] for one in mixed if one.name in looked_up}
+        self._known = {stored.name: looked_up[stored.name] for stored in mixed if stored.name in looked_up}
         return self._known
 
 
@@ -311,7 +316,7 @@ def expire(
     plan = replace(plan, unknown_topics=unknown, known_topics=topics)
     if yes and now:
         # an object whose topics are unknown may have no expired entry
-        certain = {one.name for one in plan.mixed if one.name in stats or not _has_topics(plan.expired)}
+        certain = {stored.name for stored in plan.mixed if stored.name in stats or not _has_topics(plan.expired)}
         done = rewrite_objects(storage, log, clock, lambda state: certain)
         plan = replace(plan, rewritten=done.sources, entries_removed=done.expired)
     plan = with_sums(plan, Segments(log.state, storage))
@@ -360,16 +365,16 @@ def _looked_up(objects: Sequence[StoredObject], cold: ColdPath, beat: Callable[[
             metadata = cold.trailer(stored).metadata
             named, stats = dict(metadata.topics), metadata.stats_by_topic()
             # entries of an id without a name may be of any topic
-            return stats if all(one is None or one.topic_id in named for _, one in stats) else []
+            return stats if all(of_topic is None or of_topic.topic_id in named for _, of_topic in stats) else []
         return []
 
-    found: dict[str, NamedStats] = {}
+    by_name: dict[str, NamedStats] = {}
     with ThreadPoolExecutor(_READERS) as pool:
-        for one, stats in zip(objects, pool.map(read, objects), strict=True):
+        for stored, stats in zip(objects, pool.map(read, objects), strict=True):
             beat()
             if stats:
-                found[one.name] = stats
-    return found
+                by_name[stored.name] = stats
+    return by_name
 
 
 def expire_index(

@@ -110,10 +110,10 @@ class Rewrite:
             read = sum(result.read_counts.get(stored.name, 0) for result in results)
             problem = f"{self.what} read another number of entries than the log says"
             CorruptFile.unless_equal(stored.name, problem, stored.count, read)
-        objects = [one for result in results for one in result.objects]
-        written = sum(one.stored.count for one in objects) + sum(result.expired for result in results)
+        objects = [made for result in results for made in result.objects]
+        written = sum(made.stored.count for made in objects) + sum(result.expired for result in results)
         CorruptFile.unless_equal(self.what, "wrote another number of entries than it read", self.entries, written)
-        read_sum, written_sum = sum(result.read_checksum for result in results), sum(one.checksum for one in objects)
+        read_sum, written_sum = sum(result.read_checksum for result in results), sum(made.checksum for made in objects)
         written_sum += sum(result.expired_checksum for result in results)
         CorruptFile.unless_equal(self.what, "wrote other entries than it read", read_sum % 2**64, written_sum % 2**64)
 
@@ -178,7 +178,7 @@ class Job(Generic[R]):
             for result in self.workers(rewrite):
                 results.append(result)
         except BaseException as error:
-            abandon([one.sent for result in results for one in result.objects], self.log.storage)
+            abandon([made.sent for result in results for made in result.objects], self.log.storage)
             if isinstance(error, ObjectNotFound):
                 self._check_inputs(rewrite)
             raise
@@ -201,12 +201,12 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
     Raises `CorruptFile` (wrong results), `JobOvertaken`, `JobOverdue`, or for a writer `StorageUnavailable`, and
     `WriterFenced`. After the last three a job's objects are deleted, unless a record may still name them.
     """
-    objects = [one for result in results for one in result.objects]
-    publication = Publication(log, [one.sent for one in objects], epoch)
+    objects = [made for result in results for made in result.objects]
+    publication = Publication(log, [made.sent for made in objects], epoch)
     rewrite.check_proof(results)
     publication.check()
-    names, stored = tuple(one.name for one in rewrite.inputs), tuple(one.stored for one in objects)
-    added = {one.name for one in stored}
+    names, stored = tuple(stored.name for stored in rewrite.inputs), tuple(made.stored for made in objects)
+    added = {new.name for new in stored}
 
     def make(state: LogState) -> LogRecord | None:
         gone = [name for name in names if state.input_of(name) is None]
@@ -217,8 +217,8 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
                 f"{log.storage.uri}: {len(gone)} of {len(names)} inputs were removed from the log, {gone[0]} first"
             )
         left_out = sum(result.expired for result in results)
-        pending = tuple(one for one in stored if isinstance(one, PendingFile))
-        add = tuple(one for one in stored if not isinstance(one, PendingFile))
+        pending = tuple(new for new in stored if isinstance(new, PendingFile))
+        add = tuple(new for new in stored if not isinstance(new, PendingFile))
         return LogRecord(0, rewrite.kind, epoch or 0, "", 0, add, names, pending=pending, left_out=left_out)
 
     try:
@@ -247,7 +247,7 @@ def in_threads(
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 done = [future for future in futures if not future.cancelled() and future.exception() is None]
-                abandon([one.sent for future in done for one in future.result().objects], storage)
+                abandon([made.sent for future in done for made in future.result().objects], storage)
                 raise
         give_back()
         return results

@@ -35,7 +35,7 @@ def link(
     """
     for left in reversed(range(_TRIES)):
         try:
-            if _linked(log, epoch, added, {one.place: one for one in finished}, {*gone}):
+            if _linked(log, epoch, added, {segment.place: segment for segment in finished}, {*gone}):
                 return
         except MissingCatalog:
             # a merge was faster, or the catalog is lost
@@ -54,7 +54,7 @@ def _linked(
     state = log.refresh()
     replaced = _catalogs_of(state, [*finished, *gone])
     catalogs, seen = list[tuple[StoredCatalog, Publication]](), set[tuple[str, int]]()
-    before = sum(one.rows.count for one in replaced)
+    before = sum(stored.rows.count for stored in replaced)
     if rest := list(_changed(log, state, replaced, finished, gone, seen)):
         catalogs.append(send_catalog(log, rest, epoch))
     if missing := {*finished, *gone} - seen:
@@ -62,7 +62,7 @@ def _linked(
     if added:
         catalogs.append(send_catalog(log, added, epoch))
     objects = [publication.sent for _, publication in catalogs]
-    names = tuple(one.name for one in replaced)
+    names = tuple(stored.name for stored in replaced)
 
     def make(now: LogState) -> LogRecord | None:
         if not now.catalogs.keys() >= {*names} or now.hidden != state.hidden:
@@ -84,7 +84,7 @@ def _catalogs_of(state: LogState, places: Sequence[tuple[str, int]]) -> list[Sto
         for stored, log in state.listed_logs.get(store, ())
         if log.start <= start < log.end
     }
-    return [one for name, one in state.catalogs.items() if name in named]
+    return [stored for name, stored in state.catalogs.items() if name in named]
 
 
 def _changed(
@@ -96,7 +96,7 @@ def _changed(
     seen: set[tuple[str, int]],
 ) -> Iterator[Segment]:
     """Yield the segments of catalogs with the changes. Places that changed are added to `seen`."""
-    part = LogState(catalogs={one.name: one for one in catalogs}, hidden=state.hidden, expired=state.expired)
+    part = LogState(catalogs={stored.name: stored for stored in catalogs}, hidden=state.hidden, expired=state.expired)
     for segment in Segments(part, log.storage).all() if catalogs else ():
         place = segment.place
         if place in gone:

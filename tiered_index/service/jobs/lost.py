@@ -42,7 +42,7 @@ def give_up(
     bad: list[StoredObject | ArchivedSegment] = []
     for name in names:
         known: list[StoredObject | ArchivedSegment] = [*segments.named([name]), *named(state, name)]
-        gone = [one for one in known if is_bad(storage, one)]
+        gone = [stored for stored in known if is_bad(storage, stored)]
         if not gone and name not in unpublished and not any(name in _names(lost) for lost in state.lost.values()):
             problem = (
                 "its objects are whole: leave it out"
@@ -51,17 +51,17 @@ def give_up(
             )
             raise InvalidArgument(f"--lost {name}: {problem}")
         bad += gone
-    gone_segments = [one for one in bad if isinstance(one, ArchivedSegment)]
-    objects = [one for one in bad if isinstance(one, StoredObject)]
+    gone_segments = [stored for stored in bad if isinstance(stored, ArchivedSegment)]
+    objects = [stored for stored in bad if isinstance(stored, StoredObject)]
 
     def make(state: LogState) -> LogRecord | None:
         gone = tuple({stored.name: stored for stored in objects if state.input_of(stored.name)}.values())
         local = [lost for lost in unpublished.values() if lost.name not in state.lost]
         present = Segments(state, storage)
-        removals = [present.removal(one) for one in present.named(one.name for one in gone_segments)]
+        removals = [present.removal(segment) for segment in present.named(segment.name for segment in gone_segments)]
         if not (gone or local or removals):
             return None  # an earlier try or a merge has removed them
-        remove, hide = (tuple(x for one in removals for x in one.get(name, ())) for name in ("remove", "hide"))
+        remove, hide = (tuple(x for removal in removals for x in removal.get(name, ())) for name in ("remove", "hide"))
         remove += tuple(stored.name for stored in gone)
         return LogRecord(0, "remove", 0, "", 0, remove=remove, hide=hide, lost=(*map(LostObject.of, gone), *local))
 

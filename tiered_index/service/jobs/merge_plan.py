@@ -74,8 +74,8 @@ _COMMAND = Bounds()
 
 def window_seconds(window: str | int) -> int:
     """Return the seconds of ``90s``, ``15m``, ``1h``, ``1d`` or of a plain number. Raises `InvalidArgument`."""
-    found = _LENGTH.fullmatch(str(window).strip().lower())
-    seconds = int(found[1]) * UNITS_S[found[2] or "s"] if found else 0
+    matched = _LENGTH.fullmatch(str(window).strip().lower())
+    seconds = int(matched[1]) * UNITS_S[matched[2] or "s"] if matched else 0
     if not 1 <= seconds <= _LONGEST_S:
         raise InvalidArgument(f"a window is like 1h, 1d, 7d or a number of seconds up to 50 years, not {window!r}")
     return seconds
@@ -397,21 +397,21 @@ def _rewrite(
 
 def _by_range(objects: Iterable[StoredObject], cuts: Sequence[int]) -> list[list[StoredObject]]:
     """Return the objects that may have entries of the base slots from each cut to the next, in their order."""
-    found: list[list[StoredObject]] = [[] for _ in cuts[1:]]
+    in_ranges: list[list[StoredObject]] = [[] for _ in cuts[1:]]
     # for each slot map, the first slot of each range and the end of its slots
     bounds: dict[SlotMap, tuple[list[int], list[int]]] = {}
     for stored in objects:
         if (shard := stored.shard) is None:
-            first, end = 0, len(found)
+            first, end = 0, len(in_ranges)
         else:
             if shard.slots not in bounds:
                 slots = [shard.slots.slots_of_base(*part) for part in itertools.pairwise(cuts)]
                 bounds[shard.slots] = [low for low, _ in slots], [high for _, high in slots]
             lows, highs = bounds[shard.slots]
             first, end = bisect_right(highs, shard.slot_low), bisect_left(lows, shard.slot_high)
-        for has in found[first:end]:
+        for has in in_ranges[first:end]:
             has.append(stored)
-    return found
+    return in_ranges
 
 
 def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[list[list[StoredObject]]]:

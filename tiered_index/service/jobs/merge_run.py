@@ -57,7 +57,7 @@ class MergeReport:
     @classmethod
     def of(cls, rewrite: MergeRewrite, results: Sequence[TaskResult]) -> MergeReport:
         """Return the report of one published rewrite."""
-        objects = [one.stored for result in results for one in result.objects]
+        objects = [made.stored for result in results for made in result.objects]
         return cls(
             jobs=1,
             sources=len(rewrite.inputs),
@@ -70,7 +70,7 @@ class MergeReport:
         )
 
     def __add__(self, other: MergeReport) -> MergeReport:
-        names = [one.name for one in fields(self) if one.name != "left"]
+        names = [member.name for member in fields(self) if member.name != "left"]
         numbers: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
         return replace(self, **numbers)
 
@@ -107,7 +107,7 @@ def merge(
     chosen = workers or in_threads(storage, clock, threads, progress)
     done = Job(log, planned, chosen, skips_lost=options.skip_lost).run()
     merge_catalogs(log)
-    return sum((MergeReport.of(*one) for one in done), MergeReport(left=left))
+    return sum((MergeReport.of(*outcome) for outcome in done), MergeReport(left=left))
 
 
 def rewrite_objects(
@@ -142,7 +142,7 @@ def rewrite_objects(
 
     chosen = workers or in_threads(storage, clock, threads, count)
     published = Job(log, planned, chosen, skips_lost=True, repeats=True).run()
-    return sum((MergeReport.of(*one) for one in published), MergeReport())
+    return sum((MergeReport.of(*outcome) for outcome in published), MergeReport())
 
 
 def merge_index(

@@ -149,11 +149,11 @@ def _named(state: LogState, storage: Storage) -> Callable[[str], bool]:
 
 def _infos(storage: Storage, names: Iterable[str]) -> list[ObjectInfo]:
     """Return the descriptions of the objects that the storage has: a request each."""
-    found = []
+    infos = []
     for name in names:
         with contextlib.suppress(ObjectNotFound):
-            found.append(storage.head(name))
-    return found
+            infos.append(storage.head(name))
+    return infos
 
 
 def not_there(storage: Storage, objects: Iterable[Named]) -> list[Named]:

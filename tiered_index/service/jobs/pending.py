@@ -99,8 +99,8 @@ def read_sealed(pending: PendingFile, read: Read) -> tuple[SealedFile, tuple[int
 
     def decoded() -> _Pending:
         data = read(position, pending.metadata_length)
-        found: _Pending = decode_document(data, pending.name, _Pending, "pending file", FORMAT_VERSION)
-        return found
+        document: _Pending = decode_document(data, pending.name, _Pending, "pending file", FORMAT_VERSION)
+        return document
 
     document = read_again(decoded)
     sealed, pieces = document.sealed, document.pieces
@@ -150,8 +150,8 @@ def pending_bytes(storage: Storage, pending: PendingFile, schema: Schema) -> Ite
         return storage.get_range(pending.name, start, length)
 
     sealed, pieces = read_sealed(pending, read)
-    if (found := sealed.layout.schema) != schema:
-        raise SchemaMismatch(f"{pending.name} stores {found.name} entries, the index {schema.name}")
+    if (stored_schema := sealed.layout.schema) != schema:
+        raise SchemaMismatch(f"{pending.name} stores {stored_schema.name} entries, the index {schema.name}")
     with tempfile.TemporaryDirectory(prefix="tiered-index-") as folder:
         path = Path(folder) / f"{pending.file_id}.index"
         _compact(path, sealed, schema, verified_pieces(pending, pieces, read))

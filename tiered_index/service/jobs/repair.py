@@ -186,10 +186,10 @@ def _problem_of(stored: StoredObject, name: str, size: int, read: Read) -> str |
     """Return why a copy can't replace `stored`; None: it is whole and matches the record."""
     try:
         read = WindowedRead(read, size)
-        found = defects(structs.replace(stored, name=name), read, size, "sequence")
+        problems = defects(structs.replace(stored, name=name), read, size, "sequence")
     except (CorruptFile, InvalidArgument, ObjectNotFound) as error:
         return str(error)
-    return found[0].problem if found else None
+    return problems[0].problem if problems else None
 
 
 def _described(old: StoredObject, name: str, read: Read, size: int, now_ms: int) -> StoredObject:

@@ -77,8 +77,8 @@ class Piece:
 
     def without(self, expired: Expired, topics: Mapping[int, str]) -> Piece:
         """Return the piece without expired and erased entries; `topics` has the names of topic ids."""
-        kept = expired.keeps(self.items, self.seconds, topics)
-        return self if kept.all() else replace(self, items=self.items[kept], seconds=self.seconds[kept])
+        shown = expired.keeps(self.items, self.seconds, topics)
+        return self if shown.all() else replace(self, items=self.items[shown], seconds=self.seconds[shown])
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class InputReader:
 
     def __post_init__(self) -> None:
         self._inputs = [open_input(self.cold, stored, self.schema, self.closing) for stored in self.inputs]
-        self._trailers: list[Trailer] = self._each(lambda one: input_trailer(one, self.schema), self._inputs)
+        self._trailers: list[Trailer] = self._each(lambda source: input_trailer(source, self.schema), self._inputs)
         for stored, trailer in zip(self.inputs, self._trailers, strict=True):
             if trailer.metadata.slot_map.base != self.base:
                 raise SchemaMismatch(
@@ -141,7 +141,7 @@ class InputReader:
     def _each(self, read: Callable[[T], R], inputs: Iterable[T]) -> list[R]:
         """Return the results of `read` in order, `readers` at once."""
         if self.readers == 1:
-            return [read(one) for one in inputs]
+            return [read(source) for source in inputs]
         with ThreadPoolExecutor(self.readers) as pool:
             return list(pool.map(read, inputs))
 
@@ -154,9 +154,9 @@ class InputReader:
         items = read_items(self._inputs[index], runs)
         _, base_slots = divided(normal_hashes(items["key_hash"]), self.base)
         times = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
-        kept = (base_slots >= low) & (base_slots < high) & (times >= seconds[0]) & (times <= seconds[1])
-        if not kept.all():
-            items, times = items[kept], times[kept]
+        inside = (base_slots >= low) & (base_slots < high) & (times >= seconds[0]) & (times <= seconds[1])
+        if not inside.all():
+            items, times = items[inside], times[inside]
         self.read_counts[self._inputs[index].file] += len(items)
         return self._with_common_topics(index, items), times
 
@@ -402,12 +402,12 @@ class RewriteTask:
                 for piece in reader.pieces(self.piece_items or PIECE_ITEMS):
                     of_piece = entry_checksum(piece.items, piece.seconds)
                     checksum += of_piece
-                    kept = piece.without(self.expired, reader.topics)
-                    if kept is not piece:
-                        expired += len(piece.items) - len(kept.items)
-                        expired_checksum += of_piece - entry_checksum(kept.items, kept.seconds)
+                    shown = piece.without(self.expired, reader.topics)
+                    if shown is not piece:
+                        expired += len(piece.items) - len(shown.items)
+                        expired_checksum += of_piece - entry_checksum(shown.items, shown.seconds)
                     for table in tables:
-                        table.add(kept)
+                        table.add(shown)
                     progress(len(piece.items))
                 for table in tables:
                     table.finish()

@@ -113,7 +113,7 @@ class SegmentArchive:
         """Return unchecked bytes of a segment from `position` on. Raises `ObjectNotFound`, `CorruptFile`."""
         if not 0 <= position <= position + length <= segment.size_bytes:
             raise InvalidArgument(f"bytes {inclusive(position, position + length)} are not within {segment.name}")
-        return b"".join(self._range(segment, *one) for one in segment.ranges(position, length))
+        return b"".join(self._range(segment, *extent) for extent in segment.ranges(position, length))
 
     def verified(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
         """Return bytes of a segment as `read` does, but check the CRC32 of their pieces.
@@ -256,21 +256,21 @@ class SegmentUploads:
         if self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
             self._lock.release()
 
-    def archive(self, given: SourceSegment) -> bool:
+    def archive(self, source: SourceSegment) -> bool:
         """Upload a segment unless it is archived. Return whether it was uploaded. As `IndexService.archive`."""
-        size_bytes, queues = given.size_bytes, given.queues
+        size_bytes, queues = source.size_bytes, source.queues
         with self._writing():
             state = self.session.refreshed()
-            if self._is_expired(given, state):
+            if self._is_expired(source, state):
                 return False
-            known = self._segments(state).at(*given.place)
+            known = self._segments(state).at(*source.place)
             if known is not None:
-                rewritten_ms, whole = given.rewritten_ms, replace(given, modified_ms=None)
+                rewritten_ms, whole = source.rewritten_ms, replace(source, modified_ms=None)
                 stale = (
                     rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
                 )
                 try:
-                    _compare(known, whole if stale else given)
+                    _compare(known, whole if stale else source)
                 except CorruptFile:
                     if not stale:
                         raise
@@ -282,19 +282,19 @@ class SegmentUploads:
                     return False
                 _compare(known, whole)
                 return self._publish(replace(whole, queues=lambda: section), known.name)
-            _check_overlap(given, self._segments(state))
-            return self._publish(given)
+            _check_overlap(source, self._segments(state))
+            return self._publish(source)
 
-    def send(self, given: SourceSegment) -> bool:
+    def send(self, source: SourceSegment) -> bool:
         """Upload a columnar segment unless it is archived. Return whether it was uploaded: `name_sent` archives it."""
         with self._writing():
             state = self.session.log.state
             # a segment at its place: an earlier try appended the record, but its outcome was unknown
-            if self._is_expired(given, state) or self._segments(state).at(*given.place) is not None:
-                self._sent.pop(given.place, None)
+            if self._is_expired(source, state) or self._segments(state).at(*source.place) is not None:
+                self._sent.pop(source.place, None)
                 return False
-            _check_overlap(given, self._segments(state))
-            self._sent[given.place] = self._uploaded(given)
+            _check_overlap(source, self._segments(state))
+            self._sent[source.place] = self._uploaded(source)
             return True
 
     def name_sent(self, places: Sequence[tuple[str, int]]) -> int:
@@ -310,9 +310,9 @@ class SegmentUploads:
 
             def unexpired(state: LogState) -> tuple[ArchivedSegment, ...]:
                 expired = state.expired.segments
-                return tuple(one for one in missing(state) if one.end > expired.get(one.store, 0))
+                return tuple(segment for segment in missing(state) if segment.end > expired.get(segment.store, 0))
 
-            objects, listed = [one.sent for _, one in sent], unexpired(log.refresh())
+            objects, listed = [publication.sent for _, publication in sent], unexpired(log.refresh())
             catalog: StoredCatalog | None = None
             if len(listed) > LINES_OF_RECORD:
                 catalog, of_catalog = send_catalog(log, listed, epoch)
@@ -330,7 +330,7 @@ class SegmentUploads:
             for place in places:
                 del self._sent[place]
             self._merge_catalogs(state)
-            return sum(map(self._segments(state).names_object, [one.name for one in segments]))
+            return sum(map(self._segments(state).names_object, [segment.name for segment in segments]))
 
     def link(
         self, added: Sequence[LinkedSegment], finished: Sequence[LinkedSegment], gone: Sequence[tuple[str, int]]
@@ -369,15 +369,15 @@ class SegmentUploads:
             self._known = Segments(state, self.session.storage)
         return self._known
 
-    def _is_expired(self, given: SourceSegment, state: LogState) -> bool:
+    def _is_expired(self, source: SourceSegment, state: LogState) -> bool:
         """Return whether a segment has expired. Sweep its store before that. Raises `InvalidArgument`."""
-        if given.start < 0 or given.size_bytes <= 0:
+        if source.start < 0 or source.size_bytes <= 0:
             raise InvalidArgument(
-                f"a segment must begin at 0 or later and have a byte, but start is {given.start} and size_bytes "
-                f"{given.size_bytes}"
+                f"a segment must begin at 0 or later and have a byte, but start is {source.start} and size_bytes "
+                f"{source.size_bytes}"
             )
-        self._sweep(given.store, state)
-        return given.end <= state.expired.segments.get(given.store, 0)
+        self._sweep(source.store, state)
+        return source.end <= state.expired.segments.get(source.store, 0)
 
     def _sweep(self, store: str, state: LogState) -> None:
         """Delete uploads of earlier writers that no record names, once per store and process.
@@ -404,10 +404,10 @@ class SegmentUploads:
         except CorruptFile:
             return False  # not an archived segment
 
-    def _publish(self, given: SourceSegment, instead_of: str | None = None) -> bool:
+    def _publish(self, source: SourceSegment, instead_of: str | None = None) -> bool:
         """Append a segment's record, which removes object `instead_of`. Return false if another one was first."""
-        place = given.place
-        segment, publication = self._sent[place] = self._uploaded(given)
+        place = source.place
+        segment, publication = self._sent[place] = self._uploaded(source)
 
         def make(state: LogState) -> LogRecord | None:
             segments = self._segments(state)
@@ -424,20 +424,20 @@ class SegmentUploads:
         if there is None or there.name == segment.name:
             return True
         # an earlier try's record, of unknown outcome, came first
-        _compare(there, given)
+        _compare(there, source)
         return False
 
-    def _uploaded(self, given: SourceSegment) -> tuple[ArchivedSegment, Publication]:
+    def _uploaded(self, source: SourceSegment) -> tuple[ArchivedSegment, Publication]:
         """Send a segment, unless the object of an earlier try can be used. Return it with its publication."""
-        sent, size_bytes, columns = self._sent.get(given.place), given.size_bytes, given.columns
-        if sent is not None and not sent[1].is_overdue and _is_same(sent[0], given):
+        sent, size_bytes, columns = self._sent.get(source.place), source.size_bytes, source.columns
+        if sent is not None and not sent[1].is_overdue and _is_same(sent[0], source):
             with contextlib.suppress(ObjectNotFound):
                 sent[1].check()
                 return sent
-        section = b"" if given.queues is None else given.queues()
-        messages = (None, None) if given.messages is None else given.messages()
+        section = b"" if source.queues is None else source.queues()
+        messages = (None, None) if source.messages is None else source.messages()
         log, epoch = self.session.log, self.session.epoch
-        return send_segment(log, given.place, size_bytes, given.pieces, section, epoch, columns, messages)
+        return send_segment(log, source.place, size_bytes, source.pieces, section, epoch, columns, messages)
 
 
 def send_segment(
@@ -482,39 +482,39 @@ def _called(store: str, start: int) -> str:
     return f"segment {start:020d} of {store}"
 
 
-def _check_overlap(given: SourceSegment, segments: Segments) -> None:
+def _check_overlap(source: SourceSegment, segments: Segments) -> None:
     """Raise `CorruptFile` if another archived segment has a byte or record of a segment."""
-    if (other := segments.overlapping(*given.place, given.end)) is not None:
+    if (other := segments.overlapping(*source.place, source.end)) is not None:
         raise CorruptFile(
-            _called(*given.place),
+            _called(*source.place),
             f"overlaps {other.name}, which is archived already: the log was recreated",
             expected=(other.start, other.end),
-            found=(given.start, given.end),
+            found=(source.start, source.end),
         )
 
 
-def _is_same(sent: ArchivedSegment, given: SourceSegment) -> bool:
+def _is_same(sent: ArchivedSegment, source: SourceSegment) -> bool:
     """Return whether a segment is as it was sent: its source may have rewritten it since."""
-    if given.columns is not None or sent.columns is not None:
-        return (sent.size_bytes, sent.columns) == (given.size_bytes, given.columns)
+    if source.columns is not None or sent.columns is not None:
+        return (sent.size_bytes, sent.columns) == (source.size_bytes, source.columns)
     try:
         # as an old one, so that all of it is compared: a clock may have gone back since
-        _compare(structs.replace(sent, published_ms=0), given)
+        _compare(structs.replace(sent, published_ms=0), source)
     except CorruptFile:
         return False
     return True
 
 
-def _compare(known: ArchivedSegment, given: SourceSegment) -> None:
+def _compare(known: ArchivedSegment, source: SourceSegment) -> None:
     """Raise `CorruptFile` if a segment differs from its archived copy. Only the head is read if it is older."""
     where = _called(*known.place)
     problem = f"has another size than its archived copy {known.name}: it was rewritten"
-    CorruptFile.unless_equal(where, problem, known.size_bytes, given.size_bytes)
-    head = given.exactly(0, min(HEAD_BYTES, given.size_bytes))
+    CorruptFile.unless_equal(where, problem, known.size_bytes, source.size_bytes)
+    head = source.exactly(0, min(HEAD_BYTES, source.size_bytes))
     found = zlib.crc32(head)
     whole, expected = known.source or (known.crc32, known.head_crc32)
-    if found == expected and (given.modified_ms is None or given.modified_ms >= known.published_ms):
-        for piece in given.pieces(HEAD_BYTES, len(head)):
+    if found == expected and (source.modified_ms is None or source.modified_ms >= known.published_ms):
+        for piece in source.pieces(HEAD_BYTES, len(head)):
             found = zlib.crc32(piece, found)
         expected = whole
     CorruptFile.unless_equal(where, f"differs from its archived copy {known.name}: it was rewritten", expected, found)

@@ -86,34 +86,37 @@ class _RecordCheck:
         """Check the next record. `before` is the state before it."""
         add = partial(self.report.add, log_name(record.number))
         if record.kind == "repair":
-            lost_entries = sum(one.count for one in record.lost)
+            lost_entries = sum(lost.count for lost in record.lost)
             held = [o for o in map(before.objects.get, record.remove) if o is not None]
             said, put = [[(o.file_id, o.count, o.shard) for o in some] for some in (held, record.add)]
             if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:
                 add("repair", f"it replaces {said} by {put}, but says that {lost_entries:,} entries are lost")
             return
         inputs = map(before.input_of, record.remove)
-        removed, given = [one for one in inputs if one is not None], [*record.add]
+        removed, fresh = [stored for stored in inputs if stored is not None], [*record.add]
         if record.kind == "copy":
             # repairs of the source replaced these
-            repaired = {(o.file_id, o.shard) for o in removed} & {(o.file_id, o.shard) for o in given}
+            repaired = {(o.file_id, o.shard) for o in removed} & {(o.file_id, o.shard) for o in fresh}
             counts = [
-                sum(one.count for one in some if (one.file_id, one.shard) in repaired) for some in (removed, given)
+                sum(stored.count for stored in some if (stored.file_id, stored.shard) in repaired)
+                for some in (removed, fresh)
             ]
             # by the file alone: a lost part of a shard has only some of its slots
             files = {file_id for file_id, _ in repaired}
-            lost_now = (one for one in record.lost if one.name not in before.lost)
-            counts.append(sum(one.count for one in lost_now if one.file_id in files))
+            lost_now = (lost for lost in record.lost if lost.name not in before.lost)
+            counts.append(sum(lost.count for lost in lost_now if lost.file_id in files))
             if counts[0] != counts[1] + counts[2]:
                 add("repair", "it replaces {:,} entries by {:,}, but says that {:,} are lost".format(*counts))
-            removed, given = [[o for o in some if (o.file_id, o.shard) not in repaired] for some in (removed, given)]
-        added = {stored.shard.table for stored in given if stored.shard is not None}
+            removed, fresh = [[o for o in some if (o.file_id, o.shard) not in repaired] for some in (removed, fresh)]
+        added = {stored.shard.table for stored in fresh if stored.shard is not None}
         for table in sorted(added & self.seen):
             add("table", f"adds shards to table {table}, which an earlier record added")
         self.seen |= added
-        gone = {one.name for one in removed}
-        gone_alone = {one.name for one in record.lost}
-        tables = {one.shard.table for one in removed if one.shard is not None and one.name not in gone_alone}
+        gone = {stored.name for stored in removed}
+        gone_alone = {lost.name for lost in record.lost}
+        tables = {
+            stored.shard.table for stored in removed if stored.shard is not None and stored.name not in gone_alone
+        }
         for table in sorted(tables):
             left = [stored.name for stored in before.tables[table] if stored.name not in gone]
             if left:
@@ -148,7 +151,9 @@ def _check_tables(state: LogState, report: Report) -> None:
             parts = _range(stored) == (low, high) and stored.second_max < reached.second_min
             if stored.part.slot_low < high and not parts:
                 report.add(stored.name, "table", f"its slots overlap those of {reached.name} of table {table}")
-            reached = max(reached, stored, key=lambda one: (one.part.slot_high, -one.second_max))
+            reached = max(
+                reached, stored, key=lambda shard_object: (shard_object.part.slot_high, -shard_object.second_max)
+            )
 
 
 def _range(stored: StoredObject) -> tuple[int, int]:
@@ -231,7 +236,7 @@ def check_storage(
     _name_topics(storage, state, report)
     if report.missing:
         report.note(DELETED)
-    report.lost += [Missing.of(one) for one in state.lost.values() if one.lacks_entries]
+    report.lost += [Missing.of(lost) for lost in state.lost.values() if lost.lacks_entries]
     _note_strays(storage, state, report, DATA_PREFIX)
     _note_strays(storage, state, report, SEGMENTS_PREFIX)
     _note_strays(storage, state, report, CATALOG_PREFIX)
@@ -244,12 +249,12 @@ def check_storage(
 
 def _take_back_removed(storage: Storage, state: LogState, report: Report) -> None:
     """Take back findings about missing objects that records have removed meanwhile: a sweep may delete them."""
-    missing = {one.file for one in report.findings if one.problem == _NOT_THERE}
+    missing = {defect.file for defect in report.findings if defect.problem == _NOT_THERE}
     after = _refreshed(storage, state) if missing else state
     segments = Segments(after, storage)
     removed = {name for name in missing if after.input_of(name) is None and not segments.names_object(name)}
-    report.findings[:] = [one for one in report.findings if one.file not in removed]
-    report.missing[:] = [one for one in report.missing if one.object not in removed]
+    report.findings[:] = [defect for defect in report.findings if defect.file not in removed]
+    report.missing[:] = [lacking for lacking in report.missing if lacking.object not in removed]
     for name in sorted(removed):
         gone = StorageUnavailable(f"{name} was removed from the log during the check: run it again")
         report.unchecked.append((name, gone))
@@ -257,18 +262,18 @@ def _take_back_removed(storage: Storage, state: LogState, report: Report) -> Non
 
 def _name_topics(storage: Storage, state: LogState, report: Report) -> None:
     """Add topics to the missing objects of window tables: those of other shards of the table."""
-    gone = {one.object for one in report.missing}
+    gone = {lacking.object for lacking in report.missing}
     # once for each table, which may lack thousands of shards
     topics: dict[str, set[str]] = {}
-    for table in {one.file for one in report.missing}:
+    for table in {lacking.file for lacking in report.missing}:
         beside = [stored for stored in state.tables.get(table, ()) if stored.name not in gone]
         for stored in beside[:_ASKED]:
             with contextlib.suppress(CorruptFile, StorageError):
                 names = ColdPath(storage).trailer(stored).metadata.topics
                 topics.setdefault(table, set()).update(name for _, name in names)
-    for place, one in enumerate(report.missing):
-        if one.file in topics:
-            report.missing[place] = replace(one, topics=tuple(sorted(topics[one.file])))
+    for place, lacking in enumerate(report.missing):
+        if lacking.file in topics:
+            report.missing[place] = replace(lacking, topics=tuple(sorted(topics[lacking.file])))
 
 
 def check_object(storage: Storage, named: Named, local: CompactedFile | None, report: Report, *, deep: bool) -> None:
@@ -342,8 +347,8 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
             state = state.apply(record, info.name)
             records.check(record, before)
             if record.kind == "remove":
-                lost = [one.place for one in Segments(before, storage).named(record.remove)]
-                lost += [(one.store, one.start) for one in record.hide]
+                lost = [segment.place for segment in Segments(before, storage).named(record.remove)]
+                lost += [(hidden.store, hidden.start) for hidden in record.hide]
                 given_up |= dict.fromkeys(lost, record.number)
             report.count("log_records")
             for name in checkpoints.pop(state.number, ()):
@@ -398,8 +403,8 @@ def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Repo
 
 def _check_trailer(storage: Storage, stored: StoredObject, report: Report) -> None:
     trailer = ColdPath(storage).trailer(stored)
-    found = stored_file(stored.name, trailer, stored.size_bytes, stored.published_ms, stored.origin)
-    if (problem := unlike(stored, found, *LENGTHS)) is not None:
+    described = stored_file(stored.name, trailer, stored.size_bytes, stored.published_ms, stored.origin)
+    if (problem := unlike(stored, described, *LENGTHS)) is not None:
         report.add(stored.name, "object", f"its trailer says {problem}")
 
 
@@ -428,8 +433,8 @@ def _check_bytes(storage: Storage, named: Named, local: CompactedFile | None, re
 
 def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> None:
     assert local.local is not None
-    found = stored_file(stored.name, local.local.trailer(), local.local.size_bytes, stored.published_ms)
-    if (problem := unlike(stored, found, "sequence", "size_bytes")) is not None:
+    described = stored_file(stored.name, local.local.trailer(), local.local.size_bytes, stored.published_ms)
+    if (problem := unlike(stored, described, "sequence", "size_bytes")) is not None:
         report.add(local.local.file, "copy", f"the local copy says {problem}")
 
 
@@ -471,7 +476,7 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
     except CorruptFile as error:
         report.add(str(files.path), LIST, error.problem)
     local: dict[str, CompactedFile] = {}
-    told = {Path(one.file).stem for one in report.findings}
+    told = {Path(defect.file).stem for defect in report.findings}
     for number, handle in enumerate(RootView(root).look().handles, 1):
         # `_check_names` reports a listed file without its journal, and a damaged list is reported above
         if not (isinstance(handle, DamagedFile) and handle.file_id in {*told, LIST}):
@@ -575,9 +580,9 @@ def _is_behind(storage: Storage, state: LogState, beside: RootBeside, report: Re
 
 def _excuse_missing(root: Root, state: LogState, report: Report) -> None:
     """Remove findings about files that the root lists but does not have, if the log names them or gave them up."""
-    known = state.files.keys() | {one.file_id for one in state.lost.values()}
+    known = state.files.keys() | {lost.file_id for lost in state.lost.values()}
     try:
         excused = {f"{root.folder(UNSEALED)}/{file_id}" for file_id in FileList(root).gone().keys() & known}
     except CorruptFile:
         return  # no file is known to be missing
-    report.findings = [one for one in report.findings if one.file not in excused]
+    report.findings = [defect for defect in report.findings if defect.file not in excused]

@@ -43,10 +43,10 @@ class Missing:
     copy: str | None = None
 
     @classmethod
-    def of(cls, one: StoredObject | LostObject, copy: CompactedFile | None = None) -> Missing:
+    def of(cls, gone: StoredObject | LostObject, copy: CompactedFile | None = None) -> Missing:
         """Describe the entries that are missing with an object. `copy` is its local copy."""
-        told = (one if isinstance(one, LostObject) else LostObject.of(one)).told()
-        missing = cls(one.name, told.file, told.begin_ms, told.end_ms, told.entries)
+        told = (gone if isinstance(gone, LostObject) else LostObject.of(gone)).told()
+        missing = cls(gone.name, told.file, told.begin_ms, told.end_ms, told.entries)
         if copy is None or copy.local is None:
             return missing
         topics = tuple(sorted(name for _, name in copy.metadata().topics))
@@ -121,8 +121,8 @@ class Report:
             "checked": dict(self.checked),
             "findings": [asdict(defect) for defect in self.findings],
             "notes": self.notes,
-            "missing": [asdict(one) for one in self.missing],
-            "lost": [asdict(one) for one in self.lost],
+            "missing": [asdict(lacking) for lacking in self.missing],
+            "lost": [asdict(lacking) for lacking in self.lost],
             "unchecked": [
                 {"what": what, "type": type(error).__name__, "message": str(error)} for what, error in self.unchecked
             ],

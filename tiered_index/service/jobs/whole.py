@@ -52,9 +52,9 @@ def defects_of(
     if size != object_bytes(named):
         return [Finding(kind_of(named), f"it has {size:,} bytes, the log says {object_bytes(named):,}")]
     read = WindowedRead(partial(storage.get_range, named.name), size, seen)
-    found = defects(named, read, size, *equal)
+    listed = defects(named, read, size, *equal)
     read.finish()
-    return found
+    return listed
 
 
 def defects(named: Named, read: Read, size: int, *equal: str) -> list[Finding]:
@@ -93,13 +93,13 @@ def trailer_of(read: Read, name: str, size: int) -> Trailer:
 
 
 def _of_file(stored: StoredObject, read: Read, size: int, equal: tuple[str, ...]) -> list[Finding]:
-    found = (verify_compacted if stored.shard is None else verify_shard)(read, size, stored.name)
+    listed = (verify_compacted if stored.shard is None else verify_shard)(read, size, stored.name)
     try:
         trailer = trailer_of(read, stored.name, size)
     except CorruptFile as error:
-        return found or [Finding("object", error.problem, error.offset)]
+        return listed or [Finding("object", error.problem, error.offset)]
     problem = unlike(stored, stored_file(stored.name, trailer, size, stored.published_ms, stored.origin), *equal)
-    return found if problem is None else [*found, Finding("object", f"its trailer says {problem}")]
+    return listed if problem is None else [*listed, Finding("object", f"its trailer says {problem}")]
 
 
 def _of_segment(segment: ArchivedSegment, read: Read, size: int) -> list[Finding]:
@@ -117,19 +117,19 @@ def _of_segment(segment: ArchivedSegment, read: Read, size: int) -> list[Finding
         for error in table.damage(segment.name, begin, data):
             at = error.offset or 0
             bad.append((at // length, zlib.crc32(data[at - begin :][:length])))
-    found = []
+    listed = []
     # successive pieces have the same difference of number and place
-    for _, row in itertools.groupby(enumerate(bad), lambda one: one[1][0] - one[0]):
+    for _, row in itertools.groupby(enumerate(bad), lambda numbered: numbered[1][0] - numbered[0]):
         pieces = [piece for _, piece in row]
         (first, crc32), last = pieces[0], pieces[-1][0]
         part = f"piece {first}" if first == last else f"pieces {first} to {last}"
         problem = f"CRC32 {crc32:#010x}, its table says {int(table.pieces[first]):#010x}"
-        found.append(Finding(part, problem, first * length))
+        listed.append(Finding(part, problem, first * length))
     if whole != segment.crc32:
-        found.append(Finding("segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}"))
+        listed.append(Finding("segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}"))
     if table.queues_bytes:
         check_queues(behind[: table.queues_bytes], segment.start, segment.size_bytes, segment.name)
-    return found
+    return listed
 
 
 def _check_catalog(stored: StoredCatalog, read: Read, size: int) -> None:
