@@ -170,11 +170,11 @@ def _key(made: ColdIndex, answer: QueryResult) -> str:
 def _settle(reader: IndexReader) -> None:
     """Wait until no search runs: the pool's threads have ended."""
     engine: Any = reader._engine
-    engine._files._pool.close()
+    engine.files._pool.close()
     for thread in threading.enumerate():
         if thread.name.startswith("tiered-index-query"):
             thread.join(60)
-    engine._files._pool = DaemonPool(engine._files._threads, "tiered-index-query")
+    engine.files._pool = DaemonPool(engine.files._threads, "tiered-index-query")
 
 
 def test_a_refresh_is_part_of_the_lookup_that_made_it(wire: Wire, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.budget import LookupLimits
+from tiered_index.service.read.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.caches import Caches
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import RangeReadPool
@@ -40,15 +40,14 @@ from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.disk_cache import DiskCache
 from tiered_index.service.read.file_view import WholeView
 from tiered_index.service.read.index_view import IndexView
-from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
-from tiered_index.service.read.parts import ReaderParts, sourced_schema
+from tiered_index.service.read.parts import ReaderParts
 from tiered_index.service.read.polled import Polled, Read, wait_for
 from tiered_index.service.read.prefix import Children
 from tiered_index.service.read.query import QueryEngine
 from tiered_index.service.read.root_view import UnsealedView
-from tiered_index.service.read.scan import Files
-from tiered_index.service.read.several import Openings, Several, SourcedFile
+from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT
+from tiered_index.service.read.several import Openings, Several
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import UNBOUNDED, deadline_at, remaining_s, request_context
@@ -126,15 +125,13 @@ class IndexReader(Lookups[ItemT]):
                 ]
                 views = self._open_several(f"the list of {len(opening)} indexes", lambda: opening, undo)
             self._schema = views[0].schema
-            self._sourced = sourced_schema(self._schema)
             self._prices = config.prices
             self._engine = QueryEngine(
-                self._schema if self._several is None else self._sourced,
+                self._schema,
                 config.item_type or self._schema.item_type(),
                 config.query_threads,
                 self._prices,
                 None if self._several is None else {},
-                self._several,
             )
             if self._several is None:
                 self._read(views)
@@ -342,8 +339,8 @@ class IndexReader(Lookups[ItemT]):
         with contextlib.ExitStack() as each:
             if self._shared is not None:
                 each.callback(self._shared.close)
-            for view in self._views if self._several is None else self._several.close():
-                each.callback(view.close)
+            for view in self._views if self._several is None else self._several.close(until_s):
+                each.callback(view.close, until_s)
             each.callback(self._parts.close, until_s)
             self._engine.close(until_s)
 
@@ -451,33 +448,26 @@ class IndexReader(Lookups[ItemT]):
 
     @contextlib.contextmanager
     def _taking(self, begun_s: float) -> Iterator[Files]:
-        several = self._several
-        if several is None:
-            with self._views[0].taking(begun_s) as files:
-                self._check_open()
-                yield files
-            return
-        # before the views, so that an index is in at least one of both
-        unopened = several.problems(begun_s)
-        views = self._views
-        with contextlib.ExitStack() as held:
-            taken = [held.enter_context(view.taking(begun_s, view.name)) for view in views]
-            self._check_open()
-            states = [state for files in taken for state in files.states]
-            logs = Logs.joined([files.logs for files in taken])
-            freshness = tuple([seen for files in taken for seen in files.freshness])
-            handles = partial(self._sourced_files, list(zip(views, taken, strict=True)), unopened)
-            yield Files(handles, freshness, logs=logs, states=states)
+        with self._taking_of(self._views[0], begun_s) as files:
+            yield files
 
-    def _sourced_files(
-        self, taken: Sequence[tuple[IndexView, Files]], unopened: list[Handle], second_min: int, second_max: int
-    ) -> Sequence[Handle]:
-        found: list[Handle] = [
-            SourcedFile(handle, view, view.number, self._schema, self._sourced)
-            for view, files in taken
-            for handle in files.handles(second_min, second_max)
-        ]
-        return found + unopened
+    @contextlib.contextmanager
+    def _taking_of(self, view: IndexView, begun_s: float) -> Iterator[Files]:
+        with view.taking(begun_s, self._source_of(view)) as files:
+            self._check_open()
+            yield files
+
+    def _search_all(
+        self, budget: LookupBudget, allow_partial: bool, search: Callable[[LookupRun], Pass[ScanT]]
+    ) -> Sequence[Pass[ScanT]]:
+        if self._several is None:
+            return super()._search_all(budget, allow_partial, search)
+        begun_s = self._begin()
+        self._check_open()
+        make_run = partial(
+            LookupRun, allow_partial=allow_partial, budget=budget, prices=self._prices, read_log=self._read_log
+        )
+        return self._several.search_all(begun_s, budget, self._taking_of, make_run, search)
 
 
 def _disk_cache(config: IndexConfig) -> DiskCache | None:

@@ -86,9 +86,9 @@ failed-batch-called-complete: a batch's answer is called complete although a fil
   + "truncated" if more
   tests/property/test_query_many.py::test_a_lost_object_fails_the_batch_or_is_named
 failure-is-a-short-list: an unreadable file makes the answer short, without an error
-  in QueryEngine._read
-  - if scan.errors and run.fails(scan):
-  + if scan.errors and run.fails(scan) and not scan.notes:
+  in _unfailed
+  - if any(one.scan.errors and one.run.fails(one.scan)
+  + if any(one.scan.errors and not one.scan.notes and one.run.fails(one.scan)
   tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept
 lost-object-is-a-short-list: an object that the log names but the storage lacks is skipped
   in LookupRun._were_removed
@@ -185,9 +185,9 @@ broken-index-is-an-empty-folder: an index below a prefix that lost its log is sk
   + if child is None:
   tests/unit/service/several/test_refreshes.py::test_an_index_without_its_log_is_no_empty_folder
 ties-of-sources-lost-between-pages: a page leaves out entries of a later source at the cursor's exact place
-  in SourcedFile.search
-  - if self._number > last else column
-  + if self._number < last else column
+  in order_within_index
+  - if number > last else column
+  + if number < last else column
   tests/unit/service/several/test_one_order.py::test_pages_by_readers_of_other_orders_and_of_one_source_more[False-2]
 complete-however-old: an answer is called complete although the log has not responded for hours
   in Polled._oldest_s

@@ -11,7 +11,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -78,6 +78,14 @@ class Matches:
     lookups: npt.NDArray[np.int64]
     rows: Array
     damage: tuple[Damage, ...] = ()
+
+    def of_index(self, number: int, schema: Schema) -> Matches:
+        """Return the matches with rows of `schema`, whose last column is the number of their index."""
+        rows = np.empty(len(self.rows), schema.row)
+        for name in self.rows.dtype.names or ():
+            rows[name] = self.rows[name]
+        rows[schema.row.names[-1]] = number  # type: ignore[index]
+        return replace(self, rows=rows)
 
     @classmethod
     def lacking(cls, *damage: Damage) -> Self:
@@ -320,10 +328,13 @@ class LookupBatch:
         made.queues = {(at, queue): begin for at, one in found.items() for queue, begin in one.queues.items()}
         return made
 
-    def behind(self, after: Mapping[int, OrderKey]) -> Self:
-        """Return this batch with other ends of the pages before."""
+    def within_index(self, number: int) -> Self:
+        """Return this batch of lookups in several indexes for the index of a number."""
+        if not self.after:
+            return self
         made = self._copy()
-        made.after = after
+        made.after = {at: order_within_index(after, number) for at, after in self.after.items()}
+        made.others = tuple([other.within_index(number) for other in self.others])
         return made
 
     @cached_property
@@ -480,6 +491,15 @@ class LookupBatch:
         return ends
 
 
+def order_within_index(after: OrderKey, number: int) -> OrderKey:
+    """Return an order key of several indexes as one of the index with a number, which then has no column for it.
+
+    At that place, an index comes after it whose number is greater. For such an index the key begins one step earlier.
+    """
+    *place, column, last = after
+    return (*place, column - 1 if number > last else column)
+
+
 class OrderedRows:
     """The rows of many parts, by lookup and in answer order, with repeats: rows whose identity a row before has.
 
@@ -623,6 +643,11 @@ class MatchAccumulator:
                 return False
             self.skipped = True
             return True
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is a row."""
+        return self._count > 0
 
     def missing(self) -> int:
         """Return the number of answers that are missing before files can be skipped; 0: files are never skipped."""

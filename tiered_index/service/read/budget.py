@@ -75,13 +75,13 @@ def _least(one: N | None, other: N | None) -> N | None:
 
 
 class LookupBudget:
-    """The limits of one lookup and their use. Its time starts when it is made.
+    """The limits of one lookup and their use. Its time starts when it is made: `begun`, by `time.perf_counter()`.
 
     `is_free`: nobody bounds the lookup or counts its requests, so the compiled core may read files in a storage.
     """
 
     def __init__(self, prices: PriceTable, limits: LookupLimits) -> None:
-        self.limits = limits
+        self.limits, self.begun = limits, time.perf_counter()
         self.usage = Usage(prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
         self.deadline_s = None if limits.timeout_s is None else limits.deadline_s()
         self._context = active_context()

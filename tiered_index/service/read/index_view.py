@@ -45,7 +45,7 @@ from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.parts import ReaderParts, source_number
 from tiered_index.service.read.polled import Polled, unread
 from tiered_index.service.read.root_view import RootView
-from tiered_index.service.read.scan import Files
+from tiered_index.service.read.scan import FileReader, Files
 from tiered_index.service.read.window_table import apply_changes
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
@@ -142,6 +142,7 @@ class IndexView(Polled):
                 index_id=index_id,
             )
             undo.callback(self.cold.close)
+            self.searches = FileReader(config.query_threads, config.prices)
             self._show(self._log.state, self._refreshed_s)
             undo.pop_all()
 
@@ -286,7 +287,7 @@ class IndexView(Polled):
         Inside the block, they stay readable. `source`: the URI of the index if it is one of several.
         """
         # before the snapshot: a read that ends in between is for later files
-        away, error = self.away, self._error
+        error = self._error
         local: _Local | None = None
         if self._root_view is not None:
             # before the snapshot, which then names each file that left the root before
@@ -295,9 +296,6 @@ class IndexView(Polled):
         with self.catalog.reading() as snapshot:
             state = snapshot.state
             logs = Logs.of([(source, state.lost, state.expired)])
-            if away is not None:
-                yield Files(lambda *_: unread(away), logs=logs, states=[state])
-                return
             problem = self._problem(begun_s, snapshot.as_of_s, error, f"the log of {self.storage.uri}")
             if local is None:
                 handles = partial(_with_problem, snapshot.overlapping, problem)
@@ -311,6 +309,12 @@ class IndexView(Polled):
                 freshness, problem = (replace(self._published(state), not_asked=not_asked),), []
             handles = partial(_with_problem, partial(self._local_and_stored, local, snapshot), problem)
             yield Files(handles, freshness, logs=logs, states=[state], not_asked=not_asked)
+
+    def without_files(self, error: TieredIndexError) -> Files:
+        """Return one file that fails with `error`, in place of the files of the index."""
+        state = self.log_state
+        logs = Logs.of([(self.name, state.lost, state.expired)])
+        return Files(lambda *_: unread(error), logs=logs, states=[state])
 
     def _viewed(
         self, snapshot: Snapshot, problem: list[Handle], second_min: int, second_max: int, stored: bool
@@ -396,9 +400,10 @@ class IndexView(Polled):
         self._recalled = state
         return True
 
-    def close(self) -> None:
-        """Release threads and connections. Idempotent."""
+    def close(self, until_s: float | None = None) -> None:
+        """Release threads and connections. `until_s`: see `DaemonPool.close`. Idempotent."""
         self._closed = True
+        self.searches.close(until_s)
         self.cold.close()
         self.storage.close()
         self.catalog.clear(self._root_view.give_up() if self._root_view is not None else ())

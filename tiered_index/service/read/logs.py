@@ -14,8 +14,8 @@ from tiered_index.service.log.records import LostObject
 from tiered_index.service.read.batch import LookupBatch
 from tiered_index.types import Freshness, Provenance
 
-Kept = dict[tuple[str | None, HashRule], list[LookupBatch]]
-"""The lookups by index and hash rule, if an index has expired entries."""
+Kept = dict[HashRule, list[LookupBatch]]
+"""The lookups by hash rule, if the index has expired entries."""
 
 
 class Logs(NamedTuple):
@@ -39,15 +39,12 @@ class Logs(NamedTuple):
         return cls([one for part in parts for one in part.lost], [one for part in parts for one in part.expired])
 
     def kept(self, batch: LookupBatch) -> Kept:
-        """Return lookups without expired entries."""
+        """Return lookups without the expired entries of the only index."""
         if not self.expired:
             return {}
+        [(_, gone)] = self.expired
         # for all rules, because an object that replaces a removed one may have another rule
-        return {
-            (source, rule): [one.without(gone) for one in batch.under(rule)]
-            for source, gone in self.expired
-            for rule in HASH_RULES
-        }
+        return {rule: [one.without(gone) for one in batch.under(rule)] for rule in HASH_RULES}
 
     def provenance(
         self,

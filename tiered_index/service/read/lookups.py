@@ -29,10 +29,10 @@ from tiered_index.service.read.file_view import WholeView
 from tiered_index.service.read.inventory import Leftovers, du_table, files_table
 from tiered_index.service.read.lookup_columns import check_lookups
 from tiered_index.service.read.messages import MessageLookup, MessageSource, MessagesResult
-from tiered_index.service.read.query import QueryEngine
+from tiered_index.service.read.query import LookupScan, QueryEngine, StatsScan
 from tiered_index.service.read.results import QueryResults
 from tiered_index.service.read.rows import check_range, check_topic, encode_cursor, once, query_digest
-from tiered_index.service.read.scan import Files, LookupRun
+from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT, SearchAll
 from tiered_index.service.read.segments import Segments
 from tiered_index.spelling import is_plain
 from tiered_index.storage.prices import PriceTable
@@ -112,7 +112,7 @@ class Lookups(ABC, Generic[ItemT]):
                 return found
         self._check_open()
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
-        return self._answer("query", lambda run: engine.query(run, lookup), allow_partial, bounds)
+        return self._answer("query", lambda search_all: engine.query(search_all, lookup), allow_partial, bounds)
 
     def query_all(
         self,
@@ -155,7 +155,11 @@ class Lookups(ABC, Generic[ItemT]):
         bounds = LookupLimits(**limits)
         self._check_open()
         checked = check_lookups(lookups, max_count)
-        return self._answer("query_many", lambda run: self._engine.query_many(run, checked), allow_partial, bounds)
+
+        def answer(search_all: SearchAll[LookupScan]) -> QueryResults[ItemT]:
+            return self._engine.query_many(search_all, checked, allow_partial)
+
+        return self._answer("query_many", answer, allow_partial, bounds)
 
     def messages(
         self,
@@ -217,8 +221,8 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_open()
         within = check_range(begin_ms, end_ms, 1)[:2]
 
-        def answer(run: LookupRun) -> TopicsResult:
-            return self._engine.topics(run, self._once(run.files, *within), *within)
+        def answer(search_all: SearchAll[StatsScan]) -> TopicsResult:
+            return self._engine.topics(search_all, lambda files: self._once(files, *within), *within)
 
         return self._answer("topics", answer, allow_partial, bounds)
 
@@ -295,8 +299,8 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_one_index()
         within = check_range(None, None, 1)[:2]
 
-        def answer(run: LookupRun) -> list[tuple[Handle, NamedStats]]:
-            return self._engine.file_stats(run, self._once(run.files, *within), *within)
+        def answer(search_all: SearchAll[StatsScan]) -> list[tuple[Handle, NamedStats]]:
+            return self._engine.file_stats(search_all, lambda files: self._once(files, *within), *within)
 
         stats = self._answer("du", answer, False, LookupLimits())
         return du_table(stats, self.segments(), self._prices)
@@ -381,7 +385,7 @@ class Lookups(ABC, Generic[ItemT]):
     def close(self) -> None:
         """Release everything. Idempotent."""
 
-    def _answer(self, kind: str, answer: Callable[[LookupRun], T], allow_partial: bool, limits: LookupLimits) -> T:
+    def _answer(self, kind: str, answer: Callable[[SearchAll[Any]], T], allow_partial: bool, limits: LookupLimits) -> T:
         status = "failed"
         try:
             with span(kind) as traced:
@@ -397,11 +401,16 @@ class Lookups(ABC, Generic[ItemT]):
         finally:
             self._engine.count(kind, status)
 
-    def _run(self, answer: Callable[[LookupRun], T], allow_partial: bool, limits: LookupLimits) -> T:
+    def _run(self, answer: Callable[[SearchAll[Any]], T], allow_partial: bool, limits: LookupLimits) -> T:
         with LookupBudget(self._prices, limits).open() as budget:
-            # before the snapshots are taken, because an index may appear
-            take = partial(self._taking, self._begin())
-            return LookupRun(take, allow_partial, budget, self._prices, self._read_log).run(answer)
+            return answer(partial(self._search_all, budget, allow_partial))
+
+    def _search_all(
+        self, budget: LookupBudget, allow_partial: bool, search: Callable[[LookupRun], Pass[ScanT]]
+    ) -> Sequence[Pass[ScanT]]:
+        """Return the pass of `search` over each index. Raises its errors."""
+        take = partial(self._taking, self._begin())
+        return [LookupRun(take, allow_partial, budget, self._prices, self._read_log, self._engine.files).run(search)]
 
     def _check_open(self) -> None:
         """Raise `IndexClosed` if the index is closed or can't be used any more."""
@@ -423,8 +432,7 @@ class Lookups(ABC, Generic[ItemT]):
     def _once(self, files: Files, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the files of inclusive epoch seconds, without local ones that a record has removed."""
         found = files.handles(second_min, second_max)
-        # several indexes are read without roots
-        if len(files.states) > 1 or files.not_asked is not None:
+        if len(files.states) != 1 or files.not_asked is not None:
             return found
         if self._leftovers is None:
             self._leftovers = Leftovers(self._cold_paths[0].storage)

@@ -1,7 +1,6 @@
-"""Parts that one reader's indexes share: caches, thread pools, and a schema that names the index of each row.
+"""Parts that one reader's indexes share: caches, thread pools, and a number of each index.
 
-If several indexes are read as one, the number of the index is the last identity column: equal positions in the logs of
-two brokers are two messages. The number is a digest of the index's id, so order and cursors don't depend on the other
+The number is a digest of the index's id, so order and cursors don't depend on the other
 indexes. Threads: call every method from any thread, except from threads of the pool `threads`.
 """
 
@@ -15,7 +14,6 @@ from functools import partial
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded
-from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.caches import Caches
 from tiered_index.service.read.cold_path import RangeReadPool
 from tiered_index.service.read.disk_cache import DiskCache
@@ -97,11 +95,3 @@ def hand_over(late: Callable[[T], object], future: Future[T]) -> None:
 def source_number(index_id: str) -> int:
     """Return the number (63 bits) of an index in rows and cursors."""
     return int.from_bytes(hashlib.blake2b(index_id.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def sourced_schema(schema: Schema) -> Schema:
-    """Return the schema with one more column, the last: the number of the row's index."""
-    name = "source_id"
-    while any(column.name == name for column in schema.extra):
-        name += "_"
-    return Schema(schema.name, (*schema.extra, Column(name, ">i8", identity=True)))

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
@@ -33,7 +33,7 @@ from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.parts import ReaderParts
 from tiered_index.storage.context import RequestContext, active_context, remaining_s
 from tiered_index.storage.metering import Usage
-from tiered_index.storage.pools import NoThread, PoolFuture, have_ended
+from tiered_index.storage.pools import DaemonPool, NoThread, PoolFuture, have_ended
 
 # after an error the state is tried again after this time at the latest, even if lookups don't need it
 _RETRY_S = 1.0
@@ -42,6 +42,7 @@ BRIEF_S = 0.2
 # a read may be late by this time or by the interval, whichever is longer; after that no answer is complete
 _OVERDUE_S = 30.0
 
+T = TypeVar("T")
 Read: TypeAlias = Future[Any]
 """A read that was begun."""
 
@@ -66,7 +67,8 @@ class Polled(ABC):
         # the newest read that was due; one that a caller asked for and that has not begun; all that have not ended
         self._due: Read | None = None
         self._asked: Read | None = None
-        self._reads: set[Read] = set()
+        # with the pools of their threads
+        self._running: dict[Read, DaemonPool] = {}
         # when the present read began, and the number of requests before it; None: there is none
         self._begun: tuple[float, int] | None = None
         self._away: TieredIndexError | None = None
@@ -139,12 +141,22 @@ class Polled(ABC):
         """Read in another thread. Raises as `ReaderParts.begin`."""
         with self._context().counting(self.usage).active():
             reading = self._parts.begin(call)
-        self._reads.add(reading)
-        reading.add_done_callback(self._reads.discard)
+        self._note_running(reading, self._parts.threads)
         if self._away is not None:
             # it takes no thread from the others
             self._parts.threads.replace_thread(reading)
         return reading
+
+    def begin_search(self, pool: DaemonPool, search: Callable[[], T]) -> Future[T]:
+        """Search the files in a thread of a pool. Raises as `DaemonPool.submit`."""
+        with active_context().counting(self.usage).active():
+            searching = pool.submit(search)
+        self._note_running(searching, pool)
+        return searching
+
+    def _note_running(self, call: Read, pool: DaemonPool) -> None:
+        self._running[call] = pool
+        call.add_done_callback(lambda ended: self._running.pop(ended, None))
 
     def _context(self) -> RequestContext:
         """Return the context of a read: that of the lookup that begins it."""
@@ -264,8 +276,8 @@ class Polled(ABC):
                 self._failed(error, self._clock.monotonic_s())
                 # a pause as long as the wait that it may cost
                 self._away, self._pause_s = error, max(_RETRY_S, self.patience_s)
-            for reading in list(self._reads):
-                self._parts.threads.replace_thread(reading)
+            for call, pool in list(self._running.items()):
+                pool.replace_thread(call)
         return copy.copy(error)
 
     def _late(self) -> StorageUnavailable:

@@ -1,18 +1,19 @@
 """Lookups over many files: prepare, search, and make one deterministic answer with its cost and missing files.
 
-A file is skipped only if `max_count` answers are strictly newer than its greatest second. So the answer does not depend
-on the order of threads. `scan` reads the files. A spent budget only stops requests: local files are still searched, and
+Each index is searched in a pass of its own, and an answer is made of the passes of all indexes. A file is skipped only
+if `max_count` answers of its index are strictly newer than its greatest second. So the answer does not depend on the
+order of threads. `scan` reads the files. A spent budget only stops requests: local files are still searched, and
 `BudgetExceeded` has the partial answer.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
 from tiered_index.retention import NOTHING as NOTHING_EXPIRED
 from tiered_index.retention import Expired
-from tiered_index.service.read.batch import Damage, LookupBatch, MatchAccumulator, Matches
+from tiered_index.service.read.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches, order_within_index
 from tiered_index.service.read.budget import NOTHING, RequestStats
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import MissingObject
@@ -44,8 +45,9 @@ from tiered_index.service.read.rows import (
     cursor_after,
     decode_cursor,
     query_digest,
+    sourced_schema,
 )
-from tiered_index.service.read.scan import FileNote, FileReader, Indexes, LookupRun, Scan, reports_of_pass
+from tiered_index.service.read.scan import FileReader, Files, LookupRun, Pass, Scan, ScanT, SearchAll, reports_of_pass
 from tiered_index.spelling import is_plain, other_spellings
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
@@ -65,7 +67,8 @@ from tiered_index.types import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiered_index._views import Answers, ViewRows
+    from tiered_index._views import Answers as PlainAnswers
+    from tiered_index._views import ViewRows
 
 # for a view, which makes no requests
 _NO_PRICES = PriceTable()
@@ -74,24 +77,27 @@ R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
 
 @dataclass(eq=False)
 class QueryEngine:
-    """Runs lookups over handles of one index, or of several `indexes` (`sources`: names by number). Any thread."""
+    """Runs lookups over files of one index, or of several (`sources`: names by number). Any thread.
+
+    `schema` is that of the files. Rows of answers of several indexes have one more column, the number of their index.
+    """
 
     schema: Schema
     item_type: type[IndexItem]
     threads: int
     prices: PriceTable
     sources: Mapping[int, str] | None = None
-    indexes: Indexes | None = None
 
     def __post_init__(self) -> None:
-        self.form = AnswerForm(self.schema, self.item_type, self.sources)
-        self._files = FileReader(self.threads, self.prices, self.indexes)
+        self.answered = self.schema if self.sources is None else sourced_schema(self.schema)
+        self.form = AnswerForm(self.answered, self.item_type, self.sources)
+        self.files = FileReader(self.threads, self.prices)
         # number of entries that lookups folded although their content differs, counted for each lookup
         self.folded = 0
         self._counted: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
         # answers lookups that need only a view; None: there is no compiled core
-        self.plain: Answers | None = None
+        self.plain: PlainAnswers | None = None
         if (core := compiled_views()) is not None:
             fields = ViewFields(self.schema, self.form, self.item_type, self.prices)
             bounds = MAX_TOPIC_UNITS // 2, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
@@ -99,27 +105,23 @@ class QueryEngine:
 
     def read_of(self, sources: Mapping[int, str]) -> None:
         """Set the indexes by number. Call it before lookups see files of a new one."""
-        self.form = AnswerForm(self.schema, self.item_type, sources)
+        self.form = AnswerForm(self.answered, self.item_type, sources)
         self.sources = sources
 
     def order_key(self, item: IndexItem) -> OrderKey:
         """Return the order key of an entry of an answer."""
-        more: list[int] = []
-        names = self.schema.identity_extra
-        if self.sources is not None:
-            names = names[:-1]
-            more = [number for number, source in self.sources.items() if source == item.source]
+        sources = {} if self.sources is None else self.sources
         return (
             item.timestamp_ms // 1000,
             item.offset,
             item.queue_id,
-            *(int(getattr(item, name)) for name in names),
-            *more,
+            *(int(getattr(item, name)) for name in self.schema.identity_extra),
+            *(number for number, source in sources.items() if source == item.source),
         )
 
     def close(self, until_s: float | None = None) -> None:
         """See `FileReader.close`."""
-        self._files.close(until_s)
+        self.files.close(until_s)
 
     def prepare(
         self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
@@ -131,32 +133,53 @@ class QueryEngine:
         after = None
         if cursor is not None:
             digest = query_digest(topic, key, second_min, second_max)
-            after = decode_cursor(cursor, digest, 3 + len(self.schema.identity_extra))
+            after = decode_cursor(cursor, digest, self._order_columns)
         first, *others = [
             PreparedLookup(topic, each, *lookup_numbers(topic, each), second_min, second_max, max_count, after)
             for each in ((key,) if is_plain(key) else (key, *other_spellings(key)))
         ]
         return first._replace(others=tuple(others)) if others else first
 
-    def query(self, run: LookupRun, lookup: PreparedLookup) -> QueryResult[Any]:
+    @property
+    def _order_columns(self) -> int:
+        return 3 + len(self.answered.identity_extra)
+
+    def query(self, search_all: SearchAll[LookupScan], lookup: PreparedLookup) -> QueryResult[Any]:
         """Answer one lookup. Raises the errors of `IndexService.query`."""
-        started = time.perf_counter()
-        scan = LookupScan(self.schema, LookupBatch.of_one(lookup), skips=True)
-        handles = self._search(run, scan, lookup)
-        rows, _, (more,), folded = scan.answers.answers()
-        told = _explain(run, scan, started, self._fold(folded))
-        failed = tuple([report for report, _ in scan.errors])
-        asked, logs = (lookup.topic, lookup.second_min, lookup.second_max), run.files.logs
-        unknown = () if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles, scan.viewed)
+
+        def search(run: LookupRun) -> Pass[LookupScan]:
+            own = lookup if self.sources is None or lookup.after is None else _within_index(lookup, run.number)
+            scan = LookupScan(self.schema, LookupBatch.of_one(own), skips=True)
+            handles = self._search(run, scan, own)
+            if scan.answers.has_rows or own.after is not None:
+                return Pass(run, scan, ())
+            return Pass(run, scan, _unknown((own.topic,), handles, scan.viewed))
+
+        passes = _unfailed(search_all(search))
+        (rows, _, (more,), folded), files = self._answers(passes, passes[0].scan.batch), _files(passes)
+        told = _explain(passes, self._fold(folded))
+        failed = tuple([report for one in passes for report, _ in one.errors])
+        asked = lookup.topic, lookup.second_min, lookup.second_max
         hashes = [each for one in (lookup, *lookup.others) for each in (one.key_hash, one.masked_hash)]
+        freshness = freshness_of(files.freshness, (lookup.topic,))
         result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
             status="partial" if failed else "truncated" if more else "complete",
-            cursor=cursor_after(rows, self.schema, lookup.key, *asked) if more else None,
+            cursor=cursor_after(rows, self.answered, lookup.key, *asked) if more else None,
             failed=failed,
-            seen=logs.provenance(freshness_of(run.files.freshness, (lookup.topic,)), unknown, *asked, *hashes),
+            seen=files.logs.provenance(freshness, _unknown_to_all(passes), *asked, *hashes),
             item_type=self.item_type,
         )
-        return _within_budget(run, scan, result)
+        return _within_budget(passes, result)
+
+    def _answers(self, passes: Sequence[Pass[LookupScan]], batch: LookupBatch) -> Answers:
+        """Return the rows of all passes in one answer order, cut to the pages of a batch."""
+        if self.sources is None:
+            return passes[0].scan.answers.answers()
+        joined = MatchAccumulator(batch, self.answered)
+        for one in passes:
+            joined.add(one.scan.answers.found().of_index(one.run.number, self.answered))
+        joined.skipped = any(one.scan.answers.skipped for one in passes)
+        return joined.answers()
 
     def plain_answer(
         self,
@@ -184,28 +207,31 @@ class QueryEngine:
             view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics, after
         )
 
-    def query_many(self, run: LookupRun, lookups: Sequence[Lookup]) -> QueryResults[Any]:
+    def query_many(
+        self, search_all: SearchAll[LookupScan], lookups: Sequence[Lookup], allow_partial: bool
+    ) -> QueryResults[Any]:
         """Answer many lookups. Raises the errors of `query`. Unlike for `query`, newer answers don't skip files."""
-        started = time.perf_counter()
-        columns = 3 + len(self.schema.identity_extra)
-        batch = LookupBatch(lookups, allow_partial=run.allow_partial, order_columns=columns)
-        scan = LookupScan(self.schema, batch)
-        handles = self._search(run, scan) if lookups else ()
-        answers = scan.answers.answers()
-        logs = run.files.logs
+        batch = LookupBatch(lookups, allow_partial=allow_partial, order_columns=self._order_columns)
+
+        def search(run: LookupRun) -> Pass[LookupScan]:
+            scan = LookupScan(self.schema, batch if self.sources is None else batch.within_index(run.number))
+            return Pass(run, scan, _unknown(batch.topics, self._search(run, scan) if lookups else ()))
+
+        passes = _unfailed(search_all(search))
+        answers, files = self._answers(passes, batch), _files(passes)
         results = QueryResults(
             batch=batch,
             answers=answers,
-            failed=tuple([report for report, _ in scan.errors]),
-            told=_explain(run, scan, started, self._fold(answers.folded)),
-            freshness=run.files.freshness,
-            unknown=frozenset(_unknown(batch.topics, handles)),
-            schema=self.schema,
+            failed=tuple([report for one in passes for report, _ in one.errors]),
+            told=_explain(passes, self._fold(answers.folded)),
+            freshness=files.freshness,
+            unknown=frozenset(_unknown_to_all(passes)),
+            schema=self.answered,
             form=self.form,
-            provenance=logs.provenance if logs.lost or logs.expired else None,
-            lacking=scan.lacking,
+            provenance=files.logs.provenance if files.logs.lost or files.logs.expired else None,
+            lacking={(one.run.source, file): numbers for one in passes for file, numbers in one.scan.lacking.items()},
         )
-        return _within_budget(run, scan, results)
+        return _within_budget(passes, results)
 
     def _search(self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None = None) -> Sequence[Handle]:
         """Search all files for the batch of `scan`; `lookup` is its only one. Raises errors that fail the lookup.
@@ -230,7 +256,7 @@ class QueryEngine:
         beside, view = ((), None) if lookup is None and run.budget.is_timed else files.viewed(*within, stored)
         if view is not None and not (files.logs.expired or batch.others):
             if lookup is None:
-                viewed = view.find_many(batch, self._files.in_parts, stored=stored)
+                viewed = view.find_many(batch, run.searches.in_parts, stored=stored)
                 scan.viewed = viewed.noted
                 for reads, size_bytes in viewed.noted.spent_by.values():
                     # the core has read without a metered storage
@@ -249,36 +275,55 @@ class QueryEngine:
         handles = files.handles(*within)
         return handles, handles
 
-    def topics(self, run: LookupRun, handles: Sequence[Handle], second_min: int, second_max: int) -> TopicsResult:
+    def topics(
+        self,
+        search_all: SearchAll[StatsScan],
+        handles_of: Callable[[Files], Sequence[Handle]],
+        second_min: int,
+        second_max: int,
+    ) -> TopicsResult:
         """Return the topics of files that overlap the inclusive epoch seconds. Raises the errors of `query`."""
-        started = time.perf_counter()
-        logs = run.files.logs
-        scan = StatsScan(second_min, second_max, dict(logs.expired))
-        self._read(run, scan, handles)
+
+        def search(run: LookupRun) -> Pass[StatsScan]:
+            scan = StatsScan(second_min, second_max, dict(run.files.logs.expired).get(run.source, NOTHING_EXPIRED))
+            self._read(run, scan, handles_of(run.files))
+            return Pass(run, scan)
+
+        passes = _unfailed(search_all(search))
+        files = _files(passes)
         sums: dict[str, TopicSummary] = {}
-        for _, stats in scan.stats:
+        for _, stats in [stats for one in passes for stats in one.scan.stats]:
             of_topics: dict[str, list[TopicStats | None]] = {}
             for name, each in stats:
                 of_topics.setdefault(name, []).append(each)
             for name, of_topic in of_topics.items():
                 sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), of_topic)
-        failed = tuple([report for report, _ in scan.errors])
+        failed = tuple([report for one in passes for report, _ in one.errors])
         result = TopicsResult(
             topics=tuple(sums[name] for name in sorted(sums)),
             status="partial" if failed else "complete",
             failed=failed,
-            explain=_explain(run, scan, started, 0)(),
-            seen=logs.provenance(freshness_of(run.files.freshness, sums), (), None, second_min, second_max),
+            explain=_explain(passes, 0)(),
+            seen=files.logs.provenance(freshness_of(files.freshness, sums), (), None, second_min, second_max),
         )
-        return _within_budget(run, scan, result)
+        return _within_budget(passes, result)
 
     def file_stats(
-        self, run: LookupRun, handles: Sequence[Handle], second_min: int, second_max: int
+        self,
+        search_all: SearchAll[StatsScan],
+        handles_of: Callable[[Files], Sequence[Handle]],
+        second_min: int,
+        second_max: int,
     ) -> list[tuple[Handle, NamedStats]]:
-        """Return the topic stats of each file. Raises the errors of `query`."""
-        scan = StatsScan(second_min, second_max)
-        self._read(run, scan, handles)
-        return scan.stats
+        """Return the topic stats of each file of one index. Raises the errors of `query`."""
+
+        def search(run: LookupRun) -> Pass[StatsScan]:
+            scan = StatsScan(second_min, second_max)
+            self._read(run, scan, handles_of(run.files))
+            return Pass(run, scan)
+
+        [found] = _unfailed(search_all(search))
+        return found.scan.stats
 
     def count(self, kind: str, status: str) -> None:
         """Count a lookup that has ended."""
@@ -301,18 +346,10 @@ class QueryEngine:
         return count
 
     def _read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
-        """Search the handles. Raises errors that fail the lookup, except a spent budget (see `_within_budget`)."""
-        self._files.read(run, scan, handles)
+        """Search the handles. Raises the errors of `LookupRun.resolve`; `scan` has those of files."""
+        run.searches.read(run, scan, handles)
         if scan.errors:
             run.resolve(scan)
-        if scan.errors and run.fails(scan):
-            error = _error(scan)
-            # break the cycle of error, traceback and frame, which would keep memory maps open
-            scan.errors.clear()
-            try:
-                raise error
-            finally:
-                del error
 
 
 @dataclass(slots=True)
@@ -321,7 +358,7 @@ class LookupScan(Scan):
 
     - `kept`: the lookups without expired entries, if an index has any.
     - `partly`: files that a view has searched for some of the lookups.
-    - `lacking`: by index and file, the lookups that need its unreadable parts.
+    - `lacking`: by file, the lookups that need its unreadable parts.
     """
 
     schema: Schema
@@ -330,7 +367,7 @@ class LookupScan(Scan):
     skips: bool = False
     kept: Kept = field(default_factory=dict)
     partly: Mapping[str, Partly] = field(default_factory=dict)
-    lacking: dict[tuple[str | None, str], set[int]] = field(default_factory=dict)
+    lacking: dict[str, set[int]] = field(default_factory=dict)
     answers: MatchAccumulator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -345,7 +382,7 @@ class LookupScan(Scan):
         batch, damage = self.batch, list[Damage]()
         some, matched = self.partly.get(handle.file_id, (None, 0))
         asked = batch if some is None else batch.only(some)
-        for one in self.kept.get((handle.source, handle.hash)) or asked.under(handle.hash):
+        for one in self.kept.get(handle.hash) or asked.under(handle.hash):
             found = handle.search(one)
             if len(found.rows):
                 check_schema(found.rows, self.schema, handle.file_id)
@@ -357,7 +394,7 @@ class LookupScan(Scan):
             matched += len(found.rows)
             damage += found.damage
         if damage:
-            self.lacking[handle.source, handle.file_id] = {at for places, _ in damage for at in places.tolist()}
+            self.lacking[handle.file_id] = {at for places, _ in damage for at in places.tolist()}
             # a missing object first, because the log has to be read for it
             raise min([error for _, error in damage], key=lambda error: not isinstance(error, MissingObject))
         return matched
@@ -375,17 +412,19 @@ class StatsScan(Scan):
 
     second_min: int
     second_max: int
-    expired: Mapping[str | None, Expired] = field(default_factory=dict)
+    expired: Expired = NOTHING_EXPIRED
     stats: list[tuple[Handle, NamedStats]] = field(default_factory=list)
 
     def look(self, handle: Handle) -> int:
         """See `Scan.look`."""
-        gone = self.expired.get(handle.source, NOTHING_EXPIRED)
         stats = [
             (name, each)
             for name, each in handle.topic_stats()
             if each is None
-            or (each.second_max >= max(self.second_min, gone.begin_of(name)) and each.second_min <= self.second_max)
+            or (
+                each.second_max >= max(self.second_min, self.expired.begin_of(name))
+                and each.second_min <= self.second_max
+            )
         ]
         self.stats.append((handle, stats))
         return len({name for name, _ in stats})
@@ -410,11 +449,12 @@ class ViewFields:
             case "failed":
                 return ()
             case "explain":
-                return _explained((), (), NOTHING, found.elapsed_ms, 0, found, self._prices)
+                reports = reports_of_pass((), found, self._prices)
+                return _explained([reports], NOTHING, found.elapsed_ms, 0)
             case "seen":
                 freshness, lost = found.about
                 freshness = freshness_of(freshness, (found.topic,))
-                unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found)
+                unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found) or ()
                 interval = found.second_min, found.second_max
                 hashes = found.key_hash, found.masked_hash
                 return Logs(lost).provenance(freshness, unknown, found.topic, *interval, *hashes)
@@ -434,25 +474,51 @@ class ViewFields:
         return cursor_after(self._rows(found), self._schema, *asked)
 
 
-def _explain(run: LookupRun, scan: Scan, started: float, folded: int) -> Callable[[], Explain]:
-    """Return a function that makes the `Explain` of a pass. Cost besides files is that of the log."""
+def _unfailed(passes: Sequence[Pass[ScanT]]) -> Sequence[Pass[ScanT]]:
+    """Return passes. Raises errors that fail the lookup, except a spent budget (see `_within_budget`)."""
+    if any(one.scan.errors and one.run.fails(one.scan) for one in passes):
+        error = _error([each for one in passes for each in one.errors])
+        # break the cycle of error, traceback and frame, which would keep memory maps open
+        for one in passes:
+            one.scan.errors.clear()
+        try:
+            raise error
+        finally:
+            del error
+    return passes
+
+
+def _files(passes: Sequence[Pass[Any]]) -> Files:
+    """Return the files of all passes."""
+    taken = [one.run.files for one in passes]
+    return taken[0] if len(taken) == 1 else Files.joined(taken)
+
+
+def _within_index(lookup: PreparedLookup, number: int) -> PreparedLookup:
+    """Return a lookup that continues an answer of several indexes, for the index of a number."""
+    after = None if lookup.after is None else order_within_index(lookup.after, number)
+    return lookup._replace(after=after, others=tuple([_within_index(one, number) for one in lookup.others]))
+
+
+def _unknown_to_all(passes: Sequence[Pass[LookupScan]]) -> tuple[str, ...]:
+    """Return the topics that no file of any index has."""
+    unknown = [one.unknown for one in passes if one.unknown is not None]
+    return tuple([topic for topic in unknown[0] if all(topic in each for each in unknown)]) if unknown else ()
+
+
+def _explain(passes: Sequence[Pass[Any]], folded: int) -> Callable[[], Explain]:
+    """Return a function that makes the `Explain` of passes. Cost besides files is that of the log."""
+    budget = passes[0].run.budget
     # counted now, because an abandoned search may still make a request
-    total, elapsed_s = run.budget.spent(), time.perf_counter() - started
-    return partial(
-        _explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, scan.viewed, run.prices
-    )
+    total, elapsed_ms = budget.spent(), (time.perf_counter() - budget.begun) * 1000
+    # not the passes, which hold files
+    noted = [(tuple(one.scan.notes), one.scan.viewed, one.run.prices, one.run.source) for one in passes]
+    outdated = [report for one in passes for report in one.scan.outdated]
+    return lambda: _explained([*itertools.starmap(reports_of_pass, noted), outdated], total, elapsed_ms, folded)
 
 
-def _explained(
-    notes: Sequence[FileNote],
-    outdated: Sequence[FileReport],
-    total: RequestStats,
-    elapsed_ms: float,
-    folded: int,
-    viewed: Noted | None = None,
-    prices: PriceTable = _NO_PRICES,
-) -> Explain:
-    reports = [*reports_of_pass(notes, viewed, prices), *outdated]
+def _explained(parts: Sequence[Sequence[FileReport]], total: RequestStats, elapsed_ms: float, folded: int) -> Explain:
+    reports = [report for part in parts for report in part]
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
     stats = RequestStats.of(*reports)
@@ -471,11 +537,16 @@ def _explained(
     )
 
 
-def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | None = None) -> tuple[str, ...]:
-    """Return the topics that no file and no view has. Empty if the topics of a file are not known."""
-    if viewed is not None and (viewed.knows_topic or (not handles and not reports_of(viewed, _NO_PRICES))):
+def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | None = None) -> tuple[str, ...] | None:
+    """Return the topics that no file and no view has. Empty if the topics of a file are not known.
+
+    None: there is no file.
+    """
+    if viewed is not None and viewed.knows_topic:
         return ()
-    unknown = tuple(topics) if handles or viewed is not None else ()
+    if not handles and (viewed is None or not reports_of(viewed, _NO_PRICES)):
+        return None
+    unknown = tuple(topics)
     for handle in handles:
         if not unknown or (names := handle.known_topics) is None:
             return ()
@@ -498,10 +569,11 @@ def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicS
     )
 
 
-def _within_budget(run: LookupRun, scan: Scan, result: R) -> R:
+def _within_budget(passes: Sequence[Pass[Any]], result: R) -> R:
     """Return the answer, or raise `BudgetExceeded` with it if files were not read and it may not be partial."""
-    over = [(report, error) for report, error in scan.errors if not isinstance(error, FolderDenied)]
-    if not over or run.allow_partial:
+    errors = [each for one in passes if one.scan.errors for each in one.errors]
+    over = [(report, error) for report, error in errors if not isinstance(error, FolderDenied)]
+    if not over or passes[0].run.allow_partial:
         return result
     report, error = over[0]
     left = len(over)
@@ -511,14 +583,12 @@ def _within_budget(run: LookupRun, scan: Scan, result: R) -> R:
     ) from error
 
 
-def _error(scan: Scan) -> TieredIndexError:
+def _error(errors: Sequence[tuple[FileReport, TieredIndexError]]) -> TieredIndexError:
     """Return the error to raise: the first one if all are of one kind, otherwise a `PartialAnswer`."""
-    hard = [(report, error) for report, error in scan.errors if not isinstance(error, BudgetExceeded | FolderDenied)]
+    hard = [(report, error) for report, error in errors if not isinstance(error, BudgetExceeded | FolderDenied)]
     first = hard[0][1]
     one_kind = all(type(error) is type(first) for _, error in hard)
     if one_kind or all(isinstance(error, StorageUnavailable) for _, error in hard):
         return first
     names = "; ".join(str(error) for _, error in hard)
-    return PartialAnswer(
-        f"{len(hard)} files could not be read: {names}", failed=tuple(report for report, _ in scan.errors)
-    )
+    return PartialAnswer(f"{len(hard)} files could not be read: {names}", failed=tuple(report for report, _ in errors))

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Column, Schema
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, QueryResult
 
 if TYPE_CHECKING:
@@ -278,6 +278,17 @@ class AnswerRows(NamedTuple):
         known["_later"] = self
         result.__dict__.update(known)
         return result
+
+
+def sourced_schema(schema: Schema) -> Schema:
+    """Return the schema with one more column, the last: the number of the row's index.
+
+    It is an identity column: equal positions in the logs of two brokers are two messages.
+    """
+    name = "source_id"
+    while any(column.name == name for column in schema.extra):
+        name += "_"
+    return Schema(schema.name, (*schema.extra, Column(name, ">i8", identity=True)))
 
 
 def order_key(row: Any, schema: Schema) -> OrderKey:

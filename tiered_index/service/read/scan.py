@@ -14,12 +14,11 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from tiered_index.errors import (
     BudgetExceeded,
@@ -62,10 +61,17 @@ FileNote: TypeAlias = "partial[FileReport]"
 """Makes the report of one file when it is called."""
 
 
-def reports_of_pass(notes: Sequence[FileNote], viewed: Noted | None, prices: PriceTable) -> list[FileReport]:
-    """Return the reports of files: those that were searched, and those that a view has searched."""
+def reports_of_pass(
+    notes: Sequence[FileNote], viewed: Noted | None, prices: PriceTable, source: str | None = None
+) -> list[FileReport]:
+    """Return the reports of files: those that were searched, and those that a view has searched.
+
+    `source`: the URI of their index if it is one of several.
+    """
     reports = [note() for note in notes]
-    return reports if viewed is None else with_reads_of(viewed, reports, prices) + reports_of(viewed, prices)
+    if viewed is not None:
+        reports = with_reads_of(viewed, reports, prices) + reports_of(viewed, prices)
+    return reports if source is None else [replace(report, source=source) for report in reports]
 
 
 class Files(NamedTuple):
@@ -87,24 +93,17 @@ class Files(NamedTuple):
     not_asked: str | None = None
     """Why a root was read without its storage; None: it was not."""
 
-
-class Indexes(Protocol):
-    """The indexes that lookups read as one, by the `source` of their files."""
-
-    @property
-    def patience_s(self) -> float:
-        """The time that a lookup waits for a response of one index."""
-
-    def error_of(self, source: str) -> TieredIndexError | None:
-        """Return the error of an index that does not answer; None: it answers."""
-
-    def leave_silent(self, sources: Container[str]) -> object:
-        """Report those of the indexes as away whose requests had no response for `patience_s`."""
+    @classmethod
+    def joined(cls, parts: Sequence[Files]) -> Files:
+        """Return the freshness, logs and states of several indexes."""
+        freshness = tuple([seen for part in parts for seen in part.freshness])
+        states = [state for part in parts for state in part.states]
+        return cls(lambda *_: (), freshness, logs=Logs.joined([part.logs for part in parts]), states=states)
 
 
 @dataclass(slots=True, kw_only=True)
 class Scan(ABC):
-    """One pass over the files of a lookup.
+    """One pass over the files of an index for a lookup.
 
     - `newest` is the last second that an answer may have, if answers skip files.
     - `can_skip` returns whether a file with this greatest second can no longer change the answer.
@@ -256,18 +255,11 @@ class _Pace:
 
 
 class FileReader:
-    """Scans files, with a bounded number of parallel searches in the storage. Any thread.
+    """Scans the files of an index, with a bounded number of parallel searches in the storage. Any thread."""
 
-    If one of several `indexes` does not respond within their `patience_s`, its searches fail, other threads replace
-    theirs, and it is away from then on.
-    """
-
-    def __init__(self, threads: int, prices: PriceTable, indexes: Indexes | None = None) -> None:
+    def __init__(self, threads: int, prices: PriceTable) -> None:
         self._threads = threads
         self._prices = prices
-        self._indexes = indexes
-        # by index, the searches in other threads that have not ended, also of lookups that have
-        self._running: defaultdict[str, set[Future[None]]] = defaultdict(set)
         self._pool = DaemonPool(threads, "tiered-index-query")
         self._closed = False
 
@@ -311,8 +303,8 @@ class FileReader:
                 elif excluded := (pace := pace or _Pace(scan, ordered)).excluded(place):
                     scan.note(handle, f"skipped_{excluded}", handle.place)
                     continue
-                if not (timed or searching or self._indexes) and place == len(ordered) - 1:
-                    # the only stored file of the only index, so no thread is needed
+                if not (timed or searching) and place == len(ordered) - 1:
+                    # the only stored file, so no thread is needed
                     self._search(_Search(run, scan, handle))
                 else:
                     pace = pace or _Pace(scan, ordered)
@@ -364,9 +356,6 @@ class FileReader:
                     self._search(search)
                 return
             searching[future] = search
-            if self._indexes is not None and (source := search.handle.source) is not None:
-                self._running[source].add(future)
-                future.add_done_callback(self._running[source].discard)
             scan.done = scan.done or queue.SimpleQueue()
             future.add_done_callback(scan.done.put)
 
@@ -374,18 +363,11 @@ class FileReader:
         """Wait until a search ends, and return all that have ended. If the time is up, end all and return none."""
         ended: list[_Search] = []
         while searching and not ended:
-            left_s, wait_s = run.budget.remaining_s(), self._wait_s
-            if left_s is not None:
-                wait_s = left_s if wait_s is None else min(left_s, wait_s)
-            ended = self._ended(scan, searching, wait_s)
-            if not ended and left_s is not None and run.budget.remaining_s() == 0:
-                # also for later lookups
-                self._left(searching)
+            ended = self._ended(scan, searching, run.budget.remaining_s())
+            if not ended and run.budget.remaining_s() == 0:
                 for search in searching.values():
                     search.end_late()
                 searching.clear()
-            elif not ended:
-                ended = self._left(searching)
         return ended
 
     def _ended(self, scan: Scan, searching: dict[Future[None], _Search], wait_s: float | None) -> list[_Search]:
@@ -396,36 +378,9 @@ class FileReader:
             # a queue, because `wait` takes the locks of all futures each time
             future = scan.done.get(timeout=wait_s)
             while True:
-                # not those that were left, because their index does not answer
-                if future in searching:
-                    future.result()
-                    ended.append(searching.pop(future))
-                future = scan.done.get_nowait()
-        return ended
-
-    @property
-    def _wait_s(self) -> float | None:
-        """The pause before the next look for indexes that do not answer; None: no look."""
-        return None if self._indexes is None else self._indexes.patience_s / 4
-
-    def _left(self, searching: dict[Future[None], _Search]) -> list[_Search]:
-        """End the searches in indexes that do not answer, and return them."""
-        ended: list[_Search] = []
-        indexes = self._indexes
-        if indexes is None:
-            return ended
-        running = {index: list(futures) for index, futures in list(self._running.items()) if futures}
-        indexes.leave_silent(running)
-        for index, futures in running.items():
-            if indexes.error_of(index) is not None:
-                # lookups in other indexes need the threads
-                for future in filter(Future.running, futures):
-                    self._pool.replace_thread(future)
-        for future, search in list(searching.items()):
-            if (source := search.handle.source) is not None and (error := indexes.error_of(source)) is not None:
-                future.cancel()
-                search.end("failed", error=error)
+                future.result()
                 ended.append(searching.pop(future))
+                future = scan.done.get_nowait()
         return ended
 
     def _search_needed(self, search: _Search) -> None:
@@ -476,7 +431,9 @@ class RemovedObject(StorageUnavailable):
 
 @dataclass(eq=False)
 class LookupRun:
-    """One call: its files, its bounds, its cost, and the objects that it did not find. Threads: one lookup's.
+    """One call for one index: its files, its bounds, its cost, and the objects that it did not find.
+
+    Threads: one lookup's. `source`: the URI of the index if it is one of several, and its `number` in rows.
 
     A later record may have removed a missing object, or the storage lost it. At the end of a pass, new log records of
     each storage that lacks objects are read. If the log still names all objects, the pass counts, and the objects are
@@ -490,6 +447,9 @@ class LookupRun:
     budget: LookupBudget
     prices: PriceTable
     read_log: Callable[[str], LogState]  # reads new records of the log of a storage, by URI, into its catalog
+    searches: FileReader
+    source: str | None = None
+    number: int = 0
     # the pass of the present try; its reports are kept if the lookup starts again
     scan: Scan | None = None
     # reports of earlier tries
@@ -522,7 +482,7 @@ class LookupRun:
                         f"{removed}, and did so again and again for {_RESTARTS_S:g} s: try again"
                     ) from removed
                 if (scan := self.scan) is not None:
-                    given_up = reports_of_pass(scan.notes, scan.viewed, self.prices)
+                    given_up = reports_of_pass(scan.notes, scan.viewed, self.prices, self.source)
                     outdated = [
                         replace(report, outcome="outdated", matched=0) for report in given_up if report.requests
                     ]
@@ -565,3 +525,30 @@ class LookupRun:
             raise lost_error(lost[0].name) from lost[0]
         self._known |= {(uri, error.name): error for error in lost}
         return len(lost) < len(missing)
+
+
+ScanT = TypeVar("ScanT", bound=Scan)
+
+
+@dataclass(slots=True)
+class Pass(Generic[ScanT]):
+    """The result of a lookup in one index, whose `run` has ended.
+
+    `unknown`: the topics of the lookup that no file of the index has; None: it has no file in range.
+    """
+
+    run: LookupRun
+    scan: ScanT
+    unknown: tuple[str, ...] | None = None
+
+    @property
+    def errors(self) -> list[tuple[FileReport, TieredIndexError]]:
+        """The files that could not be read, and why."""
+        source = self.run.source
+        return [
+            (report if source is None else replace(report, source=source), error) for report, error in self.scan.errors
+        ]
+
+
+SearchAll: TypeAlias = "Callable[[Callable[[LookupRun], Pass[ScanT]]], Sequence[Pass[ScanT]]]"
+"""Takes the search of one index. Returns a pass for each index, at least one."""

@@ -9,14 +9,15 @@ Threads: every method from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
@@ -31,16 +32,20 @@ from tiered_index.errors import (
     StorageError,
     TieredIndexError,
 )
-from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
-from tiered_index.service.read.batch import LookupBatch, Matches
+from tiered_index.service.read.budget import LookupBudget
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.parts import ReaderParts
 from tiered_index.service.read.polled import Polled, Read, unread, wait_for
-from tiered_index.service.read.rows import Array, check_schema
+from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT
 from tiered_index.storage.context import UNBOUNDED, RequestContext, active_context, remaining_s
+from tiered_index.storage.pools import DaemonPool, NoThread
 
+# a search ends by itself at the deadline; it is late after this time more
+_GRACE_S = 0.1
+Take = Callable[[IndexView, float], contextlib.AbstractContextManager[Files]]
+"""Takes the snapshot of an index for a lookup that began at a time."""
 Openings = Callable[[], Iterable[tuple[str, Callable[[], IndexView | None]]]]
 """Returns the URIs of indexes, each with a call that opens its view, or returns None for a folder without an index."""
 
@@ -127,6 +132,8 @@ class Several(Polled):
         self.is_listed = is_listed
         self._of_each = config, clock, parts
         self._openings, self._grown = openings, grown
+        # of searches; other threads replace those of an index that does not respond
+        self._threads = DaemonPool(config.query_threads, "tiered-index-search")
         self._unopened: dict[str, Opening] = {}
         self._changing = threading.Lock()
         self._is_started = self._is_closed = False
@@ -199,17 +206,57 @@ class Several(Polled):
             files += self._problem(begun_s, self._refreshed_s, self._error, f"the list of indexes below {self.name}")
         return files
 
-    # `Indexes` of a scan
+    # Lookups
 
-    def error_of(self, source: str) -> TieredIndexError | None:
-        """As `Indexes.error_of`."""
-        return next((view.away for view in self.views if view.name == source), None)
+    def search_all(
+        self,
+        begun_s: float,
+        budget: LookupBudget,
+        take: Take,
+        make_run: Callable[..., LookupRun],
+        search: Callable[[LookupRun], Pass[ScanT]],
+    ) -> list[Pass[ScanT]]:
+        """Return the pass of `search` over each index. All are searched side by side, each in a thread.
 
-    def leave_silent(self, sources: Container[str]) -> None:
-        """As `Indexes.leave_silent`."""
-        for view in self.views:
-            if view.name in sources and view.is_silent:
-                view.leave()
+        The pass of an index that is away or late has one file, which fails; so does that of those that are not open.
+        `make_run` gets the fields of `LookupRun` that differ between indexes. Raises the first error of a search.
+        """
+        # before the views, so that an index is in at least one of both
+        unopened = self.problems(begun_s)
+        views, end_s = self.views, active_context().deadline_s
+        searching: list[tuple[IndexView, Future[Pass[ScanT]]]] = []
+        passes: dict[IndexView, Pass[ScanT]] = {}
+        for view in views:
+            run = make_run(partial(take, view, begun_s), **_of_view(view))
+            if view.away is None:
+                try:
+                    searching.append((view, view.begin_search(self._threads, partial(run.run, search))))
+                except NoThread:
+                    passes[view] = run.run(search)
+        late = True
+        try:
+            late = bool(wait_for(searching, None if end_s is None else end_s + _GRACE_S))
+            # also those whose requests hang after their searches have ended at the deadline
+            for view in () if end_s is None else views:
+                if view.is_silent and view.away is None:
+                    view.leave()
+        finally:
+            if late:
+                # those that are late send no further requests for this lookup
+                budget.usage.cancel()
+        for view, searched in searching:
+            if searched.done():
+                passes[view] = searched.result()
+        for view in views:
+            if view not in passes:
+                error = view.away or BudgetExceeded(f"timeout_s was reached before {view.name} answered")
+                files = view.without_files(error)
+                passes[view] = make_run(partial(contextlib.nullcontext, files), **_of_view(view)).run(search)
+        found = [passes[view] for view in views]
+        if unopened:
+            files = Files(lambda *_: unopened)
+            found.append(make_run(partial(contextlib.nullcontext, files), searches=views[0].searches).run(search))
+        return found
 
     # Indexes that appear
 
@@ -263,10 +310,16 @@ class Several(Polled):
         self._opened = opened
         self.views = tuple(opened.values())
 
-    def close(self) -> Sequence[IndexView]:
-        """Refuse further indexes, and return those to close. Idempotent."""
+    def close(self, until_s: float | None = None) -> Sequence[IndexView]:
+        """Refuse further indexes and searches, and return those to close. `until_s`: see `DaemonPool.close`."""
         self._is_closed = True
+        self._threads.close(until_s)
         return self.views
+
+
+def _of_view(view: IndexView) -> dict[str, Any]:
+    """Return the fields of the `LookupRun` of an index."""
+    return {"searches": view.searches, "source": view.name, "number": view.number}
 
 
 def common_schema(views: Sequence[IndexView]) -> Schema:
@@ -278,67 +331,3 @@ def common_schema(views: Sequence[IndexView]) -> Schema:
                 f"{view.storage.uri} stores {view.schema.name} entries, {first.storage.uri} {first.schema.name}"
             )
     return first.schema
-
-
-class SourcedFile:
-    """A file of `index`, one of several: `schema` is that of the index, `sourced` that of the rows it returns."""
-
-    def __init__(self, handle: Handle, index: Polled, number: int, schema: Schema, sourced: Schema) -> None:
-        self._handle = handle
-        self._index = index
-        self._number = number
-        self._schema = schema
-        self._row = sourced.row
-        self.source: str | None = index.name
-        self.file_id = handle.file_id
-        self.place = handle.place
-        self.second_min = handle.second_min
-        self.second_max = handle.second_max
-        self.sequence = handle.sequence
-        self.is_local = handle.is_local
-        # indexes that are read as one have no local copies
-        self.fallback: Handle | None = None
-        self.lane = handle.lane
-        self.hash = handle.hash
-        self.excludes = handle.excludes
-        self.let_go = handle.let_go
-
-    @property
-    def known_topics(self) -> Collection[str] | None:
-        """As `Handle.known_topics`."""
-        return self._handle.known_topics
-
-    def search(self, batch: LookupBatch) -> Matches:
-        """As `Handle.search`, with sourced rows. Raises the error of an index that is away."""
-        self._check_there()
-        if batch.after:
-            # a row at the cursor's place comes after it if its source is later: begin one step earlier
-            batch = batch.behind(
-                {
-                    number: (*place, column - 1 if self._number > last else column)
-                    for number, (*place, column, last) in batch.after.items()
-                }
-            )
-        with active_context().counting(self._index.usage).active():
-            found = self._handle.search(batch)
-        return replace(found, rows=self._sourced(found.rows)) if len(found.rows) else found
-
-    def topic_stats(self) -> NamedStats:
-        """As `Handle.topic_stats`. Raises the error of an index that is away."""
-        self._check_there()
-        with active_context().counting(self._index.usage).active():
-            return self._handle.topic_stats()
-
-    def _check_there(self) -> None:
-        if (away := self._index.away) is not None:
-            raise away
-
-    def _sourced(self, rows: Array) -> Array:
-        if not len(rows):
-            return np.empty(0, self._row)
-        check_schema(rows, self._schema, self.file_id)
-        sourced = np.empty(len(rows), self._row)
-        for name in rows.dtype.names or ():
-            sourced[name] = rows[name]
-        sourced[self._row.names[-1]] = self._number  # type: ignore[index]
-        return sourced

@@ -15,7 +15,7 @@ from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.service.read import polled
 from tiered_index.service.read.cold_path import RangeReadPool
-from tiered_index.service.read.several import SourcedFile
+from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.storage.memory import MemoryStorage
 
 SHORT_S = 0.5
@@ -193,14 +193,14 @@ def test_a_search_is_not_left_while_nobody_waits_for_a_response(cluster, opened,
     busy = cluster.uris[1]
     with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=8) as reader:
         if how == "decoding":
-            real = SourcedFile.search
+            real = CompactedFile.search
 
-            def search(self, lookup):
-                found = real(self, lookup)
-                time.sleep(3 * SHORT_S if self.source == busy else 0)
+            def search(self, batch):
+                found = real(self, batch)
+                time.sleep(3 * SHORT_S if self.stored.cold.storage.uri == busy else 0)
                 return found
 
-            monkeypatch.setattr(SourcedFile, "search", search)
+            monkeypatch.setattr(CompactedFile, "search", search)
             asking = [beside(lambda: ask(reader))]
         else:
             of(opened, busy).meanwhile("get_range", partial(time.sleep, SHORT_S * 0.9), times=None)
@@ -237,7 +237,7 @@ def test_an_index_whose_log_answers_but_not_its_files_delays_one_lookup_a_pause(
                 clock.advance(2)
                 assert sources(ask(reader)) == {away}
                 time.sleep(SHORT_S / 4)
-                return reader._several.error_of(away) is None
+                return [view.away for view in reader._views if view.name == away] == [None]
 
             # a read of the log that ends before the search begins lets it search, and it leaves the index again
             until(is_back)
