@@ -476,15 +476,16 @@ class ViewFields:
 
 def _unfailed(passes: Sequence[Pass[ScanT]]) -> Sequence[Pass[ScanT]]:
     """Return passes. Raises errors that fail the lookup, except a spent budget (see `_within_budget`)."""
-    if any(one.scan.errors and one.run.fails(one.scan) for one in passes):
-        error = _error([each for one in passes for each in one.errors])
-        # break the cycle of error, traceback and frame, which would keep memory maps open
-        for one in passes:
-            one.scan.errors.clear()
-        try:
-            raise error
-        finally:
-            del error
+    for one in passes:
+        if one.scan.errors and one.run.fails(one.scan):
+            error = _error([each for one in passes for each in one.errors])
+            # break the cycle of error, traceback and frame, which would keep memory maps open
+            for each in passes:
+                each.scan.errors.clear()
+            try:
+                raise error
+            finally:
+                del error
     return passes
 
 
@@ -502,6 +503,8 @@ def _within_index(lookup: PreparedLookup, number: int) -> PreparedLookup:
 
 def _unknown_to_all(passes: Sequence[Pass[LookupScan]]) -> tuple[str, ...]:
     """Return the topics that no file of any index has."""
+    if len(passes) == 1:
+        return passes[0].unknown or ()
     unknown = [one.unknown for one in passes if one.unknown is not None]
     return tuple([topic for topic in unknown[0] if all(topic in each for each in unknown)]) if unknown else ()
 
@@ -571,9 +574,11 @@ def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicS
 
 def _within_budget(passes: Sequence[Pass[Any]], result: R) -> R:
     """Return the answer, or raise `BudgetExceeded` with it if files were not read and it may not be partial."""
-    errors = [each for one in passes if one.scan.errors for each in one.errors]
+    if passes[0].run.allow_partial or not result.failed:
+        return result
+    errors = [each for one in passes for each in one.errors]
     over = [(report, error) for report, error in errors if not isinstance(error, FolderDenied)]
-    if not over or passes[0].run.allow_partial:
+    if not over:
         return result
     report, error = over[0]
     left = len(over)
