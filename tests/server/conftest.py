@@ -1,8 +1,6 @@
 """A service on a socket of this process: `serving(lookups, ...)` yields its client."""
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from tiered_index import IndexService
 from tiered_index.server.app import OPERATIONS, HttpService
 from tiered_index.server.calls import Caps
 from tiered_index.server.description import described
-from tiered_index.server.listening import HttpListener, own_names, serve_all
+from tiered_index.server.listening import HttpListener, Listening, own_names
 from tiered_index.server.served import Audit, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens
 
@@ -45,7 +43,6 @@ def serving(
     **bounds: Any,
 ) -> Iterator[httpx.Client]:
     """Serve on a free port until the block ends; yield a client of the service."""
-    ready, stop, stopping = threading.Event(), threading.Event(), threading.Event()
     with contextlib.ExitStack() as stack:
         served = Served(
             lookups,
@@ -58,22 +55,13 @@ def serving(
             gauges,
             behind,
             records,
-            stopping=stopping,
         )
         service = stack.enter_context(HttpService(served, hosts=own_names(host), **bounds))
         listener = HttpListener(service.app, host, 0, drain_s=5)
-        thread = threading.Thread(
-            target=lambda: asyncio.run(serve_all([listener], ready.set, stopping, stop.is_set)), daemon=True
-        )
-        thread.start()
-        assert ready.wait(PATIENCE_S)
-        try:
-            with httpx.Client(base_url=listener.url, timeout=PATIENCE_S, trust_env=False) as client:
-                yield client
-        finally:
-            stop.set()
-            thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        stack.enter_context(Listening()).add(listener)
+        with httpx.Client(base_url=listener.url, timeout=PATIENCE_S, trust_env=False) as client:
+            yield client
+        served.stopping.set()
 
 
 def instead_of_query(patch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:

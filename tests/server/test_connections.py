@@ -17,7 +17,7 @@ from tests.support.batches import batch
 from tests.support.hanging import until
 from tiered_index.server import gate, listening
 from tiered_index.server.health import StandIn
-from tiered_index.server.listening import HttpListener, Tls, in_background
+from tiered_index.server.listening import HttpListener, Listening, Tls
 from tiered_index.server.tokens import add_token
 from tiered_index.strangers import Strangers
 
@@ -105,9 +105,11 @@ def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch
     monkeypatch.setattr(listening, "FIRST_S", 0.1)
     listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
     # sooner than asyncio's minute
-    with in_background(listener), socket.create_connection(("127.0.0.1", listener.port), 30.0) as connection:
-        connection.sendall(begun)
-        assert rest(connection) == b""
+    with Listening() as background:
+        background.add(listener)
+        with socket.create_connection(("127.0.0.1", listener.port), 30.0) as connection:
+            connection.sendall(begun)
+            assert rest(connection) == b""
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /livez HT", ALIVE + b"GET /livez HT"])

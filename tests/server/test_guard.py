@@ -293,25 +293,6 @@ def test_the_time_of_a_stream_is_that_of_its_lookups(monkeypatch):
     assert asyncio.run(main()) == b"012"
 
 
-def test_further_pages_of_streams_leave_threads_to_lookups(index, monkeypatch):
-    goes_on, query = threading.Event(), IndexService.query
-
-    def held(self, topic, key, begin_ms, end_ms, max_count, cursor, *args, **kwargs):
-        assert cursor is None or goes_on.wait(PATIENCE_S)
-        return query(self, topic, key, begin_ms, end_ms, max_count, cursor, *args, **kwargs)
-
-    instead_of_query(monkeypatch, held)
-    asked = b"GET /v1/query?topic=orders&key=order-4711&all=true&max_count=1 HTTP/1.1\r\nHost: localhost\r\n"
-    with serving(index, threads=4) as client, contextlib.ExitStack() as opened:
-        for _ in range(8):
-            stream = opened.enter_context(socket.create_connection((client.base_url.host, client.base_url.port), 60))
-            stream.sendall(asked + b"Accept: application/x-ndjson\r\n\r\n")
-            # its first page; the next one waits
-            assert stream.recv(1000).startswith(b"HTTP/1.1 200 ")
-        assert client.get("/v1/query", params=QUERY).status_code == 200
-        goes_on.set()
-
-
 class Held:
     """A lookup that waits, then sends the storage one request per turn until it is refused."""
 

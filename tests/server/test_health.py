@@ -24,7 +24,7 @@ from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
 from tiered_index.server import served
 from tiered_index.server import tokens as token_files
-from tiered_index.server.listening import HttpListener
+from tiered_index.server.listening import Listening
 from tiered_index.server.tokens import add_token
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read import caches
@@ -142,11 +142,11 @@ def test_probes_answer_requests_for_the_head_only(client):
 
 
 def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
-    heard, made, twin = [], [], HttpListener.twin
+    heard, made, add = [], [], Listening.add
 
-    def made_twin(listener):
-        made.append(twin(listener))
-        return made[-1]
+    def added(background, listener):
+        made.append(listener)
+        add(background, listener)
 
     def opening(self, config):
         (listener,) = made
@@ -154,7 +154,7 @@ def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
             heard.extend(asking.get(path) for path in ("/livez", "/readyz", "/v1/topics"))
         raise ConfigError("it ends here")
 
-    monkeypatch.setattr(HttpListener, "twin", made_twin)
+    monkeypatch.setattr(Listening, "add", added)
     monkeypatch.setattr(Session, "open_reader", opening)
     with pytest.raises(SystemExit):
         run(["serve", "--storage", tmp_path.as_uri(), "--port", "0"])

@@ -5,6 +5,7 @@ import json
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -86,6 +87,30 @@ def test_a_list_that_is_too_long_within_a_body_costs_nothing(measured):
     ) * 4:
         assert asked_in_vain(client, body) == 400
     assert memory.grown() < 200 * MIB
+
+
+def test_large_bodies_of_entries_are_read_one_at_a_time(tmp_path):
+    message = b'{"topic":"orders","queue_id":0,"offset":%d,"size":1,"timestamp_ms":1700000000000,"keys":[%s]}\n'
+    keys = b",".join([b"1"] * (7 * MIB))
+    wrong = message % (0, b",".join([b'"a"'] * 600_000)) + b"{}\n"
+    place = "--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri()
+    with process_of("serve", *place, "--write", "--port", 0, "--json") as process:
+        url = json.loads(process.stdout.readline())["url"]
+        headers = {"content-type": "application/x-ndjson"}
+        with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False, headers=headers) as client:
+            assert client.post("/v1/entries", content=message % (1, b'"a"')).is_success
+            memory = Measured(process, url)
+
+            def put(body: bytes) -> int:
+                return client.post("/v1/entries", content=body).status_code
+
+            with ThreadPoolExecutor(8) as pool:
+                statuses = list(pool.map(put, [message % (2, keys), wrong] * 4))
+            assert statuses == [413, 400] * 4
+            # the bodies, twice while they are joined, and the entries of one
+            assert memory.grown() < 350 * MIB
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def test_the_largest_batch_needs_little_memory(measured):

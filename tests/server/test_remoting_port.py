@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import uvloop
 
 from tests.rocketmq.answered import settled
 from tests.rocketmq.archived_store import delete_segments
@@ -17,8 +16,9 @@ from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S, index_in
 from tests.server.test_serve_command import process_of
 from tests.support.store_writer import StoreWriter
-from tiered_index.cli import serve
+from tiered_index.cli import serving
 from tiered_index.cli.main import run
+from tiered_index.cli.serving import Serving
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.frames import AccessKey, Command, RequestCode, signature
@@ -111,8 +111,8 @@ def test_it_admits_only_clients_that_the_service_admits(archived, tmp_path, caps
 
     def served(*arguments):
         """Return the exit code of a service that ends at once, and its output."""
-        monkeypatch.setattr(uvloop, "run", lambda serving: serving.close())
-        monkeypatch.setattr(serve, "gc", MagicMock())
+        monkeypatch.setattr(Serving, "_wait", lambda *_: None)
+        monkeypatch.setattr(serving, "gc", MagicMock())
         with pytest.raises(SystemExit) as ended:
             run(["serve", "--storage", uri, "--port", "0", *map(str, arguments)])
         return ended.value.code, capsys.readouterr().err

@@ -33,8 +33,6 @@ _BUSY_RETRY_S = 1
 _QUEUED_S = 5.0
 # Places for each thread: other requests read a body or send an answer meanwhile
 _PLACES = 4
-# The part of the threads that may make further pages of streams at once
-_STREAMS_SHARE = 4
 CLIENT_GONE = 499
 
 
@@ -70,7 +68,7 @@ class Allowance:
             usage.max_cost_usd = min(max_cost_usd, usage.max_cost_usd)
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count time in which the request waited for its client or for other requests."""
+        """Do not count time in which the request waited for its client."""
         self._began_s += seconds
 
     def left_s(self, when: str = "before the lookup could begin") -> float:
@@ -94,8 +92,6 @@ class Calls:
         self._pool = DaemonPool(threads, "tiered-index-http")
         self.threads = threads
         self._free = asyncio.Semaphore(_PLACES * threads)
-        # of streams: they must leave threads to lookups
-        self.further_pages = asyncio.Semaphore(max(1, threads // _STREAMS_SHARE))
         self._most_waiting = waiting
         # Requests that wait for a place, and calls that run in threads or wait for one
         self.waiting = self.running = 0

@@ -6,6 +6,8 @@ nothing. With `after`, a request that leaves a gap is refused. Threads: any.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import threading
 from collections.abc import Set
@@ -40,6 +42,9 @@ _ENTRY = """\
 """
 # Each key has a copy of its message's topic. Most bytes of topics for each byte of the largest body:
 _TOPICS_PER_BYTE = 8
+_LARGE_BYTES = 256 << 10
+# Less than in any list of messages that do not have many keys each
+_BYTES_PER_VALUE = 12
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ def _check_topics_bytes(topics_bytes: int, most_bytes: int) -> None:
 
 
 def _ndjson(body: bytes, most_bytes: int) -> EntriesBatch:
+    if (commas := body.count(b",")) > most_bytes // _BYTES_PER_VALUE:
+        raise Refused(413, f"the body has more than {commas:,} values: send fewer keys at once")
     messages = []
     # line by line: a list of short lines needs more than twenty times their bytes
     for number, line in enumerate(io.BytesIO(body), 1):
@@ -176,6 +183,8 @@ class EntryHandlers(Handlers):
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
         self._intake = Intake(served.writer) if served.writer is not None else None
+        # The entries of a large body need up to twenty times its bytes: of one at a time
+        self._reading = asyncio.Semaphore(1)
 
     @Operation("POST /v1/entries", bodies={wire.NDJSON: _ENTRY, wire.ARROW: None}, answer=Taken, problems={409: None})
     async def entries(self, request: Request, params: EntriesParameters) -> Response:
@@ -201,4 +210,5 @@ class EntryHandlers(Handlers):
             intake.count_topics(caller, batch.topics)
             return wire.encode(intake.take(batch, params))
 
-        return await self.answer(request, self.allowance(), act, wire.JSON)
+        async with self._reading if len(body) > _LARGE_BYTES else contextlib.nullcontext():
+            return await self.answer(request, self.allowance(), act, wire.JSON)

@@ -72,9 +72,8 @@ class Handlers:
                 # free this page before the next one is made
                 piece = None
                 if more is not None:
-                    async with self.calls.further_pages:
-                        allowance.leave_out(time.monotonic() - began_s)
-                        piece = await self.calls.run(request, allowance, partial(next, more, None))
+                    allowance.leave_out(time.monotonic() - began_s)
+                    piece = await self.calls.run(request, allowance, partial(next, more, None))
 
         headers = {"content-length": str(len(first))} if more is None else None
         return _PiecewiseResponse(body(), headers=headers, media_type=media_type)

@@ -1,4 +1,4 @@
-"""Runs the listeners of one process on one asyncio loop; each serves one protocol on one address. Has that of HTTP.
+"""Runs the listeners of one process on one event loop; each serves one protocol on one address. Has that of HTTP.
 
 Uvicorn serves HTTP, with its own protocol on httptools and its own limits. Its connections end here if a client sends
 no whole head for five seconds, or does not take the rest of an answer. Threads: the loop's.
@@ -10,18 +10,20 @@ import asyncio
 import contextlib
 import errno
 import re
-import signal
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import uvicorn
+import uvloop
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -76,24 +78,15 @@ class Tls:
 class HttpListener:
     """Serves an ASGI application over HTTP.
 
-    The constructor binds the address, unless `bound` is a bound socket. Port 0 is any free port. `drain_s` is the time
-    for requests under way at the end. Raises `SetupUnavailable` if the address or the TLS files can't be used.
+    The constructor binds the address. Port 0 is any free port. `drain_s` is the time for requests under way at the end.
+    Raises `SetupUnavailable` if the address or the TLS files can't be used.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        host: str,
-        port: int,
-        *,
-        tls: Tls | None = None,
-        drain_s: float = 30.0,
-        bound: socket.socket | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, tls: Tls | None = None, drain_s: float = 30.0) -> None:
         context = tls.context() if tls is not None else None
-        self._socket = bound or bind(host, port)
+        self._socket = bind(host, port)
         self._socket.listen(_BACKLOG)
-        self._app, self._tls, self._host, self._drain_s = app, tls, host, drain_s
+        self._tls, self._host = tls, host
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
@@ -111,11 +104,6 @@ class HttpListener:
         config.load()
         config.ssl = context
         self._server = _Server(config)
-
-    def twin(self) -> HttpListener:
-        """Return a second listener of the same application and address. Only call `serve` of one of them."""
-        more: Any = {"tls": self._tls, "drain_s": self._drain_s, "bound": self._socket.dup()}
-        return HttpListener(self._app, self._host, self.port, **more)
 
     def close(self) -> None:
         """Release the address, if `serve` was not called."""
@@ -219,74 +207,59 @@ def own_names(host: str) -> frozenset[str]:
     return _LOCAL | {host.lower()}
 
 
-async def serve_all(
-    listeners: Sequence[Listener], ready: Callable[[], None], stopping: threading.Event, ended: Callable[[], bool]
-) -> None:
-    """Serve until SIGTERM or SIGINT arrives or `ended()` is True; then set `stopping` and stop all listeners.
+class Listening(AbstractContextManager["Listening"]):
+    """Runs listeners on one event loop, in a thread of its own, until the block ends.
 
-    `ready` is called once all listeners serve. Signals are handled only in the main thread. If a listener raises, the
-    others are stopped and its error is raised.
+    `has_ended` is set once a listener has ended. Threads: that of the block.
     """
-    loop, left = asyncio.get_running_loop(), len(listeners)
 
-    def one_is_ready() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            ready()
+    def __init__(self) -> None:
+        self.has_ended = threading.Event()
+        self._serving: list[tuple[Listener, Future[None]]] = []
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiered-index-listener", daemon=True)
+        self._thread.start()
+        self._begun.wait()
 
-    def stop() -> None:
-        stopping.set()
-        for listener in listeners:
-            listener.stop()
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._until_closed())
 
-    heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-    for number in heard:
-        loop.add_signal_handler(number, stop)
-    watch = asyncio.ensure_future(_watch(ended, stop))
-    serving = [asyncio.ensure_future(listener.serve(one_is_ready)) for listener in listeners]
-    try:
-        await asyncio.wait(serving, return_when=asyncio.FIRST_EXCEPTION)
-        stop()
-        await asyncio.wait(serving)
-        for server in serving:
-            server.result()
-    finally:
-        watch.cancel()
-        for number in heard:
-            loop.remove_signal_handler(number)
+    async def _until_closed(self) -> None:
+        self._loop, self._closed = asyncio.get_running_loop(), asyncio.Event()
+        self._begun.set()
+        await self._closed.wait()
 
+    def add(self, listener: Listener) -> None:
+        """Serve a listener. Returns once it accepts connections. Raises its error if it can't."""
+        ready = threading.Event()
 
-@contextlib.contextmanager
-def in_background(listener: Listener) -> Iterator[None]:
-    """Serve in a background thread until the block ends. Raises the listener's errors at the end."""
-    ready, stop = threading.Event(), threading.Event()
-    failure: BaseException | None = None
+        def ended(_: object) -> None:
+            self.has_ended.set()
+            ready.set()
 
-    def run() -> None:
-        nonlocal failure
+        serving = asyncio.run_coroutine_threadsafe(listener.serve(ready.set), self._loop)
+        serving.add_done_callback(ended)
+        self._serving.append((listener, serving))
+        ready.wait()
+        if serving.done():
+            serving.result()
+
+    def close(self) -> None:
+        """Stop all listeners, and return once they have ended. Raises the error of one that failed. Idempotent."""
+        serving, self._serving = self._serving, []
         try:
-            asyncio.run(serve_all([listener], ready.set, threading.Event(), stop.is_set))
-        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
-            failure = error
-        ready.set()
+            for listener, _ in serving:
+                self._loop.call_soon_threadsafe(listener.stop)
+            for _, ended in serving:
+                ended.result()
+        finally:
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._closed.set)
+                self._thread.join()
 
-    thread = threading.Thread(target=run, name="tiered-index-listener", daemon=True)
-    thread.start()
-    ready.wait()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    if failure is not None:
-        raise failure
-
-
-async def _watch(ended: Callable[[], bool], stop: Callable[[], None]) -> None:
-    while not ended():
-        await asyncio.sleep(0.1)
-    stop()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def bind(host: str, port: int, option: str = "--port") -> socket.socket:
