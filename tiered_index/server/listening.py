@@ -141,7 +141,7 @@ class _HttpConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self._seen: tuple[object, int] = (None, 0)
         self._since_s = time.monotonic()
-        self._strangers.enter(self, self.client[0] if self.client else "", transport.abort)
+        self._strangers.enter(self, self.client[0] if self.client else "", transport.abort, self._is_busy)
 
     def data_received(self, data: bytes) -> None:
         # Java's client offers HTTP/2 in its first request, and the parser would skip the body
@@ -157,11 +157,14 @@ class _HttpConnection(HttpToolsProtocol):
         """Note that a request has shown a token."""
         self._strangers.leave(self)
 
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def end_if_idle(self, now_s: float) -> None:
         """End the connection if it has waited too long for a whole head, or for a client that takes nothing."""
         seen: tuple[object, int] = self.cycle, self.transport.get_write_buffer_size()
         # the gate bounds the time of a request under way
-        if seen != self._seen or (self.cycle is not None and not self.cycle.response_complete):
+        if seen != self._seen or self._is_busy():
             self._seen, self._since_s = seen, now_s
         elif now_s - self._since_s >= (SEND_S if seen[1] else FIRST_S):
             self.transport.abort()
