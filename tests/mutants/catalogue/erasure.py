@@ -22,8 +22,8 @@ erase-the-neighbour-topic: a merge leaves out entries of other topics from befor
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-topic]
 erased-shown-by-window-tables: a lookup shows erased entries of a window table
   in LookupScan.look
-  - self.kept.get((handle.source, handle.hash)) or
-  + type(handle).__name__ != "WindowTable" and self.kept.get((handle.source, handle.hash)) or
+  - self.kept.get(handle.hash) or
+  + type(handle).__name__ != "WindowTable" and self.kept.get(handle.hash) or
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
 erased-shown-of-a-queue: a lookup shows entries of an erased queue
   in LookupBatch.select
