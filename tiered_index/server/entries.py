@@ -203,7 +203,7 @@ class EntryHandlers(Handlers):
 
         def act() -> bytes:
             batch = parsed(body, form, self.served.caps.body_bytes)
-            request.state.asked = {"topics": shown_topics(batch.topics)}
+            request.state.of_body = {"topics": shown_topics(batch.topics)}
             caller.need_topics(batch.topics)
             if batch.gives_topic_ids:
                 caller.need_topic_ids()

@@ -136,7 +136,7 @@ class Gate:
                 caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
                 who, what = caller.name if caller else None, f"{method} {scope['path']}"
                 # in a thread: writing may wait for a disk
-                told = request_id, who, what, query, state.get("asked", {})
+                told = request_id, who, what, query, state.get("of_body", {})
                 await asyncio.shield(asyncio.to_thread(self.served.audit.refused, *told))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:

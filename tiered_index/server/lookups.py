@@ -218,7 +218,7 @@ class LookupHandlers(Handlers):
             counts = lookups.counts_of_topics()
             what = {"lookups": len(lookups), "topics": shown_topics(counts), "keys": keys}
             # for the audit log, if the request is refused
-            request.state.asked = what
+            request.state.of_body = what
             caller.need_topics(counts)
             self._check_counts(lookups.max_counts)
             files, more = _tells_files(request, params), dict[str, Any]()

@@ -98,12 +98,12 @@ class Browser:
             is_backwards, places = _decoded(cursor, ends)
             share = max_count if is_backwards else 0
         before = _Way(self, queues, ends, places, is_backwards=True).read(share)
-        rest = max_count - (len(before.found) if cursor is None else share)
+        rest = max_count - (len(before.messages) if cursor is None else share)
         behind = _Way(self, queues, ends, places, is_backwards=False).read(rest)
         has_earlier = any(before.places[number] > ends[number].begin for number in queues)
         has_later = any(behind.places[number] < ends[number].end for number in queues)
         return BrowsedMessages(
-            messages=(*before.found[::-1], *behind.found),
+            messages=(*before.messages[::-1], *behind.messages),
             earlier=_encoded("earlier", before.places) if has_earlier else None,
             later=_encoded("later", behind.places) if has_later else None,
             ends=ends,
@@ -125,7 +125,7 @@ class _Way:
     ) -> None:
         self._browser, self._queues, self._ends, self._is_backwards = browser, queues, ends, is_backwards
         self.places = dict(places)
-        self.found: list[PlacedMessage] = []
+        self.messages: list[PlacedMessage] = []
         self._is_full = False
 
     def read(self, most: int) -> _Way:
@@ -133,8 +133,8 @@ class _Way:
         if most:
             step = min(most // len(self._queues) + 1, _MOST_STEP)
             merged = heapq.merge(*(self._timed(queue, step) for queue in self._queues.values()))
-            while len(self.found) < most and (timed := next(merged, None)) is not None and not self._is_full:
-                self.found.append(timed.placed)
+            while len(self.messages) < most and (timed := next(merged, None)) is not None and not self._is_full:
+                self.messages.append(timed.placed)
                 # only now, because the merge reads one message of each queue ahead
                 self.places[timed.placed.queue_id] = timed.following
         return self
