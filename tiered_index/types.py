@@ -153,6 +153,12 @@ class KeyedIndexItem(IndexItem):
     fingerprint: int = column(">u4")
 
 
+def own_columns(kind: type[IndexItem]) -> tuple[str, ...]:
+    """Return the names of the columns that a class of entries has beside those of every index."""
+    known = {*(f.name for f in dataclasses.fields(IndexItem)), "fingerprint"}
+    return tuple(f.name for f in dataclasses.fields(kind) if f.name not in known)
+
+
 @dataclass(frozen=True)
 class Lookup:
     """One lookup of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`].

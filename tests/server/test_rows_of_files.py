@@ -12,6 +12,7 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.server.conftest import serving
 from tiered_index import FileRows, IndexReader, IndexService
+from tiered_index.client import IndexClient
 from tiered_index.config import IndexConfig
 
 BEGIN_S = 1_700_000_000
@@ -59,6 +60,36 @@ def test_a_service_gives_the_rows_of_a_key(indexed):
         having = client.get("/v1/messages", params={"topic": "orders", "key": "7", "contains": '"n": 17,'}).json()
         assert numbers(having["messages"]) == [17]
         assert client.get("/v1/messages/nobody", params={"topic": "orders"}).status_code == 404
+
+
+def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
+    with IndexReader.open(indexed["storage"]) as reader, serving(reader) as client, FileRows(reader) as rows:
+        answer = reader.query("orders", "7", max_count=100)
+        messages = reader.messages("orders", "7", source=rows, max_count=100)
+        expected = [(one.message.file, one.message.row) for one in messages]
+        assert len(expected) == 40 and ("2.parquet", 7) in [(file.rpartition("/")[2], row) for file, row in expected]
+        table = rows.table(answer)
+        assert table.column_names == ["topic", "timestamp", "file", "row", "source"]
+        assert [*zip(table["file"].to_pylist(), table["row"].to_pylist(), strict=True)] == expected
+        assert table["timestamp"][0].as_py().isoformat() == "2023-11-14T22:19:57+00:00"
+        asked = {"topic": "orders", "key": "7", "max_count": 100}
+        document = client.get("/v1/query", params=asked).json()
+        assert [(one["file"], one["row"]) for one in document["items"]] == expected
+        stream = client.get("/v1/query", params=asked, headers={"Accept": "application/x-ndjson"}).text.splitlines()
+        assert [(one["file"], one["row"]) for one in map(json.loads, stream[:-1])] == expected
+        with IndexClient(str(client.base_url)) as other:
+            assert [*other.query("orders", "7", max_count=100)] == [*answer]
+        with IndexService.open(**indexed) as index, serving(index) as writer:
+            document = writer.get("/v1/query", params=asked).json()
+            assert [(one["file"], one["row"]) for one in document["items"]] == expected
+    asked = ("query", "orders", "7", "--max", 100, "--storage", indexed["storage"])
+    assert [(one["file"], one["row"]) for one in run_here(*asked, "--json").document["items"]] == expected
+    streamed = run_here("query", "orders", "7", "--all", "--storage", indexed["storage"], "--json").records[:-1]
+    assert [(one["file"], one["row"]) for one in streamed] == expected
+    head, _, *shown = run_here(*asked).out.strip().splitlines()
+    assert head.split() == ["time", "file", "row"]
+    assert [line.split()[1] for line in shown[:40]] == [file for file, _ in expected]
+    assert "row 7 " in run_here(*asked).out and shown[0].endswith(f"byte {expected[0][1]:,} ")
 
 
 def test_the_library_gives_rows_of_a_reader_and_of_a_writer(indexed):

@@ -22,10 +22,11 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.service.read.messages import MessagesResult
-from tiered_index.types import IndexItem, QueryResult, format_time
+from tiered_index.types import IndexItem, QueryResult, format_time, own_columns
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
+    from tiered_index.sources.linked_rows import FileRows
 
 _PAGE = 1000
 # Each page reads the files again: with pages of constant size the time would grow with the square of the entries.
@@ -173,7 +174,8 @@ def query(
         pages: Pages[Any] = Pages(question, options.cursor, budget, every=options.every, **of_pages)
         if options.messages:
             return write_messages(session.out, pages, topic, options.body or "text", raw=options.raw)
-        return _write(session.out, pages, topic)
+        rows = partial(_rows_of, stack, question, topic)
+        return _write(session.out, pages, topic, rows)
 
 
 class KeyQuestion(Question[Any]):
@@ -265,34 +267,47 @@ class GrowingPages:
         return self._look_up(max_count=size, **more)
 
 
-def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
+def _rows_of(stack: contextlib.ExitStack, question: Question[Any], topic: str) -> FileRows | None:
+    """Return the rows of a topic's files; None: it has none, or a service answers."""
+    return None if question.reader is None else file_rows(stack, question.reader, topic)
+
+
+def _write(out: Output, pages: Pages[QueryResult], topic: str, rows_of_files: Callable[[], FileRows | None]) -> int:
     is_stream = pages.every and out.as_json
     items: list[IndexItem] = []
-    count = 0
+    places: list[tuple[str, str]] = []
+    documents: list[dict[str, Any]] = []
+    count, rows = 0, None
     for answer in pages:
         count += len(answer)
-        for item in answer.items:
-            if is_stream:
-                out.record(item.to_dict())
-            else:
-                items.append(item)
-    out.answer(
-        pages.totals(count) if is_stream else pages.last.to_dict() | pages.seen() | pages.error(), streamed=is_stream
-    )
-    if items:
+        rows = rows or rows_of_files()
+        documents = [item.to_dict() for item in answer.items] if out.as_json else []
+        if rows is not None and out.as_json:
+            rows.describe(answer.items, documents)
+        elif rows is not None:
+            places += [(place.file, str(place)) for place in rows.places(answer.items) if place is not None]
+        if is_stream:
+            for document in documents:
+                out.record(document)
+        else:
+            items += answer.items
+    if is_stream:
+        out.answer(pages.totals(count), streamed=True)
+    elif out.as_json:
+        out.answer(pages.last.to_dict() | {"items": documents} | pages.seen() | pages.error())
+    if items and not out.as_json:
         own = own_columns(type(items[0]))
         queue, several = pages.words(topic).queue, any(item.source is not None for item in items)
-        columns = ("time", queue, "offset", "size", "topic id", *own, *(("source",) if several else ()))
-        rows = [_row(item, own)[: len(columns)] for item in items]
-        out.table(columns, rows, right=(queue, "offset", "size"))
+        has_rows = len(places) == len(items)
+        place = ("file", "row") if has_rows else (queue, "offset", "size", "topic id")
+        columns = ("time", *place, *own, *(("source",) if several else ()))
+        shown = [
+            (format_time(item.timestamp_ms), *at, *_own_values(item, own), item.source)[: len(columns)]
+            for item, at in zip(items, places if has_rows else map(_place, items), strict=True)
+        ]
+        out.table(columns, shown, right={*place, *own} - {"file", "topic id"})
     out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
-
-
-def own_columns(kind: type[IndexItem]) -> tuple[str, ...]:
-    """Return the names of the columns that this index has beside those of every index."""
-    known = {*(f.name for f in dataclasses.fields(IndexItem)), "fingerprint"}
-    return tuple(f.name for f in dataclasses.fields(kind) if f.name not in known)
 
 
 def _own_value(value: Any) -> object:
@@ -303,6 +318,9 @@ def _own_value(value: Any) -> object:
     return text if text.isascii() and text.isprintable() else value.hex()
 
 
-def _row(item: IndexItem, own: Sequence[str]) -> tuple[object, ...]:
-    values = [_own_value(getattr(item, name)) for name in own]
-    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, *values, item.source
+def _own_values(item: IndexItem, own: Sequence[str]) -> list[object]:
+    return [_own_value(getattr(item, name)) for name in own]
+
+
+def _place(item: IndexItem) -> tuple[object, ...]:
+    return item.queue_id, item.offset, item.size, item.topic_id

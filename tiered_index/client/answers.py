@@ -55,11 +55,15 @@ def item_type_of(declared: str) -> type[types.IndexItem]:
 
 
 def items_of(documents: Iterable[dict[str, Any]], item_type: Any) -> tuple[types.IndexItem, ...]:
-    """Return the entries that JSON documents describe. JSON has neither bytes nor NaN."""
+    """Return the entries that JSON documents describe. JSON has neither bytes nor NaN.
+
+    Members that are no columns, such as the file of a row, are left out.
+    """
     by_kind: dict[str, Callable[[Any], Any]] = {"S": bytes.fromhex, "f": lambda value: nan if value is None else value}
     kinds = {one.name: types.value_kind(one) for one in dataclasses.fields(item_type)}
     decoders = [(name, by_kind[kind]) for name, kind in kinds.items() if kind in by_kind]
-    return tuple(item_type(**one | {name: decode(one[name]) for name, decode in decoders}) for one in documents)
+    columns = [{name: value for name, value in one.items() if name in kinds} for one in documents]
+    return tuple(item_type(**one | {name: decode(one[name]) for name, decode in decoders}) for one in columns)
 
 
 def _common(document: dict[str, Any]) -> dict[str, Any]:

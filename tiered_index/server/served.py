@@ -153,7 +153,11 @@ class Served:
 
     def source_of(self, topic: str) -> MessageSource | None:
         """Return the source of the records of Kafka, or of the rows of files; None: the topic has neither."""
-        return self.rows if self.rows.has(topic) else self.records(topic)
+        return self.rows_of(topic) or self.records(topic)
+
+    def rows_of(self, topic: str) -> FileRows | None:
+        """Return the rows of a topic's files; None: it has none."""
+        return self.rows if self.rows.has(topic) else None
 
     @property
     def writer(self) -> IndexService | None:

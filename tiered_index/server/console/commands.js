@@ -23,12 +23,13 @@ function curl(path, asked) {
   return `curl -sf ${token.get() ? '-H "Authorization: Bearer $TOKEN" ' : ""}${quoted(url)}`;
 }
 
-// Returns the commands that look up a key in topics.
-export function ofKey(topics, { key, begin_ms: begin, end_ms: end, having: contains }) {
+// Returns the commands that look up a key in topics; those of mqadmin only with `isOfBroker`.
+export function ofKey(topics, { key, begin_ms: begin, end_ms: end, having: contains }, isOfBroker) {
   const times = [...(begin ? ["-b", millis(begin)] : []), ...(end ? ["-e", millis(end) + 999] : [])].join(" ");
   const lines = topics.map((topic) => [curl("v1/messages", { topic, key, begin_ms: begin, end_ms: end, contains }),
     `mqadmin queryMsgByKey ${NAMED} -t ${quoted(topic)} -k ${quoted(key)}${times && ` ${times}`}`]);
-  return { curl: lines.map(([one]) => one).join("\n"), mqadmin: lines.map(([, one]) => one).join("\n") };
+  const curls = { curl: lines.map(([one]) => one).join("\n") };
+  return isOfBroker ? { ...curls, mqadmin: lines.map(([, one]) => one).join("\n") } : curls;
 }
 
 export const ofMessage = (id) => ({ curl: curl(`v1/messages/${encodeURIComponent(id)}`, {}),

@@ -16,7 +16,7 @@ const HOUR_MS = 3_600_000;
 const NAMES = ["topic", "key", "begin_ms", "end_ms", "having"];
 const COSTS = ["requests", "bytes", "cost_usd", "elapsed_ms", "matched"];
 const STANDARD = new Set(["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint",
-  "source", "found", "asked"]);
+  "source", "found", "asked", "file", "row"]);
 // outcomes of files, as lanes of the chart; an outcome without color is not about a file
 const OUTCOMES = [
   ["read", "read", "--read"],
@@ -470,7 +470,7 @@ function conclude(end) {
   if (!items.length && cursor !== null) find("said").append(make("p", { class: "buttons" },
     make("button", { type: "button", onclick: () => read(false) }, "Continue the search")));
   const topics = single() ? [asked.topic] : [...new Set(items.map(({ topic }) => topic))];
-  find("commands").replaceChildren(...(topics.length ? [commands.shown(commands.ofKey(topics, asked))] : []));
+  find("commands").replaceChildren(...(topics.length ? [commands.shown(commands.ofKey(topics, asked, items.every(({ file }) => file === undefined)))] : []));
   drawMissing();
   if (!items.length && !asked.having) offer(stopping);
 }
@@ -486,9 +486,11 @@ function lacks(title, some, what = "Entries of these times may not be in the lis
 
 function placesOf(rows) {
   const extra = Object.keys(rows[0] ?? {}).filter((name) => !STANDARD.has(name));
+  const isOfFiles = rows.some((item) => item.file !== undefined);
   return [
-    ...(single() ? [] : [column("Topic", "topic")]), column("Queue", "queue_id", String, NUMBER),
-    column("Offset", "offset", String, NUMBER), results.SIZE,
+    ...(single() ? [] : [column("Topic", "topic")]),
+    ...(isOfFiles ? [column("File", "file", (file = "") => file, { text: true }), column("Row", "row", (row = "") => String(row), NUMBER)]
+      : [column("Queue", "queue_id", String, NUMBER), column("Offset", "offset", String, NUMBER), results.SIZE]),
     ...extra.map((name) => column(name, name)),
     ...(rows.some((item) => item.source) ? [column("Index", "source")] : []),
   ];
@@ -531,7 +533,8 @@ async function readMessages(some) {
 
 function opening(item) {
   const at = time(item.timestamp_ms);
-  const label = `Message of ${at}, queue ${item.queue_id}, offset ${item.offset}`;
+  const place = item.file === undefined ? `queue ${item.queue_id}, offset ${item.offset}` : `row ${item.row} of ${item.file}`;
+  const label = `Message of ${at}, ${place}`;
   const more = { type: "button", class: "link", onclick: () => openRow(item), "aria-label": label };
   return results.timed(item.timestamp_ms, make("button", more, at));
 }
