@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from html import escape
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, overload
 
@@ -401,6 +402,8 @@ class Provenance(NamedTuple):
 
 
 _NOTHING_SEEN = Provenance()
+# the newest entries that the text of an answer shows, and what it shows of them
+_SHOWN, _NEWEST = 5, ("time", "topic", "queue_id", "offset")
 RowT = TypeVar("RowT", covariant=True, default=Any)
 
 
@@ -535,8 +538,9 @@ class QueryResult(Answer[ItemT]):
     def to_arrow(self) -> pa.Table:
         """Return the entries as an Arrow table, with a row per entry and a column per field. It builds no item objects.
 
-        `timestamp_ms` (epoch milliseconds) and `offset` are int64; other numbers have their stored width. `source` is
-        null if one index is read. An empty answer has the same columns.
+        `timestamp_ms` is a timestamp in milliseconds, UTC. `offset` is int64; other numbers have their stored width.
+        `source` is null if one index is read. An empty answer has the same columns. `FileRows.table` returns the files
+        of entries, too.
         """
         later: LaterFields | None = self.__dict__.get("_later")
         return items_table(self.items, self.item_type) if later is None else later.table()
@@ -544,6 +548,28 @@ class QueryResult(Answer[ItemT]):
     def to_pandas(self) -> pd.DataFrame:
         """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""
         return to_pandas(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return `to_arrow` as a stream of Arrow's C data interface, for DuckDB, Polars and other libraries."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        lines = [shortened(f"  {'  '.join(cells)}") for cells in [*self._newest(), *zip(self._left())]]
+        return "\n".join([super().__repr__(), *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the answer for notebooks: its status, and a table of the newest entries."""
+        head = "".join(f"<th>{name}</th>" for name in _NEWEST)
+        rows = ["".join(f"<td>{escape(text)}</td>" for text in cells) for cells in self._newest()]
+        table = "".join(f"<tr>{row}</tr>" for row in (head, *rows))
+        return f"<p>{escape(super().__repr__())}</p><table>{table}</table><p>{' '.join(self._left())}</p>"
+
+    def _newest(self) -> list[tuple[str, ...]]:
+        newest = [(format_time(item.timestamp_ms), item) for item in self.items[:_SHOWN]]
+        return [(time, shortened(item.topic), f"{item.queue_id}", f"{item.offset:,}") for time, item in newest]
+
+    def _left(self) -> list[str]:
+        return [f"and {len(self) - _SHOWN:,} more"] if len(self) > _SHOWN else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -588,7 +614,7 @@ def to_pandas(table: pa.Table) -> pd.DataFrame:
         raise ConfigError(f"to_pandas needs pandas: {install_hint('pandas')}") from error
 
 
-_ARROW_TYPES = {"topic": "string", "offset": "int64", "timestamp_ms": "int64", "source": "string"}
+_ARROW_TYPES = {"topic": "string", "offset": "int64", "source": "string"}
 
 
 def items_table(items: Sequence[IndexItem], item_type: type[IndexItem]) -> pa.Table:
@@ -614,7 +640,8 @@ def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table
             by_kind = {"S": pa.binary(), "U": pa.string()}
             kind = by_kind.get(value_kind(f)) or pa.from_numpy_dtype(np.dtype(f.metadata["dtype"]).newbyteorder("="))
         else:
-            kind = pa.type_for_alias(_ARROW_TYPES.get(f.name, "int32"))
+            is_time = f.name == "timestamp_ms"
+            kind = pa.timestamp("ms", "UTC") if is_time else pa.type_for_alias(_ARROW_TYPES.get(f.name, "int32"))
         values = columns[f.name]
         table[f.name] = values if isinstance(values, pa.Array) else pa.array(values, kind)
     return pa.table(table)

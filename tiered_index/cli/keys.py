@@ -59,6 +59,8 @@ def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
             f"keys up from Python by query_many"
         )
     entries = results.to_arrow().drop_columns(["lookup", "topic"])
+    at = entries.column_names.index("timestamp_ms")
+    entries = entries.set_column(at, "timestamp_ms", entries["timestamp_ms"].cast(pa.int64()))
     lookup = np.repeat(np.arange(len(lookups)), np.maximum(counts, 1))
     first = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
     position = np.arange(len(lookup)) - first[lookup]

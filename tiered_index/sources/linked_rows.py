@@ -176,7 +176,7 @@ class FileRows:
         places, entries = self.places(answer.items), answer.to_arrow()
         columns = {
             "topic": entries["topic"],
-            "timestamp": entries["timestamp_ms"].cast(pa.timestamp("ms", "UTC")),
+            "timestamp": entries["timestamp_ms"],
             "file": pa.array([place and place.file for place in places], pa.string()),
             "row": pa.array([place and place.row for place in places], pa.int64()),
             **{name: entries[name] for name in own_columns(answer.item_type)},
@@ -378,8 +378,8 @@ def _segments_of(archive: SegmentArchive, offsets: Collection[tuple[str, int]]) 
         try:
             segments.prefetch(offsets)
             # in the order of the catalog, which decodes each of its groups once
-            found = {place: segments.segment(*place) for place in sorted(offsets)}
-            return {place: segment for place, segment in found.items() if isinstance(segment, LinkedSegment)}
+            located = {place: segments.segment(*place) for place in sorted(offsets)}
+            return {place: segment for place, segment in located.items() if isinstance(segment, LinkedSegment)}
         except MissingCatalog:
             if not left:
                 raise

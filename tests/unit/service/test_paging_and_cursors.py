@@ -194,10 +194,11 @@ def test_an_answer_is_a_sequence_and_a_table(index):
     with pytest.raises(IndexError):
         none[0]
     table = answer.to_arrow()
-    assert table.to_pylist() == [item.to_dict() | {"source": None} for item in answer]
+    rows = [row | {"timestamp_ms": int(row["timestamp_ms"].timestamp() * 1000)} for row in table.to_pylist()]
+    assert rows == [item.to_dict() | {"source": None} for item in answer]
     assert table.schema == none.to_arrow().schema == index.query("t", "none").to_arrow().schema
     types = {"topic": "string", "queue_id": "int32", "offset": "int64", "fingerprint": "uint32"}
-    types["timestamp_ms"] = "int64"
+    types["timestamp_ms"] = "timestamp[ms, tz=UTC]"
     assert {name: str(table.schema.field(name).type) for name in types} == types
     assert answer.to_pandas()["offset"].tolist() == [item.offset for item in answer]
 
