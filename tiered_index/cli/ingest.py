@@ -323,6 +323,10 @@ class StoreOptions:
     )
 
 
+# seconds between checks of a store or of Kafka
+_POLL_S = 0.2
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Options of `ingest` that do not depend on the kind of its source, or say which kinds they are for."""
@@ -335,7 +339,7 @@ class RunOptions:
     )
     restart: bool = declare(False, "--restart", help="Read the source from its start, even if it has changed.")
     follow: bool = declare(
-        False, "--follow", help="Keep indexing new messages of a store or of Kafka until SIGTERM or SIGINT."
+        False, "--follow", help="Keep indexing new messages, or new rows of files, until SIGTERM or SIGINT."
     )
     store_name: str | None = declare(
         help="Name of the source in the index. Default: its path, or the cluster's id. Give a name to a file that may "
@@ -347,7 +351,9 @@ class RunOptions:
         help="Write nothing. With archive:URI: compare the archive's entries with the index's. With --topic: print the "
         "first rows as they would be indexed.",
     )
-    poll: float = declare(0.2, min=0.01, metavar="S", help="With --follow: seconds between checks for new messages.")
+    poll: float | None = declare(
+        None, min=0.01, metavar="S", help="With --follow: seconds between checks. Default: 0.2, for files 10."
+    )
     log_format: LogAs = "text"
 
 
@@ -402,8 +408,8 @@ def ingest(
     With --topic, SOURCE is any number of files, folders, globs (** is any number of folders) and prefixes. They have
     NDJSON, CSV with a header, or Parquet. Text may be packed by gzip, bzip2, xz or zstd. --key and --time name fields:
     a column, or a JMESPath such as customer.id. Numbers, true, false and UUIDs are keys as their text. The rows stay
-    where they are, and `query --messages` reads them there. Run the command again to index new files and lines. Without
-    --root the command uses a folder of your state directory.
+    where they are, and `query --messages` reads them there. Run the command again to index new files and lines, or pass
+    --follow. Without --root the command uses a folder of your state directory.
 
     Without --topic, a file has messages. An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms.
     It also has key, or keys (a list). A number as a key keeps the text that it was written with. An empty key is none.
@@ -485,14 +491,16 @@ class Ingestion:
 
     def _rows(self) -> int:
         options = self.options
-        wrong = {"--follow": options.follow, "--restart": options.restart, "--store-name": options.store_name}
+        wrong: dict[str, Any] = {"--restart": options.restart, "--store-name": options.store_name}
+        wrong |= {"--dry-run": options.dry_run} if options.follow else {}
         if flag := next((flag for flag, value in wrong.items() if value), None):
             raise InvalidArgument(f"leave {flag} out: it is not for rows of files (--topic)")
         groups = [("a file of messages", replace(self.of_files, skip_bad=False)), ("a RocketMQ store", self.of_store)]
         groups += [("a RocketMQ store", group) for group in (self.selected, self.archiving)]
         groups += [("Kafka", replace(self.kafka, key=None))]
         refuse_others(listed(self.sources, 3), "files with --topic", *groups)
-        how = {"skip_bad": self.of_files.skip_bad, "dry_run": options.dry_run}
+        how: dict[str, Any] = {"skip_bad": self.of_files.skip_bad, "dry_run": options.dry_run}
+        how |= {"follow": options.follow, "poll_s": options.poll}
         of_index: dict[str, Any] = {"preset": options.preset, "hash": options.hash_rule, **vars(self.geometry)}
         return ingest_rows(self.session, self.sources, self.of_rows, self.kafka.key, self.intake, **how, **of_index)
 
@@ -557,7 +565,11 @@ class Ingestion:
 
     def _followed(self, config: IndexConfig, opened: Callable[..., Follower], **of_source: Any) -> int:
         options = self.options
-        followed: dict[str, Any] = {"follow": options.follow, "restart": options.restart, "poll_s": options.poll}
+        followed: dict[str, Any] = {
+            "follow": options.follow,
+            "restart": options.restart,
+            "poll_s": options.poll or _POLL_S,
+        }
         return ingest_followed(self.session, config, self.intake, opened, **followed, **of_source)
 
     def _export(self, file: ExportedFile) -> int:

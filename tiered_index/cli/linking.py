@@ -6,23 +6,30 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tiered_index.cli.ending import Ending
 from tiered_index.cli.options import IntakeOptions, declare
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
-from tiered_index.errors import InvalidArgument, listed
+from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import listed as listed_names
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
+    from tiered_index.sources.linked import FileLinker
     from tiered_index.sources.listing import SourceFile
     from tiered_index.sources.rows import RowMapping
 
+# seconds between two looks at files, each of which costs two records of the log if there are new rows; and those for
+# which a copy of a file waits
+_POLL_S, _COPIES_WAIT_S = 10.0, 60.0
 # rows that a dry run shows
 _SHOWN = 5
 _files = partial(declare, rich_help_panel="Files of any form")
@@ -56,12 +63,14 @@ def ingest_rows(
     *,
     skip_bad: bool,
     dry_run: bool,
+    follow: bool = False,
+    poll_s: float | None = None,
     **settings: Any,
 ) -> int:
     """Index the rows of files, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
     # imported here: other sources do not need it
     from tiered_index.sources.linked import FileLinker
-    from tiered_index.sources.listing import check_exists, listed_files
+    from tiered_index.sources.listing import HEAD_BYTES, check_exists, listed_files
     from tiered_index.sources.rows import RowMapping
 
     if options.topic is None:
@@ -74,18 +83,24 @@ def ingest_rows(
         config = session.config(root=state_root(config.storage), **settings)
         session.out.note(f"--root is {config.root}")
     with contextlib.ExitStack() as stack:
-        files = stack.enter_context(listed_files(sources, config))
-        _check_fields(files, mapping)
+        listed = partial(listed_files, sources, config, may_lack=follow)
+        files = stack.enter_context(listed())
+        if files and not (follow and len(files[0].head()) < HEAD_BYTES):
+            _check_fields(files, mapping)
         if dry_run:
             return _show_rows(session, files, options.topic, mapping)
         putting = stack.enter_context(Putting.open(session, config, intake))
         with putting.progress("ingesting", sum(each.size_bytes for each in files)) as progress:
             linker = FileLinker(putting.index, options.topic, mapping, putting.patient(), skip_bad)
             linker.progress = lambda size: progress.update(size, f"{human_count(linker.counts.entries)} entries")
-            counts = linker.run(files)
+            if follow:
+                _follow(session, linker, listed, _POLL_S if poll_s is None else poll_s)
+            else:
+                linker.run(files)
+            counts = linker.counts
         for uri in counts.changed:
             session.out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
-        for uri in counts.held_back:
+        for uri in [] if follow else counts.held_back:
             session.out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
         if mapping.is_guessed:
             session.out.note(f"times are numbers of {mapping.unit}, by the first one; --time-unit sets another unit")
@@ -93,7 +108,7 @@ def ingest_rows(
         putting.settle()
         lacks = [f"none of {counts.rows:,} rows has a key"] if counts.rows and not counts.entries else []
         document = putting.document(
-            status="complete",
+            status="stopped" if follow else "complete",
             topic=options.topic,
             **asdict(counts),
             time_unit=mapping.unit,
@@ -118,7 +133,30 @@ def ingest_rows(
         "elapsed": human_seconds(document["elapsed_s"]),
     }
     show_put(session.out, document, shown)
-    return none_indexed(session, intake, lacks)
+    return 0 if follow else none_indexed(session, intake, lacks)
+
+
+def _follow(
+    session: Session, linker: FileLinker, listed: Callable[[], AbstractContextManager[list[SourceFile]]], poll_s: float
+) -> None:
+    """Index new rows until a signal. A file that moves while it is read, or a storage that is away, is tried again."""
+    from tiered_index.sources.listing import FileMoved
+
+    linker.copies_wait_s = max(_COPIES_WAIT_S, 3 * poll_s)
+    with Ending() as ending:
+        while not ending.event.is_set():
+            before = len(linker.counts.changed)
+            try:
+                with listed() as files:
+                    linker.run(files)
+            except (FileMoved, ObjectNotFound, StorageUnavailable) as error:
+                session.out.note(f"{error}: trying again")
+                linker.index.flush()
+                linker.begin_again()
+            for uri in linker.counts.changed[before:]:
+                session.out.note(f"{uri} has other rows now, which are indexed, too")
+            linker.counts.held_back.clear()
+            ending.event.wait(poll_s)
 
 
 def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
@@ -128,9 +166,8 @@ def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
     rows = open_rows(files[0].file, files[0].size_bytes, files[0].head())
     if lacking := rows.lacking(mapping):
         fields = ", ".join(f"{option} {path}" for option, path in lacking)
-        raise InvalidArgument(
-            f"no row at the beginning of {files[0].uri} has {fields}; the first one has {listed(rows.fields(), 30)}"
-        )
+        there = listed_names(rows.fields(), 30)
+        raise InvalidArgument(f"no row at the beginning of {files[0].uri} has {fields}; the first one has {there}")
 
 
 def _show_rows(session: Session, files: Sequence[SourceFile], topic: str, mapping: RowMapping) -> int:

@@ -10,6 +10,7 @@ doubles nothing. Positions do not grow with the number of files. One thread.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +28,14 @@ from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, reopened
-from tiered_index.sources.rows import RowBatch, RowFile, RowMapping, open_rows
+from tiered_index.sources.rows import BLOCK_BYTES, RowBatch, RowFile, RowMapping, compression_of, open_rows
 from tiered_index.systems import FILES_QUEUE as QUEUE
 from tiered_index.systems import files_key
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
 _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
+# lines that tell new files of a folder apart, at least as long as no run has indexed one
+_FIRST_LINES = 3
 
 
 def keys_name(topic: str, path: str) -> str:
@@ -66,6 +69,7 @@ class FileLinker:
     """Indexes the files of one topic.
 
     `progress` gets the bytes of files that were read. With `skip_bad` rows that are no entries are counted only.
+    A new file that has the text of another one of its folder waits `copies_wait_s`, because that one may be truncated.
     """
 
     index: IndexService
@@ -75,12 +79,19 @@ class FileLinker:
     skip_bad: bool = False
     progress: Callable[[int], object] = lambda size: None
     counts: FileCounts = field(default_factory=FileCounts)
+    copies_wait_s: float = 0.0
+    clock_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
         self._store = linked_store(self.topic, QUEUE)
-        # the last segment of each file, by its place
-        self._last: dict[str, LinkedSegment] = {}
+        # the segments of the text that each file has, by its place, in order of their positions
+        self._chains: dict[str, list[LinkedSegment]] = {}
+        # those of a text whose file has another one since: a copy of it may appear
+        self._lost: list[list[LinkedSegment]] = []
+        # copies of files that are still there, and the time at which they were listed first
+        self._copies: dict[str, float] = {}
+        self._is_begun = False
         # the end of all offsets that were ever reserved
         self._end = 0
 
@@ -89,34 +100,52 @@ class FileLinker:
         """The offset before which all rows are durable."""
         return self.index.durable_position(self._store) or 0
 
+    def begin_again(self) -> None:
+        """Forget the state of the log: the next `run` reads it again, and continues what an error has broken off."""
+        self._is_begun = False
+
     def run(self, files: Sequence[SourceFile]) -> FileCounts:
         """Index the rows of `files` that are not indexed yet, and all that an earlier run has not finished.
 
         Raises `InvalidArgument` for a row that is no entry, and a file of another form; `CorruptFile`; the errors of
         the index and of the storages.
         """
-        position, pending = self.position, list[LinkedSegment]()
-        for segment in self.index.segment_archive.segments().of_log(self._store):
-            if isinstance(segment, LinkedSegment):
-                self._note(segment)
-                if segment.is_open or segment.end > position:
-                    pending.append(segment)
-        self._end = max(self._end, position)
-        if not self._end:
-            self._check_queue()
-        for path in self.mapping.keys:
-            if self.index.durable_position(keys_name(self.topic, path)) is None:
-                self._put_position(keys_name(self.topic, path), 1)
-        self._go_on(pending, position)
+        if not self._is_begun:
+            self._go_on_from_log()
+            self._is_begun = True
         waiting = deque[tuple[SourceFile, int]]()
-        places = set[str]()
+        places, new = set[str](), list[SourceFile]()
+        moved: list[LinkedSegment] = []
+        begun: dict[tuple[str, bytes], list[bytes]] = {}
         for listed in files:
-            last = self._last.get(listed.place)
-            if listed.place in places or (last is not None and listed.is_same(last.size_bytes, last.etag)):
+            chain = self._chains.get(listed.place)
+            if listed.place in places or (chain and listed.is_same(chain[-1].size_bytes, chain[-1].etag)):
                 self.counts.known += 1
+            elif chain is None:
+                new.append(listed)
             else:
-                waiting.append((listed, self._begin(listed, last)))
+                waiting.append((listed, self._begin(listed, chain)))
+                if not waiting[-1][1]:
+                    self._has_begun(listed, begun)
+            is_known = chain is not None and chain is self._chains.get(listed.place) and listed.place not in places
+            if is_known and chain and listed.uri != chain[-1].uri:
+                moved += [structs.replace(segment, uri=listed.uri) for segment in chain]
             places.add(listed.place)
+        for listed in new:
+            if (chain := self._copied(listed)) is not None:
+                etag, size = listed.etag(listed.head()), listed.size_bytes
+                moved += [structs.replace(one, uri=listed.uri, etag=etag, size_bytes=size) for one in chain]
+                if (end := _end_of(chain)) < size:
+                    waiting.append((listed, end))
+                else:
+                    self.counts.known += 1
+            elif not self._may_be_copy(listed, begun):
+                waiting.append((listed, 0))
+        if moved:
+            # the same rows, at another place
+            self.index.link([], moved)
+            for segment in moved:
+                self._note(segment)
         while waiting:
             chunk: list[tuple[SourceFile, RowFile, LinkedSegment]] = []
             while (
@@ -129,10 +158,103 @@ class FileLinker:
                 self._go_on(self._record(segments, [self._read(*reserved) for reserved in chunk]))
         return self.counts
 
+    def _go_on_from_log(self) -> None:
+        """Learn the segments of the log, and read those that an earlier run has not finished."""
+        position, pending = self.position, list[LinkedSegment]()
+        self._chains, self._lost = {}, []
+        for segment in self.index.segment_archive.segments().of_log(self._store):
+            if isinstance(segment, LinkedSegment):
+                self._note(segment)
+                if segment.is_open or segment.end > position:
+                    pending.append(segment)
+        self._end = max(self._end, position)
+        if not self._end:
+            self._check_queue()
+        for path in self.mapping.keys:
+            if self.index.durable_position(keys_name(self.topic, path)) is None:
+                self._put_position(keys_name(self.topic, path), 1)
+        self._go_on(pending, position)
+
     def _note(self, segment: LinkedSegment) -> None:
         is_local = segment.uri.startswith("file:")
-        self._last[segment.etag.rsplit("-", 2)[0] if is_local else segment.uri] = segment
+        place = segment.etag.rsplit("-", 2)[0] if is_local else segment.uri
+        chain = self._chains.setdefault(place, [])
+        for number, known in enumerate(chain):
+            if known.start == segment.start:
+                chain[number] = segment
+                break
+        else:
+            if chain and segment.position != _end_of(chain):
+                self._lost.append(chain)
+                chain = self._chains[place] = []
+            chain.append(segment)
         self._end = max(self._end, segment.end)
+
+    def _forget(self, segment: LinkedSegment) -> None:
+        self._chains = {
+            place: left
+            for place, chain in self._chains.items()
+            if (left := [one for one in chain if one.start != segment.start] if segment in chain else chain)
+        }
+
+    def _copied(self, listed: SourceFile) -> list[LinkedSegment] | None:
+        """Return the segments of a text that a new file has now, and forget them; None: its text is new."""
+        head = None
+        for chain in [*self._lost, *self._chains.values()]:
+            if listed.size_bytes < _end_of(chain) or not _may_grow(chain[0]) or not listed.uri.startswith("file:"):
+                continue
+            head = listed.head() if head is None else head
+            if not _has_text(listed, chain, head):
+                continue
+            if chain in self._lost:
+                self._lost.remove(chain)
+                return chain
+            if not self._is_there(chain):
+                self._chains = {place: other for place, other in self._chains.items() if other is not chain}
+                return chain
+        return None
+
+    def _may_be_copy(self, listed: SourceFile, begun: dict[tuple[str, bytes], list[bytes]]) -> bool:
+        """Return whether a new file may be a copy of one that will be truncated soon: then it waits.
+
+        `begun` has the first lines of the new files of this run, by folder and first line.
+        """
+        if not self.copies_wait_s or not listed.uri.startswith("file:"):
+            return False
+        since_s = self._copies.setdefault(listed.place, self.clock_s())
+        if self.clock_s() - since_s >= self.copies_wait_s:
+            return False
+        if self._has_begun(listed, begun):
+            # one of the two is indexed first
+            return True
+        folder, head = listed.uri.rpartition("/")[0], listed.head()
+        return any(
+            chain[0].uri.rpartition("/")[0] == folder
+            and _may_grow(chain[0])
+            and listed.size_bytes >= _end_of(chain)
+            and _has_text(listed, chain, head)
+            for chain in self._chains.values()
+        )
+
+    def _has_begun(self, listed: SourceFile, begun: dict[tuple[str, bytes], list[bytes]]) -> bool:
+        """Return whether a file of the same folder in `begun` begins like this one, and add this one otherwise."""
+        first, *_ = lines = listed.head().split(b"\n", _FIRST_LINES)[:_FIRST_LINES]
+        text, others = b"\n".join(lines), begun.setdefault((listed.uri.rpartition("/")[0], first), [])
+        if any(text.startswith(other) or other.startswith(text) for other in others):
+            return True
+        others.append(text)
+        return False
+
+    def _is_there(self, chain: Sequence[LinkedSegment]) -> bool:
+        """Return whether the file of segments still has their text."""
+        last = chain[-1]
+        try:
+            with reopened(last.uri, self.index.config) as now:
+                is_place = not last.uri.startswith("file:") or now.place == last.etag.rsplit("-", 2)[0]
+                is_same = now.is_same(last.size_bytes, last.etag)
+                return is_place and (is_same or _has_text(now, chain, now.head()))
+        except (InvalidArgument, ObjectNotFound):
+            return False
 
     def _check_queue(self) -> None:
         """Raise `InvalidArgument` if the topic's queue has entries that are of no file: they may hide rows."""
@@ -152,18 +274,21 @@ class FileLinker:
         }
         self.patient(columns, source, position)
 
-    def _begin(self, listed: SourceFile, last: LinkedSegment | None) -> int:
-        """Return the position from which on a file is to be indexed: behind `last`, if it has only grown since."""
-        if last is None:
-            return 0
-        if _has_grown(listed, last, listed.head()) and (last.blocks is None or _has_last_block(listed, last)):
-            return last.position + last.length
-        self.counts.changed.append(listed.uri)
+    def _begin(self, listed: SourceFile, chain: list[LinkedSegment]) -> int:
+        """Return the position from which on a file is to be indexed: behind its segments, if it has only grown."""
+        if _has_text(listed, chain, listed.head()):
+            return _end_of(chain)
+        del self._chains[listed.place]
+        self._lost.append(chain)
+        self.counts.changed.append(chain[-1].uri)
         return 0
 
     def _reserved(self, listed: SourceFile, position: int) -> list[tuple[SourceFile, RowFile, LinkedSegment]]:
         """Return the file with an open segment at the end of the log; nothing if it has no bytes behind `position`."""
         published_ms, head = SystemClock().now_ms(), listed.head()
+        if self._is_torn(listed, head, position):
+            self.counts.held_back.append(listed.uri)
+            return []
         rows = open_rows(listed.file, listed.size_bytes, head)
         if (length := rows.length_bound(position)) <= 0:
             return []
@@ -171,6 +296,19 @@ class FileLinker:
         segment = LinkedSegment(*of_file, published_ms, position, is_open=True)
         self._end = segment.end
         return [(listed, rows, segment)]
+
+    def _is_torn(self, listed: SourceFile, head: bytes, position: int) -> bool:
+        """Return whether the rest of a text is a line that may still be written."""
+        if compression_of(head) is not None or head.startswith(b"PAR1"):
+            return False
+        while position < listed.size_bytes and (part := listed.part(position, BLOCK_BYTES)):
+            if b"\n" in part:
+                return False
+            if position + len(part) == listed.size_bytes and part.rstrip().endswith(b"}"):
+                # perhaps a whole object
+                return False
+            position += len(part)
+        return True
 
     def _go_on(self, pending: Sequence[LinkedSegment], position: int = 0) -> None:
         """Read the segments that are not read, or not finished, from an offset on."""
@@ -202,6 +340,7 @@ class FileLinker:
         for segment, (other, position) in zip(before, after, strict=True):
             if other is None:
                 gone.append(segment.place)
+                self._forget(segment)
             elif other != segment:
                 finished.append(other)
                 self._note(other)
@@ -280,9 +419,21 @@ def _has_grown(listed: SourceFile, segment: LinkedSegment, head: bytes) -> bool:
     return f"{crc32(known):08x}" == segment.etag.rpartition("-")[2]
 
 
-def _has_last_block(listed: SourceFile, segment: LinkedSegment) -> bool:
-    """Return whether a file still has the last block of a segment."""
-    assert segment.blocks is not None
-    size_bytes, sums = segment.blocks
+def _may_grow(segment: LinkedSegment) -> bool:
+    return segment.format in ("ndjson", "csv")
+
+
+def _end_of(chain: Sequence[LinkedSegment]) -> int:
+    return chain[-1].position + chain[-1].length
+
+
+def _has_text(listed: SourceFile, chain: Sequence[LinkedSegment], head: bytes) -> bool:
+    """Return whether a file has the text of segments, perhaps with more behind it, by its first and last bytes."""
+    last = chain[-1]
+    if not _has_grown(listed, last, head) or listed.size_bytes < _end_of(chain):
+        return False
+    if last.blocks is None:
+        return True
+    size_bytes, sums = last.blocks
     begin = (len(sums) - 1) * size_bytes
-    return crc32(listed.part(segment.position + begin, segment.length - begin)) == sums[-1]
+    return crc32(listed.part(last.position + begin, last.length - begin)) == sums[-1]

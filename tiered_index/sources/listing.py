@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import io
 import os
 import re
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote, unquote
 
 from tiered_index.config import IndexConfig
@@ -32,6 +34,39 @@ _WILD = re.compile(r"[*\[]")
 _BUCKETS = ("s3", "gs", "az")
 # parts of names that are no data, such as _SUCCESS
 _HIDDEN = (".", "_")
+
+
+@dataclass(frozen=True)
+class PinnedFile(LocalFile):
+    """A local file of one device and inode. `open` raises `FileMoved` if another file has its name."""
+
+    place: str
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self) -> IO[bytes]:
+        try:
+            handle = super().open()
+        except InvalidArgument as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise FileMoved(str(error)) from error
+            raise
+        assert isinstance(handle, io.BufferedReader)
+        if _place_of(os.fstat(handle.fileno())) != self.place:
+            handle.close()
+            raise FileMoved(f"{self.path} is another file now")
+        return handle
+
+    ranges = open
+
+
+class FileMoved(InvalidArgument):
+    """A file that was listed has no longer its name."""
+
+
+def _place_of(status: os.stat_result) -> str:
+    return f"{status.st_dev}-{status.st_ino}"
 
 
 @dataclass(frozen=True)
@@ -78,8 +113,8 @@ def local_file(path: Path) -> SourceFile:
         str(path).encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"{path}: the name is not UTF-8, so no URI can name the file: rename it") from error
-    place = f"{status.st_dev}-{status.st_ino}"
-    return SourceFile(LocalFile(path), path.as_uri(), status.st_size, place, f"{place}-{status.st_mtime_ns}")
+    place = _place_of(status)
+    return SourceFile(PinnedFile(path, place), path.as_uri(), status.st_size, place, f"{place}-{status.st_mtime_ns}")
 
 
 def stored_file(file: StoredFile, modified_ms: int) -> SourceFile:
@@ -133,17 +168,18 @@ def reopened(uri: str, config: IndexConfig) -> Iterator[SourceFile]:
 
 
 @contextlib.contextmanager
-def listed_files(sources: Sequence[str], config: IndexConfig) -> Iterator[list[SourceFile]]:
+def listed_files(sources: Sequence[str], config: IndexConfig, *, may_lack: bool = False) -> Iterator[list[SourceFile]]:
     """Yield the files of sources, each once, sorted by URI. Their storages are open within the block.
 
-    Raises `InvalidArgument` for a source without a file, and for the folder of a table; the storage's errors.
+    Raises `InvalidArgument` for a source without a file, unless it `may_lack` files, and for the folder of a table; the
+    storage's errors.
     """
     with contextlib.ExitStack() as stack:
         files_by_uri: dict[str, SourceFile] = {}
         for source in sources:
             path = local_path(source)
-            files = _local(path, source) if path is not None else _stored(stack, source, config)
-            if not files:
+            files = _local(path, source, may_lack=may_lack) if path is not None else _stored(stack, source, config)
+            if not files and not may_lack:
                 raise InvalidArgument(f"{source}: no file that has data; names that begin with . or _ are left out")
             files_by_uri.update((each.uri, each) for each in files)
         yield [files_by_uri[uri] for uri in sorted(files_by_uri)]
@@ -156,19 +192,30 @@ def check_exists(source: str) -> None:
         raise InvalidArgument(f"{path}: No such file or directory")
 
 
-def _local(path: Path, source: str) -> list[SourceFile]:
+def _local(path: Path, source: str, *, may_lack: bool = False) -> list[SourceFile]:
     if path.is_file():
-        return [local_file(path)]
+        return [each for each in _there([path], may_lack=may_lack) if each.size_bytes or not may_lack]
     if path.is_dir():
         paths = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
         _check_no_table(source, (each.relative_to(path).as_posix() for each in paths))
         paths = [each for each in paths if not _is_hidden(each.relative_to(path).as_posix())]
     else:
-        check_exists(source)
+        if not may_lack:
+            check_exists(source)
         # not `Path.glob`, whose ** at the end finds folders only
         names = filter(partial(_names, str(path)), glob.iglob(str(path), recursive=True))  # noqa: PTH207
         paths = [Path(name) for name in names]
-    return [each for each in map(local_file, filter(Path.is_file, paths)) if each.size_bytes]
+    return [each for each in _there(filter(Path.is_file, paths), may_lack=may_lack) if each.size_bytes]
+
+
+def _there(paths: Iterable[Path], *, may_lack: bool) -> Iterator[SourceFile]:
+    """Yield the local files. One that was deleted meanwhile raises `InvalidArgument`, unless it `may_lack`."""
+    for path in paths:
+        try:
+            yield local_file(path)
+        except InvalidArgument:
+            if not may_lack or path.exists():
+                raise
 
 
 def _names(pattern: str, name: str) -> bool:

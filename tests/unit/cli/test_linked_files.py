@@ -276,11 +276,13 @@ def test_without_a_root_the_index_has_a_folder_of_the_state_directory(tmp_path, 
 
 
 def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
-    (tmp_path / "a.json").write_text('[{"order_id": 1}]')
+    (tmp_path / "a.json").write_text('[{"order_id": 1}]\n')
     done = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--json")
     assert "jq -c '.[]'" in done.error["message"]
-    both = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--json")
-    assert "--follow" in both.error["message"]
+    followed = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--json")
+    assert (followed.code, followed.error["message"]) == (2, done.error["message"])
+    both = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--dry-run", "--json")
+    assert "--dry-run" in both.error["message"]
 
 
 def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeypatch, s3_environment, ingest, found):

@@ -55,8 +55,12 @@ def _linked(
     replaced = _catalogs_of(state, [*finished, *gone])
     catalogs, seen = list[tuple[StoredCatalog, Publication]](), set[tuple[str, int]]()
     before = sum(stored.rows.count for stored in replaced)
-    if rest := list(_changed(log, state, replaced, finished, gone, seen)):
-        catalogs.append(send_catalog(log, rest, epoch))
+    after_count = 0
+    for stored in replaced:
+        # one for each, because another catalog may lie between two of them
+        if rest := list(_changed(log, state, [stored], finished, gone, seen)):
+            catalogs.append(send_catalog(log, rest, epoch))
+            after_count += len(rest)
     if missing := {*finished, *gone} - seen:
         raise InvalidArgument(f"no segment begins at {min(missing)}")
     if added:
@@ -67,7 +71,7 @@ def _linked(
     def make(now: LogState) -> LogRecord | None:
         if not now.catalogs.keys() >= {*names} or now.hidden != state.hidden:
             return None
-        left_out = max(before - len(rest), 0)
+        left_out = max(before - after_count, 0)
         listed = tuple(catalog for catalog, _ in catalogs)
         return LogRecord(0, "link", epoch, "", 0, remove=names, catalogs=listed, left_out=left_out)
 

@@ -1,0 +1,167 @@
+"""Files that are followed: they grow, are rotated and copied, and a run is killed anywhere, without a lost row."""
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+from tests.unit.cli.test_linked_files import BEGIN_S, Crash, Killed
+from tiered_index import FileRows, IndexReader, IndexService
+from tiered_index.config import IndexConfig
+from tiered_index.follow import PatientPut
+from tiered_index.sources import linked, rows
+from tiered_index.sources.linked import FileLinker
+from tiered_index.sources.listing import listed_files
+from tiered_index.sources.rows import RowMapping
+
+KEYS = 3
+
+
+class Folder:
+    """The model: a folder of a program that writes rows, and of those that rotate its files."""
+
+    def __init__(self, path, moments):
+        self.path, self.moments = path, moments
+        self.written = self.files = 0
+        self.torn = b""
+
+    @property
+    def log(self):
+        return self.path / "app.log"
+
+    def act(self):
+        """Do one thing, and return the function that ends it, which may come later."""
+        return self.moments.choice([self.append] * 5 + [self.tear, self.create, self.rename, self.copy])()
+
+    def rows(self, count):
+        self.written += count
+        numbers = range(self.written - count, self.written)
+        return "".join(f"{json.dumps({'k': n % KEYS, 'at': BEGIN_S + n, 'n': n})}\n" for n in numbers).encode()
+
+    def append(self):
+        with self.log.open("ab") as log:
+            log.write(self.torn + self.rows(self.moments.randrange(1, 40)))
+        self.torn = b""
+
+    def tear(self):
+        self.append()
+        line = self.rows(1)
+        cut = self.moments.randrange(1, len(line) - 2)
+        with self.log.open("ab") as log:
+            log.write(line[:cut])
+        self.torn = line[cut:]
+
+    def create(self):
+        self.files += 1
+        (self.path / f"other-{self.files}.log").write_bytes(self.rows(self.moments.randrange(1, 40)))
+
+    def rotated(self):
+        self.append()
+        self.files += 1
+        return self.path / f"app.log.{self.files}"
+
+    def rename(self):
+        self.log.rename(self.rotated())
+        if self.moments.random() < 0.5:
+            self.append()
+
+    def copy(self):
+        shutil.copyfile(self.log, self.rotated())
+        return lambda: os.truncate(self.log, 0)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(tmp_path, monkeypatch, seed):
+    moments = random.Random(seed)
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(linked, "_AT_ONCE", 2)
+    path = tmp_path / "logs"
+    path.mkdir()
+    folder, kills, times_s = Folder(path, moments), 0, itertools.count(0.0, 5.0)
+    config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
+    index = linker = None
+    later = None
+    for step in range(40):
+        if later is not None:
+            later()
+            later = None
+        else:
+            later = folder.act() if step < 36 else folder.append()
+        if moments.random() < 0.2:
+            continue
+        if linker is None:
+            index = IndexService(config)
+            until_killed = Killed(index, moments, moments.randrange(40) if step < 36 else 10_000)
+            index.link = until_killed(index.link)
+            mapping = RowMapping(("k",), "at", "s")
+            linker = FileLinker(
+                index, "t", mapping, PatientPut(index, 10.0), copies_wait_s=60.0, clock_s=times_s.__next__
+            )
+            linker.patient = until_killed(linker.patient)
+        try:
+            with listed_files([str(path)], config, may_lack=True) as files:
+                linker.run(files)
+        except Crash:
+            kills += 1
+            index.abandon()
+            linker = None
+    assert kills
+    if linker is not None:
+        index.close()
+    sources = (path, "--topic", "t", "--key", "k", "--time", "at", "--root", config.root, "--storage", config.storage)
+    done = run_here("ingest", *sources, "--slots", 32, "--items", 300, "--json")
+    assert done.code == 0, done.err
+    found, problems = Counter(), []
+    with IndexReader.open(config=config) as reader, FileRows(reader) as of_files:
+        for key in range(KEYS):
+            for answer in reader.messages("t", str(key), source=of_files, max_count=100_000):
+                if answer.message is None:
+                    problems.append(answer.problem)
+                else:
+                    found[json.loads(answer.message.text)["n"]] += 1
+    assert problems == []
+    assert found == Counter(range(folder.written))
+
+
+def test_the_command_follows_files_until_a_signal(tmp_path):
+    log, storage = tmp_path / "app.log", f"file://{tmp_path}/objects"
+    row = '{{"k": "a", "at": 1700000000, "n": {}}}\n'.format
+    log.write_text(row(0))
+    where = ["--root", str(tmp_path / "root"), "--storage", storage]
+    asked = [str(tmp_path / "*.log*"), "--topic", "t", "--key", "k", "--time", "at", "--follow", "--poll", "0.05"]
+    command = [sys.executable, "-m", "tiered_index", "ingest", *asked, *where, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(where, 1)
+            with log.open("a") as more:
+                more.write(row(1))
+            wait_for(where, 2)
+            log.rename(tmp_path / "app.log.1")
+            log.write_text(row(2))
+            wait_for(where, 3)
+            process.send_signal(signal.SIGTERM)
+            document = json.loads(process.communicate(timeout=60)[0])
+        finally:
+            process.kill()
+    assert (process.returncode, document["status"], document["rows"]) == (0, "stopped", 3)
+    answer = run_here("query", "t", "a", "--messages", *where, "--json").document["messages"]
+    assert sorted(json.loads(one["message"]["body"])["n"] for one in answer) == [0, 1, 2]
+
+
+def wait_for(where, count):
+    until_s = time.monotonic() + 60
+    while True:
+        done = run_here("query", "t", "a", *where, "--json")
+        if done.code == 0 and len(done.document["items"]) == count:
+            return
+        assert time.monotonic() < until_s, done.err or done.out
+        time.sleep(0.1)
