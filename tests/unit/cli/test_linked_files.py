@@ -285,6 +285,18 @@ def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
     assert "--dry-run" in both.error["message"]
 
 
+def test_a_name_that_is_not_utf_8_is_refused_by_its_name(tmp_path, where):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    with open(os.path.join(os.fsencode(folder), b"caf\xe9.log"), "wb") as log:  # noqa: PTH118
+        log.write(lines(0, 3))
+    for source in (folder, folder / "*.log"):
+        done = run_here("ingest", source, *KEYS, *where, "--json")
+        assert (done.code, done.error["type"]) == (2, "InvalidArgument")
+        assert "caf" in done.error["message"] and "the name is not UTF-8" in done.error["message"]
+    assert not (tmp_path / "root").exists()
+
+
 def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeypatch, s3_environment, ingest, found):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url)
     of_server = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
