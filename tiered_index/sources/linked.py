@@ -134,7 +134,7 @@ class FileLinker:
         for listed in new:
             if (chain := self._copied(listed)) is not None:
                 etag, size = listed.etag(listed.head()), listed.size_bytes
-                moved += [structs.replace(one, uri=listed.uri, etag=etag, size_bytes=size) for one in chain]
+                moved += [structs.replace(segment, uri=listed.uri, etag=etag, size_bytes=size) for segment in chain]
                 if (end := _end_of(chain)) < size:
                     waiting.append((listed, end))
                 else:
@@ -194,7 +194,7 @@ class FileLinker:
         self._chains = {
             place: left
             for place, chain in self._chains.items()
-            if (left := [one for one in chain if one.start != segment.start] if segment in chain else chain)
+            if (left := [other for other in chain if other.start != segment.start] if segment in chain else chain)
         }
 
     def _copied(self, listed: SourceFile) -> list[LinkedSegment] | None:
