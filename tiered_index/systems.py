@@ -65,9 +65,9 @@ def files_key(topic: str) -> str:
 
 
 def has_files(archives: Iterable[SegmentArchive], topic: str) -> bool:
-    """Return whether a topic has rows of files in one of the indexes with these archives. No request."""
-    store = linked_store(topic, FILES_QUEUE)
-    return any(store in archive.state().listed_logs for archive in archives)
+    """Return whether a topic has, or had, rows of files in one of the indexes with these archives. No request."""
+    store, states = linked_store(topic, FILES_QUEUE), [archive.state() for archive in archives]
+    return any(store in state.listed_logs or store in state.given_up for state in states)
 
 
 def words_of(positions: Iterable[str], topic: str | None = None) -> Words:

@@ -25,8 +25,10 @@ from tiered_index.clock import SystemClock
 from tiered_index.format.archived import segment_object_bytes
 from tiered_index.format.names import log_name
 from tiered_index.format.segment import ArchivedSegment
+from tiered_index.retention import Retention
 from tiered_index.service.jobs.catalogs import merge_catalogs, send_catalog
 from tiered_index.service.jobs.copying import _listed_beyond
+from tiered_index.service.jobs.expiry import plan_expiry
 from tiered_index.service.jobs.verify import check_object
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
@@ -36,6 +38,7 @@ from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
 
 _STORES, _LOOKUPS = 1000, 1000
+_BEGIN_MS = 1_700_000_000_000
 _RECORDS = 50_000
 """Records of each segment."""
 
@@ -52,7 +55,7 @@ def _segment(random: Random, store: int, number: int) -> ArchivedSegment:
         random.getrandbits(32),
         random.getrandbits(32),
         segment_object_bytes(size),
-        1_700_000_000_000 + number * 3_600_000,
+        _BEGIN_MS + number * 3_600_000,
         None,
         (_RECORDS, random.randrange(900, 1100)),
     )
@@ -119,7 +122,7 @@ def read(uri: str, segments: int) -> dict[str, Any]:
 
 
 def stream(uri: str, segments: int) -> dict[str, Any]:
-    """Read all segments as verify does, and compare them with those of a copy as an update of the copy does."""
+    """Read all segments as verify does, compare them with those of a copy as its update does, and plan an expiry."""
     storage = open_storage(uri)
     log = StorageLog(storage, SystemClock())
     state, report = log.open(), Report()
@@ -131,7 +134,16 @@ def stream(uri: str, segments: int) -> dict[str, Any]:
     begun_s = time.perf_counter()
     ours, theirs = Segments(state, storage), Segments(state, storage)
     assert next(_listed_beyond(ours, theirs), None) is None
-    return {"verify_catalogs_s": round(checked_s, 1), "copy_compares_s": round(time.perf_counter() - begun_s, 1)}
+    compared_s, begun_s = time.perf_counter() - begun_s, time.perf_counter()
+    # all but the last day
+    now_ms = _BEGIN_MS + segments // _STORES * 3_600_000
+    plan = plan_expiry(Retention(segments_age_s=86_400), state, now_ms, storage=storage)
+    return {
+        "verify_catalogs_s": round(checked_s, 1),
+        "copy_compares_s": round(compared_s, 1),
+        "expiry_plans_s": round(time.perf_counter() - begun_s, 1),
+        "segments_that_expire": plan.segments_expired.segments,
+    }
 
 
 _PARTS: dict[str, Callable[[str, int], dict[str, Any]]] = {"build": build, "read": read, "stream": stream}

@@ -17,9 +17,13 @@ from tests.server.conftest import serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.kafka import open_kafka_messages
+from tiered_index.clock import SystemClock
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages, parse_place
+from tiered_index.service.jobs.catalogs import merge_catalogs
+from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 
@@ -73,6 +77,20 @@ def test_a_record_that_nobody_has_any_more_is_expired(index, cluster, servers, p
     assert "the broker has deleted it: the log of" in found.problem
     (found,) = index.messages(topic, "k7", source=messages_of(index)).messages
     assert (found.state, found.problem) == ("missing", "no archive has it, and no broker was given")
+
+
+def test_records_of_a_lost_catalog_are_named(index, servers, producing, topic):
+    producing.send(topic, sent(9))
+    archive(index, servers, topic)
+    log = StorageLog(index.storage, SystemClock())
+    log.open()
+    merge_catalogs(log)
+    (catalog,) = log.state.catalogs
+    index.storage.delete(catalog)
+    give_up(index.storage, log, [catalog])
+    index.segment_archive.refresh()
+    (found,) = index.messages(topic, "k7", source=messages_of(index)).messages
+    assert found.state == "missing" and f"{catalog}, which listed segments of " in found.problem
 
 
 def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, servers, producing, topic, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import weakref
 from contextlib import contextmanager
 
 import numpy as np
@@ -34,10 +35,13 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.remoting import archived_queues, pulling
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import decode_frame
-from tiered_index.service.jobs.catalogs import merge_catalogs
+from tiered_index.service.jobs.catalogs import merge_catalogs, send_catalog
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.expiry import expire_index
 from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.read.caches import ByteCache
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
@@ -321,6 +325,58 @@ def test_a_lost_segment_leaves_its_offsets_unknown(life):
             assert (answer.code, answer.body) == (1, b"")
             assert answer.remark == f"the message at offset {at} of queue 0 is not known: an archived segment was lost"
         assert pulled(broker, "orders", 0, lost[-1] + 1, 60)[0] == queue[lost[-1] + 1 :]
+
+
+@pytest.mark.parametrize("which", ["first", "middle", "last"])
+def test_a_lost_catalog_leaves_its_offsets_unknown_and_is_named(life, which):
+    """The archive knows the queues on both sides of it, and not where they begin or end without it."""
+    storage, messages = life
+    segments, log = segments_of(storage), log_of(storage)
+    at = {"first": 0, "middle": len(segments) // 2, "last": len(segments) - 1}[which]
+    alone, rest = [segments[at]], (segments[:at], segments[at + 1 :])
+    catalogs = tuple(send_catalog(log, some)[0] for some in (alone, *rest) if some)
+    names = tuple(one.name for one in segments)
+    log.append("test", None, lambda state: LogRecord(0, "archive", 0, "", 0, remove=names, catalogs=catalogs))
+    storage.delete(catalogs[0].name)
+    give_up(storage, log, [catalogs[0].name])
+    queue = in_queues(messages)["orders", 0]
+    lost = [m.queue_offset for m in queue if alone[0].start <= m.physical_offset < alone[0].end]
+    with reading(storage) as broker:
+        answer = pull(broker, "orders", 0, lost[0])
+        assert (answer.code, answer.body) == (1, b"") and f"{catalogs[0].name}, which listed" in answer.remark
+        if which == "middle":
+            assert ends(broker, "orders", 0) == (0, 60)
+            assert pulled(broker, "orders", 0, lost[-1] + 1, 60)[0] == queue[lost[-1] + 1 :]
+        else:
+            assert ask(broker, STATS, "orders").code == 1
+
+
+def test_a_request_has_the_directories_of_some_segments_at_a_time(life, monkeypatch):
+    """Each request reads all segments, however many there are, and keeps only numbers of its topic's runs."""
+    storage, _ = life
+    monkeypatch.setattr(archived_queues, "_SEGMENTS", 1)
+    alive = weakref.WeakSet()
+    read = SegmentArchive.queue_directory
+    most = 0
+
+    def counted(archive, segment):
+        nonlocal most
+        directory = read(archive, segment)
+        alive.add(made := Directory(directory))
+        most = max(most, len(alive))
+        return made
+
+    class Directory:
+        def __init__(self, of):
+            self.topics, self.entries_bytes = of.topics, of.entries_bytes
+
+    monkeypatch.setattr(SegmentArchive, "queue_directory", counted)
+    with IndexReader.open(storage.uri) as reader:
+        queues = archived_queues.ArchivedQueues.of_archive(reader.segment_archive, "s", ByteCache(0))
+        queue = queues.find("orders", 0)
+        assert len(queue.runs) >= len(segments_of(storage)) > 2 >= most
+        assert queues.ends(queue) == (0, 60)
+        assert queue.runs[-1].run.end == 60 and [run.run.first for run in queue.runs[:1]] == [0]
 
 
 def test_a_topic_that_was_created_again_begins_at_0(index, tmp_path):

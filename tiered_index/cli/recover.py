@@ -26,7 +26,7 @@ from tiered_index.service.anew import BegunAnew, begin_anew
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.lost import give_up, named
 from tiered_index.service.jobs.verify_report import Missing
-from tiered_index.service.log.records import ArchivedSegment, LostObject, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, LostObject, SourceRange, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import DamagedFile, open_local, verify_runs, verify_tables
 from tiered_index.service.read.inventory import describe_handle
@@ -78,11 +78,12 @@ def recover(
     fenced: it publishes nothing more and keeps its files.
 
     --lost gives up lost data: objects that are missing or damaged, as `verify --deep` names them. NAME is
-    the name of an object or of an archived segment, a file id, or the id of a window table. With --root it can also be
-    a local file that somebody deleted before its upload. The command reads each object of NAME, and appends a log
-    record that gives up the missing and damaged ones permanently. From then on answers name them as lost. Their status
-    is complete, although they lack these entries. First restore as much as you can with `verify --deep --repair`. If
-    the root has an undamaged copy, the command refuses.
+    the name of an object, an archived segment or a catalog of segments, a file id, or the id of a window table.
+    With --root it can also be a local file that somebody deleted before its upload. The command reads each object of
+    NAME, and appends a log record that gives up the missing and damaged ones permanently. From then on answers name
+    them as lost. Their status is complete, although they lack these entries. With a catalog you give up all segments
+    that it lists: their messages are missing, and `orphans` deletes their objects a day later. First restore as much
+    as you can with `verify --deep --repair`. If the root has an undamaged copy, the command refuses.
     """
     config = session.config(background=False)
     if lost:
@@ -175,7 +176,8 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
         gone = _gone(config, files, state)
         lost = give_up(index.storage, index.log, files, gone, dry_run=dry_run)
         missing = [stored for stored in lost if isinstance(stored, ArchivedSegment)]
-        given_up = [Missing.of(stored) for stored in lost if isinstance(stored, LostObject)]
+        unlisted = [stored for stored in lost if isinstance(stored, LostObject) and stored.is_of_catalog]
+        given_up = [Missing.of(s) for s in lost if isinstance(s, LostObject) and not s.is_of_catalog]
         log_number = index.log.state.number
     document: dict[str, Any] = {"status": "planned" if dry_run else "given up", "lost": given_up}
     if missing:
@@ -183,10 +185,19 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
             {"object": segment.name, "store": segment.store, "offsets": inclusive(segment.start, segment.end)}
             for segment in missing
         ]
-    session.out.show(document | {"log_number": log_number}, most=len(given_up) + len(missing))
+    if unlisted:
+        document["lost_segments"] = sum(stored.count for stored in unlisted)
+        document["catalogs"] = [_of_catalog(stored.range, stored.count) for stored in unlisted if stored.range]
+    session.out.show(document | {"log_number": log_number}, most=len(given_up) + len(missing) + len(unlisted))
     if dry_run:
         session.out.remark("nothing was changed: run it without --dry-run to give it up")
     return 0
+
+
+def _of_catalog(lost: SourceRange, segments: int) -> dict[str, Any]:
+    """Describe what a lost catalog had of one store."""
+    offsets = inclusive(lost.begin, lost.end)
+    return {"object": lost.catalog, "store": lost.source, "offsets": offsets, "segments": segments}
 
 
 def _gone(config: IndexConfig, files: list[str], state: LogState) -> dict[str, LostObject]:

@@ -21,7 +21,7 @@ from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.session import Session, StoredIndex, asked_service, command, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
-from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
+from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.copying import COPY_OF
@@ -118,7 +118,7 @@ def verify(
     another upload, --from or --source; the bytes must match the log.
 
     An object or segment without a good copy stays, because its undamaged parts still answer. To give it up, pass its
-    name to `tiered-index recover --lost NAME`, which first prints how many entries are lost (--dry-run).
+    name to `tiered-index recover --lost NAME`, which first prints how much is lost (--dry-run).
 
     The command verifies each new object before a log record names it. With --root, stop the root's writer before you
     pass --yes. Without --root or --yes the writer may run. Readers and jobs may always run. Exit code 0: nothing is
@@ -286,7 +286,7 @@ class Mending:
         out.answer(document)
         write_findings(out, document)
         out.fields({"repairs": repairs, "not_repaired": left}, most=len(repairs) + len(left))
-        if any(defect.file.startswith((DATA_PREFIX, SEGMENTS_PREFIX)) for defect in left):
+        if any(defect.file.startswith((DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX)) for defect in left):
             more = ", the writer's root with --root" if self._config.root is None else ""
             out.remark(
                 f"no good copy was found of what is not repaired: pass a copy of the index with --from{more}, or give "

@@ -12,7 +12,7 @@ import json
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Annotated, Any
 
@@ -245,6 +245,12 @@ class CatalogRows:
             name, store, start, size, rows.crc32[at], rows.head[at], segment_object_bytes(size) + rows.extra[at],
             rows.published[at], rows.source[at], columns, rows.rows[at], times,
         )  # fmt: skip
+
+    def of_log(self, log: int, offset: int) -> Iterator[Segment]:
+        """Yield the segments of log number `log`, from the last that begins at `offset` or before. Raises as `row`."""
+        first = max(self.before(log, offset) - 1, bisect_right(self.places, (log, -1)))
+        for at in range(first, bisect_right(self.places, (log + 1, -1))):
+            yield self.row(at)
 
     def segments(self) -> list[Segment]:
         """Return all segments. Raises `CorruptFile`."""

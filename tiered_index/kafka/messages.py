@@ -180,6 +180,8 @@ class KafkaMessages:
                     # what only the broker could tell stays open
                     search.state = "expired" if search.error is None else search.state
                     search.problems.append(f"it has expired in the archive of {store}")
+                elif (lost := segments.given_up(store, offset)) is not None:
+                    search.problems.append(lost.reason)
                 continue
             search.read_from = segment.name
             try:
@@ -234,7 +236,7 @@ class KafkaMessages:
 
 def _logs_of(segments: Segments, topic: str, partition: int) -> list[str]:
     """Return the stores of a partition's logs that are archived or were, the newest first."""
-    stores = {*segments.stores, *segments.state.expired.segments}
+    stores = {*segments.stores, *segments.state.expired.segments, *segments.state.given_up}
     logs = [(name, store) for store in stores if (name := Name.parse(store)) is not None]
     mine = [(name.generation, store) for name, store in logs if (name.topic, name.partition) == (topic, partition)]
     return [store for _, store in sorted(mine, reverse=True)]

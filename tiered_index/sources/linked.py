@@ -162,12 +162,15 @@ class FileLinker:
         """Learn the segments of the log, and read those that an earlier run has not finished."""
         position, pending = self.position, list[LinkedSegment]()
         self._chains, self._lost = {}, []
-        for segment in self.index.segment_archive.segments().of_log(self._store):
+        segments = self.index.segment_archive.segments()
+        for segment in segments.of_log(self._store):
             if isinstance(segment, LinkedSegment):
                 self._note(segment)
                 if segment.is_open or segment.end > position:
                     pending.append(segment)
-        self._end = max(self._end, position)
+        # an offset of a lost catalog's files is never used again
+        given_up = [lost.end for lost in segments.state.given_up.get(self._store, ())]
+        self._end = max(self._end, position, *given_up)
         if not self._end:
             self._check_queue()
         for path in self.mapping.keys:

@@ -212,7 +212,11 @@ class FileRows:
         try:
             segment = self._segment(search, topic, item)
             if segment is None:
-                search.problems.append(f"no file of topic {topic!r} has offset {item.offset:,}")
+                archive, store = self._archives[item.source], linked_store(topic, item.queue_id)
+                lost = archive.segments().given_up(store, item.offset)
+                search.problems.append(
+                    f"no file of topic {topic!r} has offset {item.offset:,}" if lost is None else lost.reason
+                )
                 return
             search.read_from = segment.uri
             check_deadline(f"reading {segment.uri}")

@@ -216,6 +216,51 @@ def test_segments_without_a_copy_are_given_up_by_name(run_here, place, tmp_path)
     assert "expired or was merged" in note
 
 
+def test_a_lost_catalog_is_given_up_by_name_and_everything_else_goes_on(run_here, place, tmp_path):
+    """Answers, `verify` and the certificate name what is lost; the source restores it."""
+    uri, copy = f"file://{place}/store", f"file://{tmp_path}/target"
+    assert run_here("merge", "--storage", uri).code == 0
+    (catalog,) = (place / "store" / "catalog%").iterdir()
+    name = f"catalog/{catalog.name}"
+    whole = run_here("recover", "--storage", uri, "--lost", name, "--json")
+    assert (whole.code, "are whole" in whole.error["message"]) == (2, True)
+    catalog.unlink()
+    assert run_here("copy", "--from", uri, "--to", copy).code == 4
+    told = run_here("verify", "--deep", "--repair", "--storage", uri, "--yes")
+    assert told.code == 1 and "`tiered-index recover --lost NAME`" in told.err
+    lost = ("recover", "--storage", uri, "--lost", name, "--json")
+    planned = run_here(*lost, "--dry-run").document
+    segments = 5
+    rows = [
+        {"object": name, "store": "b", "offsets": f"0 to {segments * golden_store.SEGMENT_BYTES - 1:,}", "segments": 5}
+    ]
+    assert (planned["status"], planned["lost_segments"], planned["catalogs"]) == ("planned", segments, rows)
+    assert run_here("copy", "--from", uri, "--to", copy).code == 4, "a dry run changes nothing"
+    done = run_here(*lost)
+    assert (done.code, done.document["catalogs"]) == (0, rows)
+    assert run_here(*lost).document["lost_segments"] == segments, "it is lost already"
+    assert run_here("du", "--storage", uri).code == 0
+    checked = run_here("verify", "--deep", "--storage", uri, "--json").document
+    assert (
+        checked["status"] == "ok"
+        and f"{name} was given up: messages of up to 5 segments of 1 logs are lost" in (checked["notes"])
+    )
+    assert run_here("copy", "--from", uri, "--to", copy).code == 0
+    for storage in (uri, copy):
+        with IndexReader.open(storage) as reader:
+            found = RocketmqMessages(None, reader.segment_archive).at(0)
+        assert found.state == "missing" and f"{name}, which listed segments of b" in found.problem
+    erased = run_here("erase", "--topic", "TopicOrder", "--storage", copy, "--now", "--yes", "--json").document
+    assert any("1 lost catalogs" in text for text in erased["unchecked"])
+    # its objects are kept for a day, but no record names them
+    assert len(list((place / "store" / "segments%").rglob("*.log"))) == segments
+    assert run_here("orphans", "--storage", uri, "--json").document["objects"] == []
+    more = ("--root", place / "root", "--storage", uri, "--store-name", "b", "--archive-segments", "--wait")
+    assert run_here("ingest", place / "broker", *more).code == 0
+    with IndexReader.open(uri) as reader:
+        assert RocketmqMessages(None, reader.segment_archive).at(0).state == "archived"
+
+
 @pytest.mark.parametrize("wrong", ["nothing", "another", "no store", "empty"])
 def test_places_without_copies_are_refused_by_name(run_here, damaged, archived, tmp_path, wrong):
     """The command refuses them before it reads or changes anything, since a mistyped place has no copies."""

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tiered_index import IndexService
+from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.follow import PatientPut
@@ -122,6 +122,22 @@ def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_pa
     assert ingest(log)["changed"] == [log.as_uri()]
     numbers, problems = found("10")
     assert (numbers, len(problems)) == ([20], 2)
+
+
+def test_a_lost_catalog_of_files_is_named_and_its_offsets_are_never_used_again(tmp_path, where, ingest, found):
+    """The files are indexed again behind them; entries from before name the lost catalog."""
+    (tmp_path / "a.log").write_bytes(lines(0, 50))
+    assert ingest(tmp_path / "a.log")["rows"] == 50
+    storage = where[2:]
+    with IndexReader.open(storage[1]) as reader:
+        (catalog,) = reader.log_state.catalogs
+        reader.storage.delete(catalog)
+    done = run_here("recover", *storage, "--lost", catalog, "--json")
+    assert (done.code, done.document["lost_segments"]) == (0, 1), done.err
+    numbers, problems = found("10")
+    assert numbers == [] and all(f"{catalog}, which listed" in problem for problem in problems)
+    assert ingest(tmp_path / "a.log")["rows"] == 50
+    assert found("10") == (expected("10", 50), problems)
 
 
 class Crash(Exception):

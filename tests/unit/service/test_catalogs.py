@@ -1,30 +1,36 @@
 """Catalogs of segments: the log's segments are the same wherever they are named, and nothing names a deleted one."""
 
+import json
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from tests.support.copies import copier
+from tests.support.damage import flipped
 from tests.support.later import Later
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS
 from tests.support.storage_faults import FaultStorage
 from tiered_index.archives import messages_to_erase
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.format.names import linked_store
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.format.names import linked_store, log_name
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
-from tiered_index.retention import Expired, Retention
+from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.service.jobs import catalogs, segment_archive
 from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
+from tiered_index.service.jobs.copying import difference
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.erase_segments import FoundMessages, RewrittenSegment, erase_messages
 from tiered_index.service.jobs.expiry import record_expiry
+from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
@@ -417,6 +423,7 @@ def test_the_certificate_of_an_erasure_names_linked_files_that_still_have_the_ro
         for start in starts
     ]
     add_catalog(life.log(), links)
+    append(life.log(), positions={store: offset + 2})
     find = messages_to_erase(EraseRequest("t", ("k",)), life.log().state)
     for yes in (False, True):
         done = erase(life.storage, life.log(), EraseRequest("t", ("k",)), life.clock, yes=yes, now=yes, messages=find)
@@ -427,6 +434,82 @@ def test_the_certificate_of_an_erasure_names_linked_files_that_still_have_the_ro
     whole = erase(life.storage, life.log(), EraseRequest("t", queue_id=queue_id), life.clock, yes=True, now=True)
     assert whole.linked_remaining == tuple(one.uri for one in links)
     assert list(Segments(life.log().state, life.storage).linked()) == links
+
+
+@pytest.fixture
+def linked_life(life):
+    """An index with entries of `k`, `m` and others, and a file for each of their offsets; its uri is the offset."""
+    life.put([(BASE_MS + n * 1000, "km"[n] if n < 2 else "other") for n in range(6)])
+    life.publish()
+    life.clock.advance(3600)
+    items = [item for key in ("k", "m", "other") for item in life.index.query("t", key).items]
+    links = [
+        LinkedSegment(f"{item.offset}", linked_store("t", item.queue_id), item.offset, 1, "ndjson", 9, "e", 3,
+                      times=(item.timestamp_ms, item.timestamp_ms))
+        for item in items
+    ]  # fmt: skip
+    add_catalog(life.log(), links)
+    append(life.log(), positions={one.store: max(two.end for two in links) for one in links})
+    life.uris = {key: {f"{item.offset}" for item in life.index.query("t", key).items} for key in ("k", "m", "other")}
+    return life
+
+
+def linked_of(life, *keys, topic="t", **more):
+    done = erase(life.storage, life.log(), EraseRequest(topic, keys, **more), life.clock, yes=True, now=True)
+    return set(done.linked_remaining)
+
+
+def test_the_certificate_names_linked_files_of_keys_that_are_partly_in_force(linked_life):
+    life = linked_life
+    assert linked_of(life, "k") == life.uris["k"]
+    # the entries of `k` are gone: its files are among those of its topic and time, those of `m` are known
+    before_ms = BASE_MS + 1000
+    assert linked_of(life, "k", before_ms=before_ms) == life.uris["k"]
+    assert linked_of(life, "m", "k") >= life.uris["m"] | life.uris["k"]
+    assert linked_of(life, "m", "k", before_ms=before_ms) == life.uris["k"]
+
+
+def test_the_certificate_names_linked_files_whose_entries_have_expired_and_were_merged_away(linked_life):
+    life = linked_life
+    append(life.log(), expired=Expired((Horizon(BASE_MS + 2000),)))
+    life.later()
+    life.merge()
+    with life.reader() as reader:
+        assert not reader.query("t", "k").items
+    assert linked_of(life, "k") == life.uris["k"] | life.uris["m"]
+    assert linked_of(life, "other") == life.uris["k"] | life.uris["m"] | life.uris["other"]
+
+
+def test_the_certificate_names_linked_files_whose_entries_were_erased_with_their_queue(linked_life):
+    life = linked_life
+    (queue,) = {item.queue_id for item in life.index.query("t", "k").items}
+    linked_of(life, queue_id=queue, before_ms=BASE_MS + 1000)
+    assert linked_of(life, "k") == life.uris["k"]
+    assert linked_of(life, queue_id=queue) >= life.uris["k"]
+
+
+def test_the_certificate_names_linked_files_of_stores_without_a_topic_and_of_rows_that_are_not_uploaded(linked_life):
+    life = linked_life
+    some = LinkedSegment("theirs", "files:theirs", 0, 9, "ndjson", 9, "e", 3, times=(BASE_MS, BASE_MS))
+    late = LinkedSegment("late", "files:theirs", 9, 9, "ndjson", 9, "e", 3, times=(BASE_MS + 10**9, BASE_MS + 10**9))
+    other = LinkedSegment("other", linked_store("u", 0), 0, 9, "ndjson", 9, "e", 3)
+    (store,) = {linked_store("t", item.queue_id) for item in life.index.query("t", "k").items}
+    ahead = LinkedSegment("ahead", store, 10**6, 9, "ndjson", 9, "e", 3, is_open=True)
+    add_catalog(life.log(), [some, late, other, ahead])
+    for asked in ({"keys": ("k",)}, {}, {"queue_id": int(store[-1])}):
+        keys = asked.pop("keys", ())
+        named = linked_of(life, *keys, **asked)
+        assert named >= life.uris["k"] | {"theirs", "ahead"}
+        assert named.isdisjoint({"other", "late"})
+
+
+def test_the_certificate_names_linked_files_whose_entries_were_lost(linked_life):
+    life = linked_life
+    log = life.log()
+    gone = next(iter(log.state.objects.values()))
+    life.storage.delete(gone.name)
+    give_up(life.storage, log, [gone.file])
+    assert linked_of(life, "k") >= life.uris["k"]
 
 
 def test_a_lost_catalog_is_restored_from_a_copy(life):
@@ -442,6 +525,143 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
     (repair,) = SegmentRepairs(life.storage, log, target).run(report, yes=True)
     assert list(Segments(log.refresh(), life.storage)) == [a_segment("a", 0), a_segment("a", 100)]
     assert log.state.catalogs.keys() == {repair.replaced_by}
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(life, damage):
+    """Merges, expiry, erasure, checks, sweeps and copies succeed. Places of its segments are named, others are not."""
+    log = life.log()
+    lost = add_catalog(log, [a_segment("a", 0), a_segment("a", 100), a_segment("b", 0)])
+    kept = add_catalog(log, [a_segment("a", 200), a_segment("c", 0)])
+    segments = Segments(log.state, life.storage)
+    append(log, archive=(a_segment("a", 100, 2),), **segments.removal(segments.at("a", 100)))
+    for one in Segments(log.state, life.storage):
+        life.storage.put(one.name, b"bytes")
+    life.clock.advance(2 * 86400)
+    with pytest.raises(InvalidArgument, match="whole"):
+        give_up(life.storage, log, [lost.name])
+    if damage == "missing":
+        life.storage.delete(lost.name)
+    else:
+        life.storage.put(lost.name, flipped(life.storage.get(lost.name), 30))
+    planned = give_up(life.storage, log, [lost.name], dry_run=True)
+    assert lost.name in log.refresh().catalogs
+    done = give_up(life.storage, log, [lost.name])
+    assert done == planned == give_up(life.storage, log, [lost.name])
+    # a segment that was replaced is not lost
+    assert [(one.range.source, one.range.begin, one.range.end, one.count) for one in done] == [
+        ("a", 0, 200, 1),
+        ("b", 0, 100, 1),
+    ]
+    shown = [a_segment("a", 100, 2), a_segment("a", 200), a_segment("c", 0)]
+    again = StorageLog(life.storage, life.clock)
+    assert again.open() == log.state == LogState.decode(log.state.encode(), "checkpoint")
+    assert list(Segments(log.state, life.storage)) == shown and not log.state.hidden
+    segments = Segments(log.state, life.storage)
+    assert segments.given_up("a", 99).catalog == segments.given_up("b", 0).catalog == lost.name
+    assert segments.given_up("a", 200) is segments.given_up("c", 0) is None
+    # what only the lost catalog listed is deleted a day after it was given up
+    alone = a_segment("b", 0).name
+    for days, left in ((0.5, True), (2, False)):
+        later = Later(life.storage, round(days * 86400))
+        delete_orphans(later, find_orphans(later, log))
+        assert (alone in {info.name for info in life.storage.list("segments/")}) is left
+    target = MemoryStorage()
+    for one in shown:
+        target.put(one.name, b"")
+    made = difference(LogState(), log.state, "copy:x")
+    assert LogState().apply(made, "copy").given_up == log.state.given_up
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
+    assert report.findings == []
+    assert f"{lost.name} was given up: messages of up to 2 segments of 2 logs are lost" in report.notes
+    assert merge_catalogs(log) == 1 and kept.name not in log.state.catalogs
+    assert list(Segments(log.state, life.storage)) == shown
+    record_expiry(log, Retention(segments_age_s=1), life.clock)
+    assert list(Segments(log.state, life.storage)) == []
+    erased = erase(life.storage, log, EraseRequest("t"), life.clock, yes=True, now=True)
+    assert any("1 lost catalogs" in text for text in erased.unchecked)
+    # what expired is not told as lost
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=False, threads=1)
+    assert [note for note in report.notes if "given up" in note] == [
+        f"{lost.name} was given up: messages of up to 1 segments of 1 logs are lost"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept", "left_out", "is_sound"),
+    [
+        ("catalogs", 3, 1, True),
+        ("catalogs", 2, 2, False),
+        ("catalogs", 2, 1, False),
+        ("catalogs", 3, 0, False),
+        ("link", 3, 1, True),
+        ("link", 2, 1, False),
+        ("repair", 4, 0, True),
+        ("repair", 3, 0, False),
+        ("remove", 0, 0, False),
+        ("erase", 4, 0, False),
+    ],
+)
+def test_records_that_lose_segments_of_catalogs_are_findings(kind, kept, left_out, is_sound):
+    """A catalog of four segments is replaced by one of `kept` segments. One segment was hidden."""
+    log = a_log(MemoryStorage())
+    old = add_catalog(log, run_of("a", 0, 4))
+    if kind != "repair":
+        append(log, **Segments(log.state, log.storage).removal(a_segment("a", 300)))
+    added = (send_catalog(log, run_of("a", 0, kept))[0],) if kept else ()
+    record = LogRecord(0, kind, 0, "", 0, remove=(old.name,), catalogs=added, left_out=left_out)
+    log.append("test", None, lambda state: record)
+    report = Report()
+    check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
+    assert [one.part for one in report.findings] == ["catalogs"] * (not is_sound)
+
+
+def test_an_erasure_of_many_segments_leaves_no_line_of_each():
+    storage, clock = MemoryStorage(), ManualClock(1_700_000_000_000)
+    log = a_log(storage, clock)
+    add_catalog(log, run_of("a", 0, 1000))
+    most, sent = 0, SentObject("", 0, clock.now_ms())
+
+    def rewrite(segments, find):
+        nonlocal most
+        for segment in segments:
+            most = max(most, len(log.state.archive), len(log.state.hidden))
+            fresh = a_segment(*segment.place, 2)
+            storage.put(fresh.name, b"")
+            yield RewrittenSegment(segment, FoundMessages(1), fresh, replace(sent, name=fresh.name))
+
+    told = erase_messages(storage, log, clock, None, rewrite, lambda *_: None, keys=False)
+    assert (told["segments_rewritten"], told["segments_remaining"]) == (1000, ())
+    assert most <= catalogs.MOST_LINES and len(log.state.archive) < catalogs.MOST_LINES
+    assert list(Segments(log.state, storage)) == run_of("a", 0, 1000, 2)
+    report = Report()
+    check_storage(storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
+    assert report.findings == []
+
+
+def test_a_lost_catalog_whose_segments_were_all_replaced_or_have_expired_is_given_up_without_a_loss():
+    log = a_log(MemoryStorage())
+    lost = add_catalog(log, [a_segment("a", 0), a_segment("b", 0)])
+    append(log, expired=Expired(segments={"b": 100}))
+    append(log, archive=(a_segment("a", 0, 2),), **Segments(log.state, log.storage).removal(a_segment("a", 0)))
+    log.storage.delete(lost.name)
+    assert give_up(log.storage, log, [lost.name]) == []
+    assert (list(Segments(log.state, log.storage)), log.state.catalogs) == ([a_segment("a", 0, 2)], {})
+    report = Report()
+    check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
+    assert [one.part for one in report.findings] == [] and not any("given up" in note for note in report.notes)
+
+
+def test_a_record_that_gives_up_a_catalog_is_refused_by_versions_before_catalogs():
+    log = a_log(MemoryStorage())
+    lost = add_catalog(log, [a_segment("a", 0)])
+    log.storage.delete(lost.name)
+    give_up(log.storage, log, [lost.name])
+    text = json.loads(log.storage.get(log_name(log.state.number)).rpartition(b"\n#")[0])
+    assert (text["version"], text["remove"], text["lost"][0]["range"]["catalog"]) == (7, [lost.name], lost.name)
+    assert json.loads(log.state.encode().rpartition(b"\n#")[0])["version"] == 8
 
 
 def test_an_erasure_streams_segments_of_catalogs_and_reads_also_those_that_come_meanwhile():

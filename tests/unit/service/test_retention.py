@@ -162,6 +162,14 @@ def test_segments_expire_from_the_beginning_of_their_store():
     assert (plan.segments, plan.expired.segments) == ((segments[0],), {"log": 100})
 
 
+def test_a_plan_lists_the_first_segments_and_counts_all():
+    segments = [ArchivedSegment(f"segments/{n}", "log", 100 * n, 100, 0, 0, 150, 5) for n in range(1500)]
+    state = LogState(archive={one.name: one for one in segments})
+    plan = plan_expiry(Retention(segments_age_s=DAY_S), state, NOW_MS)
+    assert plan.segments == tuple(segments[:1000])
+    assert (plan.segments_expired, plan.size_bytes) == (SegmentSums.of(segments), 1500 * 150)
+
+
 def test_archived_segments_expire_by_the_age_of_their_topic():
     """A log of RocketMQ has messages of many topics, so its segments wait for the longest age."""
 

@@ -42,8 +42,8 @@ def expire(
     entries arrive. --now does not wait for a merge: it rewrites these objects.
 
     Archived messages have an age of their own, counted from their upload: retention.segments_age_s for all,
-    retention.segments_topics.TOPIC for one topic. The command prints the segments that expire, and those that stay
-    although the entries of their age expire.
+    retention.segments_topics.TOPIC for one topic. The command counts the segments that expire, and those that stay
+    although the entries of their age expire. It lists at most 1,000 of them.
 
     The command deletes the bytes of objects that were removed at least retention.grace_s ago. To delete the bytes of
     objects that it removes now, run it again after that time. Writers and readers may run. A writer with these settings
@@ -66,7 +66,7 @@ def expire(
             "objects": [describe_object(stored) for stored in plan.objects],
             "segments": [{"object": s.name, "store": s.store, "bytes": s.object_bytes} for s in plan.segments],
             "archive": {
-                "expired" if yes else "to_expire": asdict(SegmentSums.of(plan.segments)),
+                "expired" if yes else "to_expire": asdict(plan.segments_expired),
                 "kept": asdict(plan.segments_kept),
                 "kept_of_expired_age": asdict(plan.segments_of_age),
             },
@@ -100,7 +100,7 @@ def expire(
 
 def _tell_archive(session: Session, plan: ExpiryPlan, *, yes: bool) -> None:
     """Tell people which archived segments expire, and which stay though the entries of their age expire."""
-    gone, staying = map(_told, (SegmentSums.of(plan.segments), plan.segments_kept))
+    gone, staying = map(_told, (plan.segments_expired, plan.segments_kept))
     session.out.line(f"archive: {'expired' if yes else 'would expire'}: {gone}; kept: {staying}")
     if plan.segments_of_age.segments:
         session.out.remark(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from tiered_index.encoding import MAX_BODY_BYTES
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.archived import DAMAGED_PIECE, SegmentTable
+from tiered_index.format.names import topic_of_store
 from tiered_index.rocketmq.archive.search import MessageSearch
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
@@ -317,9 +318,13 @@ class RocketmqMessages:
                 break
 
     def _gap_of(self, search: MessageSearch) -> str | None:
-        """Return the problem if a place is in a gap between archived segments, else None."""
+        """Return the problem if a place is in a gap between archived segments, or of a lost catalog, else None."""
         for archive in self._archives.values():
             segments = archive.segments()
+            for store in segments.state.given_up if self._store_name is None else (self._store_name,):
+                lost = segments.given_up(store, search.offset)
+                if lost is not None and topic_of_store(store) is None:
+                    return lost.reason
             for store in segments.byte_stores if self._store_name is None else (self._store_name,):
                 first, later = segments.first(store), segments.after(store, search.offset)
                 if first is not None and first.end <= search.offset and later is not None:

@@ -3,18 +3,22 @@
 Also the queues of a store with older messages from the archive. A segment without queue offsets, or a gap between
 segments, may have messages of any queue: offsets that depend on it raise `UnknownOffsets`. An offset that is missing
 between two known runs has no message. If a queue begins again at 0 in the log, its topic was deleted and created again,
-and the queue begins there. Expired and erased messages are never returned, even if their bytes still exist. Directories
-are read once and cached.
+and the queue begins there. Expired and erased messages are never returned, even if their bytes still exist.
+
+Segments and their directories are read one after the other, once for each topic of a request. Memory: the runs of the
+topic, 56 bytes each, and a bounded cache of directories.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +33,15 @@ from tiered_index.rocketmq.log.store import ENTRY as QUEUE_ENTRY
 from tiered_index.rocketmq.log.store import ConsumeQueue
 from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, StoreQueues, UnknownOffsets, checked_message
 from tiered_index.service.jobs.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.records import ArchivedSegment, SourceRange
 from tiered_index.service.read.caches import ByteCache
 from tiered_index.storage.pools import DaemonPool
 from tiered_index.tombstones import ALWAYS
 
 Directories = ByteCache[tuple[str, str], QueueDirectory]
 """Directories of queue offsets, by the storage's URI and the object's name."""
-# Directories that are fetched at once.
-_THREADS = 8
+# Directories that are fetched at once, and segments whose directories are in memory.
+_THREADS, _SEGMENTS = 8, 64
 # Most messages, and bytes, that are fetched at once: the memory of a pull in addition to its answer
 _BATCH, _BATCH_BYTES = 32, 256 << 10
 
@@ -106,18 +110,82 @@ class _Archived:
         return self.archive.queue_offsets(self.segment, begin, length)
 
 
-def archived_segments(archive: SegmentArchive, store: str) -> list[SegmentOfQueues]:
-    """Return the archived segments of a store, by offset."""
-    return [_Archived(archive, segment) for segment in archive.segments().of(store)]
-
-
 @dataclass(frozen=True)
-class ArchivedRun:
-    """A run of a queue; `after_unknown`: unknown messages of the queue may be between it and the previous run."""
+class SegmentsOfQueues:
+    """The segments of one log. `all` returns them in the order of the log, `at` the one that begins at an offset.
 
-    segment: SegmentOfQueues
+    `lost` are ranges of the log whose segments only a lost catalog had.
+    """
+
+    all: Callable[[], Iterable[SegmentOfQueues]]
+    at: Callable[[int], SegmentOfQueues]
+    lost: Sequence[SourceRange] = ()
+
+
+def archived_segments(archive: SegmentArchive, store: str) -> SegmentsOfQueues:
+    """Return the archived segments of a store, as of the present log state."""
+    segments = archive.segments()
+
+    def at(start: int) -> SegmentOfQueues:
+        segment = segments.at(store, start)
+        assert segment is not None, "a run is of a segment of this state"
+        return _Archived(archive, segment)
+
+    expired = segments.state.expired.segments.get(store, 0)
+    lost = [given_up for given_up in segments.state.given_up.get(store, ()) if given_up.end > expired]
+    return SegmentsOfQueues(lambda: (_Archived(archive, segment) for segment in segments.of(store)), at, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedRun:
+    """A run of a queue in the segment that begins at `start`.
+
+    `after_unknown`: unknown messages of the queue may be between it and the previous run.
+    """
+
+    start: int
     run: QueueRun
     after_unknown: bool
+
+
+class ArchivedRuns(Sequence[ArchivedRun]):
+    """Runs of a queue, of 56 bytes each."""
+
+    _NUMBERS = 7
+
+    def __init__(self) -> None:
+        self._rows = array("q")
+
+    def append(self, start: int, run: QueueRun, after_unknown: bool) -> None:
+        """Add a run of the segment that begins at `start`."""
+        self._rows.extend((start, after_unknown, run.first, run.count, run.crc32, run.newest_ms, run.begin))
+
+    def clear(self) -> None:
+        """Remove all runs."""
+        self._rows = array("q")
+
+    def __len__(self) -> int:
+        return len(self._rows) // self._NUMBERS
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return (self[at] for at in range(*number.indices(len(self))))
+        at = range(len(self))[number] * self._NUMBERS
+        start, after_unknown, *of_run = self._rows[at : at + self._NUMBERS]
+        return ArchivedRun(start, QueueRun(0, *of_run), bool(after_unknown))
+
+
+@dataclass(frozen=True, slots=True)
+class _LogFacts:
+    """The facts about all segments of a log.
+
+    `lacking` says why messages may be unknown; empty: all are known. `end` is that of the last segment; None: there is
+    none. `has_begin`: the first segment has the log's first offset.
+    """
+
+    lacking: str
+    has_begin: bool
+    end: int | None
 
 
 @dataclass(eq=False)
@@ -129,13 +197,13 @@ class ArchivedQueue:
 
     topic: str
     queue_id: int
-    runs: list[ArchivedRun] = field(default_factory=list)
+    runs: ArchivedRuns = field(default_factory=ArchivedRuns)
     is_open: bool = False
     problem: str = ""
 
 
 class ArchivedQueues(Queues[ArchivedQueue]):
-    """Reads the queues of one log from `segments`, in the order of the log, by their queue offsets.
+    """Reads the queues of one log from `segments`, by their queue offsets.
 
     `name` is the store's name in the archive, if it is known. `messages` reads their messages. `holds(offset)` returns
     whether a segment still has an offset. `expired` has the places that expired or were erased.
@@ -143,7 +211,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
     def __init__(
         self,
-        segments: Sequence[SegmentOfQueues],
+        segments: SegmentsOfQueues,
         messages: RocketmqMessages,
         expired: Expired,
         holds: Callable[[int], bool],
@@ -154,10 +222,10 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         self.name = name
         self._segments, self._messages, self._expired, self._holds = segments, messages, expired, holds
         self._cache = directories
-        self._read: list[QueueDirectory | None] | None = None
         # Caches for the request that this object serves
+        self._facts: _LogFacts | None = None
         self._topics: dict[str, dict[int, ArchivedQueue]] = {}
-        self._decoded: dict[tuple[str, int], npt.NDArray[np.void]] = {}
+        self._decoded: dict[tuple[int, int], npt.NDArray[np.void]] = {}
 
     @classmethod
     def of_archive(cls, archive: SegmentArchive, store: str, directories: Directories) -> ArchivedQueues:
@@ -174,12 +242,12 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     @property
     def log_end(self) -> int | None:
         """The offset of the log behind its last segment here; None: there is none."""
-        return self._segments[-1].end if self._segments else None
+        return self._log_facts().end
 
     def counts(self) -> dict[str, int]:
         """Return the least number of queues of each topic."""
         counts: dict[str, int] = {}
-        for directory in self._directories():
+        for _, directory in self._directories():
             for topic, runs in directory.topics.items() if directory is not None else ():
                 counts[topic] = max(counts.get(topic, 0), *(run.queue_id + 1 for run in runs))
         return counts
@@ -249,7 +317,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
                 break
             entries = self._entries_of(archived)[max(0, first - archived.run.first) :][: most - count]
             part = np.empty(len(entries), QUEUE_ENTRY)
-            part["offset"] = entries["position"].astype(np.int64) + archived.segment.start
+            part["offset"] = entries["position"].astype(np.int64) + archived.start
             part["size"], part["tags_code"] = entries["size"], NO_CODE
             parts.append(part)
             count, end = count + len(entries), archived.run.end
@@ -300,18 +368,18 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
     # of the archive
 
-    def _directories(self) -> list[QueueDirectory | None]:
-        """Return the directory of each segment, None for one without queue offsets. Raises as `SegmentArchive.read`."""
-        if self._read is None:
-            wanted = [segment for segment in self._segments if segment.queues_bytes]
-            known = {segment.name: self._cache.get(segment.place) for segment in wanted}
-            if missing := [segment for segment in wanted if known[segment.name] is None]:
+    def _directories(self) -> Iterator[tuple[SegmentOfQueues, QueueDirectory | None]]:
+        """Yield each segment with its directory, None without queue offsets. Raises as `SegmentArchive.read`."""
+        segments = iter(self._segments.all())
+        while some := list(itertools.islice(segments, _SEGMENTS)):
+            wanted = [segment for segment in some if segment.queues_bytes]
+            known = {segment.start: self._cache.get(segment.place) for segment in wanted}
+            if missing := [segment for segment in wanted if known[segment.start] is None]:
                 with contextlib.closing(DaemonPool(min(_THREADS, len(missing)), "tiered-index-queues")) as pool:
                     # each is cached when it arrives, also for the next request if this one ends early
                     for segment, future in [(segment, pool.submit(self._fetched, segment)) for segment in missing]:
-                        known[segment.name] = future.result()
-            self._read = [known.get(segment.name) for segment in self._segments]
-        return self._read
+                        known[segment.start] = future.result()
+            yield from ((segment, known.get(segment.start)) for segment in some)
 
     def _fetched(self, segment: SegmentOfQueues) -> QueueDirectory:
         directory = segment.directory()
@@ -324,35 +392,62 @@ class ArchivedQueues(Queues[ArchivedQueue]):
             return self._topics[topic]
         queues: dict[int, ArchivedQueue] = {}
         # the number of unknown segments and gaps so far, and that number at each queue's last run
-        unknown, seen, end = 0, dict[int, int](), None
-        for segment, directory in zip(self._segments, self._directories(), strict=True):
-            unknown += directory is None or (end is not None and segment.start != end)
-            end = segment.end
+        unknown, seen, end, begin = 0, dict[int, int](), None, None
+        gap = no_offsets = ""
+        for segment, directory in self._directories():
+            if directory is None:
+                no_offsets = "segments were archived without queue offsets, or are damaged"
+            lost = self._lost_before(segment.start, end)
+            if lost is not None or (end is not None and segment.start != end):
+                gap = gap or ("an archived segment was lost" if lost is None else lost.reason)
+                unknown += 1
+            else:
+                unknown += directory is None
+            begin, end = segment.start if begin is None else begin, segment.end
             for run in directory.topics.get(topic, ()) if directory is not None else ():
                 queue = queues.setdefault(run.queue_id, ArchivedQueue(topic, run.queue_id))
                 if queue.runs and run.first < queue.runs[-1].run.end:
                     back = f"its offset {run.first} follows {queue.runs[-1].run.end - 1} in the log"
                     queue.problem = back if run.first else ""
                     queue.runs.clear()
-                queue.runs.append(ArchivedRun(segment, run, unknown > seen.get(run.queue_id, 0)))
+                queue.runs.append(segment.start, run, unknown > seen.get(run.queue_id, 0))
                 seen[run.queue_id] = unknown
+        if (lost := self._lost_before(None, end)) is not None:
+            gap, unknown = gap or lost.reason, unknown + 1
         for queue in queues.values():
             queue.is_open = unknown > seen[queue.queue_id]
         self._topics[topic] = queues
+        self._facts = _LogFacts(no_offsets or gap, begin == 0, end)
         return queues
+
+    def _lost_before(self, start: int | None, end: int | None) -> SourceRange | None:
+        """Return a range of a lost catalog that is, or begins, in the gap from `end` to `start`; None: there is none.
+
+        `end` None: from the log's begin; `start` None: without an end.
+        """
+        return next(
+            (
+                lost
+                for lost in self._segments.lost
+                if (start is None or lost.begin < start) and (end is None or lost.end > end) and end != start
+            ),
+            None,
+        )
+
+    def _log_facts(self) -> _LogFacts:
+        if self._facts is None:
+            self._known("")
+        assert self._facts is not None
+        return self._facts
 
     def _lacking(self) -> str:
         """Return why messages of the archive may be unknown; empty: all are known."""
-        if any(directory is None for directory in self._directories()):
-            return "segments were archived without queue offsets, or are damaged"
-        if any(segment.end != after.start for segment, after in zip(self._segments, self._segments[1:], strict=False)):
-            return "an archived segment was lost"
-        return ""
+        return self._log_facts().lacking
 
     def _gone(self) -> str:
         """Return why a queue without a message may have had one; empty: the archive has the log's begin."""
-        has_begin = bool(self._segments) and self._segments[0].start == 0
-        return "" if has_begin else "no archived segment has a message of it, and older segments are gone"
+        gone = "no archived segment has a message of it, and older segments are gone"
+        return "" if self._log_facts().has_begin else gone
 
     @staticmethod
     def _unknown(what: str, why: str) -> UnknownOffsets:
@@ -365,11 +460,12 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return max(self._expired.begin_of(queue.topic), of_queue, 0)
 
     def _entries_of(self, archived: ArchivedRun) -> npt.NDArray[np.void]:
-        run, segment = archived.run, archived.segment
-        if (known := self._decoded.get((segment.name, run.begin))) is None:
-            size = run.count * ENTRY.itemsize
-            data = segment.queue_offsets(run.begin, size)
-            known = self._decoded[segment.name, run.begin] = decode_entries(data, run, segment.size_bytes, segment.name)
+        run = archived.run
+        if (known := self._decoded.get((archived.start, run.begin))) is None:
+            segment = self._segments.at(archived.start)
+            data = segment.queue_offsets(run.begin, run.count * ENTRY.itemsize)
+            known = decode_entries(data, run, segment.size_bytes, segment.name)
+            self._decoded[archived.start, run.begin] = known
         return known
 
 

@@ -8,7 +8,7 @@ each closed segment once, of the last segment as far as it is written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tiered_index.rocketmq.remoting.archived_queues import (
     ArchivedQueues,
     Directories,
     SegmentOfQueues,
+    SegmentsOfQueues,
     StoreAndArchive,
     archived_segments,
 )
@@ -112,27 +113,41 @@ class _Stored:
         return self.encoded[begin : begin + length]
 
 
+def _nothing_at(start: int) -> SegmentOfQueues:
+    raise AssertionError(f"no segment begins at {start}")
+
+
 def _of_messages(
     store: Path, root: Path | None, archived: tuple[SegmentArchive, str] | None, caches: QueueCaches
 ) -> ArchivedQueues:
     """Return the queues of a store and its archive by the messages of the log, and by archived queue offsets."""
     log = CommitLogReader(store / "commitlog")
-    known = [] if archived is None else archived_segments(*archived)
-    of_archive = {segment.start: segment for segment in known if segment.queues_bytes}
+    known = SegmentsOfQueues(lambda: (), _nothing_at) if archived is None else archived_segments(*archived)
     listed = log.segments()
     # the broker makes the next file in advance
     written = [segment for segment in listed if any(stored_bytes(listed, segment.start, BLANK_BYTES) or b"")]
-    segments: list[SegmentOfQueues] = [segment for segment in known if not listed or segment.end <= listed[0].start]
+    begin = listed[0].start if listed else None
+    own: dict[int, SegmentOfQueues] = {}
+    twins = {
+        known_segment.start: known_segment
+        for known_segment in known.all()
+        if begin is not None and known_segment.end > begin and known_segment.queues_bytes
+    }
     for segment in written:
-        twin = of_archive.get(segment.start)
+        twin = twins.get(segment.start)
         if twin is not None and twin.end == segment.end and segment is not written[-1]:
-            segments.append(twin)
+            own[segment.start] = twin
         else:
             end, encoded = caches.scanned(segment, is_last=segment is written[-1])
-            segments.append(_Stored(segment.path, segment.start, end, encoded))
+            own[segment.start] = _Stored(segment.path, segment.start, end, encoded)
+
+    def segments() -> Iterator[SegmentOfQueues]:
+        yield from (segment for segment in known.all() if begin is None or segment.end <= begin)
+        yield from own.values()
+
     archive, name = archived if archived is not None else (None, None)
     return ArchivedQueues(
-        segments,
+        SegmentsOfQueues(segments, lambda start: own.get(start) or known.at(start), known.lost),
         RocketmqMessages(store, archive, store_name=name, root=root),
         NOTHING if archive is None else archive.state().expired,
         lambda offset: (

@@ -16,11 +16,11 @@ from msgspec import structs
 
 from tiered_index.errors import ObjectNotFound
 from tiered_index.format.catalog import CatalogDirectory, CatalogWriter, decode_end, end_bytes
-from tiered_index.format.names import CATALOG_PREFIX, catalog_name
+from tiered_index.format.names import CATALOG_PREFIX, catalog_name, store_prefix
 from tiered_index.format.segment import Segment
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import Publication
-from tiered_index.service.log.records import HiddenSegment, LogRecord, StoredCatalog
+from tiered_index.service.log.records import HiddenSegment, LogRecord, SourceRange, StoredCatalog
 from tiered_index.service.log.state import LogState, overlapped
 from tiered_index.service.read.segments import MissingCatalog, Segments, hidden_in
 from tiered_index.storage.base import Storage, Writer
@@ -143,7 +143,6 @@ def _run(log: StorageLog, plan: CatalogPlan, epoch: int | None) -> bool:
     if first is not None:
         catalog, publication = send_catalog(log, itertools.chain([first], shown), epoch)
     before = sum(merged.rows.count for merged in plan.catalogs) + len(plan.lines)
-    left_out = before - (0 if catalog is None else catalog.rows.count)
 
     def make(now: LogState) -> LogRecord | None:
         names = {merged.name for merged in plan.catalogs}
@@ -153,6 +152,7 @@ def _run(log: StorageLog, plan: CatalogPlan, epoch: int | None) -> bool:
         gone = [plan.state.archive[name] for name in sorted(plan.lines) if name not in now.archive]
         fresh = [hidden for name, hidden in now.hidden.items() if hidden.catalog in names and name not in state.hidden]
         hide: tuple[HiddenSegment, ...] = ()
+        left_out = before - len(gone)
         if catalog is None:
             pass
         elif overlapped([other for other in now.catalogs.values() if other.name not in names], catalog) is not None:
@@ -160,6 +160,7 @@ def _run(log: StorageLog, plan: CatalogPlan, epoch: int | None) -> bool:
         else:
             of_lines = [hidden_in(catalog, segment) for segment in gone]
             hide = (*of_lines, *(structs.replace(hidden, catalog=catalog.name) for hidden in fresh))
+            left_out = before - catalog.rows.count
         remove = (*sorted(names), *sorted(plan.lines & now.archive.keys()))
         added = () if catalog is None else (catalog,)
         return LogRecord(
@@ -231,9 +232,12 @@ def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
     """Return the names that a record removed or hid, with the segments that the merge of catalogs left out.
 
     The merged catalogs are read for that. If a sweep deleted one, its segments were left out long ago. The record of a
-    copy has the merges of its source.
+    copy has the merges of its source. For a catalog that a record gave up, the objects in its ranges are listed.
     """
     names = [*record.remove, *(hidden.name for hidden in record.hide)]
+    if ranges := [lost.range for lost in record.lost if lost.range is not None and lost.is_of_catalog]:
+        segments = Segments(log.state, log.storage)
+        names += [name for lost in ranges for name in _objects_in(log, lost) if not segments.names_object(name)]
     if record.kind == "copy" or (record.kind in ("catalogs", "link") and record.left_out):
         segments = Segments(log.state, log.storage)
         for name in record.remove:
@@ -244,6 +248,15 @@ def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
                     )
                     names += [segment_name for segment_name in left_out if not segments.names_object(segment_name)]
     return tuple(names)
+
+
+def _objects_in(log: StorageLog, lost: SourceRange) -> Iterator[str]:
+    """Yield the names of the objects of segments that begin in a range of a store."""
+    prefix = store_prefix(lost.source)
+    for info in own_objects(log.storage, prefix):
+        start = info.name.removeprefix(prefix).partition("/")[0]
+        if start.isdecimal() and lost.begin <= int(start) < lost.end:
+            yield info.name
 
 
 def read_catalog(storage: Storage, name: str) -> Iterator[Segment]:

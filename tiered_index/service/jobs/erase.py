@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
-from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX, linked_store
+from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, STAGING_PREFIX, linked_store, topic_of_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.retention import Expired
@@ -344,8 +344,7 @@ def erase(
         "unchecked": _unchecked(storage, state, left, known),
     }
     known["remaining"] += known.get("segments_remaining", ())
-    in_force = bool(known.get("in_force"))
-    known["linked_remaining"] = _linked(Segments(state, storage), request, stones[0].before_ms, scanned, in_force)
+    known["linked_remaining"] = _linked(Segments(state, storage), request, stones, begun.expired, scanned)
     # archived messages are searched only with `now`
     is_left = bool(known["remaining"] or known["pending"] or (Segments(state, storage) and not now))
     left_now: Status = "remains" if known["remaining"] else "pending"
@@ -440,26 +439,48 @@ def names_of_nothing_else(state: LogState, scanned: Found) -> list[str]:
 
 
 def _linked(
-    segments: Segments, request: EraseRequest, before_ms: int, scanned: Found, in_force: bool
+    segments: Segments, request: EraseRequest, stones: Sequence[Tombstone], before: Expired, scanned: Found
 ) -> tuple[str, ...]:
     """Return the URIs of linked files that still have, or may have, rows of a request.
 
-    Those of keys are known by their entries, unless an earlier erasure removed these. Those of a topic or a queue are
-    known by the times of the files.
+    Rows of keys are known by their entries in `scanned`. A file may have others where entries are gone or not uploaded
+    yet. Rows of a topic or a queue are known by the times of the files. `before` are the earlier erasures.
     """
-    if request.keys and not in_force:
-        places = sorted(frozenset().union(*(held.places for held in scanned.values())))
-        at = [segments.segment(linked_store(request.topic, queue_id), offset) for queue_id, offset in places]
-        return tuple(dict.fromkeys(linked.uri for linked in at if isinstance(linked, LinkedSegment)))
-    queue = None if request.queue_id is None else linked_store(request.topic, request.queue_id)
-    return tuple(
-        dict.fromkeys(
-            linked.uri
-            for linked in segments.linked()
-            if (linked.store == queue if queue is not None else linked.topic == request.topic)
-            and (linked.times is None or linked.times[0] < before_ms)
+    state, topic, queue_id = segments.state, request.topic, request.queue_id
+    places = sorted(frozenset().union(*(held.places for held in scanned.values()))) if request.keys else []
+    at = [segments.segment(linked_store(topic, queue), offset) for queue, offset in places]
+    uris = dict.fromkeys(linked.uri for linked in at if isinstance(linked, LinkedSegment))
+    unread = any(held.problem is not None for held in scanned.values())
+    lost = [gap for gap in state.lost.values() if gap.lacks_entries]
+    for store in segments.stores:
+        if not store.startswith(LINKED) or topic_of_store(store) not in (topic, None):
+            continue
+        queue = store.rpartition("/")[2]
+        if queue_id is not None and topic_of_store(store) == topic and queue != str(queue_id):
+            continue
+        gone_ms = max(
+            [state.expired.before_ms(topic), *(_gone_ms(known, stones, queue) for known in before.tombstones)]
         )
-    )
+        is_known = bool(request.keys) and topic_of_store(store) == topic and not unread
+        reached = state.positions.get(store, 0)
+        if is_known and not gone_ms and not lost and segments.end(store) <= reached:
+            continue
+        for linked in segments.of_log(store):
+            begin_ms, end_ms = linked.times or (-MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
+            if not isinstance(linked, LinkedSegment) or begin_ms >= stones[0].before_ms:
+                continue
+            seconds = begin_ms // 1000, min(end_ms, stones[0].before_ms - 1) // 1000
+            is_gone = (gone_ms and begin_ms < gone_ms) or any(known.concerns(*seconds, topic=topic) for known in lost)
+            if is_gone or not is_known or linked.end > reached:
+                uris[linked.uri] = None
+    return tuple(uris)
+
+
+def _gone_ms(known: Tombstone, stones: Sequence[Tombstone], queue: str) -> int:
+    """Return the time before which an earlier tombstone may have removed entries of a queue that `stones` hide."""
+    if known.topic != stones[0].topic or str(known.queue_id) not in ("None", queue):
+        return 0
+    return known.before_ms if not known.hashes or any(known.hashes == stone.hashes for stone in stones) else 0
 
 
 def _hidden(scanned: Found, without: Container[str] = ()) -> int:
@@ -484,6 +505,8 @@ def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, 
         said.append("the source's own files: only the source can delete them")
     if given_up := sum(lost.range is None for lost in state.lost.values()):
         said.append(f"{given_up} lost objects that a record gave up")
+    if unlisted := {gap.range.catalog for gap in state.lost.values() if gap.range is not None and gap.is_of_catalog}:
+        said.append(f"segments and linked files that only {len(unlisted)} lost catalogs listed, which were given up")
     return tuple(said)
 
 

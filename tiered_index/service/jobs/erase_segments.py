@@ -25,6 +25,7 @@ from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.archived import footer_bytes_of, segment_object_bytes
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import Times
+from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
 from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
 from tiered_index.service.jobs.whole import defects_of
 from tiered_index.service.log.log import StorageLog
@@ -35,6 +36,8 @@ from tiered_index.service.read.segments import MissingCatalog, Segments, names_o
 from tiered_index.storage.base import Storage
 
 _ROUNDS = 5
+# each time that so large a part of all segments was rewritten, they become a catalog, like those of a writer
+_SHARE = 64
 
 
 class Patch(NamedTuple):
@@ -121,6 +124,7 @@ def erase_messages(
     for _ in range(_ROUNDS):
         before = objects_read
         count = len(Segments(log.refresh(), storage))
+        most_lines = max(MOST_LINES, count // _SHARE)
         # a segment that another process has replaced meanwhile is read, too
         for outcome in (rewrite or rewrite_here)(_unread(log, names_read), find):
             objects_read += 1
@@ -139,6 +143,8 @@ def erase_messages(
                 if Segments(state, storage).names_object(outcome.fresh.name):
                     rewritten, erased = rewritten + 1, erased + outcome.found.messages
                     names.add(outcome.fresh.name)
+                if max(len(state.archive), len(state.hidden)) >= most_lines:
+                    merge_catalogs(log, least=most_lines)
             if outcome.found.problem is not None:
                 problems |= dict.fromkeys(names, outcome.found.problem)
             if outcome.remains or outcome.found.problem is not None:
@@ -150,6 +156,8 @@ def erase_messages(
         places_read.sort()
         if objects_read == before:
             break
+    if rewritten:
+        merge_catalogs(log, least=MOST_LINES)
     now = Segments(log.state, storage)
     return {
         "segments_read": segments_read,

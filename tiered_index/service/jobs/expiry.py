@@ -35,6 +35,8 @@ from tiered_index.storage.opening import open_storage
 from tiered_index.storage.probe import probe_put_if_absent
 
 _READERS = 8
+# most segments that a plan lists
+_LISTED = 1000
 _UNNAMED_S = MAX_AGE_S + 3600.0
 
 Stats = Mapping[str, NamedStats]
@@ -68,10 +70,11 @@ NO_SEGMENTS = SegmentSums()
 class ExpiryPlan:
     """The plan of an expiry: the times before which entries expire, and the objects to delete.
 
-    `expired` has the times. `objects` are files and window tables, `segments` archived segments. `mixed` objects have,
-    or may have, expired entries beside others; at least `mixed_entries` of these have expired. `segments_kept` sums the
-    archived segments that stay, once `with_sums` has added it. Of these, `segments_of_age` were uploaded before the
-    time before which entries of their topic expire: of some topic, if the segment has messages of many.
+    `expired` has the times. `objects` are files and window tables. `mixed` objects have, or may have, expired entries
+    beside others; at least `mixed_entries` of these have expired. `segments` are archived segments that expire, at most
+    the first 1,000; `segments_expired` sums all of them. `segments_kept` sums the archived segments that stay, once
+    `with_sums` has added it. Of these, `segments_of_age` were uploaded before the time before which entries of their
+    topic expire: of some topic, if the segment has messages of many.
     `unknown_topics` are patterns of the rule that match no topic of the stored objects (`known_topics`). With
     `now`, `rewritten` mixed objects were replaced, without `entries_removed` expired entries.
     """
@@ -83,6 +86,7 @@ class ExpiryPlan:
     mixed_entries: int = 0
     unknown_topics: tuple[str, ...] = ()
     known_topics: frozenset[str] = frozenset()
+    segments_expired: SegmentSums = NO_SEGMENTS
     segments_kept: SegmentSums = NO_SEGMENTS
     segments_of_age: SegmentSums = NO_SEGMENTS
     rewritten: int = 0
@@ -96,7 +100,7 @@ class ExpiryPlan:
     @property
     def size_bytes(self) -> int:
         """The bytes of objects and segments."""
-        return sum(o.size_bytes for o in self.objects) + sum(segment.object_bytes for segment in self.segments)
+        return sum(o.size_bytes for o in self.objects) + self.segments_expired.bytes
 
 
 def plan_expiry(
@@ -120,9 +124,18 @@ def plan_expiry(
         elif group[0].name not in state.pending:
             # the merge of a pending file leaves out its expired entries
             mixed += [stored for stored in group if may_be_mixed(stored, expired, stats or {})]
-    segments = list(_newly_expired(Segments(state, storage), expired))
+    first: list[ArchivedSegment] = []
+
+    def expiring() -> Iterator[ArchivedSegment]:
+        # one by one: there may be a million
+        for segment in _newly_expired(Segments(state, storage), expired):
+            if len(first) < _LISTED:
+                first.append(segment)
+            yield segment
+
+    sums = SegmentSums.of(expiring())
     left = sum(_expired_entries(stats[stored.name], expired) for stored in mixed if stats and stored.name in stats)
-    return ExpiryPlan(expired, tuple(objects), tuple(segments), tuple(mixed), left)
+    return ExpiryPlan(expired, tuple(objects), tuple(first), tuple(mixed), left, segments_expired=sums)
 
 
 def with_sums(plan: ExpiryPlan, segments: Segments) -> ExpiryPlan:
@@ -237,7 +250,8 @@ def record_expiry(
         plans.append(plan)
         if not (plan.objects or plan.segments or plan.expired != state.expired):
             return None
-        lines = [segment.name for segment in plan.segments if segment.name in state.archive]
+        ends = plan.expired.segments
+        lines = [one.name for one in state.archive.values() if one.end <= ends.get(one.store, 0)]
         names = (*(stored.name for stored in plan.objects), *lines)
         return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)
 

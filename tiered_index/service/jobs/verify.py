@@ -58,7 +58,14 @@ from tiered_index.service.jobs.whole import LENGTHS, Named, defects_of, kind_of,
 from tiered_index.service.log.identity import RootBeside
 from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
 from tiered_index.service.log.publication import stored_file, unlike
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject
+from tiered_index.service.log.records import (
+    ArchivedSegment,
+    LogRecord,
+    LostObject,
+    PendingFile,
+    StoredCatalog,
+    StoredObject,
+)
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import ColdPath
@@ -76,7 +83,7 @@ class _RecordCheck:
     """Checks the log's records in order.
 
     Tables are added and removed as a whole, except for lost and repaired shards. A merge adds as many entries as it
-    removes.
+    removes, and a merge of catalogs as many segments. Other records remove no catalog, unless they give it up.
     """
 
     report: Report
@@ -85,6 +92,8 @@ class _RecordCheck:
     def check(self, record: LogRecord, before: LogState) -> None:
         """Check the next record. `before` is the state before it."""
         add = partial(self.report.add, log_name(record.number))
+        if record.kind != "copy" and (problem := _problem_of_catalogs(record, before)) is not None:
+            add("catalogs", problem)
         if record.kind == "repair":
             lost_entries = sum(lost.count for lost in record.lost)
             held = [o for o in map(before.objects.get, record.remove) if o is not None]
@@ -128,6 +137,37 @@ class _RecordCheck:
                 add("merge", f"its sources had {lost:,} entries, but the tables that it adds have {gained:,}{left_out}")
             if record.left_out and not before.expired:
                 add("merge", f"it leaves out {record.left_out:,} entries, but nothing had expired by then")
+
+
+def _problem_of_catalogs(record: LogRecord, before: LogState) -> str | None:
+    """Return the problem if a record of a state removes other segments of catalogs than it may; None: there is none."""
+    catalogs = [before.catalogs[name] for name in record.remove if name in before.catalogs]
+    added, removed = (sum(one.rows.count for one in some) for some in (record.catalogs, catalogs))
+    if record.kind == "catalogs":
+        removed += sum(name in before.archive for name in record.remove)
+        # segments of lines that were replaced or given up since the plan
+        removed += sum(one.name not in before.hidden for one in record.hide)
+        names = {one.name for one in catalogs}
+        most = sum(one.catalog in names for one in before.hidden.values())
+        if removed != added + record.left_out:
+            return f"it merges {removed:,} segments into {added:,}, and leaves out {record.left_out:,}"
+        if record.left_out > most and not before.expired.segments:
+            return f"it leaves out {record.left_out:,} segments, but {most:,} were hidden and none had expired"
+        return None
+    if record.kind == "link":
+        is_short = added < removed - record.left_out
+        return (
+            f"it replaces {removed:,} segments by {added:,}, and leaves out {record.left_out:,}" if is_short else None
+        )
+    if record.kind == "repair" and catalogs:
+        is_same = [one.rows.logs for one in catalogs] == [one.rows.logs for one in record.catalogs]
+        return None if is_same else "it replaces a catalog by one with other segments"
+    given_up = {one.range.catalog for one in record.lost if one.range is not None}
+    hidden, expired = before.hidden.values(), before.expired.segments
+    for one in catalogs:
+        if one.name not in given_up and (record.kind != "remove" or LostObject.of_catalog(one, hidden, expired)):
+            return f"it removes {one.name} without a catalog that has its segments"
+    return None
 
 
 def _check_tables(state: LogState, report: Report) -> None:
@@ -364,10 +404,24 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     for (store, start), at in given_up.items():
         if start >= state.expired.segments.get(store, 0) and Segments(state, storage).at(store, start) is None:
             report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: messages are lost")
+    _note_catalogs(state, report)
     for number, names in checkpoints.items():
         for name in names if number > state.number else ():
             report.add(name, "checkpoint", f"it is of record {number}, but the log ends at {state.number}")
     return state
+
+
+def _note_catalogs(state: LogState, report: Report) -> None:
+    """Note the catalogs that were given up, unless all their segments have expired since then."""
+    lost: dict[str, list[int]] = {}
+    for one in state.lost.values():
+        lacking = one.range
+        if lacking is None or lacking.catalog is None:
+            continue
+        if lacking.end > state.expired.segments.get(lacking.source, 0):
+            lost.setdefault(lacking.catalog, []).append(one.count)
+    for name, counts in lost.items():
+        report.note(f"{name} was given up: messages of up to {sum(counts):,} segments of {len(counts):,} logs are lost")
 
 
 def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, list[str]], number: int) -> LogState | None:

@@ -30,7 +30,9 @@ from tiered_index.service.log.records import (
 from tiered_index.stored import Count, Digest, Milliseconds, checks, decoded, unpacked
 
 VERSION, _NEWEST_VERSION = 7, 8
-"""The version of checkpoints, and that of those with pending files or catalogs. Earlier versions wrote 1 to 6."""
+"""The version of checkpoints, and that of those with pending files or catalogs, also lost ones. Earlier versions wrote
+1 to 6.
+"""
 # most bytes of a state's document
 _MOST_BYTES = 1 << 31
 
@@ -103,8 +105,13 @@ def encode(state: dict[str, Any]) -> bytes:
         # half a surrogate pair in a name, which earlier versions took
         text = json_text(state).encode()
     packed = b64encode(compressed(text)).decode()
-    version = _NEWEST_VERSION if state.get("pending") or state.get("catalogs") else VERSION
+    is_newest = state.get("pending") or state.get("catalogs") or _has_lost_catalog(state)
+    version = _NEWEST_VERSION if is_newest else VERSION
     return sealed_text(json_text({"version": version, "kind": "checkpoint", "state": packed}))
+
+
+def _has_lost_catalog(state: dict[str, Any]) -> bool:
+    return any((one.get("range") or {}).get("kind") == "catalog" for one in state.get("lost", ()))
 
 
 def decode(data: bytes, file: str, base: Base | None) -> dict[str, Any]:

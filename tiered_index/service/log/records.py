@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -63,7 +63,7 @@ def document_version(
 ) -> int:
     """Return the version of a document with `expired`, `archive`, and with `digests` or marks of roots.
 
-    `newest` are its pending files, catalogs and hidden segments.
+    `newest` are its pending files, catalogs and hidden segments, and ranges of catalogs that were given up.
     """
     if any(True for _ in newest):
         return LOG_VERSION
@@ -232,11 +232,12 @@ class StreamBatch(Struct, frozen=True):
         return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
 
 
-RangeKind = Literal["corrupt", "missing", "rewritten"]
+RangeKind = Literal["corrupt", "missing", "rewritten", "catalog"]
 _REASONS: dict[RangeKind, str] = {
     "corrupt": "are damaged, and were skipped",
     "missing": "were deleted before they were read, and were skipped",
     "rewritten": "were cut off or rewritten after they were read",
+    "catalog": "have segments that only a lost catalog listed",
 }
 
 
@@ -245,6 +246,7 @@ class SourceRange(Stored, frozen=True):
 
     - `messages`: the least number of messages there; None: not known.
     - `topic`: the only topic that has messages there; None: any topic.
+    - `catalog`: of kind ``catalog`` the lost catalog. Then `source` is a store. The catalog had its segments there.
     """
 
     source: str
@@ -253,10 +255,20 @@ class SourceRange(Stored, frozen=True):
     end: Place
     messages: Count | None = None
     topic: str | None = None
+    catalog: CatalogName | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind == "catalog") is (self.catalog is None):
+            raise ValueError("a range of a lost catalog does not name it, or another range does")
 
     @property
     def reason(self) -> str:
         """The reason why messages of the range may be missing."""
+        if self.catalog is not None:
+            return (
+                f"{self.catalog}, which listed segments of {self.source} with offsets "
+                f"{inclusive(self.begin, self.end)}, was lost, and a record gave it up"
+            )
         offsets = "commit log offsets" if self.source.startswith("rocketmq:") else "offsets"
         count = "" if self.messages is None else f" (at least {self.messages:,} messages)"
         return f"{offsets} {inclusive(self.begin, self.end)}{count} {_REASONS[self.kind]}"
@@ -264,7 +276,9 @@ class SourceRange(Stored, frozen=True):
     def lost(self, begin_ms: int, end_ms: int) -> LostObject:
         """Return the lost object of the range, whose messages have times in [`begin_ms`, `end_ms`], epoch ms."""
         identity = f"{self.source}\0{self.topic}\0{self.kind}\0{self.begin}\0{self.end}"
-        file_id = f"{self.kind}-{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}"
+        identity += f"\0{self.catalog}" if self.catalog is not None else ""
+        digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=12)
+        file_id = f"{self.kind}-{digest.hexdigest()}"
         second_min, second_max = sorted((begin_ms // 1000, end_ms // 1000))
         name = f"{DATA_PREFIX}{file_id}/skipped"
         return LostObject(name, file_id, second_min, second_max, max(self.messages or 1, 1), range=self)
@@ -293,10 +307,34 @@ class LostObject(Stored, frozen=True):
         """Return the lost object of a stored object."""
         return cls(**{name: getattr(stored, name) for name in cls.__struct_fields__ if name != "range"})
 
+    @classmethod
+    def of_catalog(
+        cls, stored: StoredCatalog, hidden: Iterable[HiddenSegment], expired: Mapping[str, int]
+    ) -> list[LostObject]:
+        """Return the lost ranges of a catalog, one for each log. `count` has the number of segments.
+
+        Segments that are `hidden` are not lost with it, and no log that has expired (the offset of each store).
+        """
+        shown = {log.store: log.count for log in stored.rows.logs if log.end > expired.get(log.store, 0)}
+        for segment in hidden:
+            if segment.catalog == stored.name and segment.store in shown:
+                shown[segment.store] -= 1
+        lost = []
+        for log in stored.rows.logs:
+            if shown.get(log.store, 0) > 0:
+                lacking = SourceRange(log.store, "catalog", log.start, log.end, catalog=stored.name)
+                lost.append(replace(lacking.lost(log.first_ms, log.last_ms), count=shown[log.store]))
+        return lost
+
+    @property
+    def is_of_catalog(self) -> bool:
+        """Whether it is a range of a catalog that was given up: its segments are lost, not entries."""
+        return self.range is not None and self.range.kind == "catalog"
+
     @property
     def lacks_entries(self) -> bool:
-        """Whether answers lack entries: false for rewritten messages, whose entries the index has."""
-        return self.range is None or self.range.kind != "rewritten"
+        """Whether answers lack entries: false for rewritten messages and lost catalogs, whose entries the index has."""
+        return self.range is None or self.range.kind not in ("rewritten", "catalog")
 
     def joined(self, later: LostObject) -> LostObject:
         """Return one lost object, of this name, for two ranges of one source."""
@@ -392,7 +430,10 @@ class LogRecord:
         return encode_document(
             {
                 "version": document_version(
-                    self.expired, self.archive, (*self.pending, *self.catalogs, *self.hide), *chain.values()
+                    self.expired,
+                    self.archive,
+                    (*self.pending, *self.catalogs, *self.hide, *(one for one in self.lost if one.is_of_catalog)),
+                    *chain.values(),
                 ),
                 "kind": self.kind,
                 "number": self.number,

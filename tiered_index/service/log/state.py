@@ -25,6 +25,7 @@ from tiered_index.service.log.records import (
     LogRecord,
     LostObject,
     PendingFile,
+    SourceRange,
     StoredCatalog,
     StoredObject,
     StreamBatch,
@@ -247,6 +248,15 @@ class LogState:
         for parts in logs.values():
             parts.sort(key=lambda part: part[1].start)
         return logs
+
+    @cached_property
+    def given_up(self) -> dict[str, list[SourceRange]]:
+        """The ranges of catalogs that were given up, by store, in order of the records."""
+        ranges: dict[str, list[SourceRange]] = {}
+        for lost in self.lost.values():
+            if lost.range is not None and lost.is_of_catalog:
+                ranges.setdefault(lost.range.source, []).append(lost.range)
+        return ranges
 
     @cached_property
     def _by_store(self) -> dict[str, list[ArchivedSegment]]:

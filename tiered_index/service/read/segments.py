@@ -18,7 +18,7 @@ from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.catalog import CatalogRows, Group, LogRows, decode_group
 from tiered_index.format.names import SEGMENTS_PREFIX, store_prefix, topic_of_store
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment
-from tiered_index.service.log.records import HiddenSegment, StoredCatalog
+from tiered_index.service.log.records import HiddenSegment, SourceRange, StoredCatalog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.caches import ByteCache, GroupCache
 from tiered_index.storage.base import Storage
@@ -214,6 +214,15 @@ class Segments:
         """
         return name in self.state.catalogs or self._named(name) is not None
 
+    def given_up(self, store: str, offset: int) -> SourceRange | None:
+        """Return the last range of a lost catalog that may have had the segment with `offset` of `store`; None: none.
+
+        Another segment may have the offset, archived again since then.
+        """
+        ranges = self.state.given_up.get(store, ())
+        is_kept = offset >= self._expired(store)
+        return next((lost for lost in reversed(ranges) if is_kept and lost.begin <= offset < lost.end), None)
+
     def removal(self, segment: ArchivedSegment) -> dict[str, Any]:
         """Return the fields of a record that removes `segment`, which `at` has returned: `remove` or `hide`."""
         if segment.name in self.state.archive:
@@ -292,28 +301,36 @@ class Segments:
     def _part(self, stored: StoredCatalog, log: LogRows, begin: int) -> Iterator[Segment]:
         """Yield the shown segments of one log in one catalog that end behind `begin`."""
         first, last = stored.rows.group_of(log.store, begin), stored.rows.group_of(log.store, log.end)
-        for segment in self._shown(self._rows(stored, first, last + 1)):
-            if segment.store == log.store and segment.end > begin:
-                yield segment
+        number = stored.rows.numbers[log.store]
+        for rows in self._groups(stored, first, last + 1):
+            yield from (segment for segment in self._shown(rows.of_log(number, begin)) if segment.end > begin)
 
     def _shown(self, segments: Iterable[Segment]) -> Iterator[Segment]:
         expired, hidden = self.state.expired.segments, self.state.hidden
         return (one for one in segments if one.name not in hidden and one.end > expired.get(one.store, 0))
 
     def _rows(self, stored: StoredCatalog, first: int, end: int) -> Iterator[Segment]:
-        """Yield the segments in groups [`first`, `end`), also hidden ones. One group is cached, several are not."""
+        """Yield the segments in groups [`first`, `end`), also hidden ones."""
+        for rows in self._groups(stored, first, end):
+            yield from rows.segments()
+
+    def _groups(self, stored: StoredCatalog, first: int, end: int) -> Iterator[CatalogRows]:
+        """Yield the rows of groups [`first`, `end`). The last one is kept. One that is read alone is cached, too."""
         groups = stored.rows.groups
         while first < end:
-            if end - first == 1:
-                yield from self._group(stored, first).segments()
-                return
+            if end - first == 1 or self._last.get(stored.name, (-1,))[0] == first:
+                yield self._group(stored, first)
+                first += 1
+                continue
             begin = groups[first].position
             behind = bisect_right(groups, begin + _READ_BYTES, first + 1, end, key=_end_of)
             length = groups[behind - 1].position + groups[behind - 1].length - begin
             data = self._read(stored, begin, length)
-            for group in groups[first:behind]:
-                at = group.position - begin
-                yield from self._decoded(stored, group, data[at : at + group.length]).segments()
+            for number in range(first, behind):
+                at = groups[number].position - begin
+                rows = self._decoded(stored, groups[number], data[at : at + groups[number].length])
+                self._last[stored.name] = number, rows
+                yield rows
             first = behind
 
     def _group(self, stored: StoredCatalog, number: int) -> CatalogRows:
