@@ -196,16 +196,46 @@ def _local(path: Path, source: str, *, may_lack: bool = False) -> list[SourceFil
     if path.is_file():
         return [each for each in _there([path], may_lack=may_lack) if each.size_bytes or not may_lack]
     if path.is_dir():
-        paths = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
+        paths = list(_below(path))
         _check_no_table(source, (each.relative_to(path).as_posix() for each in paths))
         paths = [each for each in paths if not _is_hidden(each.relative_to(path).as_posix())]
     else:
         if not may_lack:
             check_exists(source)
+        _check_readable(path)
         # not `Path.glob`, whose ** at the end finds folders only
         names = filter(partial(_names, str(path)), glob.iglob(str(path), recursive=True))  # noqa: PTH207
         paths = [Path(name) for name in names]
     return [each for each in _there(filter(Path.is_file, paths), may_lack=may_lack) if each.size_bytes]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield the paths of the files below a folder. Raises `InvalidArgument` for a folder that can't be read."""
+
+    def refuse(error: OSError) -> None:
+        raise InvalidArgument(f"{error.filename}: {error.strerror}") from error
+
+    for above, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(above) / name for name in names)
+
+
+def _check_readable(pattern: Path) -> None:
+    """Raise `InvalidArgument` for a folder that a glob must look into and can't. `glob` passes it silently."""
+    parts = pattern.parts
+    wild = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    for at in range(wild, len(parts)):
+        for folder in glob.iglob(str(Path(*parts[:at])), recursive=True):  # noqa: PTH207
+            if not os.path.isdir(folder):  # noqa: PTH112 - `Path.is_dir` raises for a folder above that can't be read
+                continue
+            if parts[at] == "**":
+                for _ in _below(Path(folder)):
+                    pass
+                continue
+            try:
+                os.scandir(folder).close()
+                os.stat(f"{folder}/.")  # noqa: PTH116 - raises if the folder's files can't be reached
+            except OSError as error:
+                raise InvalidArgument(f"{folder}: {error.strerror}") from error
 
 
 def _there(paths: Iterable[Path], *, may_lack: bool) -> Iterator[SourceFile]:
@@ -224,7 +254,8 @@ def _names(pattern: str, name: str) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    return any(part.startswith(_HIDDEN) for part in name.split("/"))
+    # `_day=1` is a partition
+    return any(part.startswith(_HIDDEN) and not (part[0] == "_" and "=" in part) for part in name.split("/"))
 
 
 def _check_no_table(source: str, names: Iterable[str]) -> None:

@@ -313,6 +313,28 @@ def test_a_name_that_is_not_utf_8_is_refused_by_its_name(tmp_path, where):
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.parametrize("source", ["", "*/*/1.ndjson", "**/*.ndjson", "b/**", "b/*/1.ndjson"])
+def test_a_folder_that_cannot_be_read_is_refused_if_it_may_have_files(tmp_path, monkeypatch, source):
+    for folder in ("a/1", "b/_day=1", "b/secret"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.ndjson").write_bytes(lines(0, 1))
+    config, denied, scanned = IndexConfig(storage="memory://"), str(tmp_path / "b/secret"), os.scandir
+
+    def listed(text):
+        with listed_files([str(tmp_path / text)], config) as files:
+            return len(files)
+
+    before = listed(source)
+    monkeypatch.setattr(os, "scandir", lambda at: denied_to(at) if str(at) == denied else scanned(at))
+    assert (before, listed("a/*/*.ndjson"), listed("*/_*/1.ndjson")) == (2 if source.startswith("b") else 3, 1, 1)
+    with pytest.raises(InvalidArgument, match="secret: Permission denied"):
+        listed(source)
+
+
+def denied_to(place):
+    raise PermissionError(13, "Permission denied", str(place))
+
+
 def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeypatch, s3_environment, ingest, found):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url)
     of_server = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
