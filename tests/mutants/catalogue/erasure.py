@@ -63,12 +63,12 @@ erase-trusts-what-it-could-not-read: the certificate says erased although an obj
   tests/unit/service/test_erase.py::test_the_certificate_tells_what_remains
 linked-by-entries-alone: the certificate names no linked files whose entries are gone
   in service/jobs/erase.py:_linked
-  - if is_gone or not is_known or one.end > reached:
-  + if not is_known or one.end > reached:
+  - if is_gone or not is_known or linked.end > reached:
+  + if not is_known or linked.end > reached:
   tests/unit/service/test_catalogs.py::test_the_certificate_names_linked_files_of_keys_that_are_partly_in_force
 linked-before-the-upload: the certificate names no linked files whose entries are not uploaded yet
   in service/jobs/erase.py:_linked
-  - if is_gone or not is_known or one.end > reached:
+  - if is_gone or not is_known or linked.end > reached:
   + if is_gone or not is_known:
   tests/unit/service/test_catalogs.py::test_the_certificate_names_linked_files_of_stores_without_a_topic_and_of_rows_that_are_not_uploaded
 merge-of-catalogs-that-forgets: a merge of catalogs may lose segments without a finding
