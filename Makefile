@@ -220,7 +220,7 @@ bench-billion: $(VENV)/.stamp-test ## measure a year of 10 M, 100 M and 1 G mess
 bench-service: $(VENV)/.stamp-test ## measure the service under load over sockets: lookups/s, latencies, slow readers, memory
 	@$(BIN)/python -m tests.benchmarks.service $(BENCH_ARGS)
 
-bench-files: $(VENV)/.stamp-test ## measure ingest of NDJSON and Parquet beside DuckDB's read of the same columns (BENCH_ARGS: --rows, --rounds)
+bench-files: $(VENV)/.stamp-test ## measure ingest of NDJSON and Parquet beside DuckDB's read of the same columns, and rows read again from S3 (BENCH_ARGS: --rows, --rounds)
 	@$(BIN)/python -m tests.benchmarks.files $(BENCH_ARGS)
 
 bench-peers: $(VENV)/.stamp-peers ## measure the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)

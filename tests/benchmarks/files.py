@@ -5,11 +5,16 @@ process of its own, the ways of a round one after the other. The seconds are tho
 index is durable on the local disk by then. DuckDB reads the columns into an Arrow table, on one thread, once with types
 that it finds itself (`read_json` alone), and once with given types. Ratios are those of DuckDB's seconds to the
 index's, as medians of rounds.
+
+Then rows are read again: a key has one row in each of ten objects of an S3 server that answers after 30 ms. The time
+is that of `messages`, the lookup and the rows, by a reader that is open. DuckDB looks for the same key in the same
+files on the local disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -23,8 +28,12 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from tests.benchmarks.cold_peers.run import DelayedServer
+from tests.benchmarks.machine.setting import require
 from tests.benchmarks.memory import memory_bytes
-from tiered_index import IndexService
+from tests.support.environment import own_environment
+from tests.support.s3_server import CREDENTIALS, REGION
+from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.follow import PatientPut
 from tiered_index.sources.linked import FileLinker
@@ -36,6 +45,9 @@ GOALS = {"ndjson": 0.55, "parquet": 0.5}
 MEMORY_MIB, ENTRY_BYTES = 400, 20
 """The greatest memory of a process that indexes, and the greatest size of the index for each row of two keys."""
 PARQUET_TIMES = 5
+ROWS_MS = 120
+"""The greatest time to look a key up and to read its ten rows."""
+_OBJECTS, _DELAY_MS = 10, 30
 _DUCKDB = ("duckdb", "duckdb-typed")
 _TYPES = "columns={order_id: 'VARCHAR', customer: 'STRUCT(id VARCHAR)', occurred_at: 'BIGINT'}"
 _BEGIN_MS = 1_700_000_000_000
@@ -101,6 +113,51 @@ def run_way(way: str, path: Path) -> dict[str, float]:
     return figures | {"peak_mib": memory_bytes(os.getpid(), "VmHWM") >> 20}
 
 
+def read_rows(folder: Path, rows: int, lookups: int) -> dict[str, Any]:
+    """Return the milliseconds of lookups with the rows, first and median, and those of DuckDB on local files.
+
+    Each of the objects has `rows` rows. Raises `RuntimeError` if a row does not come back.
+    """
+    objects = folder / "objects"
+    objects.mkdir()
+    with DelayedServer(objects) as server, own_environment():
+        os.environ |= dict(CREDENTIALS) | {"AWS_ENDPOINT_URL_S3": server.endpoint_url, "AWS_REGION": REGION}
+        config = IndexConfig(root=folder / "root", storage="s3://bench/index", background=False)
+        sources = Path(folder / "logs")
+        sources.mkdir()
+        with contextlib.closing(config.open_storage("s3://bench/logs", any_names=True)) as storage:
+            for number in range(_OBJECTS):
+                data = "".join(
+                    f'{{"order_id": "order-{n}", "occurred_at": {_BEGIN_MS + n * 1000}, "note": "{n:0200}"}}\n'
+                    for n in range(rows)
+                ).encode()
+                storage.put(f"{number}.ndjson", data)
+                (sources / f"{number}.ndjson").write_bytes(data)
+        with IndexService(config) as opened, listed_files(["s3://bench/logs/*"], config) as files:
+            FileLinker(opened, "orders", RowMapping(("order_id",), "occurred_at"), PatientPut(opened, 60.0)).run(files)
+            opened.seal()
+            opened.run_lifecycle()
+        server.delay(_DELAY_MS)
+        taken_ms = []
+        with IndexReader.open("s3://bench/index") as reader, FileRows(reader) as source:
+            for number in range(lookups):
+                begun_s = time.perf_counter()
+                found = reader.messages("orders", f"order-{number * rows // lookups}", source=source)
+                taken_ms.append((time.perf_counter() - begun_s) * 1000)
+                require(sum(each.message is not None for each in found), _OBJECTS, "rows that came back")
+    begun_s = time.perf_counter()
+    where = f"WHERE order_id = 'order-{rows // 2}'"
+    with duckdb.connect() as db:
+        require(len(db.sql(f"SELECT * FROM read_json('{sources}/*.ndjson') {where}").fetchall()), _OBJECTS, "rows")
+    scanned_ms = (time.perf_counter() - begun_s) * 1000
+    return {
+        "rows_ms": round(statistics.median(taken_ms[1:]), 1),
+        "first_rows_ms": round(taken_ms[0], 1),
+        "duckdb_scan_ms": round(scanned_ms, 1),
+        "scanned_rows": rows * _OBJECTS,
+    }
+
+
 def measure(rows: int, rounds: int, root_dir: str | None = None) -> dict[str, Any]:
     """Return the figures of all ways."""
     ways = [
@@ -118,6 +175,7 @@ def measure(rows: int, rounds: int, root_dir: str | None = None) -> dict[str, An
                     [*command, "--path", f"{folder}/rows.{form}"], stdout=subprocess.PIPE, text=True, check=True
                 )
                 taken[form, way].append(json.loads(done.stdout))
+        read = read_rows(Path(folder), max(100, rows // _OBJECTS), 11)
         sizes = {form: Path(f"{folder}/rows.{form}").stat().st_size for form in GOALS}
     shown = {
         f"{form} {way}": {name: statistics.median(each[name] for each in runs) for name in ("cpu_s", "peak_mib")}
@@ -135,7 +193,8 @@ def measure(rows: int, rounds: int, root_dir: str | None = None) -> dict[str, An
         },
         "ratios": ratios,
         "index_bytes_per_row": round(taken["ndjson", "published"][-1]["bytes"] / rows, 1),
-        "goals": {**GOALS, "peak_mib": MEMORY_MIB, "index_bytes_per_row": ENTRY_BYTES},
+        **read,
+        "goals": {**GOALS, "rows_ms": ROWS_MS, "peak_mib": MEMORY_MIB, "index_bytes_per_row": ENTRY_BYTES},
     }
 
 

@@ -16,7 +16,7 @@ from docs.generators.measured_pages import shown
 from tests.benchmarks.cold_peers import command, ours
 from tests.benchmarks.cold_peers.data import HOT_KEYS, Data
 from tests.benchmarks.cold_peers.figures import FIGURES
-from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, _environment, _Failed, _Run, _Server, run, versions
+from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, DelayedServer, _environment, _Failed, _Run, run, versions
 from tests.benchmarks.cold_peers.server import Delayed
 from tests.benchmarks.cold_peers.worker import lookup_at_once
 from tests.benchmarks.comparing import table
@@ -119,7 +119,7 @@ def server(tmp_path, monkeypatch):
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "objects").mkdir()
-    with _Server(tmp_path / "objects") as server:
+    with DelayedServer(tmp_path / "objects") as server:
         yield server
 
 

@@ -406,10 +406,10 @@ def ingest(
     --index-prepared apply to the messages that this run reads. Entries of earlier runs stay as they are.
 
     With --topic, SOURCE is any number of files, folders, globs (** is any number of folders) and prefixes. They have
-    NDJSON, CSV with a header, or Parquet. Text may be packed by gzip, bzip2, xz or zstd. --key and --time name fields:
-    a column, or a JMESPath such as customer.id. Numbers, true, false and UUIDs are keys as their text. The rows stay
-    where they are, and `query --messages` reads them there. Run the command again to index new files and lines, or pass
-    --follow. Without --root the command uses a folder of your state directory.
+    NDJSON, CSV with a header, Parquet, or Arrow. Text may be packed by gzip, bzip2, xz or zstd. --key and --time name
+    fields: a column, or a JMESPath such as customer.id. Numbers, true, false and UUIDs are keys as their text. The rows
+    stay where they are, and `query --messages` reads them there. Run the command again to index new files and lines, or
+    pass --follow. Without --root the command uses a folder of your state directory.
 
     Without --topic, a file has messages. An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms.
     It also has key, or keys (a list). A number as a key keeps the text that it was written with. An empty key is none.

@@ -100,6 +100,8 @@ def ingest_rows(
             counts = linker.counts
         for uri in counts.changed:
             session.out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
+        for uri in counts.changed_while_read:
+            session.out.note(f"{uri} was changed while it was read: run the command again, which reads it as a whole")
         for uri in [] if follow else counts.held_back:
             session.out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
         if mapping.is_guessed:

@@ -1,4 +1,4 @@
-"""Reads untrusted Arrow streams within a bound of memory. Pure.
+"""Reads untrusted Arrow streams and files within a bound of memory.
 
 A few kilobytes of a stream can become any number of bytes: compressed buffers, one long text that many cells of a
 dictionary share, a topic with a million keys. The sum is known before Arrow decodes the stream. Types that can't be
@@ -7,17 +7,27 @@ added up (nested types, views, dictionaries that grow from batch to batch) are r
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
 
 import pyarrow as pa
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources.columns import is_list, text_bytes
+from tiered_index.sources.parquet import BATCH_ROWS, bounded
+from tiered_index.sources.places import LocalFile, StoredFile
 
 _NO_STREAM = "the body is not an Arrow stream"
 # Fields of the flat buffers `Message`, `RecordBatch` and `DictionaryBatch`, by their order in Arrow's format.
-_MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 2, 2, 3, 1, 2
+_MESSAGE_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY = 1, 2, 3
+_BATCH_ROWS, _BATCH_BUFFERS, _BATCH_COMPRESSION, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 0, 2, 3, 1, 2
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+FILE_MAGIC, STREAM_MAGIC = b"ARROW1\0\0", b"\xff\xff\xff\xff"
+"""The first bytes of a file, and of a stream. A file has a stream behind its first bytes."""
+# Most bytes of a message's metadata, and most bytes of a batch with its dictionaries, as they are and decompressed
+_METADATA_BYTES, _FILE_BATCH_BYTES = 16 << 20, 128 << 20
 _BUFFER_BYTES = 16
 # Mark of an uncompressed buffer in a compressed batch
 _AS_IT_IS = -1
@@ -58,6 +68,126 @@ def read_table(body: bytes, most_bytes: int) -> pa.Table:
     if left < 0:
         raise _too_large(most_bytes)
     return table
+
+
+class ArrowTable:
+    """The rows of one file, or of a stream that was written to a file. One thread.
+
+    The constructor reads the header of each message: one request for each batch of some MiB. Raises `CorruptFile`, and
+    `InvalidArgument` for a batch that needs too much memory.
+    """
+
+    def __init__(self, place: LocalFile | StoredFile) -> None:
+        self._place = place
+        # position and size of each message before the first batch, and of each later one with its first row
+        self._batches: list[tuple[int, int, int]] = []
+        self._dictionaries: list[tuple[int, int, int]] = []
+        self.rows = 0
+        with place.open() as handle:
+            end = handle.seek(0, os.SEEK_END)
+            handle.seek(0)
+            position = len(FILE_MAGIC) if handle.read(len(FILE_MAGIC)) == FILE_MAGIC else 0
+            self._schema_at = position, self._size(handle, position, end)[0]
+            self.schema = self._schema(handle)
+            position += self._schema_at[1]
+            # a stream may end without the mark of its end
+            while position < end and (of_message := self._size(handle, position, end))[0]:
+                size, kind, rows = of_message
+                if kind == _BATCH:
+                    self._batches.append((position, size, self.rows))
+                    self.rows += rows
+                elif kind == _DICTIONARY:
+                    self._dictionaries.append((position, size, len(self._batches)))
+                position += size
+
+    def _size(self, handle: IO[bytes], position: int, end: int) -> tuple[int, int, int]:
+        """Return the size, the kind and the rows of the message at a position; size 0: the stream ends there."""
+        handle.seek(position)
+        begin = handle.read(8)
+        if begin[:4] != STREAM_MAGIC or len(begin) < 8:
+            raise self._damaged(f"byte {position:,} begins no message")
+        length = struct.unpack_from("<i", begin, 4)[0]
+        if length == 0:
+            return 0, 0, 0
+        if not 0 < length <= _METADATA_BYTES:
+            raise self._damaged(f"the message at byte {position:,} states {length:,} bytes of metadata")
+        data = memoryview(handle.read(length))
+        if len(data) < length:
+            raise self._damaged(f"the message at byte {position:,} is cut off")
+        try:
+            table = _u32(data, 0)
+            kind_at, body_at = _field(data, table, _MESSAGE_TYPE), _field(data, table, _MESSAGE_BODY)
+            kind = 0 if kind_at is None else data[kind_at]
+            body = 0 if body_at is None else struct.unpack_from("<q", data, body_at)[0]
+            rows_at = None
+            if kind == _BATCH and (header := _child(data, table, _MESSAGE_HEADER)) is not None:
+                rows_at = _field(data, header, _BATCH_ROWS)
+            rows = 0 if rows_at is None else struct.unpack_from("<q", data, rows_at)[0]
+        except (struct.error, IndexError, InvalidArgument) as error:
+            raise self._damaged(f"the message at byte {position:,} has no readable metadata") from error
+        if body < 0 or rows < 0 or position + 8 + length + body > end:
+            raise self._damaged(f"the message at byte {position:,} is cut off, or has false sizes")
+        return 8 + length + body, kind, rows
+
+    def _damaged(self, problem: str) -> CorruptFile:
+        return CorruptFile(str(self._place), f"not an Arrow file that can be read: {problem}")
+
+    def _schema(self, handle: IO[bytes]) -> pa.Schema:
+        position, size = self._schema_at
+        handle.seek(position)
+        self._schema_bytes = handle.read(size)
+        try:
+            return pa.ipc.read_schema(pa.py_buffer(self._schema_bytes))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+
+    def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
+        """Yield columns `names` of the rows from `start`, as tables with the number of their first row."""
+        columns = [number for number, name in enumerate(self.schema.names) if name in names]
+        with self._place.open() as handle:
+            for number, (_, _, first) in enumerate(self._batches):
+                ends = self._batches[number + 1 :][:1]
+                if (ends[0][2] if ends else self.rows) <= start:
+                    continue
+                rows = self._batch(handle, number, columns)
+                skip = max(0, start - first)
+                try:
+                    for at in range(skip, len(rows), BATCH_ROWS):
+                        for begin, part in bounded(rows.slice(at, BATCH_ROWS), first + at, self._place):
+                            yield begin, pa.Table.from_batches([part])
+                except (pa.ArrowException, UnicodeDecodeError) as error:
+                    raise self._damaged(f"rows from {first:,} on: {error}") from error
+
+    def _batch(self, handle: IO[bytes], number: int, columns: Sequence[int]) -> pa.RecordBatch:
+        position, size, first = self._batches[number]
+        before = [(at, length) for at, length, batch in self._dictionaries if batch <= number]
+        total = sum(length for _, length in before) + size
+        pieces = [self._schema_bytes]
+        if total <= _FILE_BATCH_BYTES:
+            for at, length in (*before, (position, size)):
+                handle.seek(at)
+                pieces.append(handle.read(length))
+        options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
+        data = b"".join(pieces)
+        del pieces
+        try:
+            if total <= _FILE_BATCH_BYTES:
+                messages = [m for m in pa.ipc.MessageReader.open_stream(pa.BufferReader(data)) if m.type != "schema"]
+                total = sum(map(_decompressed_bytes, messages))
+            if total > _FILE_BATCH_BYTES:
+                raise InvalidArgument(
+                    f"{self._place}: the batch of row {first + 1:,} has {total:,} bytes, but may have "
+                    f"{_FILE_BATCH_BYTES:,}: write the file with smaller batches"
+                )
+            with pa.ipc.open_stream(pa.py_buffer(data), options=options) as stream:
+                rows = next(iter(stream))
+        except (pa.ArrowException, OSError, ValueError, struct.error, IndexError, StopIteration) as error:
+            if isinstance(error, InvalidArgument) and str(error) != _NO_STREAM:
+                raise
+            raise self._damaged(f"the batch of row {first + 1:,}: {error}") from error
+        stated = (self._batches[number + 1][2] if number + 1 < len(self._batches) else self.rows) - first
+        CorruptFile.unless_equal(str(self._place), f"rows of the batch at byte {position:,}", stated, len(rows))
+        return rows
 
 
 def _too_large(most_bytes: int) -> TooLarge:

@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,8 @@ from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.rows import check_topic
-from tiered_index.sources.listing import HEAD_BYTES, SourceFile, reopened
+from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, reopened, stored_file
+from tiered_index.sources.places import LocalFile
 from tiered_index.sources.rows import BLOCK_BYTES, RowBatch, RowFile, RowMapping, compression_of, open_rows
 from tiered_index.systems import FILES_QUEUE as QUEUE
 from tiered_index.systems import files_key
@@ -61,6 +62,7 @@ class FileCounts:
     read_bytes: int = 0
     skipped_first: list[dict[str, str]] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    changed_while_read: list[str] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
 
 
@@ -370,6 +372,9 @@ class FileLinker:
         self.progress(self.counts.read_bytes)
         if reading.held_back_bytes:
             self.counts.held_back.append(listed.uri)
+        if _has_changed(listed, segment):
+            # the next run indexes it again as a whole. Checksums prevent that other bytes pass for its rows
+            self.counts.changed_while_read.append(listed.uri)
         if not segment.is_open:
             return segment, None
         length, further = reading.end - segment.position, None if reading.is_whole else reading.end
@@ -428,6 +433,23 @@ def _may_grow(segment: LinkedSegment) -> bool:
 
 def _end_of(chain: Sequence[LinkedSegment]) -> int:
     return chain[-1].position + chain[-1].length
+
+
+def _has_changed(listed: SourceFile, segment: LinkedSegment) -> bool:
+    """Return whether a file was written to since it was listed, other than to append to a text."""
+    file = listed.file
+    try:
+        if isinstance(file, LocalFile):
+            now = local_file(file.path)
+        else:
+            info = file.storage.head(file.name)
+            now = stored_file(replace(file, size_bytes=info.size_bytes), info.modified_ms)
+        if now.is_same(listed.size_bytes, f"{listed.stamp}-"):
+            return False
+        return now.place != listed.place or not _has_grown(now, segment, now.head())
+    except (InvalidArgument, ObjectNotFound):
+        # it is gone, which its rows say
+        return False
 
 
 def _has_text(listed: SourceFile, chain: Sequence[LinkedSegment], head: bytes) -> bool:

@@ -30,10 +30,11 @@ from tiered_index.sources.linked import keys_name
 from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.rows import (
+    COLUMNS_FILES,
     SUM_BYTES,
+    ColumnsFile,
     CsvFile,
     NdjsonFile,
-    ParquetFile,
     RowMapping,
     TextFile,
     decompressed,
@@ -134,7 +135,7 @@ class FileRows:
         self._files = LinkedFiles(index.config)
         self._lock = threading.Lock()
         self._mappings: dict[str, RowMapping | None] = {}
-        self._opened: OrderedDict[tuple[str, str], CsvFile | ParquetFile] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, str], CsvFile | ColumnsFile] = OrderedDict()
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files in one of the indexes. No request."""
@@ -258,7 +259,7 @@ class FileRows:
         assert item is not None
         position = item.offset - segment.start + segment.position
         try:
-            if segment.format == "parquet":
+            if segment.format in COLUMNS_FILES:
                 text, keys_by = self._columns(search, segment, file, now, position)
             else:
                 text = self._text(search, segment, file, position, item.size)
@@ -287,7 +288,7 @@ class FileRows:
     def _columns(
         self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, now: SourceFile | None, number: int
     ) -> tuple[bytes, Callable[[RowMapping], Sequence[Any]]]:
-        """Return a row of a Parquet file as JSON, and a function that returns its keys."""
+        """Return a row of a file with columns as JSON, and a function that returns its keys."""
         if isinstance(file, StoredFile):
             head = file.storage.head(file.name)
             search.requests += 1
@@ -300,9 +301,9 @@ class FileRows:
         search.requests += isinstance(file, StoredFile)
         return json_text(row, compact=True).encode(), partial(opened.members_of, row)
 
-    def _of_columns(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> ParquetFile:
-        opened = self._kept(segment, lambda: ParquetFile(file), search, file)
-        assert isinstance(opened, ParquetFile)
+    def _of_columns(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> ColumnsFile:
+        opened = self._kept(segment, lambda: COLUMNS_FILES[segment.format](file), search, file)
+        assert isinstance(opened, ColumnsFile)
         return opened
 
     def _text_file(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> TextFile:
@@ -314,8 +315,8 @@ class FileRows:
         return opened
 
     def _kept(
-        self, segment: LinkedSegment, make: Callable[[], CsvFile | ParquetFile], search: Search, file: object
-    ) -> CsvFile | ParquetFile:
+        self, segment: LinkedSegment, make: Callable[[], CsvFile | ColumnsFile], search: Search, file: object
+    ) -> CsvFile | ColumnsFile:
         """Return a file with its header or footer, which is read once."""
         name = segment.uri, segment.etag
         with self._lock:

@@ -107,7 +107,7 @@ class ParquetTable:
             try:
                 for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
                     skip = min(len(rows), max(0, start - position))
-                    for first, part in self._bounded(rows.slice(skip), begin + position + skip, shared):
+                    for first, part in bounded(rows.slice(skip), begin + position + skip, self._place, shared):
                         yield first - begin, part
                     position += len(rows)
             except DAMAGE as error:
@@ -149,38 +149,46 @@ class ParquetTable:
         most = BATCH_ROWS if self._lists.isdisjoint(names) else LIST_ROWS
         return max(1, min(most, count, BATCH_BYTES * count // max(1, size_bytes)))
 
-    def _bounded(self, rows: pa.RecordBatch, first: int, shared: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        rows.validate(full=True)
-        rows = pa.RecordBatch.from_arrays([in_known_layout(column) for column in rows.columns], rows.schema.names)
-        keys = np.zeros(len(rows), np.int64)
-        for column in rows.columns:
-            if has_items(column.type):
-                keys += pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-        self._check_rows(keys, first, "it has {:,} keys", MAX_ROW_KEYS)
-        for begin, end in _slices(keys, TABLE_KEYS):
-            yield from self._of_bounded_text(rows.slice(begin, end - begin), first + begin, shared)
 
-    def _of_bounded_text(
-        self, rows: pa.RecordBatch, first: int, shared: Sequence[str]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        sizes = np.zeros(len(rows), np.int64)
-        for column in rows.columns:
-            sizes += text_bytes(column)
-        self._check_rows(sizes, first, "its text has {:,} bytes", MAX_ROW_BYTES)
-        for begin, end in _slices(sizes, TEXT_BYTES):
-            part = rows.slice(begin, end - begin)
-            columns = [
-                _as_dictionary(column) if name in shared else plain_text(column)
-                for name, column in zip(part.schema.names, part.columns, strict=True)
-            ]
-            yield first + begin, pa.RecordBatch.from_arrays(columns, part.schema.names)
+def bounded(
+    rows: pa.RecordBatch, first: int, place: object, shared: Sequence[str] = ()
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield untrusted rows in parts of bounded size, with the number of their first row; `first` is that of `rows`.
 
-    def _check_rows(self, sizes: npt.NDArray[np.int64], first: int, has: str, most: int) -> None:
-        if (large := np.flatnonzero(sizes > most)).size:
-            row = int(large[0])
-            raise InvalidArgument(
-                f"{self._place}, row {first + row + 1}: {has.format(int(sizes[row]))}; {most:,} are allowed"
-            )
+    Text columns `shared` become dictionaries. Raises `InvalidArgument` for a row that needs too much memory, and
+    Arrow's errors for damage.
+    """
+    rows.validate(full=True)
+    rows = pa.RecordBatch.from_arrays([in_known_layout(column) for column in rows.columns], rows.schema.names)
+    keys = np.zeros(len(rows), np.int64)
+    for column in rows.columns:
+        if has_items(column.type):
+            keys += pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    _check_rows(keys, first, place, "it has {:,} keys", MAX_ROW_KEYS)
+    for begin, end in _slices(keys, TABLE_KEYS):
+        yield from _of_bounded_text(rows.slice(begin, end - begin), first + begin, place, shared)
+
+
+def _of_bounded_text(
+    rows: pa.RecordBatch, first: int, place: object, shared: Sequence[str]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    sizes = np.zeros(len(rows), np.int64)
+    for column in rows.columns:
+        sizes += text_bytes(column)
+    _check_rows(sizes, first, place, "its text has {:,} bytes", MAX_ROW_BYTES)
+    for begin, end in _slices(sizes, TEXT_BYTES):
+        part = rows.slice(begin, end - begin)
+        columns = [
+            _as_dictionary(column) if name in shared else plain_text(column)
+            for name, column in zip(part.schema.names, part.columns, strict=True)
+        ]
+        yield first + begin, pa.RecordBatch.from_arrays(columns, part.schema.names)
+
+
+def _check_rows(sizes: npt.NDArray[np.int64], first: int, place: object, has: str, most: int) -> None:
+    if (large := np.flatnonzero(sizes > most)).size:
+        row = int(large[0])
+        raise InvalidArgument(f"{place}, row {first + row + 1}: {has.format(int(sizes[row]))}; {most:,} are allowed")
 
 
 def _slices(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Reads the rows of files of any form as entries: NDJSON, CSV and Parquet, compressed or not.
+"""Reads the rows of files of any form as entries: NDJSON and CSV, compressed or not, Parquet and Arrow.
 
 A `RowMapping` says where a row has its keys and its time. The position of a row is the byte of its line in the
 decompressed text, or its number in a file with columns. Text is read in blocks; a block that the quick parser refuses
@@ -19,6 +19,7 @@ import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,8 +34,9 @@ import pyarrow.csv
 from tiered_index.errors import CorruptFile, InvalidArgument, listed
 from tiered_index.format.segment import Times, times_of
 from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, plain_path, searched
-from tiered_index.kernels import crc32
+from tiered_index.kernels import GzipFile, crc32, gzip_error
 from tiered_index.service.write.validation import milliseconds
+from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
 from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, times_ms
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import ParquetTable
@@ -54,7 +56,18 @@ _NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
 _HEAD_BYTES = 64 << 10
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _PARQUET = b"PAR1"
-_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, OSError)
+_UNPACK = {"gzip": "gzip -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "zstd": "zstd -dc"}
+# forms that are not read, by their first bytes
+_OTHERS = {
+    b"Obj\x01": "an Avro file",
+    b"ORC": "an ORC file",
+    b"PK\x03\x04": "a ZIP archive",
+    b"FEA1": "a Feather file of version 1",
+    b"\x04\x22\x4d\x18": "packed by LZ4",
+    b"SQLite format 3": "an SQLite database",
+    b"%PDF": "a PDF file",
+}
+_DAMAGE = (EOFError, gzip.BadGzipFile, gzip_error, zlib.error, lzma.LZMAError, OSError)
 
 
 @dataclass
@@ -398,7 +411,7 @@ def decompressed(file: File, compression: str | None) -> Iterator[IO[bytes]]:
     """Yield the text of a file. Read it by `read_text`."""
     with file.open() as raw:
         if compression == "gzip":
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+            yield cast(IO[bytes], GzipFile(fileobj=raw))
         elif compression == "bzip2":
             with bz2.open(raw) as text:
                 yield cast(IO[bytes], text)
@@ -482,9 +495,17 @@ class TextFile(RowFile):
     def is_complete(self, line: bytes) -> bool:
         """Return whether a last line without newline is a whole row."""
 
+    def split(self, lines: bytes) -> Iterator[bytes]:
+        """Yield the rows of whole lines. All but the last one have all of their lines."""
+        return iter(io.BytesIO(lines))
+
+    def is_cut(self, row: bytes) -> bool:
+        """Return whether the last row that `split` yielded also has the next line."""
+        return False
+
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
         present = [False] * len(mapping.names)
-        for line in io.BytesIO(self.head[self.begin :]):
+        for line in self.split(self.head[self.begin :]):
             # a bad line is named when it is read
             with contextlib.suppress(InvalidArgument):
                 members = self.members_of(line, mapping)
@@ -528,10 +549,12 @@ class NdjsonFile(TextFile):
 
 
 _DELIMITERS = (",", "\t", ";", "|")
+# most bytes of a record of several lines
+_MOST_QUOTED = 1 << 20
 
 
 class CsvFile(TextFile):
-    """A header, and one record a line."""
+    """A header, and records. A value in quotes may have newlines."""
 
     kind = "csv"
 
@@ -556,13 +579,46 @@ class CsvFile(TextFile):
     def _cells(self, line: str) -> list[str]:
         before = csv.field_size_limit(MAX_ROW_BYTES)
         try:
-            if line.count('"') % 2:
-                raise csv.Error("a quote is left open: a record of several lines is not read")
             return next(csv.reader([line], delimiter=self.delimiter, strict=True), [])
         except csv.Error as error:
-            raise InvalidArgument(f"not CSV of one record a line: {error}") from error
+            raise InvalidArgument(f"not CSV: {error}") from error
         finally:
             csv.field_size_limit(before)
+
+    def split(self, lines: bytes) -> Iterator[bytes]:
+        if not _has_odd_line(lines):
+            yield from io.BytesIO(lines)
+            return
+        # the lines of a record whose quote is open. After `_MOST_QUOTED` bytes its first line is a bad row
+        held: list[bytes] = []
+        held_bytes, waiting = 0, deque[bytes]()
+        stream = io.BytesIO(lines)
+        while line := waiting.popleft() if waiting else stream.readline():
+            is_odd = line.count(b'"') % 2
+            if not held and not (is_odd and self.is_cut(line)):
+                yield line
+                continue
+            held.append(line)
+            held_bytes += len(line)
+            if is_odd and len(held) > 1:
+                yield b"".join(held)
+            elif held_bytes > _MOST_QUOTED:
+                yield held[0]
+                waiting.extendleft(reversed(held[1:]))
+            else:
+                continue
+            held, held_bytes = [], 0
+        if held:
+            yield b"".join(held)
+
+    def is_cut(self, row: bytes) -> bool:
+        if row.count(b'"') % 2 == 0 or len(row) > _MOST_QUOTED:
+            return False
+        try:
+            self._cells(row.decode(errors="replace").rstrip("\r\n"))
+        except InvalidArgument as error:
+            return "unexpected end of data" in str(error)
+        return False
 
     def row(self, line: bytes) -> dict[str, str]:
         """Return the cells of a line by column. Raises `InvalidArgument`."""
@@ -578,7 +634,7 @@ class CsvFile(TextFile):
         names = [_column_name(path, mapping, self.header) for _, path in mapping.names]
         if None in names or len(set(self.header)) != len(self.header):
             raise Unclear
-        if b'"' in lines and any(line.count(b'"') % 2 for line in lines.split(b"\n")):
+        if _has_odd_line(lines):
             raise Unclear
         try:
             lines.decode()  # Arrow accepts invalid UTF-8 as text
@@ -605,6 +661,16 @@ class CsvFile(TextFile):
         return False  # the last value may be incomplete
 
 
+def _has_odd_line(lines: bytes) -> bool:
+    """Return whether a line has an odd number of quotes: one of them may be open at the line's end."""
+    if b'"' not in lines:
+        return False
+    units = np.frombuffer(lines, np.uint8)
+    quotes, ends = np.flatnonzero(units == ord('"')), np.flatnonzero(units == 10)
+    # the number of quotes before each end of a line: all are even only if those of each line are
+    return len(quotes) % 2 == 1 or bool((np.searchsorted(quotes, ends) & 1).any())
+
+
 def _column_name(path: str, mapping: RowMapping, there: Sequence[str]) -> str | None:
     """Return the column of a path: one of exactly this name, or that of the unquoted name."""
     if path in there:
@@ -619,6 +685,7 @@ class TextReading(RowReading):
     def __init__(self, text: TextFile, mapping: RowMapping, position: int, end: int) -> None:
         self._text, self._mapping, self._position, self._bound = text, mapping, position, end
         self._sums = BlockSums()
+        self._lines = 0
         self.end = position
 
     def batches(self, start: int) -> Iterator[RowBatch]:
@@ -633,7 +700,9 @@ class TextReading(RowReading):
                 if self.end + cut > self._bound:
                     # the rest is of a further segment
                     cut, is_last = data.rfind(b"\n", 0, self._bound - self.end) + 1, True
+                    cut -= self._cut_bytes(data[:cut])
                 elif is_last:
+                    cut -= self._cut_bytes(data[:cut])
                     last = data[cut:]
                     self.is_whole = True
                     if last.strip() and self.end + len(data) <= self._bound:
@@ -641,7 +710,9 @@ class TextReading(RowReading):
                             cut = len(data)
                         else:
                             self.held_back_bytes = len(last)
-                elif len(data) - cut > MAX_ROW_BYTES:
+                else:
+                    cut -= self._cut_bytes(data[:cut])
+                if not is_last and len(data) - cut > MAX_ROW_BYTES:
                     at = self.end + cut
                     raise InvalidArgument(
                         f"{text.file}: the line at byte {at:,} is longer than {MAX_ROW_BYTES:,} bytes"
@@ -650,11 +721,22 @@ class TextReading(RowReading):
                 self._sums.update(block)
                 begin, self.end = self.end, self.end + len(block)
                 if begin < start:
+                    self._lines += block[: start - begin].count(b"\n")
                     block, begin = block[start - begin :], max(begin, min(start, self.end))
                 skip = max(0, text.begin - begin)
+                self._lines += block[:skip].count(b"\n")
                 if len(block) > skip:
                     yield self._batch(block[skip:], begin + skip)
         self.blocks = self._sums.blocks
+
+    def _cut_bytes(self, lines: bytes) -> int:
+        """Return the bytes of a last row that also has the next line."""
+        if not isinstance(self._text, CsvFile) or not _has_odd_line(lines):
+            return 0
+        last = b""
+        for row in self._text.split(lines):
+            last = row
+        return len(last) if self._text.is_cut(last) else 0
 
     def _skip_to(self, handle: IO[bytes], position: int) -> None:
         if self._text.compression is None:
@@ -672,6 +754,7 @@ class TextReading(RowReading):
         ends = np.flatnonzero(units == 10) + 1
         if not block.endswith(b"\n"):
             ends = np.append(ends, len(block))
+        self._lines += len(ends)
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
         # without the newline; lines of one carriage return are blank, too
         sizes = ends - starts - (units[ends - 1] == 10)
@@ -702,8 +785,11 @@ class TextReading(RowReading):
 
     def _slowly(self, block: bytes, begin: int) -> RowBatch:
         rows, position = _SingleRows(), begin
-        for line in io.BytesIO(block):
+        number = self._lines - block.count(b"\n") - (not block.endswith(b"\n"))
+        for line in self._text.split(block):
             start, position = position, position + len(line)
+            number += 1
+            at, number = number, number + line.rstrip(b"\n").count(b"\n")
             if not line.strip():
                 continue
             try:
@@ -716,21 +802,22 @@ class TextReading(RowReading):
                         raise
                     raise InvalidArgument(f"a key is a number of too many digits: {error}") from error
             except InvalidArgument as error:
-                rows.bad.append(BadRow(f"byte {start:,}", str(error)))
+                where = f"line {at:,} (byte {start:,})" if self._position == 0 else f"byte {start:,}"
+                rows.bad.append(BadRow(where, str(error)))
                 continue
             rows.add(keys, start, len(line.rstrip(b"\n")), time_ms)
         return rows.batch(position)
 
 
-class ParquetFile(RowFile):
-    """A Parquet file."""
+class ColumnsFile(RowFile):
+    """A file with columns: Parquet or Arrow."""
 
-    format = "parquet"
     is_text = False
+    table: ParquetTable | ArrowTable
 
-    def __init__(self, file: File) -> None:
-        super().__init__(file)
-        self.table = ParquetTable(file)
+    @abstractmethod
+    def columns_of(self, ways: Sequence[tuple[str, ...]]) -> list[str]:
+        """Return what the table must read for columns and fields of structures."""
 
     def length_bound(self, position: int) -> int:
         return self.table.rows - position
@@ -781,18 +868,48 @@ class ParquetFile(RowFile):
         raise InvalidArgument(f"{self.file} has no row {number:,}")
 
 
+class ParquetFile(ColumnsFile):
+    """A Parquet file."""
+
+    format = "parquet"
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        self.table = ParquetTable(file)
+
+    def columns_of(self, ways: Sequence[tuple[str, ...]]) -> list[str]:
+        # of a structure only the wanted fields
+        return list(dict.fromkeys(".".join(way) for way in ways))
+
+
+class ArrowFile(ColumnsFile):
+    """An Arrow IPC file, or a stream of the same form."""
+
+    format = "arrow"
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        self.table = ArrowTable(file)
+
+    def columns_of(self, ways: Sequence[tuple[str, ...]]) -> list[str]:
+        return list(dict.fromkeys(way[0] for way in ways))
+
+
+COLUMNS_FILES: dict[str, Callable[[File], ColumnsFile]] = {"parquet": ParquetFile, "arrow": ArrowFile}
+"""The files with columns, by the format of their segments."""
+
+
 class ColumnsReading(RowReading):
-    """One reading of a Parquet file. It always ends with the file."""
+    """One reading of a file with columns. It always ends with the file."""
 
     is_whole = True
 
-    def __init__(self, file: ParquetFile, mapping: RowMapping, ways: Sequence[tuple[str, ...]], position: int) -> None:
+    def __init__(self, file: ColumnsFile, mapping: RowMapping, ways: Sequence[tuple[str, ...]], position: int) -> None:
         self._file, self._mapping, self._ways = file, mapping, ways
         self.end = position
 
     def batches(self, start: int) -> Iterator[RowBatch]:
-        # of a structure only the wanted fields
-        names = list(dict.fromkeys(".".join(way) for way in self._ways))
+        names = self._file.columns_of(self._ways)
         for first, table in self._file.table.read(names, max(start, self.end)):
             self.end = first + len(table)
             yield self._batch(table.combine_chunks(), first)
@@ -827,17 +944,25 @@ def open_rows(file: File, size_bytes: int, head: bytes) -> RowFile:
     """Return the rows of a file by `head`, its first 64 KiB. Raises `InvalidArgument`."""
     if head.startswith(_PARQUET):
         return ParquetFile(file)
+    if head.startswith((FILE_MAGIC, STREAM_MAGIC)):
+        return ArrowFile(file)
     compression = compression_of(head)
     text = head
     if compression is not None:
         with decompressed(file, compression) as handle:
             text = read_text(file, handle, compression, _HEAD_BYTES)
     begin = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+    line = begin.partition(b"\n")[0]
+    if begin.startswith(b"[") or line.rstrip() == b"{":
+        unpacked = "" if compression is None else f"{_UNPACK[compression]} < FILE | "
+        what, each = ("a JSON array", ".[]") if begin.startswith(b"[") else ("JSON of several lines", ".")
+        source = "FILE " if compression is None else ""
+        command = f"{unpacked}jq -c '{each}' {source}> FILE.ndjson"
+        raise InvalidArgument(f"{file} is {what}: write one object a line, for example with `{command}`")
     if begin.startswith(b"{"):
         return NdjsonFile(file, compression, size_bytes)
-    if begin.startswith(b"["):
-        raise InvalidArgument(f"{file} is a JSON array: write one object a line, for example with `jq -c '.[]'`")
-    line = begin.partition(b"\n")[0]
+    if (form := next((name for magic, name in _OTHERS.items() if text.startswith(magic)), None)) is not None:
+        raise InvalidArgument(f"{file} is {form}: convert it to NDJSON, CSV, Parquet or Arrow")
     if b"\0" not in begin and any(mark.encode() in line for mark in _DELIMITERS):
         return CsvFile(file, compression, size_bytes)
-    raise InvalidArgument(f"{file} is neither NDJSON nor CSV nor Parquet: convert it to one of these")
+    raise InvalidArgument(f"{file} is neither NDJSON nor CSV, Parquet or Arrow: convert it to one of these")

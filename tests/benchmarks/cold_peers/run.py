@@ -85,7 +85,7 @@ class _Failed(RuntimeError):
     pass
 
 
-class _Server(Child):
+class DelayedServer(Child):
     """The server's process, and calls that control it."""
 
     def __init__(self, folder: Path) -> None:
@@ -206,7 +206,7 @@ def run(
         with pa.ipc.new_file(source / f"{number:04}.arrow", entries_of_file.schema) as file:
             file.write_batch(entries_of_file)
     (folder / "objects").mkdir()
-    with _Server(folder / "objects") as server, contextlib.ExitStack() as opened:
+    with DelayedServer(folder / "objects") as server, contextlib.ExitStack() as opened:
         run_of = _Run(data, amounts, python, server, source)
         for name in columns:
             note(next(done), f"building {COLUMNS[name].title}")
@@ -234,7 +234,7 @@ class _Run:
     data: Data
     amounts: Amounts
     python: str
-    server: _Server
+    server: DelayedServer
     source: Path
 
     def _job(self, name: str, phase: str, prefix: str | None = None, **more: Any) -> dict[str, Any]:

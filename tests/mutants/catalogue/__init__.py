@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from tests.mutants.catalogue import checksums, completeness, durability, erasure, fencing
+from tests.mutants.catalogue import checksums, completeness, durability, erasure, fencing, files
 
-MUTANTS = (*checksums.MUTANTS, *completeness.MUTANTS, *durability.MUTANTS, *erasure.MUTANTS, *fencing.MUTANTS)
+MUTANTS = (
+    *checksums.MUTANTS,
+    *completeness.MUTANTS,
+    *durability.MUTANTS,
+    *erasure.MUTANTS,
+    *fencing.MUTANTS,
+    *files.MUTANTS,
+)

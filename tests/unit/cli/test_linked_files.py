@@ -3,6 +3,7 @@
 import bz2
 import contextlib
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -17,13 +18,14 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
 from tiered_index.format.names import linked_store
 from tiered_index.sources import linked, rows
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import RowMapping
+from tiered_index.storage.memory import MemoryStorage
 
 BEGIN_S = 1_700_000_000
 KEYS = ("--topic", "orders", "--key", "order_id", "--key", "customer.id", "--time", "at")
@@ -362,3 +364,84 @@ def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeyp
     assert ingest(f"{uri}/a/**/*.ndjson*")["rows"] == 60
     assert ingest(f"{uri}/a*/**")["rows"] == 2
     assert found("c4") == (expected("c4", 62), [])
+
+
+def test_arrow_rows_and_records_of_several_lines_come_back(tmp_path, ingest, where):
+    written = pa.Table.from_pylist([row(n) for n in range(100)])
+    with pa.ipc.new_file(tmp_path / "a.log", written.schema) as writer:
+        writer.write_table(written, 30)
+    with pa.ipc.new_stream(tmp_path / "b.log", written.schema) as writer:
+        writer.write_table(pa.Table.from_pylist([row(n) for n in range(100, 150)]), 30)
+    records = [f'{n % 40},"c{n % 7}",{BEGIN_S + n},"{n}\n""said"", twice"\n' for n in range(150, 200)]
+    (tmp_path / "c.log").write_text("order_id,customer.id,at,n\n" + "".join(records))
+    document = ingest(tmp_path / "*.log")
+    assert (document["rows"], document["entries"]) == (200, 400)
+    done = run_here("query", "--messages", "--all", *where, "--json", "orders", "c3")
+    texts = [one["message"]["body"] for one in done.records if "state" in one]
+    numbers = [n for n in range(200) if n % 7 == 3]
+    assert sorted(json.loads(text)["n"] for text in texts if text.startswith("{")) == [n for n in numbers if n < 150]
+    assert sorted(text for text in texts if not text.startswith("{")) == sorted(
+        record.removesuffix("\n") for n, record in enumerate(records, 150) if n % 7 == 3
+    )
+
+
+def test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_next_run(
+    tmp_path, monkeypatch, ingest, found
+):
+    log = tmp_path / "app.log"
+    log.write_bytes(lines(0, 50))
+    read_text = rows.read_text
+
+    def rewriting(*arguments):
+        data = read_text(*arguments)
+        if data and arguments[-1] == rows.BLOCK_BYTES:
+            log.write_bytes(lines(50, 99))
+        return data
+
+    monkeypatch.setattr(rows, "read_text", rewriting)
+    assert ingest(log)["changed_while_read"] == [log.as_uri()]
+    monkeypatch.undo()
+    # no row of the file as it was comes back, and none is taken for another
+    numbers, problems = found("c3")
+    assert numbers == [] and set(problems) == {f"{log.as_uri()} has changed since it was indexed"}
+    again = ingest(log)
+    assert (again["rows"], again["changed"], again["changed_while_read"]) == (49, [log.as_uri()], [])
+    assert found("c3")[0] == [n for n in range(50, 99) if n % 7 == 3]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_packed_file_that_is_cut_off_is_named(tmp_path, where, pack):
+    log = tmp_path / "app.log"
+    log.write_bytes(pack(lines(0, 5000))[:-20])
+    done = run_here("ingest", log, *KEYS, *where, "--json")
+    assert (done.code, done.error["type"]) == (4, "CorruptFile")
+    assert "app.log" in done.error["message"] and "damaged" in done.error["message"]
+
+
+def test_a_list_of_a_bucket_that_is_cut_off_is_an_error(monkeypatch):
+    config, name = IndexConfig(storage="memory://index"), f"memory://{uuid.uuid4().hex}"
+    with contextlib.closing(config.open_storage(name, any_names=True)) as storage:
+        for number in range(3):
+            storage.put(f"{number}.log", lines(number, number + 1))
+    listing = MemoryStorage.list
+
+    def cut_off(*arguments, **options):
+        yield from itertools.islice(listing(*arguments, **options), 2)
+        raise StorageUnavailable("the list ended early")
+
+    with listed_files([f"{name}/*"], config) as files:
+        assert len(files) == 3
+    monkeypatch.setattr(MemoryStorage, "list", cut_off)
+    with pytest.raises(StorageUnavailable, match="ended early"), listed_files([f"{name}/*"], config):
+        pass
+
+
+def test_a_row_that_does_not_carry_the_key_is_dropped(tmp_path, where, ingest, found):
+    log = tmp_path / "app.log"
+    log.write_bytes(lines(0, 3))
+    assert ingest(log)["rows"] == 3
+    # an entry of another key with the same hash would lead here, too
+    with IndexService.open(root=where[1], storage=where[3], slots=32, items=1000) as index:
+        index.put("orders", 0, "stranger", 0, len(lines(0, 1)) - 1, BEGIN_S * 1000)
+    assert found("c0")[0] == [0]
+    assert found("stranger") == ([], [])

@@ -1,0 +1,111 @@
+"""Defects of files as a log: rows lost, doubled, at the wrong place, or shown though their file was changed."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import parsed
+
+MUTANTS = parsed(r"""
+row-blocks-unchecked: bytes of a changed text are shown as the row
+  in FileRows._text
+  - if crc32(block) != sums[number]:
+  + if crc32(block) is None:
+  tests/unit/cli/test_linked_files.py::test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown
+row-keys-unchecked: a row counts as one of the key without a look at it
+  in FileRows._carries
+  - return False
+  + return True
+  tests/unit/cli/test_linked_files.py::test_a_row_that_does_not_carry_the_key_is_dropped
+segment-read-from-its-start: a run that was killed puts rows again that are durable
+  in FileLinker._read
+  - reading.batches(max(offset, segment.start) - shift)
+  + reading.batches(segment.start - shift + 1)
+  tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
+segments-not-continued: what an earlier run has not finished is left out
+  in FileLinker.run
+  - self._go_on(pending, position)
+  tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
+further-segment-lost: a packed text that is longer than its bound ends there
+  in FileLinker._read
+  - None if reading.is_whole else reading.end
+  + None
+  tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[gzip-0]
+grown-text-read-again: lines that were appended make a text a changed one
+  in linked.py:_has_grown
+  - return f"{crc32(known):08x}" == segment.etag.rpartition("-")[2]
+  + return False
+  tests/unit/cli/test_linked_files.py::test_new_files_and_new_lines_are_indexed_once
+known-by-size-alone: a file that was changed to the same size counts as known
+  in SourceFile.is_same
+  - self.size_bytes == size_bytes and etag.rpartition("-")[0] == self.stamp
+  + self.size_bytes == size_bytes
+  tests/unit/cli/test_linked_files.py::test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown
+last-line-read-early: a last line without newline is indexed before it is whole
+  in NdjsonFile.is_complete
+  - return False
+  + return True
+  tests/unit/cli/test_linked_files.py::test_new_files_and_new_lines_are_indexed_once
+change-while-read-untold: a file that is changed while it is read is not named
+  in linked.py:_has_changed
+  - return now.place != listed.place or not _has_grown(now, segment, now.head())
+  + return False
+  tests/unit/cli/test_linked_files.py::test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_next_run
+queue-of-messages-unchecked: offsets of rows hide messages of the same topic
+  in FileLinker.run
+  - self._check_queue()
+  tests/unit/cli/test_linked_files.py::test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_another
+bad-row-unnamed: a bad row is left out without --skip-bad
+  in FileLinker._put
+  - if batch.bad and not self.skip_bad:
+  + if batch.bad and self.skip_bad is None:
+  tests/unit/cli/test_linked_files.py::test_a_bad_row_is_named_and_skipped_only_on_demand
+minus-zero-as-zero: the key -0 becomes 0
+  in TextReading._batch
+  - _key_column(column, may_be_minus_zero)
+  + _key_column(column)
+  tests/unit/test_row_files.py::test_the_key_minus_zero_keeps_its_sign_among_integers
+times-of-floats-truncated: a decimal time loses its milliseconds if rows are read together
+  in RowMapping._ms_of_floats
+  - numbers * 1000 // per
+  + numbers // per * 1000
+  tests/unit/test_row_times.py::test_numbers_are_the_same_times_together_and_one_by_one
+record-cut-at-a-block: a record of CSV is cut where a block ends
+  in TextReading._cut_bytes
+  - return len(last) if self._text.is_cut(last) else 0
+  + return 0
+  tests/unit/test_row_files.py::test_records_of_several_lines_are_found_at_their_bytes
+record-of-one-line: a record of CSV ends with its first line
+  in CsvFile.split
+  - not held and not (is_odd and self.is_cut(line))
+  + not held
+  tests/unit/test_row_files.py::test_records_of_several_lines_are_found_at_their_bytes
+open-quote-takes-the-file: a quote that stays open takes all rows behind it
+  in CsvFile.split
+  - elif held_bytes > _MOST_QUOTED:
+  + elif held_bytes < 0:
+  tests/unit/test_row_files.py::test_a_quote_that_stays_open_takes_one_row
+bad-row-of-another-line: a bad row has the number of another line
+  in TextReading._batch
+  - self._lines += len(ends)
+  + self._lines += len(block)
+  tests/unit/test_row_files.py::test_a_quote_that_stays_open_takes_one_row
+arrow-rows-from-the-batch: Arrow rows before the position are read again
+  in ArrowTable.read
+  - skip = max(0, start - first)
+  + skip = 0
+  tests/unit/test_row_files.py::test_arrow_files_and_streams_are_read_from_any_row
+arrow-batch-unbounded: a small Arrow file may take any memory
+  in ArrowTable._batch
+  - if total > _FILE_BATCH_BYTES:
+  + if total < 0:
+  tests/unit/test_row_files.py::test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded
+damaged-times-untyped: a time that is no finite number ends the run with an untyped error
+  in RowMapping.time_ms
+  - (ValueError, OverflowError)
+  + OverflowError
+  tests/unit/test_row_times.py::test_a_float_that_is_no_number_is_a_bad_time
+cut-off-message-unseen: an Arrow file that is cut off is read up to there
+  in ArrowTable._size
+  - position + 8 + length + body > end
+  + length < 0
+  tests/unit/test_row_files.py::test_an_arrow_file_that_is_cut_off_is_damaged
+""")

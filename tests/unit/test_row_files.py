@@ -1,0 +1,233 @@
+"""The readers of rows: records of several lines, Arrow, files of other forms, and any damage, which is typed."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.sources import rows
+from tiered_index.sources.listing import local_file
+from tiered_index.sources.rows import RowMapping, open_rows
+
+BEGIN_S = 1_700_000_000
+
+
+def read(path, keys=("k",), time="at", start=0):
+    """Return (position, size, key) of all entries, the bad rows, and the reading."""
+    listed = local_file(path)
+    opened = open_rows(listed.file, listed.size_bytes, listed.head())
+    reading = opened.reading(RowMapping(keys, time, "s"), 0, max(1, opened.length_bound(0)))
+    entries, bad = [], []
+    for batch in reading.batches(start):
+        entries += zip(batch.positions.tolist(), batch.sizes.tolist(), batch.keys.to_pylist(), strict=True)
+        bad += batch.bad
+    return entries, bad, reading
+
+
+CELLS = st.text(st.sampled_from('ab,;"\n\r '), max_size=6)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(CELLS, CELLS), max_size=30), st.integers(20, 200), st.sampled_from(["\n", "\r\n"]))
+def test_records_of_several_lines_are_found_at_their_bytes(tmp_path, monkeypatch, cells, block_bytes, newline):
+    monkeypatch.setattr(rows, "BLOCK_BYTES", block_bytes)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator=newline, quoting=csv.QUOTE_ALL)
+    writer.writerow(["k", "note", "other", "at"])
+    for number, pair in enumerate(cells):
+        writer.writerow([f"key-{number}", *pair, BEGIN_S + number])
+    path = tmp_path / "a.csv"
+    data = text.getvalue().encode()
+    path.write_bytes(data)
+    entries, bad, _ = read(path)
+    assert not bad
+    assert sorted(key for _, _, key in entries) == sorted(f"key-{number}" for number in range(len(cells)))
+    for position, size, key in entries:
+        number = int(key.removeprefix("key-"))
+        [record] = csv.reader([data[position : position + size].decode().removesuffix("\r")], strict=True)
+        assert record == [key, *cells[number], str(BEGIN_S + number)]
+
+
+def test_a_quote_that_stays_open_takes_one_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "_MOST_QUOTED", 200)
+    path = tmp_path / "a.csv"
+    sound = "".join(f"k{n},{BEGIN_S},x\n" for n in range(100))
+    path.write_text(f'k,at,note\n{sound}bad,{BEGIN_S},"open\n{sound}inch,{BEGIN_S},a 5" disk\n{sound}')
+    entries, bad, _ = read(path)
+    assert [row.where.partition(" (")[0] for row in bad] == ["line 102"]
+    assert (len(entries), sum(key == "inch" for _, _, key in entries)) == (301, 1)
+
+
+def test_the_key_minus_zero_keeps_its_sign_among_integers(tmp_path):
+    path = tmp_path / "a.ndjson"
+    path.write_text("".join(f'{{"k": {key}, "at": {BEGIN_S}}}\n' for key in ("5", "-0", "0")))
+    entries, bad, _ = read(path)
+    assert ([key for _, _, key in entries], bad) == (["5", "-0", "0"], [])
+
+
+def table(count):
+    return pa.table(
+        {
+            "k": pa.array([f"k{n % 5}" for n in range(count)]).dictionary_encode(),
+            "c": pa.array([{"id": n} for n in range(count)], pa.struct([("id", pa.int64())])),
+            "at": [BEGIN_S + n for n in range(count)],
+            "l": [[f"x{n}"] for n in range(count)],
+        }
+    )
+
+
+def write_arrow(path, count=1000, form="file", compression=None, at_once=300):
+    written = table(count)
+    new = pa.ipc.new_stream if form == "stream" else pa.ipc.new_file
+    with new(path, written.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(written, max_chunksize=at_once)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_arrow_files_and_streams_are_read_from_any_row(tmp_path, form, compression):
+    path = tmp_path / "a.arrow"
+    write_arrow(path, form=form, compression=compression)
+    for start in (0, 299, 300, 450, 999, 1000):
+        entries, bad, reading = read(path, ("k", "c.id", "l"), start=start)
+        assert not bad and reading.end == 1000
+        assert sorted(entries) == sorted(
+            (n, 0, key) for n in range(start, 1000) for key in (f"k{n % 5}", str(n), f"x{n}")
+        )
+    listed = local_file(path)
+    opened = open_rows(listed.file, listed.size_bytes, listed.head())
+    assert opened.row(777) == table(1000).slice(777, 1).to_pylist()[0]
+    assert (opened.format, opened.length_bound(400)) == ("arrow", 600)
+
+
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_an_arrow_file_that_is_cut_off_is_damaged(tmp_path, form):
+    path = tmp_path / "a.arrow"
+    write_arrow(path, 40, form, at_once=15)
+    data = path.read_bytes()
+    for size in (1500, data.rindex(b"x39") - 8):
+        path.write_bytes(data[:size])
+        with pytest.raises(CorruptFile, match="cut off"):
+            read(path)
+
+
+def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_path):
+    path = tmp_path / "a.arrow"
+    written = pa.table({"k": [" " * (65 << 20)] * 2, "at": [BEGIN_S] * 2})
+    with pa.ipc.new_file(path, written.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(written)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(InvalidArgument, match="write the file with smaller batches"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b'[{"k": 1}]', "is a JSON array: write one object a line, for example with `jq -c '.[]' FILE > FILE.ndjson`"),
+        (gzip.compress(b" [1]", mtime=0), "`gzip -dc < FILE | jq -c '.[]' > FILE.ndjson`"),
+        (b'{\n  "k": 1\n}\n', "is JSON of several lines: write one object a line, for example with `jq -c '.' FILE"),
+        (b"Obj\x01rest", "is an Avro file: convert it"),
+        (b"PK\x03\x04,", "is a ZIP archive"),
+        (b"\x04\x22\x4d\x18,", "is packed by LZ4"),
+        (b"\x00\x01,\x02", "is neither NDJSON nor CSV, Parquet or Arrow"),
+        (b"plain words\n", "is neither NDJSON nor CSV, Parquet or Arrow"),
+    ],
+)
+def test_a_file_of_another_form_says_how_to_make_it_readable(tmp_path, data, told):
+    path = tmp_path / "a.log"
+    path.write_bytes(data)
+    with pytest.raises(InvalidArgument) as raised:
+        read(path)
+    assert str(raised.value).startswith(str(path)) and told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+LINES = "".join(f"{json.dumps({'k': f'k{n}', 'at': BEGIN_S + n, 'c': {'id': n / 4}})}\n" for n in range(40)).encode()
+CELL_LINES = ("k,at,note\n" + "".join(f'k{n},{BEGIN_S + n},"a\nb"\n' for n in range(40))).encode()
+
+
+def sound_files(folder):
+    """Yield the bytes of a sound file of each form."""
+    yield from (LINES, CELL_LINES)
+    for pack in (
+        lambda data: gzip.compress(data, mtime=0),
+        bz2.compress,
+        lzma.compress,
+        lambda data: pa.compress(data, "zstd", asbytes=True),
+    ):
+        yield pack(LINES)
+    written = folder / "sound"
+    for form, compression in (("file", None), ("stream", None), ("file", "zstd")):
+        write_arrow(written, 40, form, compression, 15)
+        yield written.read_bytes()
+    pq.write_table(table(40), written, row_group_size=15, write_page_checksum=True)
+    yield written.read_bytes()
+
+
+class Files(list):
+    """Sound files, which a report of a failure does not print."""
+
+    def __repr__(self):
+        return "the sound files"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return Files(sound_files(tmp_path_factory.mktemp("sound")))
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 9), st.integers(0, 2**32), st.sampled_from(["flip", "cut", "insert", "double", "zero", "none"]))
+def test_any_damage_is_a_typed_error_or_a_bad_row(tmp_path, sound, form, seed, how):
+    chance, data = random.Random(seed), bytearray(sound[form])
+    for _ in range(chance.randint(1, 4)):
+        at, size = chance.randrange(len(data) or 1), chance.randint(1, 40)
+        if how == "flip" and data:
+            data[at] ^= 1 << chance.randrange(8)
+        elif how == "cut":
+            del data[at:]
+        elif how == "insert":
+            data[at:at] = chance.randbytes(size)
+        elif how == "double":
+            data[at:at] = data[at : at + size]
+        elif how == "zero":
+            data[at : at + size] = bytes(len(data[at : at + size]))
+    path = tmp_path / "damaged"
+    path.write_bytes(data)
+    try:
+        entries, bad, reading = read(path, ("k", "c.id", "l"))
+    except TieredIndexError as error:
+        assert isinstance(error, InvalidArgument | CorruptFile) and str(path) in str(error)
+    else:
+        assert all(row.problem for row in bad)
+        assert all(key for _, _, key in entries) and reading.end >= 0
+        assert how != "none" or len({position for position, _, _ in entries}) == 40
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([b'{"k":1,"at":5}', b'{"k":"\\ud800","at":5}', b"{}"])))
+)
+def test_any_lines_are_entries_or_bad_rows_at_their_place(tmp_path, parts):
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b'{"k":"first","at":5}\n' + b"\n".join(parts) + b"\n")
+    entries, bad, _ = read(path)
+    assert (0, 20, "first") in entries
+    data = path.read_bytes()
+    for position, size, key in entries:
+        document = json.loads(data[position : position + size])
+        assert key in (document["k"], str(document["k"]))
+    for row in bad:
+        number = int(row.where.split()[1].replace(",", ""))
+        assert data.split(b"\n")[number - 1].strip()
