@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tiered_index.sources.listing import SourceFile
     from tiered_index.sources.rows import RowMapping
 
-# seconds between two looks at files, each of which costs two records of the log if there are new rows; and those for
+# seconds between two looks at files (a look that finds rows costs two records of the log); and those for
 # which a copy of a file waits
 _POLL_S, _COPIES_WAIT_S = 10.0, 60.0
 # rows that a dry run shows

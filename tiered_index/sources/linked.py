@@ -103,7 +103,7 @@ class FileLinker:
         return self.index.durable_position(self._store) or 0
 
     def begin_again(self) -> None:
-        """Forget the state of the log: the next `run` reads it again, and continues what an error has broken off."""
+        """Forget the state of the log: the next `run` reads it again, and continues after an error."""
         self._is_begun = False
 
     def run(self, files: Sequence[SourceFile]) -> FileCounts:
