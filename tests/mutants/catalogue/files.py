@@ -21,7 +21,7 @@ segment-read-from-its-start: a run that was killed puts rows again that are dura
   + reading.batches(segment.start - shift + 1)
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
 segments-not-continued: what an earlier run has not finished is left out
-  in FileLinker.run
+  in FileLinker._go_on_from_log
   - self._go_on(pending, position)
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[plain-0]
 further-segment-lost: a packed text that is longer than its bound ends there
@@ -50,7 +50,7 @@ change-while-read-untold: a file that is changed while it is read is not named
   + return False
   tests/unit/cli/test_linked_files.py::test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_next_run
 queue-of-messages-unchecked: offsets of rows hide messages of the same topic
-  in FileLinker.run
+  in FileLinker._go_on_from_log
   - self._check_queue()
   tests/unit/cli/test_linked_files.py::test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_another
 bad-row-unnamed: a bad row is left out without --skip-bad
