@@ -219,6 +219,7 @@ _READ_BY_PROGRAMS = {
 _SAFE = {
     *(f"benchmarks/{name}/__main__.py" for name in ("peers", "profiles", "service")),
     "benchmarks/service/measuring.py",
+    "benchmarks/files.py",
     "benchmarks/kafka.py",
     "benchmarks/rocketmq.py",
     "benchmarks/segments.py",
