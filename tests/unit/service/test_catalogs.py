@@ -528,6 +528,25 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage):
+    log = life.log()
+    places = {name: [(name, 0), ("m", 100 * at), ("z", 100 * at)] for at, name in enumerate(("a", "b", "c", "d"))}
+    names = {key: add_catalog(log, [a_segment(*place) for place in of]) for key, of in places.items()}
+    for key in ("a", "c"):
+        stored = names[key]
+        if damage == "missing":
+            life.storage.delete(stored.name)
+        else:
+            life.storage.put(stored.name, flipped(life.storage.get(stored.name), 30))
+    missing = {a_segment(*place).name for key in ("b", "d") for place in places[key]}
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=False, threads=1)
+    assert {one.file for one in report.findings} == missing | {names[key].name for key in ("a", "c")}
+    assert len(report.findings) == len(missing) + 2
+    assert all(any(names[key].name in note for note in report.notes) for key in ("a", "c"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
 def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(life, damage):
     """Merges, expiry, erasure, checks, sweeps and copies succeed. Places of its segments are named, others are not."""
     log = life.log()

@@ -205,19 +205,28 @@ _NOT_THERE = "the log names it, the storage does not have it"
 
 
 def segments_in_order(storage: Storage, state: LogState, report: Report) -> Iterator[ArchivedSegment]:
-    """Yield the archived segments, up to a damaged catalog. Add a finding for each segment that overlaps another."""
+    """Yield the archived segments but those of damaged catalogs. Add a finding for each that overlaps another."""
     before: Segment | None = None
-    try:
-        for segment in Segments(state, storage).all():
-            if before is not None and before.store == segment.store and segment.start < before.end:
-                report.add(segment.name, "segment", f"its offsets overlap those of {before.name}")
-            if before is None or before.store != segment.store or before.end < segment.end:
-                before = segment
-            if isinstance(segment, ArchivedSegment):
-                yield segment
-    except CorruptFile as error:
-        # which its check has reported, or a merge has removed it meanwhile
-        report.note(f"{error.file}: its further segments were not checked")
+    catalogs, last = dict(state.catalogs), ("", -1)
+    while True:
+        resumed = last
+        try:
+            for segment in Segments(replace(state, catalogs=dict(catalogs)), storage).all():
+                if segment.place <= resumed:
+                    continue  # yielded before a catalog showed its damage
+                last = segment.place
+                if before is not None and before.store == segment.store and segment.start < before.end:
+                    report.add(segment.name, "segment", f"its offsets overlap those of {before.name}")
+                if before is None or before.store != segment.store or before.end < segment.end:
+                    before = segment
+                if isinstance(segment, ArchivedSegment):
+                    yield segment
+            return
+        except CorruptFile as error:
+            # which its check has reported, or a merge has removed it meanwhile
+            report.note(f"{error.file}: segments that only it lists were not checked")
+            if catalogs.pop(error.file, None) is None:
+                return
 
 
 # most shards that are read for a table's topics
