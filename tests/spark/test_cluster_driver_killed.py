@@ -184,7 +184,7 @@ def test_ctrl_c_ends_a_job_with_one_line(tmp_path: Path) -> None:
     """The driver's terminal used to show up to 96 lines of Java."""
     source, storage = write_parquet(messages(100_000, days=1), tmp_path / "m.parquet"), f"file://{tmp_path}/storage"
     # print a progress line for each task: these tasks are too few for a line every few seconds
-    code = "from tiered_index.cli import main, progress; progress._LINE_INTERVAL_S = 0.0; main.run()"
+    code = "from tiered_index.cli import main, output; output._LINE_INTERVAL_S = 0.0; main.run()"
     program = [sys.executable, "-c", code, "spark", "build"]
     options = ["--source", source, "--set", "slots=64", "--storage", storage, "--master", "local[2]"]
     options += ["--conf", "spark.ui.enabled=false"]
