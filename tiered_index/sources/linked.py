@@ -29,7 +29,7 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, reopened, stored_file
 from tiered_index.sources.places import LocalFile
-from tiered_index.sources.rows import BLOCK_BYTES, RowBatch, RowFile, RowMapping, compression_of, open_rows
+from tiered_index.sources.rows import BLOCK_BYTES, RowBatch, RowFile, RowMapping, is_growing_text, open_rows
 from tiered_index.systems import FILES_QUEUE as QUEUE
 from tiered_index.systems import files_key
 
@@ -304,7 +304,7 @@ class FileLinker:
 
     def _is_torn(self, listed: SourceFile, head: bytes, position: int) -> bool:
         """Return whether the rest of a text is a line that may still be written."""
-        if compression_of(head) is not None or head.startswith(b"PAR1"):
+        if not is_growing_text(head):
             return False
         while position < listed.size_bytes and (part := listed.part(position, BLOCK_BYTES)):
             if b"\n" in part:

@@ -940,6 +940,12 @@ class ColumnsReading(RowReading):
         return rows.batch(first + count)
 
 
+def is_growing_text(head: bytes) -> bool:
+    """Return whether a file may be a text whose last line is not written yet. The other forms are written whole."""
+    whole = (_PARQUET, FILE_MAGIC, STREAM_MAGIC, b"[", *_OTHERS)
+    return compression_of(head) is None and not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(whole)
+
+
 def open_rows(file: File, size_bytes: int, head: bytes) -> RowFile:
     """Return the rows of a file by `head`, its first 64 KiB. Raises `InvalidArgument`."""
     if head.startswith(_PARQUET):

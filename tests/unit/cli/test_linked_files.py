@@ -293,6 +293,18 @@ def test_without_a_root_the_index_has_a_folder_of_the_state_directory(tmp_path, 
     assert "1 known" in run_here("ingest", *arguments).out
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "problem"),
+    [(b'[{"order_id": 1}]', 2, "jq -c '.[]'"), (b"ARROW1\0\0" * 9, 4, "Arrow")],
+    ids=["JSON array", "damaged Arrow file"],
+)
+def test_a_file_that_is_no_text_is_not_taken_for_a_line_that_is_not_written_yet(tmp_path, where, text, code, problem):
+    (tmp_path / "a.json").write_bytes(lines(0, 9))
+    (tmp_path / "b.json").write_bytes(text)
+    done = run_here("ingest", tmp_path / "a.json", tmp_path / "b.json", *KEYS, *where, "--json")
+    assert done.code == code and "b.json" in done.error["message"] and problem in done.error["message"]
+
+
 def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
     (tmp_path / "a.json").write_text('[{"order_id": 1}]\n')
     done = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--json")
