@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -165,12 +165,6 @@ class LogState:
     def segments_of(self, store: str) -> list[ArchivedSegment]:
         """Return the archived segments of `store`, by their start."""
         return self._by_store.get(store, [])
-
-    def segment_overlapping(self, store: str, start: int, end: int) -> ArchivedSegment | None:
-        """Return the last archived segment of `store` with a byte of its log from `start` to before `end`."""
-        found = self.segments_of(store)
-        at = bisect_left(found, end, key=_START) - 1
-        return found[at] if at >= 0 and start < found[at].end else None
 
     @property
     def newest_ms(self) -> int | None:
