@@ -311,6 +311,17 @@ def test_a_search_leaves_the_focus_in_its_form(opened, service):
     expect(key).to_be_focused()
 
 
+def test_a_closed_message_returns_the_focus_to_a_row_that_was_drawn_again(opened, service):
+    page = opened(service, "#search?topic=orders&key=order-4711")
+    button = rows(page).get_by_role("button")
+    button.click()
+    expect(page.get_by_role("heading", name="Message", exact=True)).to_be_focused()
+    page.evaluate("""() => { const body = document.querySelector("#entries-table tbody");
+        body.replaceChildren(...[...body.children].map((row) => row.cloneNode(true))); }""")
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+
+
 def test_freshness_is_shown_at_once_after_an_error(opened, service):
     page = opened(service)
     page.route("**/v1/topics?begin_ms=*", lambda route: route.fulfill(status=502, json={}))

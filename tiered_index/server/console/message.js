@@ -78,7 +78,13 @@ export function close() {
   const hasFocus = find("message").contains(document.activeElement);
   find("message").hidden = true;
   // the focus of a form stays where it is
-  if (hasFocus && opener?.isConnected) opener.focus();
+  if (hasFocus) (opener?.isConnected ? opener : drawnAgain(opener))?.focus();
+}
+
+// The button of the same row, after its table was drawn again.
+function drawnAgain(button) {
+  const label = button?.getAttribute("aria-label");
+  return label ? document.querySelector(`button[aria-label="${CSS.escape(label)}"]`) : null;
 }
 
 async function open(from, read) {
