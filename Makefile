@@ -68,8 +68,7 @@ serve-demo: $(VENV)/.stamp-serve ## serve two million messages that a broker wri
 lint: $(VENV)/.stamp-test ## check style, formatting, prose and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/unit/test_prose.py
-	@$(BIN)/python -m tests.support.prose --warnings
+	@$(BIN)/proselint check *.md docs/*.md docs/decisions/*.md deploy/*.md tiered_index/format/SPEC.md
 	@$(BIN)/mypy
 
 # a separate virtualenv, so that tests need no package of it
@@ -105,13 +104,12 @@ ready: $(VENV)/.stamp-test
 # The tests make tens of thousands of files, which takes minutes on a disk. `make test-long` and `make test-all` use the disk.
 ROOM = $(shell if [ -w /dev/shm ] && [ "$$(df -k --output=avail /dev/shm | tail -1)" -gt 2097152 ]; then echo /dev/shm; fi)
 
-# the lint has checked the prose
 test: export PYTEST_DEBUG_TEMPROOT = $(ROOM)
 test: ready ## run every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3 and not brokers" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3 and not brokers" --durations=15 $(PYTEST_ARGS)
 
 test-numpy: $(VENV)/.stamp-test ## run the tests of `make test` without the compiled core, as on a machine without a C compiler
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3 and not brokers" --numpy --ignore tests/unit/test_prose.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3 and not brokers" --numpy $(PYTEST_ARGS)
 
 test-long: $(VENV)/.stamp-test ## run the tests that `make test` leaves out: whole programs, the console's pages, further backends and faults
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long and not brokers" --durations=15 $(PYTEST_ARGS)
