@@ -81,8 +81,9 @@ $(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
 	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r $(DOCS)/hashes.txt
 	@touch $@
 
-# a dead link fails; pages load nothing from another host
-build/site/index.html: $(DOCS)/.stamp $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md) $(shell find tiered_index docs/examples -name '*.py' -o -name '*.md')
+# a dead link fails; pages load nothing from another host; the program itself makes the lists of commands, settings, HTTP and metrics
+build/site/index.html: $(DOCS)/.stamp $(VENV)/.stamp-test $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md) $(shell find tiered_index docs/examples docs/generators -name '*.py' -o -name '*.md')
+	@$(BIN)/python -m docs.generators.reference build/reference
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q -f docs/site/mkdocs.yml
 
 docs: build/site/index.html ## build the site in build/site, and check it in a browser, desktop and phone

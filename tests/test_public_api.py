@@ -9,7 +9,6 @@ import inspect
 from pathlib import Path
 
 import tiered_index
-from docs.generators import api_page
 from tiered_index import Fetched, IndexConfig, IndexItem, IndexReader, IndexService, MessagesResult, QueryResult
 from tiered_index import errors as errors_module
 from tiered_index.errors import TieredIndexError
@@ -127,8 +126,3 @@ def test_everything_public_says_what_it_is():
     ]
     assert len(paths) > 150
     assert not missing
-
-
-def test_the_page_of_the_public_api_has_each_name():
-    page = api_page.names_table()
-    assert all(f"| `{name}` | " in page for name in tiered_index.__all__)

@@ -117,7 +117,7 @@ class _Checked(type(Struct)):  # type: ignore[misc]
 
 
 class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=True):
-    """The settings of an index. Times are in seconds, sizes in bytes; docs/settings.md lists all.
+    """The settings of an index. Times are in seconds, sizes in bytes; docs/reference.md lists all.
 
     Give settings by name. The environment supplies those that you do not give, unless `environment` is false. Raises
     `ConfigError` naming every setting that is unknown or wrong. Instances are immutable; any thread.
@@ -452,7 +452,7 @@ def usable_uri(uri: str) -> str:
 def unknown(name: str, known: Iterable[str], *tables: str) -> str:
     """Return the message about a setting, in `tables`, that is not one of the `known`."""
     prefix = "".join(f"{table}." for table in tables)
-    hint = f"; {tables[0]} has {', '.join(known)}" if tables else "; docs/settings.md lists the settings"
+    hint = f"; {tables[0]} has {', '.join(known)}" if tables else "; docs/reference.md lists the settings"
     return f"unknown setting {prefix + name!r}{did_you_mean(name.lower(), known, prefix) or hint}"
 
 

@@ -4,7 +4,7 @@
 
 A registry reads the state of the writer or the reader at each collection. Names that end in ``_total`` are counters. No
 label has a key; the names of sources may have a topic. Needs the package prometheus-client. Threads: any.
-docs/metrics.md lists the metrics.
+docs/reference.md lists the metrics.
 """
 
 from __future__ import annotations

@@ -1,79 +1,62 @@
-"""The routes and objects in docs/http.md, made from the service's description."""
+"""The page of the service's routes and objects, made from its description (OpenAPI)."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tiered_index.server.app import OPERATIONS
 from tiered_index.server.description import described
 
-__all__ = ["objects", "routes"]
+__all__ = ["page"]
 
 _DESCRIPTION = described(OPERATIONS)
-# an answer or a parameter that this many routes share appears once
-_COMMON, _SHARED = 8, 4
-_PARAMETER = ("parameter", "in", "type", "default", "meaning")
 
 
-def routes() -> str:
-    """Return a section for each route: its parameters, its body, and its answers."""
-    routes = [route for methods in _DESCRIPTION["paths"].values() for route in methods.values()]
-    counts = Counter(row for route in routes for row in _answers(route["responses"]))
-    common = sorted(row for row, count in counts.items() if count >= _COMMON)
-    rows = Counter(row for route in routes for row in _parameters(route))
-    shared = [row for row, count in rows.items() if count >= _SHARED]
-    parts = ["## Errors of most routes\n", _table(("status", "answer"), common)]
-    parts += ["## Shared parameters\n", _table(_PARAMETER, shared)]
+def page() -> str:
+    """Return a section for each route: its parameters, body and answers. Then one for each object, with its members."""
+    parts = ["# HTTP\n", "`/openapi.json` of a running service has the same.\n"]
     for path, methods in _DESCRIPTION["paths"].items():
         for method, route in methods.items():
-            parts += [f"## {method.upper()} {path}\n", *_route(route, common, shared)]
-    return "\n" + "\n".join(parts) + "\n"
-
-
-def _route(
-    route: dict[str, Any], common: Sequence[tuple[str, str]], shared: Sequence[tuple[str, ...]]
-) -> Iterator[str]:
-    summary = route["summary"]
-    yield f"{summary}.\n"
-    more = route.get("description", "").removeprefix(f"{summary}.").strip()
-    if more and more != summary:
-        yield f"{more}\n"
-    rows = _parameters(route)
-    if own := [row for row in rows if row not in shared]:
-        yield _table(_PARAMETER, own)
-    if others := ", ".join(row[0] for row in rows if row in shared):
-        yield f"[Shared parameters](#shared-parameters): {others}.\n"
-    body = route.get("requestBody", {}).get("content", {})
-    if body:
-        yield "Body: " + ", ".join(f"`{kind}`{_named(content)}" for kind, content in body.items()) + ".\n"
-        yield from (
-            _members(content["schema"]) for content in body.values() if "properties" in content.get("schema", ())
-        )
-    answers = _answers(route["responses"])
-    yield _table(("status", "answer"), [row for row in answers if row not in common])
-    if others := ", ".join(status for status, text in answers if (status, text) in common):
-        yield f"[Errors of most routes](#errors-of-most-routes): {others}.\n"
-
-
-def objects() -> str:
-    """Return a section for each object that a body or an answer has, with its members."""
-    parts = []
+            parts += [f"## {method.upper()} {path}\n", *_route(route)]
+    parts.append("## Objects\n")
     for name, schema in sorted(_DESCRIPTION["components"]["schemas"].items()):
-        parts.append(f"### {name}\n")
-        if schema.get("description"):
-            parts.append(schema["description"].strip() + "\n")
-        parts.append(_members(schema))
-    return "\n" + "\n".join(parts) + "\n"
+        parts += [f"### {name}\n", schema.get("description", "").strip() + "\n", _members(schema)]
+    return "\n".join(parts)
+
+
+def _route(route: dict[str, Any]) -> Iterator[str]:
+    yield f"{route['summary']}. {route.get('description', '')}\n"
+    if parameters := [_resolved(parameter) for parameter in route.get("parameters", ())]:
+        rows = [
+            (
+                f"`{parameter['name']}`",
+                parameter["in"],
+                _type(parameter["schema"]),
+                "required"
+                if parameter.get("required")
+                else json.dumps(parameter["schema"].get("default", "")).strip('"'),
+                parameter.get("description", ""),
+            )
+            for parameter in parameters
+        ]
+        yield _table(("parameter", "in", "type", "default", "meaning"), rows)
+    for kind, content in route.get("requestBody", {}).get("content", {}).items():
+        yield f"Body: `{kind}`{_named(content)}\n"
+        if "properties" in content.get("schema", ()):
+            yield _members(content["schema"])
+    rows = []
+    for status, response in ((status, _resolved(response)) for status, response in route["responses"].items()):
+        kinds = ", ".join(f"`{kind}`{_named(body)}" for kind, body in response.get("content", {}).items())
+        rows.append((status, f"{response['description']} {kinds if status < '300' else ''}".strip()))
+    yield _table(("status", "answer"), rows)
 
 
 def _resolved(part: dict[str, Any]) -> dict[str, Any]:
-    if "$ref" not in part:
-        return part
-    target: Any = _DESCRIPTION
-    for name in part["$ref"].removeprefix("#/").split("/"):
+    """Return a part of the description, or the part that it names."""
+    target: Any = _DESCRIPTION if "$ref" in part else part
+    for name in part.get("$ref", "").removeprefix("#/").split("/") if "$ref" in part else ():
         target = target[name]
     return dict(target)
 
@@ -84,55 +67,18 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _members(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
-    members = schema.get("properties", {}).items()
-    rows = [
-        (f"`{name}`", _type(member) + _or_null(member), "yes" if name in required else "no", _meaning(member))
-        for name, member in members
-    ]
-    return _table(("member", "type", "required", "meaning"), rows)
-
-
-def _meaning(member: dict[str, Any]) -> str:
-    """Return the description of a member, with the names of the members of its objects."""
-    names = ", ".join(f"`{name}`" for name in member.get("items", member).get("properties", ()))
-    text = member.get("description") or _resolved(member).get("description", "")
-    return " ".join([text, *([f"Members of each: {names}."] if names else [])]).strip()
-
-
-def _parameters(route: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = list[tuple[str, ...]]()
-    for parameter in map(_resolved, route.get("parameters", ())):
-        schema = parameter["schema"]
-        default = "required" if parameter.get("required") else _shown(schema.get("default"))
-        rows.append(
-            (f"`{parameter['name']}`", parameter["in"], _type(schema), default, parameter.get("description", ""))
-        )
-    return rows
-
-
-def _answers(responses: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
-    for status, response in ((status, _resolved(response)) for status, response in responses.items()):
-        kinds = ", ".join(f"`{kind}`{_named(body)}" for kind, body in response.get("content", {}).items())
-        text = response["description"]
-        if kinds and status < "300":
-            text = kinds if text == "The answer." else f"{text.rstrip('.')}: {kinds}"
-        rows.append((status, text))
-    return rows
+    for name, member in schema.get("properties", {}).items():
+        below = ", ".join(f"`{each}`" for each in member.get("items", member).get("properties", ()))
+        text = member.get("description") or _resolved(member).get("description", "")
+        row = f"`{name}`", _type(member), "yes" if name in required else "no"
+        rows.append((*row, f"{text} Members of each: {below}." if below else text))
+    return _table(("member", "type", "required", "meaning"), rows)
 
 
 def _named(body: dict[str, Any]) -> str:
     name = body.get("schema", {}).get("$ref", "").rpartition("/")[2]
     return f" ([{name}](#{name.lower()}))" if name else ""
-
-
-def _shown(default: Any) -> str:
-    return "" if default is None else f"`{json.dumps(default)}`"
-
-
-def _or_null(schema: dict[str, Any]) -> str:
-    """Return the addition to the type of a member that may be null."""
-    return " or null" if {"type": "null"} in schema.get("anyOf", ()) else ""
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -142,9 +88,7 @@ def _type(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
-        # a bound or a time without a value is no bound
-        return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"] if choice.get("type") != "null"))
+        return " or ".join(dict.fromkeys(map(_type, schema["anyOf"])))
     kinds = schema.get("type", "any")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
     items = f"array of {_type(schema['items'])}" if "items" in schema else "array"
-    return " or ".join(items if kind == "array" else kind for kind in kinds)
+    return " or ".join(items if kind == "array" else kind for kind in ([kinds] if isinstance(kinds, str) else kinds))

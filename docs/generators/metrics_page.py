@@ -1,4 +1,4 @@
-"""The tables in docs/metrics.md, made from the metrics that a service of each kind exports."""
+"""The page of metrics, made from the metrics that a service of each kind exports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiered_index.server.app import HttpService
 from tiered_index.server.calls import Caps
 from tiered_index.server.served import Audit, Served, messages_of, redaction_of
 
-__all__ = ["exported", "tables"]
+__all__ = ["exported", "page"]
 
 PREFIX = "tiered_index_"
 _ENDS = ("_bucket", "_sum", "_count")
@@ -55,13 +55,13 @@ def _families(lookups: Any, **more: Any) -> list[Metric]:
         return list(text_string_to_metric_families(metrics.page().decode()))
 
 
-def tables() -> str:
+def page() -> str:
     """Return three tables: the metrics of every service, those of a writer, and those of a follower."""
     with exported() as by_role:
         families = {family.name: family for family in by_role["writer"] if family.name.startswith(PREFIX)}
         everywhere = {family.name for family in by_role["reader"]}
     follower = {name for name in families if name.startswith(f"{PREFIX}follow_")}
-    parts = []
+    parts = ["# Metrics\n", f"Each name has the prefix `{PREFIX}`.\n"]
     for title, names in (
         ("Every service", [name for name in families if name in everywhere]),
         ("A writer also", [name for name in families if name not in everywhere | follower]),
@@ -70,7 +70,7 @@ def tables() -> str:
         rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
         rows += [_row(families[name]) for name in sorted(names)]
         parts += [f"## {title}\n", "\n".join(rows) + "\n"]
-    return "\n" + "\n".join(parts) + "\n"
+    return "\n".join(parts)
 
 
 def _row(family: Metric) -> str:

@@ -1,44 +1,75 @@
-"""Writes the generated parts of the reference pages, and the pictures made from text.
+"""Writes the reference pages of the site: commands, settings, HTTP, metrics, and the table of public names.
 
-Run `python -m docs.generators.reference`. A part is the text between ``<!-- generated: NAME -->`` and the next
-``<!-- end -->``. A test fails if one is stale.
+`python -m docs.generators.reference FOLDER` writes them into a folder. `make docs` does so before it builds the site.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from docs.generators import api_page, cli_page, http_page, metrics_page, settings_page
-from docs.generators.diagrams import PICTURES
+import typer
+from typer.testing import CliRunner
 
-__all__ = ["PARTS", "rewritten"]
+import tiered_index
+from docs.generators import http_page, metrics_page, settings_page
+from tiered_index import follow
+from tiered_index.cli.main import LateCommand, app
 
-DOCS = Path(__file__).parents[1]
-PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "api.md": {"names": api_page.names_table},
-    "cli.md": {"commands": cli_page.commands},
-    "http.md": {"routes": http_page.routes, "objects": http_page.objects},
-    "metrics.md": {"metrics": metrics_page.tables},
-    "settings.md": {"settings": settings_page.table},
+__all__ = ["PAGES", "all_commands"]
+
+
+def all_commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the words of each command, and the command, without groups."""
+    group = group or typer.main.get_command(app)
+    group = group.loaded() if isinstance(group, LateCommand) else group
+    below = getattr(group, "commands", {})
+    if not below:
+        yield words, group
+    for name, command in below.items():
+        yield from all_commands(command, (*words, name))
+
+
+def commands() -> str:
+    """Return a section for each command: the output of its `--help`."""
+    parts = ["# Commands\n"]
+    plain = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    for words, _ in [((), None), *all_commands()]:
+        shown = (
+            CliRunner(env=plain).invoke(app, [*words, "--help"], prog_name="tiered-index", terminal_width=100).output
+        )
+        parts.append(f"## {' '.join(words) or 'tiered-index'}\n\n```text\n{shown.strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def names() -> str:
+    """Return a row for each public name: the name, and the first sentence of its docstring."""
+    rows = ["| name | meaning |", "|---|---|"]
+    public = {name: getattr(tiered_index, name) for name in tiered_index.__all__}
+    public |= {f"follow.{name}": getattr(follow, name) for name in follow.__all__}
+    for name, value in sorted(public.items(), key=lambda item: item[0].lower()):
+        text = inspect.getdoc(value) if not isinstance(value, str) else "the version of the package"
+        sentence = re.split(r"\.\s|\n\n", text or "")[0].replace("\n", " ").rstrip(".")
+        rows.append(f"| `{name}` | {sentence} |")
+    return "\n".join(rows) + "\n"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "cli.md": commands,
+    "http.md": http_page.page,
+    "metrics.md": metrics_page.page,
+    "names.md": names,
+    "settings.md": settings_page.page,
 }
-"""For each page of docs/ the functions that return its parts, by name."""
-
-
-def rewritten(page: str) -> str:
-    """Return the text of a page of docs/ with the present parts."""
-    text = (DOCS / page).read_text()
-    for name, part in PARTS[page].items():
-        mark = re.escape(f"<!-- generated: {name} -->\n")
-        text, count = re.subn(f"({mark}).*?(<!-- end -->)", lambda m, s=part(): m[1] + s + m[2], text, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"{page} has {count} parts called {name}")
-    return text
+"""The functions that return the pages, by the names of their files."""
 
 
 if __name__ == "__main__":
-    for each in PARTS:
-        (DOCS / each).write_text(rewritten(each))
-    for name, picture in PICTURES.items():
-        (DOCS / "images" / name).write_text(picture())
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in PAGES.items():
+        (folder / file).write_text(text())

@@ -1,4 +1,4 @@
-"""The table of settings in docs/settings.md, made from `IndexConfig` and the options of its tables."""
+"""The page of settings, made from `IndexConfig` and the options of its tables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tiered_index import IndexConfig
 from tiered_index.config import TABLES
 from tiered_index.retention import Retention
 
-__all__ = ["table"]
+__all__ = ["page"]
 
 
-def table() -> str:
+def page() -> str:
     """Return a row for each setting: its name, its default, its variable, its meaning."""
-    lines = ["| setting | default | environment variable | meaning |", "|---|---|---|---|"]
+    lines = ["# Settings\n", "| setting | default | environment variable | meaning |", "|---|---|---|---|"]
     meanings = _comments(IndexConfig)
     for setting in structs.fields(IndexConfig):
         name = setting.name

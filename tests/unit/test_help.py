@@ -49,7 +49,7 @@ def documented(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def fields(kind: type) -> list[str]:
-    """Return the public fields of a dataclass or named tuple, without settings, which docs/settings.md lists."""
+    """Return the public fields of a dataclass or named tuple, without settings, which docs/reference.md lists."""
     if dataclasses.is_dataclass(kind):
         names = [each.name for each in dataclasses.fields(kind) if "description" not in each.metadata]
     else:

@@ -1,1 +1,1 @@
-"""The command line `tiered-index`: one module for each command; `main` registers them. docs/cli.md is its reference."""
+"""The command line `tiered-index`: one module for each command; `main` registers them (docs/reference.md)."""

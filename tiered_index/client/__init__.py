@@ -1,6 +1,6 @@
 """Python clients of `tiered-index serve`: one for threads, one for asyncio.
 
-docs/service.md has examples. docs/http.md is the reference of the service, and docs/api.md lists all public names.
+docs/service.md has examples. docs/reference.md is the reference of the service, and docs/api.md lists all public names.
 Raises `ConfigError` on import without httpx (extra `client`).
 """
 

@@ -1,1 +1,1 @@
-"""The HTTP service: the library's lookups for programs in any language. docs/http.md is its reference."""
+"""The HTTP service: the library's lookups for programs in any language. docs/reference.md is its reference."""

@@ -215,7 +215,7 @@ class IndexService(Lookups[ItemT]):
         """Open an index for writing. Create it if it does not exist, and recover after a crash.
 
         Give an `IndexConfig`, or settings by name: `root`, `storage` and other fields of `IndexConfig`, such as
-        `seal_after_s=600`. docs/settings.md lists all. The environment supplies settings that you do not give, unless
+        `seal_after_s=600`. docs/reference.md lists all. The environment supplies settings that you do not give, unless
         `environment` is false.
 
         Raises `ConfigError`, `NotAnIndex`, `SchemaMismatch`, `LockHeld` (another writer has the root or the index),

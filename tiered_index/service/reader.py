@@ -170,7 +170,7 @@ class IndexReader(Lookups[ItemT]):
 
         `timeout_s` bounds the opening in seconds; without it the time-outs of the storages apply. `item_type` is the
         class of the entries. `settings` are fields of `IndexConfig` by name, such as `cache_dir="/data/cache"`;
-        docs/settings.md lists all. The environment supplies settings that you do not give, unless `environment` is
+        docs/reference.md lists all. The environment supplies settings that you do not give, unless `environment` is
         false.
 
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,

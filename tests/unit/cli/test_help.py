@@ -6,7 +6,7 @@ import re
 
 import typer
 
-from docs.generators.cli_page import all_commands
+from docs.generators.reference import all_commands
 from tiered_index.cli.main import LateCommand, app
 
 

@@ -59,7 +59,7 @@ def test_a_wrong_value_is_named(setting):
     ("setting", "message"),
     [
         ({"slotz": 1}, "unknown setting 'slotz'; did you mean 'slots'?"),
-        ({"wholly_other": 1}, "unknown setting 'wholly_other'; docs/settings.md lists the settings"),
+        ({"wholly_other": 1}, "unknown setting 'wholly_other'; docs/reference.md lists the settings"),
         (
             {"retention": {"x": 1}},
             "unknown setting 'retention.x'; retention has age_s, topics, max_bytes, segments_age_s, segments_topics, "

@@ -30,7 +30,7 @@ _MOST = {
 class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
     """Options to reach and use an S3 service. Raises `ConfigError` for an impossible value.
 
-    The comments are the meanings in docs/settings.md.
+    The comments are the meanings on the site's page of settings.
     """
 
     uri_parameters: ClassVar[tuple[str, ...]] = (
