@@ -1,1 +1,1 @@
-"""Programs that put measured tables into the pages of docs/, README.md and deploy/SIZING.md."""
+"""Programs that make the reference pages of the site, and the arithmetic of deploy/SIZING.md."""

@@ -12,15 +12,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from docs.generators.measured_pages import markdown, rewrite
-
-__all__ = ["PAGE", "SIZES", "Inputs", "computed", "inputs_of", "sizing"]
+__all__ = ["PAGE", "SIZES", "Inputs", "computed", "inputs_of", "shown", "sizing"]
 
 PAGE = Path(__file__).parents[2] / "deploy" / "SIZING.md"
 SIZES = {"1 bn": 1e9, "10 bn": 1e10, "100 bn": 1e11}
 Inputs = Mapping[str, float]
 _ROW = re.compile(r"^\| ([A-Za-z][^|]*?) \| ([0-9][0-9,.]*) \| [^|]* \| [^|]+ \|$", re.MULTILINE)
 _HOUR_S = 3600
+_BEGIN, _END = "<!-- measured: computed -->\n", "<!-- end -->"
 _GIB, _MIB = 2**30, 2**20
 # Bytes of an entry before packing. Shards and slot groups are cut by this size
 _PLAIN_BYTES = 32
@@ -128,7 +127,13 @@ def computed(inputs: Inputs) -> str:
         (f"**{what}**" if what == "dollars a month" else what, how, *(_shown(results[name][what]) for name in SIZES))
         for what, how in _ARITHMETIC.items()
     ]
-    return markdown(("a year of messages", "arithmetic", *SIZES), rows)
+    columns = ("a year of messages", "arithmetic", *SIZES)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *rows))
+
+
+def shown(text: str) -> str:
+    """Return the results in the text of the page."""
+    return text.split(_BEGIN)[1].split(_END)[0]
 
 
 def _shown(value: float) -> str:
@@ -137,7 +142,8 @@ def _shown(value: float) -> str:
 
 def main() -> None:
     """Rewrite the page's results."""
-    rewrite(PAGE, {"computed": computed(inputs_of(PAGE.read_text()))})
+    text = PAGE.read_text()
+    PAGE.write_text(text.replace(shown(text), computed(inputs_of(text))))
 
 
 if __name__ == "__main__":

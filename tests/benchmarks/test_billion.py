@@ -8,8 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from docs.generators import billion_page
-from docs.generators.sizing_page import inputs_of
 from tests.benchmarks import command
 from tests.benchmarks.billion import oracle
 from tests.benchmarks.billion.data import KEYS_FILE, SOURCE
@@ -93,7 +91,6 @@ def test_every_step_of_a_small_year_runs_and_its_answers_are_right(tmp_path):
     assert steps["million keys"]["keys_checked"] == steps["million keys, one process's index"]["keys_checked"]
     assert steps["erase a key"]["erased_entries"] > 100
     assert list((tmp_path / "work").iterdir()) == []
-    assert "| build |" in billion_page.part({100_000: steps})
 
 
 def test_a_disk_that_is_too_small_is_refused(tmp_path):
@@ -101,28 +98,3 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path):
     assert done.error["type"] == "DiskFull"
     assert "10,000,000,000,000 messages need" in done.error["message"]
     assert list(tmp_path.iterdir()) == []
-
-
-def _step(cpu_s, **figures):
-    moved = dict.fromkeys(("read_bytes", "written_bytes", "temporary_bytes"), 2_000_000_000)
-    return {"wall_s": cpu_s / 2, "java_cpu_s": cpu_s / 4, "python_cpu_s": cpu_s * 3 / 4, **moved, **figures}
-
-
-def test_the_page_shows_each_step_and_what_single_lookups_took():
-    timed = {"p50_ms": 4.0, "p99_ms": 9.0, "requests": 10.5}
-    kinds = dict.fromkeys(("fresh", "first", "warm", "absent"), timed)
-    large = {f"large {kind}": timed | {"p50_ms": 0.5} for kind in ("first", "warm", "absent")}
-    swept = {"stored_bytes": 17_000_000_000}
-    steps = {"build": _step(1000, worker_peak_mib=492), "merge to 30 days": _step(500), "single keys": kinds | large}
-    sizes = {10**8: {"build": _step(80)}, 10**9: {**steps, "delete the merged tables": swept}}
-    lines = billion_page.part(sizes).splitlines()
-    assert [line for line in lines if line.startswith("| build |")] == [
-        "| build | 80 | 1,000 | 250 | 500 | 1 |  | 492 |  | 2 | 2 | 2 |  |"
-    ]
-    assert "| merge to 30 days |  | 500 | 125 | 250 | 2 |  |  |  | 2 | 2 | 2 |  |" in lines
-    assert [line.split(" | ")[2:6] for line in lines if line.startswith("| 13 of 30 days |")] == [
-        ["default", "4", "4", "10.5"],
-        ["3 bytes an entry", "", "0.5", "10.5"],
-    ]
-    machine = {"cpu": "AMD EPYC", "cores": 2, "python": "3.11.7", "load_average": 1.0}
-    assert inputs_of(billion_page.inputs(machine, sizes)) == {"build": 1e6, "merge": 2e6, "bytes an entry": 17}

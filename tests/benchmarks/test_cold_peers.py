@@ -11,12 +11,10 @@ import sys
 import pyarrow as pa
 import pytest
 
-from docs.generators import cold_peers_page
-from docs.generators.measured_pages import shown
-from tests.benchmarks.cold_peers import command, ours
+from tests.benchmarks.cold_peers import ours
 from tests.benchmarks.cold_peers.data import HOT_KEYS, Data
 from tests.benchmarks.cold_peers.figures import FIGURES
-from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, DelayedServer, _environment, _Failed, _Run, run, versions
+from tests.benchmarks.cold_peers.run import Amounts, DelayedServer, _environment, _Failed, _Run, run, versions
 from tests.benchmarks.cold_peers.server import Delayed
 from tests.benchmarks.cold_peers.worker import lookup_at_once
 from tests.benchmarks.comparing import table
@@ -178,29 +176,9 @@ def test_help_has_examples_and_usage_is_checked(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_our_columns_its_table_and_its_page(tmp_path, monkeypatch):
+def test_a_run_of_our_columns(tmp_path):
     amounts = Amounts(rounds=1, processes=1, lookups=2, hot=1, many=10, at_once=4, fresh=1, files=3, delay_ms=0)
     steps: list[str] = []
     size = run(["files", "month"], 10_000, amounts, sys.executable, tmp_path, lambda done, step: steps.append(step))
     assert set(size["columns"]["files"]) >= set(FIGURES) and len(steps) == 5
     assert size["columns"]["month"]["key requests"] == [1]
-    document = {
-        "machine": {"cpu": "x", "cores": 2, "python": "3", "load_average": 1},
-        "amounts": vars(amounts),
-        "columns": {name: {"title": COLUMNS[name].title, "version": "1"} for name in ("files", "month")},
-        "skipped": {"SlateDB": "module away"},
-        "sizes": [size],
-    }
-    out, page = tmp_path / "cold.json", tmp_path / "comparison.md"
-    out.write_text(json.dumps(document))
-    page.write_text(cold_peers_page._PAGE.read_text())
-    monkeypatch.setattr(cold_peers_page, "_PAGE", page)
-    assert bench("cold-peers", "--page", "--out", out).code == 0
-    assert "### 10,000 entries in object storage" in shown(page.read_text(), "cold tables")
-    assert "SlateDB: not measured, module away" in shown(page.read_text(), "cold machine")
-    assert command.cold_peers.__doc__
-
-
-def test_the_page_shows_every_figure():
-    text = shown(cold_peers_page._PAGE.read_text(), "cold tables")
-    assert all(f"| {words} |" in text for words in FIGURES.values())

@@ -1,13 +1,9 @@
 """The comparison with other stores, with few entries: all installed peers give equal answers. No test judges speed."""
 
 import json
-import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
-from docs.generators import peers_page
-from docs.generators.measured_pages import shown
 from tests.benchmarks.peers import __main__ as program
 from tests.benchmarks.peers.data import Data
 from tests.benchmarks.peers.figures import FIGURES
@@ -53,7 +49,7 @@ def test_a_wrong_answer_is_an_error(tmp_path):
 
 
 @pytest.mark.long
-def test_a_round_its_table_and_its_page(tmp_path, monkeypatch, capsys):
+def test_a_round_and_its_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(PEERS["rocksdb"], "missing", lambda: "module away")
     out = tmp_path / "peers.json"
     sizes = ("--entries", str(ENTRIES), "--per-key", "2", "--rounds", "1", "--commit-entries", "500")
@@ -65,17 +61,3 @@ def test_a_round_its_table_and_its_page(tmp_path, monkeypatch, capsys):
     assert set(size["columns"]["tiered_index"]) >= set(FIGURES) and document["skipped"] == {"RocksDB": "module away"}
     assert list((tmp_path / "work").iterdir()) == []
     assert "RocksDB skipped: module away" in printed.out and all(words in printed.out for words in FIGURES.values())
-    page = tmp_path / "comparison.md"
-    page.write_text(peers_page.PAGE.read_text())
-    monkeypatch.setattr(peers_page, "PAGE", page)
-    program.main(["--page", "--out", str(out)])
-    assert "RocksDB: not measured, module away" in shown(page.read_text(), "machine")
-    assert "### 2,000 entries, 2 per key, 1 round\n" in shown(page.read_text(), "tables")
-    assert "](comparison-2.svg)" in shown(page.read_text(), "plots")
-    picture = ET.fromstring((tmp_path / "comparison-2.svg").read_text())
-    assert sum(element.tag.endswith("circle") for element in picture.iter()) == len(peers_page.PLOTTED)
-
-
-def test_the_page_shows_every_figure():
-    text = Path(peers_page.PAGE).read_text()
-    assert all(f"| {words} |" in shown(text, "tables") for words in FIGURES.values())

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from docs.generators import spark_page
 from tests.benchmarks.bulk import NEWEST, SPREAD, KeyBatch, check_answers, counts_of
 from tests.benchmarks.command import main
 from tests.benchmarks.messages import ABSENT, BEGIN_S, TOPIC, key_in_one, message_frame
@@ -123,11 +122,9 @@ def test_the_whole_command(tmp_path):
     jobs = {row[0]: row for row in measured["tables"][0]["rows"]}
     assert {BUILD, BUILD_FRAME, AUDIT, MERGE, f"{LOOKUP}, 1,000 keys", f"{JOIN}, 1,000 keys"} <= set(jobs)
     assert jobs[BUILD][1] > jobs[BUILD][2] > 0 and "of Parquet, tuned" in jobs[BUILD][-1]
-    assert f"| {BUILD} |" in spark_page.spent(measured)
     scaled = run("--master", "local[2]", "--scale", "5000", "--scale", "10000")
     (table,) = scaled["tables"]
     assert [row[:2] for row in table["rows"]] == [[5000, "build"], [5000, "merge"], [10000, "build"], [10000, "merge"]]
-    assert spark_page.memory(scaled).count("\n") == 8
     assert all(int(peak) > 50 for row in table["rows"] for peak in str(row[3]).split())
 
 
@@ -156,5 +153,4 @@ def test_lookups_at_scale(tmp_path):
     assert all(int(peak) > 50 for row in rows for peak in row[7].split())
     assert [row[9] for row in rows] == [400, 2000, 400, 512]
     assert [figure["median"] for figure in document["figures"]] == pytest.approx([row[6] for row in rows], abs=1e-4)
-    assert spark_page.bulk(document).count("\n") == 8
     assert not list(tmp_path.iterdir())

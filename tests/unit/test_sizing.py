@@ -2,8 +2,7 @@
 
 import pytest
 
-from docs.generators.measured_pages import ROOT, shown
-from docs.generators.sizing_page import PAGE, SIZES, computed, inputs_of, sizing
+from docs.generators.sizing_page import PAGE, SIZES, computed, inputs_of, shown, sizing
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.jobs import merge_run as run
@@ -17,7 +16,7 @@ _GIVEN = inputs_of(_TEXT)
 
 
 def test_results_follow_from_the_inputs():
-    assert shown(_TEXT, "computed") == computed(_GIVEN)
+    assert shown(_TEXT) == computed(_GIVEN)
 
 
 def test_inputs_equal_the_values_of_the_code():
@@ -29,7 +28,7 @@ def test_inputs_equal_the_values_of_the_code():
     # a piece's range of one day is shorter than one read
     assert task_module.PIECE_ITEMS / _GIVEN["days a window, merged"] * _GIVEN["bytes an entry"] < run._SPAN_BYTES
     assert (_GIVEN["KiB a slot group"] * 1024, _GIVEN["bytes a directory entry"]) == (GROUP_BYTES, GROUP_DTYPE.itemsize)
-    text = (ROOT / "tiered_index/cli/spark/writing.py").read_text()
+    text = (PAGE.parents[1] / "tiered_index/cli/spark/writing.py").read_text()
     assert f"shard_bytes: int = Option({_GIVEN['MiB a shard']:.0f} << 20" in text
     assert _GIVEN["MiB a shard"] * 2**20 == plan_module._SHARD_BYTES
     assert _GIVEN["least MiB a shard"] * 2**20 == plan_module._LEAST_BYTES

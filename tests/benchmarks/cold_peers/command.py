@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from docs.generators.cold_peers_page import rewrite_page
 from tests.benchmarks.cold_peers.figures import FIGURES, GREATEST
 from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, run, versions
 from tests.benchmarks.comparing import heading, table
@@ -37,7 +35,6 @@ def cold_peers(
     ] = None,
     root_dir: RootDir = None,
     out: Out = None,
-    page: Annotated[bool, typer.Option("--page", help="Measure nothing; put --out into docs/comparison.md.")] = False,
 ) -> int:
     """Look keys up in object storage: by this index, SlateDB, Lance, pyarrow and DuckDB, over one S3 server.
 
@@ -52,18 +49,11 @@ def cold_peers(
       python -m tests.benchmarks cold-peers --entries 5000000 --rounds 5 --out build/cold.json
 
       python -m tests.benchmarks cold-peers --entries 200000 --only month --only slatedb --json
-
-      python -m tests.benchmarks cold-peers --out build/cold.json --page
     """
     if session.root is not None or session.storage is not None:
         raise InvalidArgument("cold-peers starts its own storage: leave out --root and --storage")
     if unknown := [name for name in only or () if name not in COLUMNS]:
         raise InvalidArgument(f"--only {unknown[0]}: the columns are {', '.join(COLUMNS)}")
-    if page:
-        if out is None:
-            raise InvalidArgument("--page needs --out with the document of a run")
-        rewrite_page(json.loads(out.read_text()))
-        return 0
     python = str(peers_python or (_PEERS_PYTHON if _PEERS_PYTHON.exists() else sys.executable))
     # a column may start from another column's objects
     wanted = {part for name in only or COLUMNS for part in (COLUMNS[name].base, name)}

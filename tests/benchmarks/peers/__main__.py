@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
-from docs.generators.peers_page import rewrite_page
 from tests.benchmarks.comparing import heading, table
 from tests.benchmarks.peers.figures import FIGURES, PLAIN
 from tests.benchmarks.peers.registry import PEERS
@@ -23,7 +21,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, write the document and print its tables, or put a document into docs/comparison.md."""
+    """Measure, write the document and print its tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers", description=main.__doc__)
     parser.add_argument("--entries", type=_numbers, default=[1_000_000], help="sizes, by commas")
     parser.add_argument("--per-key", type=_numbers, default=[1, 4], help="entries per key, by commas")
@@ -33,14 +31,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peers", default=",".join(PEERS), help="the peers, by commas")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="folder for the stores")
     parser.add_argument("--out", type=Path, default=_OUT, help="the document")
-    parser.add_argument("--page", action="store_true", help="measure nothing; put the document into docs/comparison.md")
     given = parser.parse_args(arguments)
     names = given.peers.split(",")
     if unknown := sorted(set(names) - set(PEERS)):
         parser.error(f"unknown peers: {', '.join(unknown)}")
-    if given.page:
-        rewrite_page(json.loads(given.out.read_text()))
-        return
     document = run(
         names,
         [(entries, per_key) for entries in given.entries for per_key in given.per_key],

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from docs.generators.profiles_page import rewrite_page
 from tests.benchmarks.machine.figures import facts
 from tests.benchmarks.running import write_document
 from tests.real_s3.server import ENDPOINT_VARIABLE
@@ -25,7 +24,7 @@ _OUT = _HERE / "build" / "profiles.json"
 
 
 def main() -> None:
-    """Measure, write the document and print it, or put it into docs/performance.md.
+    """Measure, write the document and print it.
 
     Each round is a separate process. A figure is the median of the rounds. Stored files are on the tests' S3 server if
     it runs (`python -m tests.real_s3.server run -- ...`), else on the disk.
@@ -36,12 +35,9 @@ def main() -> None:
     parser.add_argument("--lookups", type=int, default=5_000, help="lookups of each kind")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="folder for the indexes")
     parser.add_argument("--out", type=Path, default=_OUT, help="the document")
-    parser.add_argument("--page", action="store_true", help="also put it into docs/performance.md")
     given = parser.parse_args()
     document = _measure(given)
     write_document(given.out, document)
-    if given.page:
-        rewrite_page(document)
     print(json.dumps(document["operations"], indent=1))
 
 
