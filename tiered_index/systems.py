@@ -5,10 +5,10 @@ The names of an index's positions show the system of its topics. Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiered_index.format.names import linked_store
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 FILES_QUEUE = 0
-"""The queue of the rows of files."""
+"""The queue of the rows of files of one topic."""
+FILES_QUEUES = (FILES_QUEUE, TOPICS_QUEUE)
+"""The queues that rows of files may have."""
 
 
 class Words(NamedTuple):
@@ -59,22 +61,36 @@ UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
 """Words for an index without positions: its entries may be of any system, or there are none yet."""
 
 
-def files_key(topic: str) -> str:
-    """Return the beginning of the names of positions that have the paths of keys of a topic's files."""
-    return f"files-key:{linked_store(topic, FILES_QUEUE)}/"
+def files_key(store: str) -> str:
+    """Return the beginning of the names of positions that have the paths of keys of a log of files."""
+    return f"files-key:{store}/"
 
 
-def has_files(archives: Iterable[SegmentArchive], topic: str) -> bool:
-    """Return whether a topic has, or had, rows of files in one of the indexes with these archives. No request."""
-    store, states = linked_store(topic, FILES_QUEUE), [archive.state() for archive in archives]
-    return any(store in state.listed_logs or store in state.given_up for state in states)
+def files_topic(topic: str) -> str:
+    """Return the name of the position that says that rows of files have a topic by one of their fields."""
+    return f"files-topic:{topic}"
+
+
+def has_files(archives: Iterable[SegmentArchive], names: Callable[[], Iterable[str]], topic: str) -> bool:
+    """Return whether a topic has, or had, rows of files in one of the indexes with these archives. No request.
+
+    `names` returns the names of all positions of the indexes.
+    """
+    states = [archive.state() for archive in archives]
+    of_topic, of_topics = (
+        any(store in state.listed_logs or store in state.given_up for state in states)
+        for store in (linked_store(topic, queue_id) for queue_id in FILES_QUEUES)
+    )
+    return of_topic or (of_topics and files_topic(topic) in names())
 
 
 def words_of(positions: Iterable[str], topic: str | None = None) -> Words:
     """Return the words for a topic (None: any topic) of an index with these names of positions."""
     positions = list(positions)
-    if topic is not None and any(name.startswith(files_key(topic)) for name in positions):
-        return FILES
+    if topic is not None:
+        of_files = files_key(linked_store(topic, FILES_QUEUE))
+        if files_topic(topic) in positions or any(name.startswith(of_files) for name in positions):
+            return FILES
     part = "/" if topic is None else f"/{topic}/"
     if any(name.startswith("kafka:") and part in name for name in positions):
         return KAFKA

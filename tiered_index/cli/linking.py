@@ -39,7 +39,12 @@ _files = partial(declare, rich_help_panel="Files of any form")
 class RowOptions:
     """Options of files whose rows are indexed where they are: ingest. `--key` is that of Kafka, too."""
 
-    topic: str | None = _files(None, metavar="NAME", help="Topic of the rows. With it, SOURCE is files of any form.")
+    topic: str | None = _files(
+        None,
+        metavar="NAME",
+        help="Topic of the rows, or field:PATH: the field with the topic of a row. With it, SOURCE is files of any "
+        "form.",
+    )
     time: str | None = _files(
         None, metavar="PATH", help="Time of a row: ISO 8601, a date, or a number of --time-unit. Default: timestamp."
     )
@@ -71,13 +76,15 @@ def ingest_rows(
     # imported here: other sources do not need it
     from tiered_index.sources.linked import FileLinker
     from tiered_index.sources.listing import HEAD_BYTES, check_exists, listed_files
-    from tiered_index.sources.rows import RowMapping
+    from tiered_index.sources.rows import TOPIC_FIELD, RowMapping
 
     if options.topic is None:
         check_exists(sources[0])
         raise InvalidArgument("--topic is missing: it names the topic of the rows")
     unit = None if options.time_unit in (None, "auto") else options.time_unit
-    mapping = RowMapping(tuple(keys or ()), options.time or "timestamp", unit)  # type: ignore[arg-type]
+    topic_field = options.topic.removeprefix(TOPIC_FIELD) if options.topic.startswith(TOPIC_FIELD) else None
+    topic = options.topic if topic_field is None else None
+    mapping = RowMapping(tuple(keys or ()), options.time or "timestamp", unit, topic_field)  # type: ignore[arg-type]
     config = session.config(**settings)
     if config.root is None and config.storage is not None and not dry_run:
         config = session.config(root=state_root(config.storage), **settings)
@@ -88,10 +95,10 @@ def ingest_rows(
         if files and not (follow and len(files[0].head()) < HEAD_BYTES):
             _check_fields(files, mapping)
         if dry_run:
-            return _show_rows(session, files, options.topic, mapping)
+            return _show_rows(session, files, topic, mapping)
         putting = stack.enter_context(Putting.open(session, config, intake))
         with putting.progress("ingesting", sum(each.size_bytes for each in files)) as progress:
-            linker = FileLinker(putting.index, options.topic, mapping, putting.patient(), skip_bad)
+            linker = FileLinker(putting.index, topic, mapping, putting.patient(), skip_bad)
             linker.progress = lambda size: progress.update(size, f"{human_count(linker.counts.entries)} entries")
             if follow:
                 _follow(session, linker, listed, _POLL_S if poll_s is None else poll_s)
@@ -167,12 +174,12 @@ def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
 
     rows = open_rows(files[0].file, files[0].size_bytes, files[0].head())
     if lacking := rows.lacking(mapping):
-        fields = ", ".join(f"{option} {path}" for option, path in lacking)
+        fields = ", ".join(f"{option}{path}" for option, path in lacking)
         there = listed_names(rows.fields(), 30)
         raise InvalidArgument(f"no row at the beginning of {files[0].uri} has {fields}; the first one has {there}")
 
 
-def _show_rows(session: Session, files: Sequence[SourceFile], topic: str, mapping: RowMapping) -> int:
+def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None, mapping: RowMapping) -> int:
     """Write the first rows as they would be indexed."""
     from tiered_index.sources.rows import open_rows
 
@@ -181,17 +188,18 @@ def _show_rows(session: Session, files: Sequence[SourceFile], topic: str, mappin
     for batch in rows.reading(mapping, 0, rows.length_bound(0)).batches(0):
         for bad in batch.bad[:_SHOWN]:
             session.out.remark(f"bad: {files[0].uri}, {bad.where}: {bad.problem}")
-        places = zip(batch.positions.tolist(), batch.times_ms.tolist(), batch.keys.to_pylist(), strict=True)
+        topics = [topic] * len(batch.keys) if batch.topics is None else batch.topics.to_pylist()
+        places = zip(batch.positions.tolist(), batch.times_ms.tolist(), batch.keys.to_pylist(), topics, strict=True)
         entries = [
-            {"topic": topic, "file": files[0].uri, "position": position, "timestamp_ms": time_ms, "key": key}
-            for position, time_ms, key in sorted(itertools.islice(sorted(places), _SHOWN * len(mapping.keys)))
+            {"topic": of_row, "file": files[0].uri, "position": position, "timestamp_ms": time_ms, "key": key}
+            for position, time_ms, key, of_row in itertools.islice(sorted(places), _SHOWN * len(mapping.keys))
         ]
         break
     size_bytes = sum(each.size_bytes for each in files)
     document = {"status": "dry run", "files": len(files), "bytes": size_bytes, "format": rows.format}
     session.out.answer(document | {"time_unit": mapping.unit, "entries": entries})
-    columns = ("time", "key", "position")
-    session.out.table(columns, [(format_time(e["timestamp_ms"]), e["key"], e["position"]) for e in entries])
+    columns = ("time", "topic", "key", "position")
+    session.out.table(columns, [(format_time(e["timestamp_ms"]), e["topic"], e["key"], e["position"]) for e in entries])
     unit = f", times in {mapping.unit}" if mapping.unit else ""
     session.out.line(f"{counted(len(files), 'file')}, {human_bytes(size_bytes)}; the first one is {rows.format}{unit}")
     return 0

@@ -22,6 +22,8 @@ SEGMENTS_PREFIX, SEGMENT_SUFFIX, COLUMNS_SUFFIX = "segments/", ".log", ".parquet
 CATALOG_PREFIX = "catalog/"
 LINKED = "files:"
 """Begin of the stores of linked segments."""
+TOPICS_QUEUE = 2**31 - 1
+"""The queue of the rows of files whose topic is a field: for all topics, it is one log."""
 # of earlier versions, whose objects are orphans
 STAGING_PREFIX = "staging/"
 # The number of last characters of an id that are enough to distinguish it
@@ -53,7 +55,9 @@ def topic_of_store(store: str) -> str | None:
 
 
 def linked_store(topic: str, queue_id: int) -> str:
-    """Return the store of the linked segments of a queue of a topic."""
+    """Return the store of the linked segments of a queue of a topic. That of `TOPICS_QUEUE` is the same for all."""
+    if queue_id == TOPICS_QUEUE:
+        return f"{LINKED}-/{queue_id}"
     return f"{LINKED}-/{quote(topic, safe='')}/{queue_id}"
 
 

@@ -1,10 +1,11 @@
 """Links the files of a topic: indexes their rows, and leaves the rows where they are.
 
-The files of a topic are one log. A record of the storage's log gives each file a range of offsets before its first
-entry. An entry's offset is the first offset of its file's segment and the position of its row, its size the bytes of
-the row. The source's position is an offset of this log, so it says for all files at once what is indexed. Segments are
-read in the order of their offsets; one that ends behind the position is read on from there. A killed run loses and
-doubles nothing. Positions do not grow with the number of files. One thread.
+The files of a topic are one log. Files whose rows have their topic in a field are one log, too, for all topics. A
+record of the storage's log gives each file a range of offsets before its first entry. An entry's offset is the first
+offset of its file's segment and the position of its row, its size the bytes of the row. The source's position is an
+offset of this log, so it says for all files at once what is indexed. Segments are read in the order of their offsets;
+one that ends behind the position is read on from there. A killed run loses and doubles nothing. Positions do not grow
+with the number of files. One thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from msgspec import structs
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, ObjectNotFound
 from tiered_index.follow import FIRST, PatientPut
-from tiered_index.format.names import linked_store
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
@@ -30,8 +31,7 @@ from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, reopened, stored_file
 from tiered_index.sources.places import LocalFile
 from tiered_index.sources.rows import BLOCK_BYTES, RowBatch, RowFile, RowMapping, is_growing_text, open_rows
-from tiered_index.systems import FILES_QUEUE as QUEUE
-from tiered_index.systems import files_key
+from tiered_index.systems import FILES_QUEUE, files_key, files_topic
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
 _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
@@ -39,9 +39,8 @@ _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
 _FIRST_LINES = 3
 
 
-def keys_name(topic: str, path: str) -> str:
-    """Return the name of the position that says that rows of a topic have keys at a path."""
-    return files_key(topic) + path
+# most topics of files whose topic is a field: each is a position
+_MOST_TOPICS = 1000
 
 
 _Outcome = tuple[LinkedSegment | None, int | None]
@@ -68,14 +67,14 @@ class FileCounts:
 
 @dataclass
 class FileLinker:
-    """Indexes the files of one topic.
+    """Indexes the files of one topic, or those whose rows have their topic in a field of the mapping (`topic` None).
 
     `progress` gets the bytes of files that were read. With `skip_bad` rows that are no entries are counted only.
     A new file that has the text of another one of its folder waits `copies_wait_s`, because that one may be truncated.
     """
 
     index: IndexService
-    topic: str
+    topic: str | None
     mapping: RowMapping
     patient: PatientPut
     skip_bad: bool = False
@@ -85,8 +84,10 @@ class FileLinker:
     clock_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        check_topic(self.topic)
-        self._store = linked_store(self.topic, QUEUE)
+        assert (self.topic is None) == (self.mapping.topic is not None), "the topic is a name or a field"
+        self._queue_id = TOPICS_QUEUE if self.topic is None else FILES_QUEUE
+        self._store = linked_store("" if self.topic is None else check_topic(self.topic), self._queue_id)
+        self._topics = set[str]()
         # the segments of the text that each file has, by its place, in order of their positions
         self._chains: dict[str, list[LinkedSegment]] = {}
         # those of a text whose file has another one since: a copy of it may appear
@@ -173,11 +174,10 @@ class FileLinker:
         # an offset of a lost catalog's files is never used again
         given_up = [lost.end for lost in segments.state.given_up.get(self._store, ())]
         self._end = max(self._end, position, *given_up)
-        if not self._end:
-            self._check_queue()
+        if not self._end and self.topic is not None:
+            self._check_queue(self.topic)
         for path in self.mapping.keys:
-            if self.index.durable_position(keys_name(self.topic, path)) is None:
-                self._put_position(keys_name(self.topic, path), 1)
+            self._put_name(files_key(self._store) + path)
         self._go_on(pending, position)
 
     def _note(self, segment: LinkedSegment) -> None:
@@ -261,14 +261,38 @@ class FileLinker:
         except (InvalidArgument, ObjectNotFound):
             return False
 
-    def _check_queue(self) -> None:
+    def _check_queue(self, topic: str) -> None:
         """Raise `InvalidArgument` if the topic's queue has entries that are of no file: they may hide rows."""
-        with self.index.export(self.topic, allow_partial=True) as batches:
-            if any(np.any(entries["queue_id"].to_numpy() == QUEUE) for entries in batches):
+        with self.index.export(topic, allow_partial=True) as batches:
+            if any(np.any(entries["queue_id"].to_numpy() == FILES_QUEUE) for entries in batches):
                 raise InvalidArgument(
-                    f"queue {QUEUE} of topic {self.topic!r} has entries that are not rows of files: choose another "
+                    f"queue {FILES_QUEUE} of topic {topic!r} has entries that are not rows of files: choose another "
                     "--topic, so that offsets of one do not hide those of the other"
                 )
+
+    def _put_name(self, name: str) -> None:
+        """Put a position whose name says something of the files, unless the index has it."""
+        if self.index.durable_position(name) is None:
+            self._put_position(name, 1)
+
+    def _topics_of(self, batch: RowBatch) -> pa.DictionaryArray:
+        """Return the topic of each entry. A topic is named before its first entry."""
+        if batch.topics is None:
+            assert self.topic is not None
+            return pa.DictionaryArray.from_arrays(
+                pa.array(np.zeros(len(batch.keys), np.int32)), pa.array([self.topic], pa.string())
+            )
+        topics = batch.topics.cast(pa.string()).dictionary_encode()
+        for topic in topics.dictionary.to_pylist():
+            if topic not in self._topics:
+                if len(self._topics) == _MOST_TOPICS:
+                    raise InvalidArgument(
+                        f"{self.mapping.topic} has more than {_MOST_TOPICS:,} values, the last one {topic!r:.80}: "
+                        "choose another field for --topic, and make this one a --key"
+                    )
+                self._put_name(files_topic(topic))
+                self._topics.add(topic)
+        return topics
 
     def _put_position(self, source: str, position: int) -> None:
         texts, numbers = pa.array([], pa.string()), np.zeros(0, np.int64)
@@ -396,10 +420,9 @@ class FileLinker:
             bad = batch.bad[0]
             raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
         entries = len(batch.keys)
-        topics = pa.DictionaryArray.from_arrays(pa.array(np.zeros(entries, np.int32)), pa.array([self.topic]))
         columns = {
-            "topic": topics,
-            "queue_id": np.full(entries, QUEUE, np.int64),
+            "topic": self._topics_of(batch),
+            "queue_id": np.full(entries, self._queue_id, np.int64),
             "key": batch.keys,
             "offset": batch.positions + shift,
             "size": batch.sizes,

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -26,7 +26,6 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.read.segments import MissingCatalog
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.linked import keys_name
 from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.rows import (
@@ -43,7 +42,7 @@ from tiered_index.sources.rows import (
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
-from tiered_index.systems import FILES_QUEUE, has_files, position_names
+from tiered_index.systems import FILES_QUEUES, files_key, has_files, position_names
 from tiered_index.types import IndexItem, QueryResult, own_columns
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class FilePlace(NamedTuple):
     @classmethod
     def of(cls, segment: LinkedSegment, offset: int) -> FilePlace:
         """Return the place of an offset of a segment's log."""
-        unit = "row" if segment.format == "parquet" else "byte"
+        unit = "row" if segment.format in COLUMNS_FILES else "byte"
         return cls(segment.uri, offset - segment.start + segment.position, unit)
 
     def __str__(self) -> str:
@@ -134,12 +133,13 @@ class FileRows:
         self._threads = threads or index.config.query_threads
         self._files = LinkedFiles(index.config)
         self._lock = threading.Lock()
+        # by the store of a log
         self._mappings: dict[str, RowMapping | None] = {}
         self._opened: OrderedDict[tuple[str, str], CsvFile | ColumnsFile] = OrderedDict()
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files in one of the indexes. No request."""
-        return has_files(self._archives.values(), topic)
+        return has_files(self._archives.values(), self._names, topic)
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of files are in the answers."""
@@ -152,18 +152,17 @@ class FileRows:
 
         It reads parts of catalogs that are in no cache, but no file. Raises `StorageUnavailable`, `CorruptFile`.
         """
-        stores = {topic: linked_store(topic, FILES_QUEUE) for topic in {item.topic for item in items}}
+        named = {(item.topic, item.queue_id) for item in items if item.queue_id in FILES_QUEUES}
+        stores = {place: linked_store(*place) for place in named}
         offsets: dict[str | None, set[tuple[str, int]]] = {}
         for item in items:
-            offsets.setdefault(item.source, set()).add((stores[item.topic], item.offset))
+            if (store := stores.get((item.topic, item.queue_id))) is not None:
+                offsets.setdefault(item.source, set()).add((store, item.offset))
         places: dict[tuple[str | None, str, int], FilePlace] = {}
         for source, archive in self._archives.items():
             for (store, offset), segment in _segments_of(archive, offsets.get(source, ())).items():
                 places[source, store, offset] = FilePlace.of(segment, offset)
-        return [
-            places.get((item.source, stores[item.topic], item.offset)) if item.queue_id == FILES_QUEUE else None
-            for item in items
-        ]
+        return [places.get((item.source, stores.get((item.topic, item.queue_id), ""), item.offset)) for item in items]
 
     def table(self, answer: QueryResult[Any]) -> pa.Table:
         """Return the entries of an answer as an Arrow table with their files, a row per entry.
@@ -264,7 +263,7 @@ class FileRows:
             else:
                 text = self._text(search, segment, file, position, item.size)
                 keys_by = partial(self._text_file(search, segment, file).members_of, text)
-            carries = self._carries(topic, key, keys_by)
+            carries = self._carries(segment.store, key, keys_by)
         except InvalidArgument as error:
             if isinstance(file, LocalFile) and not os.access(file.path, os.R_OK):
                 raise
@@ -274,12 +273,12 @@ class FileRows:
         row = FileRow(topic, segment.uri, position, item.timestamp_ms, text)
         search.settle(search.fetched("local", message=row, carries_key=carries))
 
-    def _carries(self, topic: str, key: str, members_of: Callable[[RowMapping], Sequence[Any]]) -> bool:
+    def _carries(self, store: str, key: str, members_of: Callable[[RowMapping], Sequence[Any]]) -> bool:
         """Return whether a row carries a key, by all paths of keys that are known. Raises `InvalidArgument`."""
         for again in (False, True):
-            if (mapping := self._mapping(topic, again=again)) is None:
+            if (mapping := self._mapping(store, again=again)) is None:
                 return True
-            # the last one of a line is its time
+            # the time is behind the keys
             keys = {*mapping.keys_of(members_of(mapping)[: len(mapping.keys)])}
             if not {key, *other_spellings(key)}.isdisjoint(keys):
                 return True
@@ -364,16 +363,18 @@ class FileRows:
                 raise _Changed
         return data[at - begin : at - begin + size]
 
-    def _mapping(self, topic: str, *, again: bool = False) -> RowMapping | None:
-        """Return the paths of the keys of a topic; None: not known. `again`: a later run may have added one."""
-        if topic not in self._mappings or again:
-            prefix, index = keys_name(topic, ""), self._index
-            names: Iterable[str] = (
-                position_names(index) if isinstance(index, IndexReader) else index.durable_positions()
-            )
-            paths = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
-            self._mappings[topic] = RowMapping(paths, "@") if paths else None
-        return self._mappings[topic]
+    def _mapping(self, store: str, *, again: bool = False) -> RowMapping | None:
+        """Return the paths of the keys of a log of files; None: not known. `again`: a later run may have added one."""
+        if store not in self._mappings or again:
+            prefix = files_key(store)
+            paths = sorted(name.removeprefix(prefix) for name in self._names() if name.startswith(prefix))
+            self._mappings[store] = RowMapping(paths, "@") if paths else None
+        return self._mappings[store]
+
+    def _names(self) -> Collection[str]:
+        """Return the names of all positions of the index."""
+        index = self._index
+        return position_names(index) if isinstance(index, IndexReader) else index.durable_positions()
 
 
 def _segments_of(archive: SegmentArchive, offsets: Collection[tuple[str, int]]) -> dict[tuple[str, int], LinkedSegment]:

@@ -35,6 +35,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, listed
 from tiered_index.format.segment import Times, times_of
 from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, plain_path, searched
 from tiered_index.kernels import GzipFile, crc32, gzip_error
+from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
 from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, times_ms
@@ -51,6 +52,8 @@ SUM_BYTES = 256 << 10
 _PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # seconds since 1970 of the years 1990 to 2100: numbers in them have one likely unit
 _LIKELY_S = 631_152_000, 4_102_444_800
+TOPIC_FIELD = "field:"
+"""Begin of a `--topic` that is a field of the rows."""
 _NUMBER_TEXT = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
 _HEAD_BYTES = 64 << 10
@@ -72,27 +75,32 @@ _DAMAGE = (EOFError, gzip.BadGzipFile, gzip_error, zlib.error, lzma.LZMAError, O
 
 @dataclass
 class RowMapping:
-    """The fields with the keys and the time of a row: JMESPaths, or names of columns.
+    """The fields with the keys, the time and perhaps the topic of a row: JMESPaths, or names of columns.
 
-    `unit` is that of times that are numbers. None: the first ones decide, for the whole run.
+    `unit` is that of times that are numbers. None: the first ones decide, for the whole run. `topic` None: all rows
+    have one topic.
     """
 
     keys: Sequence[str]
     time: str
     unit: Unit | None = None
+    topic: str | None = None
     is_guessed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not self.keys:
             raise InvalidArgument("--key is missing: it says where a row has its key, such as --key order_id")
         self.paths = [compiled_path(path, f"--key {path}") for path in self.keys]
-        self.time_path = compiled_path(self.time, f"--time {self.time}")
-        self.reader = FieldReader.of([*self.paths, self.time_path])
+        self.paths.append(compiled_path(self.time, f"--time {self.time}"))
+        if self.topic is not None:
+            self.paths.append(compiled_path(self.topic, f"--topic {TOPIC_FIELD}{self.topic}"))
+        self.reader = FieldReader.of(self.paths)
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """Option and path of all fields."""
-        return [*(("--key", path) for path in self.keys), ("--time", self.time)]
+        """Option and path of all fields: the keys, the time, and the topic if it is a field."""
+        topic = [] if self.topic is None else [(f"--topic {TOPIC_FIELD}", self.topic)]
+        return [*(("--key ", path) for path in self.keys), ("--time ", self.time), *topic]
 
     def names_of_path(self, path: str) -> tuple[str, ...] | None:
         """Return the names of a plain path; None: it is another expression."""
@@ -195,6 +203,25 @@ class RowMapping:
         choice = is_integer.to_numpy(zero_copy_only=False)
         return np.where(choice, self._ms_of_integers(integers), self._ms_of_floats(floats))
 
+    def topic_of(self, member: Any) -> str:
+        """Return the topic of a row by the member at its path. Raises `InvalidArgument`."""
+        texts = [] if isinstance(member, list) else list(key_texts(_as_text(member)))
+        if not texts:
+            raise InvalidArgument(f"no topic at {self.topic}")
+        return check_topic(texts[0])
+
+    def topics_of(self, values: Sequence[Any] | pa.Array) -> pa.DictionaryArray | None:
+        """Return the topics of rows; None: one of them must be read by itself."""
+        if (column := _key_column(values, bool)) is None or column.null_count:
+            return None
+        topics = column.dictionary_encode()
+        try:
+            for topic in topics.dictionary.to_pylist():
+                check_topic(topic)
+        except InvalidArgument:
+            return None
+        return topics
+
     def keys_of(self, members: Iterable[Any]) -> list[str]:
         """Return the distinct keys of a row by the members at its key paths. Raises `InvalidArgument`."""
         keys = dict.fromkeys(text for member in members for text in key_texts(_as_text(member)) if text)
@@ -277,7 +304,10 @@ class BadRow:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows up to position `end` of a file. `keys`, `positions`, `sizes` and `times_ms` have a value for each entry."""
+    """Rows up to position `end` of a file. `keys`, `positions`, `sizes` and `times_ms` have a value for each entry.
+
+    `topics` has one, too, if the topic is a field.
+    """
 
     end: int
     rows: int
@@ -287,6 +317,7 @@ class RowBatch:
     times_ms: npt.NDArray[np.int64]
     keyless: int = 0
     bad: tuple[BadRow, ...] = ()
+    topics: pa.DictionaryArray | None = None
 
     @property
     def times(self) -> Times | None:
@@ -296,7 +327,7 @@ class RowBatch:
 
 def _joined(
     keys: Sequence[pa.Array], positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64],
-    times: npt.NDArray[np.int64], end: int,
+    times: npt.NDArray[np.int64], end: int, topics: pa.DictionaryArray | None,
 ) -> RowBatch:  # fmt: skip
     """Return the batch of rows that have at most one key for each path. Memory: the entries once more."""
     rows, parts = len(positions), []
@@ -310,7 +341,23 @@ def _joined(
         parts.append((column.drop_null(), np.flatnonzero(present)))
     at = np.concatenate([each for _, each in parts])
     texts = pa.concat_arrays([each for each, _ in parts])
-    return RowBatch(end, rows, texts, positions[at], sizes[at], times[at], int(rows - has_key.sum()))
+    of_entries = None if topics is None else topics.take(pa.array(at))
+    return RowBatch(end, rows, texts, positions[at], sizes[at], times[at], int(rows - has_key.sum()), topics=of_entries)
+
+
+def _batch_of(
+    columns: Sequence[Sequence[Any] | pa.Array], mapping: RowMapping, positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64], end: int,
+    may_be_minus_zero: Callable[[npt.NDArray[np.int64]], bool] = lambda rows: False,
+) -> RowBatch | None:  # fmt: skip
+    """Return the batch of rows by their columns, as `RowMapping.names`; None: rows must be read by themselves."""
+    count = len(mapping.keys)
+    keys = [_key_column(column, may_be_minus_zero) for column in columns[:count]]
+    times_ms = mapping.times_ms(columns[count])
+    topics = None if mapping.topic is None else mapping.topics_of(columns[count + 1])
+    if times_ms is None or any(column is None for column in keys) or (mapping.topic is not None and topics is None):
+        return None
+    return _joined([column for column in keys if column is not None], positions, sizes, times_ms, end, topics)
 
 
 class _SingleRows:
@@ -318,20 +365,34 @@ class _SingleRows:
 
     def __init__(self) -> None:
         self.keys: list[str] = []
+        self.topics: list[str] = []
         self.places: list[tuple[int, int, int]] = []
         self.bad: list[BadRow] = []
         self.rows = self.keyless = 0
 
-    def add(self, keys: list[str], position: int, size: int, time_ms: int) -> None:
+    def add(self, members: Sequence[Any], mapping: RowMapping, position: int, size: int) -> None:
+        """Add a row by its members, as `RowMapping.names`. Raises `InvalidArgument`."""
+        count = len(mapping.keys)
+        time_ms = mapping.time_ms(members[count])
+        topics = [mapping.topic_of(topic) for topic in members[count + 1 :]]
+        try:
+            keys = mapping.keys_of(members[:count])
+        except ValueError as error:
+            if isinstance(error, InvalidArgument):
+                raise
+            raise InvalidArgument(f"a key is a number of too many digits: {error}") from error
         self.rows += 1
         self.keyless += not keys
         self.keys += keys
+        self.topics += topics * len(keys)
         self.places += [(position, size, time_ms)] * len(keys)
 
-    def batch(self, end: int) -> RowBatch:
+    def batch(self, end: int, mapping: RowMapping) -> RowBatch:
         columns = np.array(self.places, np.int64).reshape(-1, 3)
         arrays = columns[:, 0], columns[:, 1], columns[:, 2]
-        return RowBatch(end, self.rows, pa.array(self.keys, pa.string()), *arrays, self.keyless, tuple(self.bad))
+        topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
+        keys, bad = pa.array(self.keys, pa.string()), tuple(self.bad)
+        return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics)
 
 
 class BlockSums:
@@ -531,7 +592,7 @@ class NdjsonFile(TextFile):
 
     def members_of(self, line: bytes, mapping: RowMapping) -> list[Any]:
         document = json_object(line)
-        return [searched(path, document) for path in (*mapping.paths, mapping.time_path)]
+        return [searched(path, document) for path in mapping.paths]
 
     def are_plain(
         self, units: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
@@ -654,7 +715,7 @@ class CsvFile(TextFile):
         row = self.row(line)
         return [
             row[name] if (name := _column_name(path, mapping, self.header)) is not None else searched(compiled, row)
-            for (_, path), compiled in zip(mapping.names, (*mapping.paths, mapping.time_path), strict=True)
+            for (_, path), compiled in zip(mapping.names, mapping.paths, strict=True)
         ]
 
     def is_complete(self, line: bytes) -> bool:
@@ -765,10 +826,10 @@ class TextReading(RowReading):
         if not text.are_plain(units, starts, sizes):
             return self._slowly(block, begin)
         try:
-            *keys, times = text.members(block, mapping)
+            columns = text.members(block, mapping)
         except (Unclear, pa.ArrowException):
             return self._slowly(block, begin)
-        if len(times) != len(starts):
+        if len(columns[0]) != len(starts):
             return self._slowly(block, begin)
 
         def may_be_minus_zero(rows: npt.NDArray[np.int64]) -> bool:
@@ -777,11 +838,7 @@ class TextReading(RowReading):
                 for at, size in zip(starts[rows].tolist(), sizes[rows].tolist(), strict=True)
             )
 
-        columns = [_key_column(column, may_be_minus_zero) for column in keys]
-        times_ms = mapping.times_ms(times)
-        if times_ms is None or any(column is None for column in columns):
-            return self._slowly(block, begin)
-        return _joined([column for column in columns if column is not None], begin + starts, sizes, times_ms, end)
+        return _batch_of(columns, mapping, begin + starts, sizes, end, may_be_minus_zero) or self._slowly(block, begin)
 
     def _slowly(self, block: bytes, begin: int) -> RowBatch:
         rows, position = _SingleRows(), begin
@@ -793,20 +850,12 @@ class TextReading(RowReading):
             if not line.strip():
                 continue
             try:
-                *members, time = self._text.members_of(line, self._mapping)
-                time_ms = self._mapping.time_ms(time)
-                try:
-                    keys = self._mapping.keys_of(members)
-                except ValueError as error:
-                    if isinstance(error, InvalidArgument):
-                        raise
-                    raise InvalidArgument(f"a key is a number of too many digits: {error}") from error
+                members = self._text.members_of(line, self._mapping)
+                rows.add(members, self._mapping, start, len(line.rstrip(b"\n")))
             except InvalidArgument as error:
                 where = f"line {at:,} (byte {start:,})" if self._position == 0 else f"byte {start:,}"
                 rows.bad.append(BadRow(where, str(error)))
-                continue
-            rows.add(keys, start, len(line.rstrip(b"\n")), time_ms)
-        return rows.batch(position)
+        return rows.batch(position, self._mapping)
 
 
 class ColumnsFile(RowFile):
@@ -851,9 +900,9 @@ class ColumnsFile(RowFile):
         return ColumnsReading(self, mapping, [way for way in ways if way is not None], position)
 
     def members_of(self, row: Mapping[str, Any], mapping: RowMapping) -> list[Any]:
-        """Return the keys of a row, by path; None for a column that the file does not have."""
+        """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
         members = []
-        for path in mapping.keys:
+        for _, path in mapping.names:
             way = self._way(path, mapping)
             member: Any = None if way is None else row
             for name in way or ():
@@ -922,22 +971,19 @@ class ColumnsReading(RowReading):
             for field_name in below:
                 column = pc.struct_field(column, field_name)
             columns.append(column)
-        *keys, times = columns
-        texts, times_ms = [_key_column(column) for column in keys], self._mapping.times_ms(times)
-        count = len(table)
-        if times_ms is not None and None not in texts:
-            positions, sizes = np.arange(first, first + count), np.zeros(count, np.int64)
-            return _joined([text for text in texts if text is not None], positions, sizes, times_ms, first + count)
-        if pa.types.is_timestamp(times.type):
-            times = milliseconds(times)
+        mapping, count = self._mapping, len(table)
+        positions, sizes = np.arange(first, first + count), np.zeros(count, np.int64)
+        if (batch := _batch_of(columns, mapping, positions, sizes, first + count)) is not None:
+            return batch
+        if pa.types.is_timestamp(columns[len(mapping.keys)].type):
+            columns[len(mapping.keys)] = milliseconds(columns[len(mapping.keys)])
         rows = _SingleRows()
-        for number, (*members, time) in enumerate(zip(*(c.to_pylist() for c in (*keys, times)), strict=True), first):
+        for number, members in enumerate(zip(*(column.to_pylist() for column in columns), strict=True), first):
             try:
-                time_ms = self._mapping.time_ms(time)
-                rows.add(self._mapping.keys_of(members), number, 0, time_ms)
+                rows.add(members, mapping, number, 0)
             except InvalidArgument as error:
                 rows.bad.append(BadRow(f"row {number + 1:,}", str(error)))
-        return rows.batch(first + count)
+        return rows.batch(first + count, mapping)
 
 
 def is_growing_text(head: bytes) -> bool:

@@ -20,7 +20,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
-from tiered_index.format.names import linked_store
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.sources import linked, rows
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
@@ -169,7 +169,7 @@ class Killed:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("form", ["plain", "gzip"])
+@pytest.mark.parametrize("form", ["plain", "gzip", "topics"])
 def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkeypatch, where, found, seed, form):
     moments = random.Random(f"{seed}{form}")
     # small blocks, so that a file takes many puts, and several index files
@@ -186,9 +186,9 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
         index = IndexService(config)
         until_killed = Killed(index, moments, moments.randrange(60) if kills < 6 else 10_000)
         index.link = until_killed(index.link)
-        linker = FileLinker(
-            index, "orders", RowMapping(("order_id", "customer.id"), "at", "s"), PatientPut(index, 10.0)
-        )
+        topic, field = (None, "order_id") if form == "topics" else ("orders", None)
+        mapping = RowMapping(("order_id", "customer.id"), "at", "s", field)
+        linker = FileLinker(index, topic, mapping, PatientPut(index, 10.0))
         linker.patient = until_killed(linker.patient)
         try:
             with listed_files([str(tmp_path / "*.log")], config) as files:
@@ -200,15 +200,91 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
         else:
             index.flush()
             names = index.durable_positions()
-            segments = list(index.segment_archive.segments().of_log(linked_store("orders", 0)))
+            queue_id = TOPICS_QUEUE if form == "topics" else 0
+            segments = list(index.segment_archive.segments().of_log(linked_store("orders", queue_id)))
             index.close()
     assert kills
-    # as many positions as keys and one, whatever the number of files
-    assert len(names) == 3
+    # as many positions as keys and one, whatever the number of files, and one for each topic by a field
+    assert len(names) == (43 if form == "topics" else 3)
     assert not any(one.is_open for one in segments)
     assert sum(one.length for one in segments) == len(lines(0, count))
     for key in ("0", "13", "39", "c0", "c6"):
-        assert found(key) == (expected(key, count), [])
+        if form != "topics":
+            assert found(key) == (expected(key, count), [])
+            continue
+        of_topics = [found(key, topic) for topic in map(str, range(40))]
+        assert sorted(n for numbers, _ in of_topics for n in numbers) == expected(key, count)
+        assert not any(problems for _, problems in of_topics)
+
+
+KINDS = "order", "click", "7"
+
+
+def events(begin, end):
+    return [row(n) | {"of": {"kind": 7 if n % 3 == 2 else KINDS[n % 3]}} for n in range(begin, end)]
+
+
+def written(folder, begin, end):
+    """Write four files of events of three kinds, each in another form."""
+    step = (end - begin) // 4
+    a, b, c, d = (events(at, at + step) for at in range(begin, end, step))
+    folder.mkdir(exist_ok=True)
+    (folder / f"{begin}.ndjson").write_text("".join(f"{json.dumps(one)}\n" for one in a))
+    (folder / f"{begin}.gz").write_bytes(gzip.compress("".join(f"{json.dumps(one)}\n" for one in b).encode()))
+    pq.write_table(pa.Table.from_pylist([one | {"of": {"kind": str(one["of"]["kind"])}} for one in c]),
+                   folder / f"{begin}.parquet", 10)  # fmt: skip
+    cells = "".join(f"{o['order_id']},{o['customer']['id']},{o['at']},{o['of']['kind']},{o['n']}\n" for o in d)
+    (folder / f"{begin}.csv").write_text("order_id,customer.id,at,of.kind,n\n" + cells)
+
+
+BY_FIELD = ("--topic", "field:of.kind", *KEYS[2:])
+
+
+def test_the_topic_of_a_row_may_be_one_of_its_fields(tmp_path, where, found):
+    """A file is indexed once for all topics of its rows. Changed files, erasures and pages name it as always."""
+    folder = tmp_path / "logs"
+    written(folder, 0, 120)
+    done = run_here("ingest", folder, *BY_FIELD, *where, "--slots", 32, "--items", 1000, "--json")
+    assert (done.code, done.document["rows"], done.document["entries"]) == (0, 120, 240), done.err
+    again = run_here("ingest", folder, *BY_FIELD, *where, "--json").document
+    assert (again["rows"], again["known"]) == (0, 4)
+    written(folder, 120, 240)
+    assert run_here("ingest", folder, *BY_FIELD, *where, "--json").document["rows"] == 120
+    for number, kind in enumerate(KINDS):
+        assert found("c3", kind) == ([n for n in range(240) if n % 7 == 3 and n % 3 == number], [])
+    shown = run_here("query", "click", "c3", *where)
+    assert "logs/0.ndjson" in shown.out and "2147483647" not in shown.out
+    # a file of one topic, too: other offsets, which do not hide those
+    (tmp_path / "more.log").write_bytes(lines(500, 507))
+    assert run_here("ingest", tmp_path / "more.log", *where, "--topic", "click", *KEYS[2:], "--json").code == 0
+    assert found("c3", "click")[0][-1] in range(500, 507)
+    for changed in folder.glob("*.ndjson"):
+        changed.write_bytes(changed.read_bytes().replace(b'"n": ', b'"n":  '))
+    numbers, problems = found("c3", "7")
+    mine = [n for n in range(240) if n % 7 == 3 and n % 3 == 2]
+    assert numbers == [n for n in mine if n % 120 >= 30] and len(problems) == len(mine) - len(numbers) > 0
+    assert {*problems} == {f"{one.as_uri()} has changed since it was indexed" for one in folder.glob("*.ndjson")}
+    erased = run_here("erase", "--topic", "7", "--key", "c3", *where, "--yes", "--json")
+    assert erased.document["segments"]["linked_remaining"], erased.err
+    assert found("c3", "7") == ([], []) != found("c3", "order")
+
+
+def test_a_row_without_a_topic_is_bad_and_a_field_of_many_values_is_no_topic(tmp_path, monkeypatch, where):
+    documents = events(0, 4)
+    documents[2]["of"] = {"kind": None}
+    documents[3]["of"] = {"kind": ["a", "b"]}
+    (tmp_path / "a.log").write_text("".join(f"{json.dumps(one)}\n" for one in documents))
+    done = run_here("ingest", tmp_path / "a.log", *BY_FIELD, *where, "--json")
+    assert done.code == 2 and "a.log, line 3 (byte" in done.error["message"]
+    assert "no topic at of.kind" in done.error["message"]
+    skipped = run_here("ingest", tmp_path / "a.log", *BY_FIELD, *where, "--skip-bad", "--json").document
+    assert (skipped["rows"], skipped["skipped"]) == (2, 2)
+    lacking = run_here("ingest", tmp_path / "a.log", "--topic", "field:kind", *KEYS[2:], *where, "--json")
+    assert "has --topic field:kind; the first one has order_id" in lacking.error["message"]
+    monkeypatch.setattr(linked, "_MOST_TOPICS", 3)
+    (tmp_path / "b.log").write_bytes(lines(0, 9))
+    many = run_here("ingest", tmp_path / "b.log", "--topic", "field:n", *KEYS[2:], *where, "--json")
+    assert many.code == 2 and "n has more than 3 values" in many.error["message"]
 
 
 def test_all_missing_fields_are_named_at_once_with_those_that_the_file_has(tmp_path, where):

@@ -456,12 +456,14 @@ def _linked(
         if not store.startswith(LINKED) or topic_of_store(store) not in (topic, None):
             continue
         queue = store.rpartition("/")[2]
-        if queue_id is not None and topic_of_store(store) == topic and queue != str(queue_id):
+        # the places of entries of other stores are not known
+        is_own = queue.isdecimal() and linked_store(topic, int(queue)) == store
+        if queue_id is not None and is_own and queue != str(queue_id):
             continue
         gone_ms = max(
             [state.expired.before_ms(topic), *(_gone_ms(known, stones, queue) for known in before.tombstones)]
         )
-        is_known = bool(request.keys) and topic_of_store(store) == topic and not unread
+        is_known = bool(request.keys) and is_own and not unread
         reached = state.positions.get(store, 0)
         if is_known and not gone_ms and not lost and segments.end(store) <= reached:
             continue
