@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.measuring import measured
 from tests.support.s3_server import S3Server
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
@@ -90,7 +91,7 @@ def test_requests_go_with_pages_not_with_objects(memory: Storage) -> None:
         memory.put(f"z-{number:05}", b"")
     for name in ("a", "c", "d"):
         memory.put(f"{name}/x", b"")
-    with store.measure() as usage:
+    with measured() as usage:
         assert names(store) == ["a", "b", "c", "d"]
     # one page ends within "b", and after it come "c", "d" and 2,500 objects that are no children
     assert usage.requests_by_kind == {"list": 1 + 3}
@@ -100,7 +101,7 @@ def test_children_are_found_as_they_are_asked_for(memory: Storage) -> None:
     store = MeteredStorage(memory)
     for number in range(3_000):
         memory.put(f"{number // 2:05}/{number}", b"")
-    with store.measure() as usage:
+    with measured() as usage:
         assert [child.uri[-5:] for child in itertools.islice(child_storages(store), 3)] == ["00000", "00001", "00002"]
         assert usage.requests == 1
     assert names(store) == [f"{number:05}" for number in range(1_500)]

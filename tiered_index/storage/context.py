@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from tiered_index.errors import BudgetExceeded
 
 if TYPE_CHECKING:
-    from tiered_index.storage.metering import MeteredStorage, RepeatCounter, Usage
+    from tiered_index.storage.metering import RepeatCounter, Usage
 
 _T = TypeVar("_T")
 
@@ -28,14 +28,14 @@ _T = TypeVar("_T")
 class RequestContext(NamedTuple):
     """The deadline, counters and threads of storage calls.
 
-    `deadline_s` is a reading of `time.monotonic()`, or None. Each of `usages` counts the requests to its metered
-    storage (None: to any storage). `listeners` are notified of each request that a backend sends, the outer ones first.
+    `deadline_s` is a reading of `time.monotonic()`, or None. Each of `usages` counts the requests to any metered
+    storage. `listeners` are notified of each request that a backend sends, the outer ones first.
     `submit` runs a part of the work in another thread; None: the caller's thread does all work. Without `waits`, only
     memory is read, neither a disk nor a storage.
     """
 
     deadline_s: float | None = None
-    usages: tuple[tuple[MeteredStorage | None, Usage], ...] = ()
+    usages: tuple[Usage, ...] = ()
     listeners: tuple[RepeatCounter, ...] = ()
     submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
     waits: bool = True
@@ -54,20 +54,19 @@ class RequestContext(NamedTuple):
         """Return this context with `submit` for parts of the work."""
         return self._replace(submit=submit)
 
-    def counting(self, usage: Usage, storage: MeteredStorage | None = None) -> RequestContext:
-        """Return this context with `usage` also counting the requests to `storage` (None: to any storage)."""
-        usages = *self.usages, (storage, usage)
-        return RequestContext(self.deadline_s, usages, self.listeners, self.submit, self.waits)
+    def counting(self, usage: Usage) -> RequestContext:
+        """Return this context with `usage` also counting the requests to metered storages."""
+        return RequestContext(self.deadline_s, (*self.usages, usage), self.listeners, self.submit, self.waits)
 
     @property
     def is_limited(self) -> bool:
         """Whether requests or bytes are limited."""
-        return any(usage.limited for _, usage in self.usages)
+        return any(usage.limited for usage in self.usages)
 
     @property
     def requests_left(self) -> int | None:
         """Number of further requests that the limits allow; None: no limit."""
-        left = [usage.requests_left for _, usage in self.usages]
+        left = [usage.requests_left for usage in self.usages]
         return min((number for number in left if number is not None), default=None)
 
     def active(self) -> Activation[None]:

@@ -9,11 +9,10 @@ Checking and counting are one atomic step. The bytes that calls under way have a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -193,7 +192,7 @@ class Usage:
 
 
 class MeteredStorage(WrapperStorage):
-    """A wrapper that counts every call: in `total`, and in each `measure()` block."""
+    """A wrapper that counts every call: in `total`, and in the usages of the caller's `RequestContext`."""
 
     def __init__(self, inner: Storage, prices: PriceTable | None = None) -> None:
         super().__init__(inner)
@@ -212,30 +211,19 @@ class MeteredStorage(WrapperStorage):
             opened.counters += self._counters
         return opened
 
-    @contextlib.contextmanager
-    def measure(self, into: Usage | None = None) -> Iterator[Usage]:
-        """Count the calls to this storage in the block: of this thread and of lookups that it starts. Blocks nest.
-
-        Pass `into` to add up several storages, or to set limits. Wait in the block for work in other threads.
-        """
-        usage = into if into is not None else Usage(self.prices)
-        with active_context().counting(usage, self).active():
-            yield usage
-
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         if self._pid != os.getpid():
             # Parent and child share its connections: each could read the other's responses
             raise IndexClosed(IndexClosed.FORKED)
         context = active_context()
-        usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
+        usages = [self.total, *context.usages]
         _begin(usages, call)
         repeats = RepeatCounter(usages, call)
         _enter(usages)
         is_heard = True
         try:
             # A metered storage further in counts its own calls. Listeners of all outer ones get every repeat.
-            others = tuple(pair for pair in context.usages if pair[0] not in (None, self))
-            with RequestContext(context.deadline_s, others, (*context.listeners, repeats)).active():
+            with RequestContext(context.deadline_s, (), (*context.listeners, repeats)).active():
                 with span(f"storage.{call.operation}", object=call.name, asked_bytes=call.asked_bytes or 0):
                     result = act()
             self._tells |= repeats.told
@@ -245,8 +233,6 @@ class MeteredStorage(WrapperStorage):
                 _begin(usages, repeats.again)
         except BaseException as error:
             is_heard = not isinstance(error, StorageUnavailable)
-            if call.is_further and not self._tells and not isinstance(error, BudgetExceeded):
-                _begin(usages, repeats.again, is_sent=True)
             for usage in usages:
                 usage.end(call)
             raise
@@ -282,11 +268,11 @@ class RepeatCounter:
             usage.end(self.again, read=size_bytes)
 
 
-def _begin(usages: Sequence[Usage], call: Call, *, is_sent: bool = False) -> None:
-    """Begin `call` in all of `usages`, or in none if one refuses it. A call that `is_sent` already is not refused."""
+def _begin(usages: Sequence[Usage], call: Call) -> None:
+    """Begin `call` in all of `usages`, or in none if one refuses it."""
     with _lock:
         for place, usage in enumerate(usages):
-            if call.requests and not is_sent:
+            if call.requests:
                 try:
                     usage._admit(call)
                 except BudgetExceeded:

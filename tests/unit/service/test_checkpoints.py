@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.changes import replace
 from tests.support.log_records import GENESIS, an_object, checkpoint_document, earlier_checkpoint, open_log, publish
+from tests.support.measuring import measured
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -139,10 +140,10 @@ def test_records_that_were_read_within_a_budget_are_not_read_again():
     for n in range(10, 20):
         publish(log, EPOCH, (an_object(n),))
     for reached in (first + 3, first + 6, first + 9):
-        with pytest.raises(BudgetExceeded), metered.measure(Usage(max_requests=4)):
+        with pytest.raises(BudgetExceeded), measured(Usage(max_requests=4)):
             reader.refresh()
         assert reader.state.number == reached
-    with metered.measure(Usage(max_requests=2)):
+    with measured(Usage(max_requests=2)):
         assert reader.refresh() == log.state
 
 
@@ -273,7 +274,7 @@ def test_an_append_never_fails_for_a_checkpoint(operation, error, when):
 def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
     metered = MeteredStorage(MemoryStorage())
     log = a_log(metered)
-    with metered.measure() as usage:
+    with measured() as usage:
         for n in range(100):
             publish(log, EPOCH, (an_object(n),))
             there = stored_checkpoints(metered.inner)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.hanging import until
 from tests.support.log_records import open_log, publish
+from tests.support.measuring import measured
 from tests.support.pending import merge_all
 from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
@@ -317,7 +318,7 @@ def test_the_cost_of_a_published_file(open_index, storage, seal_after_s, checkpo
     index = open_index("priced", seal_after_s=seal_after_s, checkpoint_every=checkpoint_every)
     usage = []
     for number in range(17):
-        with index._session.storage.measure() as used:
+        with measured() as used:
             index.put("t", 0, "k", number, 1, T + number * 1000)
             upload(index)
         usage.append(used)

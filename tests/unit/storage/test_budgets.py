@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.support.measuring import measured
 from tiered_index.errors import BudgetExceeded, ObjectNotFound
 from tiered_index.storage.base import PAGE, Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -47,7 +48,7 @@ def metered(sent: Sent) -> MeteredStorage:
 
 
 def test_a_cancelled_usage_refuses_requests_whatever_its_limits(sent: Sent, metered: MeteredStorage) -> None:
-    with metered.measure(Usage()) as usage:
+    with measured(Usage()) as usage:
         metered.head("a")
         usage.cancel()
         with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
@@ -56,7 +57,7 @@ def test_a_cancelled_usage_refuses_requests_whatever_its_limits(sent: Sent, mete
 
 
 def test_a_call_beyond_max_requests_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
-    with metered.measure() as outer, metered.measure(Usage(max_requests=3)) as usage, metered.measure() as inner:
+    with measured() as outer, measured(Usage(max_requests=3)) as usage, measured() as inner:
         metered.get_range("a", 0, 10)
         metered.get_range("a", 20, 10)
         with pytest.raises(BudgetExceeded, match=r"max_requests=3 .*'a' \(request 4\): raise the bound"):
@@ -73,7 +74,7 @@ def test_a_call_beyond_max_requests_is_neither_sent_nor_counted(sent: Sent, mete
 
 
 def test_a_call_beyond_max_bytes_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
-    with metered.measure(Usage(max_bytes=100)) as usage:
+    with measured(Usage(max_bytes=100)) as usage:
         metered.get_range("a", 0, 60)
         for refused in (lambda: metered.get_range("a", 0, 41), lambda: metered.get_suffix("a", 41)):
             with pytest.raises(BudgetExceeded, match=r"max_bytes=100 .*41 bytes after 60"):
@@ -86,7 +87,7 @@ def test_a_call_beyond_max_bytes_is_neither_sent_nor_counted(sent: Sent, metered
 
 
 def test_a_whole_object_is_counted_afterwards_and_the_next_is_refused(sent: Sent, metered: MeteredStorage) -> None:
-    with metered.measure(Usage(max_bytes=1500)) as usage:
+    with measured(Usage(max_bytes=1500)) as usage:
         metered.get("a")
         metered.get("a")
         with pytest.raises(BudgetExceeded, match=r"max_bytes=1500 .*after 2000"):
@@ -94,14 +95,14 @@ def test_a_whole_object_is_counted_afterwards_and_the_next_is_refused(sent: Sent
         with pytest.raises(BudgetExceeded):
             metered.head("a")
     assert (sent.requests, usage.bytes_read) == (2, 2000)
-    with metered.measure(Usage(max_bytes=1000)) as usage:
+    with measured(Usage(max_bytes=1000)) as usage:
         metered.get("a")
         with pytest.raises(BudgetExceeded):  # at the limit, not over it
             metered.get("a")
 
 
 def test_a_failed_call_gives_its_bytes_back_but_not_its_request(metered: MeteredStorage) -> None:
-    with metered.measure(Usage(max_requests=2, max_bytes=100)) as usage:
+    with measured(Usage(max_requests=2, max_bytes=100)) as usage:
         with pytest.raises(ObjectNotFound):
             metered.get_range("missing", 0, 100)
         assert len(metered.get_range("a", 0, 100)) == 100
@@ -112,7 +113,7 @@ def test_a_failed_call_gives_its_bytes_back_but_not_its_request(metered: Metered
 
 def test_bytes_of_calls_under_way_are_held(sent: Sent, metered: MeteredStorage) -> None:
     sent.gate = threading.Event()
-    with ThreadPoolExecutor(1) as pool, metered.measure(Usage(max_bytes=100)) as usage:
+    with ThreadPoolExecutor(1) as pool, measured(Usage(max_bytes=100)) as usage:
         read = pool.submit(contextvars.copy_context().run, metered.get_range, "a", 0, 90)
         while usage.requests == 0:
             assert not read.done()
@@ -127,21 +128,21 @@ def test_bytes_of_calls_under_way_are_held(sent: Sent, metered: MeteredStorage) 
 def test_of_several_limits_the_narrowest_holds_and_a_refusal_counts_nowhere(metered: MeteredStorage) -> None:
     wide, narrow = Usage(max_requests=10, max_bytes=500), Usage(max_requests=2)
     for scopes in ((wide, narrow), (narrow, wide)):
-        with metered.measure(scopes[0]), metered.measure(scopes[1]):
+        with measured(scopes[0]), measured(scopes[1]):
             metered.get_range("a", 0, 10)
-    with metered.measure(wide), metered.measure(narrow), pytest.raises(BudgetExceeded, match="max_requests=2"):
+    with measured(wide), measured(narrow), pytest.raises(BudgetExceeded, match="max_requests=2"):
         metered.get_range("a", 0, 10)
     assert wide.requests_by_kind == narrow.requests_by_kind == {"get_range": 2}
-    with metered.measure(wide):
+    with measured(wide):
         metered.get_range("a", 0, 480)  # 20 + 480: the refused call holds no bytes
-    with metered.measure(narrow), pytest.raises(BudgetExceeded):
+    with measured(narrow), pytest.raises(BudgetExceeded):
         metered.head("a")
     assert "head" not in narrow.requests_by_kind
 
 
 def test_a_usage_in_scope_twice_counts_twice_and_never_passes_its_limit(sent: Sent, metered: MeteredStorage) -> None:
     usage = Usage(max_requests=3)
-    with metered.measure(usage), metered.measure(usage):
+    with measured(usage), measured(usage):
         metered.head("a")
         with pytest.raises(BudgetExceeded):
             metered.head("a")
@@ -152,7 +153,7 @@ def test_a_usage_in_scope_twice_counts_twice_and_never_passes_its_limit(sent: Se
 def test_one_limit_holds_over_several_storages() -> None:
     one, two = MeteredStorage(Sent()), MeteredStorage(Sent())
     budget = Usage(max_requests=2)
-    with one.measure(budget), two.measure(budget):
+    with measured(budget):
         one.head("a")
         two.head("a")
         for storage in (one, two):
@@ -184,7 +185,7 @@ def test_many_threads_never_get_more_than_the_limit(
         done = 0
         # threads take the locks in both orders, to provoke a deadlock
         order = (first, second) if worker % 2 else (second, first)
-        with metered.measure(order[0]), metered.measure(order[1]):
+        with measured(order[0]), measured(order[1]):
             barrier.wait(30)
             for _ in range(20):
                 try:

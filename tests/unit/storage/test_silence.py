@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.measuring import measured
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
 from tiered_index.storage import metering
 from tiered_index.storage.base import Call
@@ -99,7 +100,7 @@ def test_a_metered_storage_notes_calls_and_responses(now):
 
     storage = MeteredStorage(Watching("under-way"))
     storage.put("object", b"data")
-    with storage.measure(usage):
+    with measured(usage):
         storage.get("object")
         with pytest.raises(ObjectNotFound):
             storage.get("missing")

@@ -496,7 +496,7 @@ class ColdPath:
     ) -> list[tuple[int, memoryview]]:
         def check(data: bytes, damaged: dict[int, CorruptFile] | None = None) -> list[tuple[int, memoryview]]:
             if gap_bytes := span.gap_bytes:
-                for _, usage in active_context().usages:
+                for usage in active_context().usages:
                     usage.count_between(gap_bytes)
             found = list(whole_runs(span.pieces(data), stored.name, damaged))
             for run, piece in found:

@@ -399,7 +399,7 @@ class FileReader:
         usage = Usage(self._prices)
         search.count(usage)
         outer = request_context.get()
-        usages, submit = (*outer.usages, (None, usage)), self._pool.submit
+        usages, submit = (*outer.usages, usage), self._pool.submit
         token = request_context.set(RequestContext(outer.deadline_s, usages, outer.listeners, submit))
         try:
             search.matched = search.scan.look(search.handle)
