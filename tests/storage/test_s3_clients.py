@@ -85,16 +85,13 @@ def is_botos(request: Request) -> bool:
 
 def test_obstore_reads_and_boto3_writes(scripted: ScriptedServer) -> None:
     with S3Storage("bucket", "p", S3Options(endpoint_url=scripted.endpoint_url)) as s3:
-        scripted.answers(
-            Answer(200, DATA), part(DATA, 3, 9), part(DATA, 1004, 1024), listing("p/log/1", "p/log/2"), Answer(403)
-        )
+        scripted.answers(Answer(200, DATA), part(DATA, 3, 9), part(DATA, 1004, 1024), listing("p/log/1", "p/log/2"))
         assert s3.get("a") == DATA
         assert s3.get_range("a", 3, 6) == DATA[3:9]
         assert s3.get_range("a", 3, 0) == b""
         assert s3.get_suffix("a", 20) == (DATA[-20:], 1024)
         listed = s3.list("log/", start_after="log/0")
         assert list(listed) == [ObjectInfo(f"log/{number}", 1, 1_793_491_200_000) for number in (1, 2)]
-        assert s3.now_ms() % 1000 == 0
         assert s3._clients.keys() == {"_obstore"}
         assert not any(map(is_botos, scripted.requests))
         scripted.answers(Answer(200, headers={"ETag": '"x"'}), part(DATA, 3, 9))
@@ -410,7 +407,8 @@ def test_another_region_is_found_once_for_both_clients(
 
     def script(request: Request) -> Answer:
         if "/eu-west-3/" in request.lowered.get("authorization", ""):
-            return part(DATA, 0, 10) if request.method == "GET" else Answer(200)
+            told = Answer(200, headers={"x-amz-bucket-region": "eu-west-3"})
+            return part(DATA, 0, 10) if request.method == "GET" else told
         code = "AuthorizationHeaderMalformed" if status == 400 else "PermanentRedirect"
         wrong = error(status, code)
         wrong.headers["x-amz-bucket-region"] = "eu-west-3"
@@ -419,13 +417,12 @@ def test_another_region_is_found_once_for_both_clients(
     scripted.script = script
     for _ in range(2):
         assert s3.get_range(NAME, 0, 10) == DATA[:10]
-    # refused, asked for the region without a signature, and read
-    assert [request.method for request in scripted.requests] == ["GET", "HEAD", "GET", "GET"]
-    assert "authorization" not in scripted.requests[1].lowered
+    # refused, asked for the region by boto3, which follows to it, and read
+    assert [request.method for request in scripted.requests] == ["GET", "HEAD", "HEAD", "GET", "GET"]
     # the client of the wrong region, which had connections of its own
     assert closed == [True]
     s3.put("a", b"x")
-    assert len(scripted.requests) == 5
+    assert len(scripted.requests) == 6
 
 
 def test_a_full_page_of_a_listing_without_the_next_pages_token_is_followed(
@@ -574,7 +571,6 @@ def test_a_certificate_authority_of_ones_own(
         monkeypatch.setenv(variable, str(tmp_path / "profile" if variable == "AWS_CONFIG_FILE" else trusted))
         with opened(server) as storage:
             assert storage.get_range(NAME, 0, 10) == DATA[:10]
-            storage.now_ms()
             storage.put("a", b"x")
 
 

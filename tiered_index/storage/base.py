@@ -15,7 +15,6 @@ import contextlib
 import os
 import re
 import uuid
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -74,7 +73,6 @@ class Writer(ABC):
         # Bytes written so far
         self.size_bytes = 0
         self._pid = os.getpid()
-        _writers.add(self)
 
     def write(self, data: Bytes) -> None:
         """Add the next bytes. The caller may change `data` afterwards. Raises `InvalidArgument` after the end."""
@@ -116,9 +114,6 @@ class Writer(ABC):
     def _drop(self) -> None:
         """Free the resources, and drop what was sent."""
 
-    def _leave(self) -> None:  # noqa: B027 - most backends have no file
-        """Close files of the parent's writer, in a forked child. A file would else keep its room on the disk."""
-
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             problem = "belongs to the parent process, which forked this one: open another storage and writer"
@@ -147,17 +142,6 @@ class Writer(ABC):
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.abort()
-
-
-_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
-
-
-def _leave_all() -> None:
-    for writer in list(_writers):
-        writer._leave()
-
-
-os.register_at_fork(after_in_child=_leave_all)
 
 
 class StorageOptions:

@@ -68,9 +68,9 @@ class Reads(ABC):
     def pages(self, prefix: str, after: str) -> Iterator[Sequence[Listed]]:
         """Yield the objects of the folder of `prefix` after the key `after`, at most 1,000 at a time."""
 
-    def region_elsewhere(self, error: Exception) -> str | None:
-        """Return the bucket's region if the error is an answer that the bucket is in another one, or None."""
-        return None
+    def is_elsewhere(self, error: Exception) -> bool:
+        """Return whether the error is an answer that the bucket is in another region."""
+        return False
 
     @abstractmethod
     def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:

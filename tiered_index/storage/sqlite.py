@@ -233,8 +233,6 @@ class _SqliteWriter(Writer):
     def _drop(self) -> None:
         self._content.close()
 
-    _leave = _drop
-
 
 class _Connection:
     """A connection for one kind of transaction, opened on use. Threads take turns."""

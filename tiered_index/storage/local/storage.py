@@ -201,11 +201,6 @@ class _LocalWriter(BufferedWriter):
             self._files.name_durably(temporary, self._target, self._absent)
         self._drop()
 
-    def _leave(self) -> None:
-        if self._open is not None and self._open[1] >= 0:
-            os.close(self._open[1])
-            self._open = self._open[0], -1
-
     def _drop(self) -> None:
         super()._drop()
         (temporary, descriptor), self._open = self._open or (None, -1), None

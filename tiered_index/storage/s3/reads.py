@@ -1,25 +1,22 @@
-"""Reads of a bucket through obstore, and the service's time.
+"""Reads of a bucket through obstore.
 
 obstore follows redirects, and would send the session token to another host: client options let requests reach only the
-endpoint and the sources of credentials. A proxy would reach any host: boto3 then reads (`Place.is_proxied`). obstore
-shows neither the header `Date` nor that of a bucket's region: an unsigned HEAD has both. Threads: any number.
+endpoint and the sources of credentials. A proxy would reach any host: boto3 then reads (`Place.is_proxied`). Threads:
+any number.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import pkgutil
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tiered_index.errors import StorageMisconfigured, TieredIndexError
-from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import NO_CREDENTIALS, S3
 from tiered_index.storage.obstores import NO_RETRIES, NOWHERE, StoreReads, client_options, obstore
 from tiered_index.storage.retry import PassingFault, RetryLoop
@@ -59,7 +56,6 @@ class S3Reads(StoreReads):
     def __init__(self, place: Place, bucket: str, uri: str, loop: Callable[..., RetryLoop]) -> None:
         """Open the bucket without a request. Raises `StorageMisconfigured`."""
         super().__init__(uri, loop)
-        self._place = place
         try:
             self._store = _opened(place, bucket)
         except self.errors as error:
@@ -69,43 +65,10 @@ class S3Reads(StoreReads):
                 problem = f"no credentials: {NO_CREDENTIALS}"
             raise StorageMisconfigured(f"opening {uri}: obstore refuses the settings: {problem}") from error
 
-    def now_ms(self) -> int | None:
-        """Return the service's time in whole seconds; None: unknown."""
-        date = self._unsigned_head()["Date"]
-        try:
-            return round(parsedate_to_datetime(date).timestamp() * 1000)
-        except (TypeError, ValueError):
-            return None
-
-    def region_elsewhere(self, error: Exception) -> str | None:
-        """Return the bucket's region if the error is an answer that the bucket is in another one, or None."""
+    def is_elsewhere(self, error: Exception) -> bool:
         refusal = self._refusal_of(str(error))
-        is_redirect = re.search(f"redirect without LOCATION|{NOWHERE}", str(error))
-        if is_redirect or (refusal is not None and refusal.is_elsewhere):
-            try:
-                region = self._unsigned_head()["x-amz-bucket-region"] or ""
-            except OSError:
-                return None
-            return region if re.fullmatch(r"[a-z0-9-]+", region) else None
-        return None
-
-    def _unsigned_head(self) -> Any:
-        """Return the headers of the bucket's answer to an unsigned HEAD. Follows no redirect. Raises `OSError`."""
-        check_deadline("sending HeadBucket")
-        sending()
-        # loading them takes a twentieth of the time of boto3
-        request, client = importlib.import_module("urllib.request"), importlib.import_module("http.client")
-        director = request.OpenerDirector()
-        director.add_handler(request.HTTPHandler())
-        if self._place.base_url.startswith("https"):
-            context = importlib.import_module("ssl").create_default_context(cafile=trusted(self._place))
-            director.add_handler(request.HTTPSHandler(context=context))
-        asked = request.Request(self._place.base_url, method="HEAD")
-        try:
-            with director.open(asked, timeout=self._place.options.connect_timeout_s) as answer:
-                return answer.headers
-        except client.HTTPException as error:
-            raise OSError(str(error)) from error
+        is_redirect = re.search(f"redirect without LOCATION|{NOWHERE}", str(error)) is not None
+        return is_redirect or (refusal is not None and refusal.is_elsewhere)
 
     def translate(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
         if re.search(_OF_ROLES, str(error)):

@@ -112,7 +112,7 @@ class S3Storage(BucketStorage):
 
     @property
     def client(self) -> S3Client:
-        """The boto3 client that sends the writes."""
+        """The boto3 client."""
         return self._writes.client
 
     def _read(self, doing: str, name: str, act: Callable[[Any], _T]) -> _T:
@@ -125,7 +125,7 @@ class S3Storage(BucketStorage):
             try:
                 return act(reads)
             except reads.errors as error:
-                region = reads.region_elsewhere(error)
+                region = self._writes.region() if reads.is_elsewhere(error) else None
                 if region in (None, self._place.options.region):
                     raise
             with self._lock:
@@ -201,7 +201,7 @@ class S3Storage(BucketStorage):
 
     def now_ms(self) -> int:
         """Return the service's time in whole seconds, from the date of an answer, or else as `Storage.now_ms`."""
-        told_ms = self._read("asking for the time", "", lambda reads: reads.now_ms())
+        told_ms = self._writes.now_ms(self._base)
         return super().now_ms() if told_ms is None else told_ms
 
     def close(self) -> None:

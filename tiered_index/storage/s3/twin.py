@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from botocore.exceptions import BotoCoreError
@@ -94,9 +93,3 @@ class Boto3Reads(Reads):
                 raise StorageMisconfigured.lacking(f"{self._uri}: a listing lacks {error} of an object") from error
             if not answer.get("IsTruncated"):
                 return
-
-    def now_ms(self) -> int | None:
-        """As `S3Reads.now_ms`."""
-        answer = self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
-        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        return epoch_ms(parsedate_to_datetime(date)) if date else None
