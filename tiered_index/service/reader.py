@@ -8,7 +8,6 @@ opened and refreshed in parallel.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
@@ -42,12 +41,12 @@ from tiered_index.service.read.file_view import WholeView
 from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.read.parts import ReaderParts
-from tiered_index.service.read.polled import Polled, Read, wait_for
-from tiered_index.service.read.prefix import Children
+from tiered_index.service.read.polled import Polled, wait_for
+from tiered_index.service.read.prefix import Child, children_of
 from tiered_index.service.read.query import QueryEngine
 from tiered_index.service.read.root_view import UnsealedView
 from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT
-from tiered_index.service.read.several import Openings, Several
+from tiered_index.service.read.several import Listed, Several
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import UNBOUNDED, deadline_at, remaining_s, request_context
@@ -119,11 +118,10 @@ class IndexReader(Lookups[ItemT]):
             if storages is None:
                 views = self._open_views(storage, undo)
             else:
-                opening = [
-                    (uri, partial(self._open_view, config.changed(storage=uri), None, config.source_timeout_s))
-                    for uri in storages
+                uris = [
+                    (uri, partial(self._view, IndexView, config.changed(storage=uri), None, uri)) for uri in storages
                 ]
-                views = self._open_several(f"the list of {len(opening)} indexes", lambda: opening, undo)
+                views = self._open_several(f"the list of {len(uris)} indexes", lambda: uris, undo)
             self._schema = views[0].schema
             self._prices = config.prices
             self._engine = QueryEngine(
@@ -218,10 +216,10 @@ class IndexReader(Lookups[ItemT]):
         left_s = remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s
         # the list of a prefix first, because it may have new indexes
-        listing = self._several if self._several.is_listed else None
+        listing = self._several.listing
         errors = [] if listing is None else self._read_all([listing], until_s)
         # all are read, even if one fails
-        errors = self._read_all([one for one in self._several.polled() if one is not listing], until_s) + errors
+        errors = self._read_all(self._several.indexes, until_s) + errors
         for error in errors:
             if not isinstance(error, FolderDenied):
                 raise error
@@ -375,21 +373,38 @@ class IndexReader(Lookups[ItemT]):
             return (view,)
         except NotAnIndex as error:
             self._shared = shared
-            open_view = partial(self._open_view, config, patience_s=config.source_timeout_s)
-            views = self._open_several(shared.uri, Children(shared, config.prices, open_view), undo)
+            make = partial(Child, shared.uri)
+
+            def listed() -> Listed:
+                children = children_of(shared, config.prices)
+                return [(child.uri, partial(self._view, make, config, child, child.uri)) for child in children]
+
+            views = self._open_several(shared.uri, listed, undo)
             if not views:
                 raise NotAnIndex(f"{error}, and no index is directly below it: check the URI") from None
             return views
 
-    def _open_view(self, config: IndexConfig, backend: Storage | None, patience_s: float = math.inf) -> IndexView:
-        return IndexView(
-            config, self._clock, backend, self._parts, with_writer=self._with_writers, patience_s=patience_s
-        )
+    def _open_view(self, config: IndexConfig, backend: Storage | None) -> IndexView:
+        view = IndexView(config, self._clock, self._parts, backend, with_writer=self._with_writers)
+        view.open()
+        return view
 
-    def _open_several(self, name: str, openings: Openings, undo: contextlib.ExitStack) -> Sequence[IndexView]:
+    def _view(
+        self,
+        make: Callable[..., IndexView],
+        config: IndexConfig,
+        backend: Storage | None,
+        uri: str,
+        adopt: Callable[[IndexView], None],
+    ) -> IndexView:
+        """Return the view of one of several indexes, which is not open yet."""
+        patience_s, given = config.source_timeout_s, (config, self._clock, self._parts, backend)
+        return make(*given, name=uri, with_writer=self._with_writers, patience_s=patience_s, adopt=adopt)
+
+    def _open_several(self, name: str, listed: Callable[[], Listed], undo: contextlib.ExitStack) -> Sequence[IndexView]:
         """Open indexes in parallel, and return the views of those that answer. Raises as `Several.open`."""
-        given = name, self.config, self._clock, self._parts, openings
-        self._several = several = Several(*given, self._read, is_listed=self._storages is None)
+        given = name, self.config, self._clock, self._parts, listed
+        self._several = several = Several(*given, self._read, is_prefix=self._storages is None)
 
         def close() -> None:
             for view in several.close():
@@ -419,31 +434,10 @@ class IndexReader(Lookups[ItemT]):
         whole = self._views[0].whole(self._clock.monotonic_s())
         return None if self._refused is not None else whole
 
-    def _polled(self) -> Sequence[Polled]:
-        return self._views if self._several is None else self._several.polled()
-
     def _begin(self) -> float:
-        """Read what is due, in parallel, by the rule of `polled`."""
+        """Read the log of the only index if that is due, by the rule of `polled`."""
         begun_s = self._clock.monotonic_s()
-        if not any(one.is_due(begun_s) for one in self._polled()):
-            return begun_s
-        left_s = remaining_s()
-        until_s = None if left_s is None else time.monotonic() + left_s / 2
-        own: set[Polled] = set()
-        # twice, because a read of another lookup may have begun before this one, and the list of a prefix may grow
-        for _ in range(2):
-            readings: list[tuple[Polled, Read]] = []
-            for one in self._polled():
-                if one in own or (found := one.begin_due(begun_s, is_timed=until_s is not None)) is None:
-                    continue
-                reading, is_own = found
-                if is_own:
-                    own.add(one)
-                readings.append((one, reading))
-            wait_for(readings, until_s)
-            for _, reading in readings:
-                if reading.done():
-                    reading.result()
+        self._views[0].refresh(begun_s)
         return begun_s
 
     @contextlib.contextmanager
@@ -462,12 +456,10 @@ class IndexReader(Lookups[ItemT]):
     ) -> Sequence[Pass[ScanT]]:
         if self._several is None:
             return super()._search_all(budget, allow_partial, search)
-        begun_s = self._begin()
-        self._check_open()
         make_run = partial(
             LookupRun, allow_partial=allow_partial, budget=budget, prices=self._prices, read_log=self._read_log
         )
-        return self._several.search_all(begun_s, budget, self._taking_of, make_run, search)
+        return self._several.search_all(self._clock.monotonic_s(), budget, self._taking_of, make_run, search)
 
 
 def _disk_cache(config: IndexConfig) -> DiskCache | None:

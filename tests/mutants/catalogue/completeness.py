@@ -180,9 +180,9 @@ batch-done-with-a-hole: a lookup of a batch ends although a block before its ans
   + np.logical_or.accumulate(unread & False, axis=0) & self._needing
   tests/unit/service/test_parts_of_lookups.py::test_what_was_read_behind_a_hole_does_not_make_a_page[True]
 broken-index-is-an-empty-folder: an index below a prefix that lost its log is skipped as if it were empty
-  in Children._open
-  - if next(iter(child.list(epoch_name(1))), None) is not None:
-  + if child is None:
+  in Child.open
+  - if next(iter(self._backend.list(epoch_name(1))), None) is not None:
+  + if self._backend is None:
   tests/unit/service/several/test_refreshes.py::test_an_index_without_its_log_is_no_empty_folder
 ties-of-sources-lost-between-pages: a page leaves out entries of a later source at the cursor's exact place
   in order_within_index

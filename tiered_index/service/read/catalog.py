@@ -62,8 +62,6 @@ class Handle(Protocol):
     @property
     def lane(self) -> str: ...
     @property
-    def source(self) -> str | None: ...
-    @property
     def known_topics(self) -> Collection[str] | None:
         """The names of the file's topics, or of some of them; None if that needs a request."""
 
@@ -96,14 +94,13 @@ class FileLabel:
 
     file_id: str
     place: str
-    source: str | None
     second_min: int
     second_max: int
 
 
 def label_of(handle: Handle) -> FileLabel:
     """Return the present label of a file."""
-    return FileLabel(handle.file_id, handle.place, handle.source, handle.second_min, handle.second_max)
+    return FileLabel(handle.file_id, handle.place, handle.second_min, handle.second_max)
 
 
 class LocalHandle:
@@ -111,7 +108,6 @@ class LocalHandle:
 
     is_local = True
     fallback: Handle | None = None
-    source: str | None = None
     hash: HashRule = "abs"
 
     @property

@@ -201,7 +201,6 @@ class CompactedFile:
     folder: str | None = None
     local: LocalBytes | None = None
     stored: StorageBytes | None = None
-    source: str | None = None
 
     @property
     def place(self) -> str:

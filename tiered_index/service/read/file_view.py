@@ -114,7 +114,6 @@ def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
                 bytes=size,
                 cost_usd=prices.cost_usd({"get_range": requests}, size),
                 matched=max(note, 0),
-                source=label.source,
             )
         )
     return reports
@@ -130,14 +129,10 @@ def with_reads_of(found: Noted, reports: Sequence[FileReport], prices: PriceTabl
     if not found.spent_by:
         return list(reports)
     labels, notes = found.handles, found.notes
-    spent_by = {
-        (labels[number].file_id, labels[number].source): spent
-        for number, spent in found.spent_by.items()
-        if notes[number] == _LEFT
-    }
+    spent_by = {labels[number].file_id: spent for number, spent in found.spent_by.items() if notes[number] == _LEFT}
     return [
         report
-        if (spent := spent_by.get((report.file, report.source))) is None
+        if (spent := spent_by.get(report.file)) is None
         else replace(
             report,
             requests=report.requests + spent[0],

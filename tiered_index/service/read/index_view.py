@@ -20,6 +20,8 @@ from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BudgetExceeded,
+    ConfigError,
+    FolderDenied,
     IndexClosed,
     NotAnIndex,
     StorageBehind,
@@ -49,7 +51,7 @@ from tiered_index.service.read.scan import FileReader, Files
 from tiered_index.service.read.window_table import apply_changes
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import active_context, deadline_at, remaining_s
+from tiered_index.storage.context import UNBOUNDED, RequestContext, active_context, deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Freshness
@@ -70,30 +72,51 @@ class _Local(NamedTuple):
 
 
 class IndexView(Polled):
-    """An index that another process writes. `close` closes a given `backend`. Raises as `IndexReader.open`.
+    """An index that another process writes. It is not open before `open`, or before a read of it as one of several.
 
-    `with_writer`: read the lease together with the log, for the first call of `writer`. `patience_s`: as `Polled`.
+    `name`: its URI until it is open. `close` closes a given `backend`. `with_writer`: read the lease together with the
+    log, for the first call of `writer`. `patience_s`: as `Polled`. `adopt` is called before lookups may see the files
+    of an index that a read has opened, and its errors leave the index closed.
     """
+
+    genesis: IndexDescriptor
+    schema: Schema
+    storage: MeteredStorage
+    cold: ColdPath
+    number = 0
+    """The index's number in rows and cursors."""
 
     def __init__(
         self,
         config: IndexConfig,
         clock: Clock,
-        backend: Storage | None,
         parts: ReaderParts,
+        backend: Storage | None = None,
         *,
+        name: str = "",
         with_writer: bool = False,
         patience_s: float = math.inf,
+        adopt: Callable[[IndexView], None] = lambda _: None,
     ) -> None:
-        super().__init__("", config, clock, parts, patience_s)
-        self._config = config
-        self._closed = False
+        super().__init__(name, config, clock, parts, patience_s)
+        self._config, self._backend, self._with_writer, self._adopt = config, backend, with_writer, adopt
+        self.is_open = self._closed = False
+        self._refreshed_s = -math.inf
         self._root: Root | None = None
         self._root_view: RootView | None = None
         self._kept_log: KeptLog | None = None
         self._recalled: LogState | None = None  # out of it
         self._changes: object = None
         self.catalog = Catalog()
+        self.searches = FileReader(config.query_threads, config.prices)
+        # the next try to open it is without the bounds of the lookup that begins it
+        self._is_unbounded = False
+        # of a state
+        self._freshness: tuple[LogState, Freshness] | None = None
+
+    def open(self) -> bool:
+        """Open the index, and return whether there is one. Raises as `IndexReader.open`."""
+        config, clock, parts, begun_s = self._config, self._clock, self._parts, self._clock.monotonic_s()
         marker: Marker | None = None
         if config.root is not None:
             if config.raise_file_limit:
@@ -107,30 +130,28 @@ class IndexView(Polled):
                 )
             self._root_view, self._kept_log = RootView(root), KeptLog(root)
         self._root_index = marker.index_id if marker is not None else None
-        opened = None
+        backend, opened = self._backend, None
         if backend is None:
             uri = config.storage or (marker.storage if marker is not None else None)
             backend = opened = config.open_storage(uri)
         # if only the root's marker names the storage, the root is readable without the storage
         self._must_answer = opened is None or config.storage is not None or marker is None
         self.storage = MeteredStorage(backend, config.prices)
-        self.name = self.storage.uri
         self._log = StorageLog(self.storage, clock)
         # when the log was last listed
         self._listed_s = clock.monotonic_s()
-        self._is_another = False  # whether the log has another history and must be opened again
-        # of a state
-        self._freshness: tuple[LogState, Freshness] | None = None
+        # whether the log has another history and must be opened again
+        self._is_another = False
         with contextlib.ExitStack() as undo:
             if opened is not None:
                 undo.callback(opened.close)
             ask = partial(writer_of, self.storage)
             # for the first call of `writer`
-            self._lease = parts.begin_all(parts.begin, [ask])[0] if with_writer else None
-            self.genesis = self._open_log(marker)
-            self.schema: Schema = self.genesis.layout.schema
+            self._lease = parts.begin_all(parts.begin, [ask])[0] if self._with_writer else None
+            self.name = self.name or self.storage.uri
+            self.genesis, unread = self._open_log(marker)
+            self.schema = self.genesis.layout.schema
             index_id = self.genesis.index_id
-            # the index's number in rows and cursors
             self.number = source_number(index_id)
             self.cold = ColdPath(
                 self.storage,
@@ -142,9 +163,19 @@ class IndexView(Polled):
                 index_id=index_id,
             )
             undo.callback(self.cold.close)
-            self.searches = FileReader(config.query_threads, config.prices)
-            self._show(self._log.state, self._refreshed_s)
+            self._adopt(self)
+            self.name = self.storage.uri
+            if unread is not None:
+                self._failed(unread, clock.monotonic_s())
+            self._show(self._log.state, begun_s if unread is None else self._refreshed_s)
+            # in this order: others first look for an error, then whether it is open
+            self._is_unbounded, self.is_open = False, True
+            if unread is None:
+                self._refreshed_from(begun_s)
+            if self._closed:
+                raise IndexClosed("the reader was closed while an index was opened")
             undo.pop_all()
+        return True
 
     def writer(self) -> Writer | None:
         """Return the current or last writer, None if there was none. Raises `StorageError`."""
@@ -156,7 +187,8 @@ class IndexView(Polled):
         except TimeoutError as error:
             raise BudgetExceeded(f"timeout_s was reached while reading the lease of {self.storage.uri}") from error
 
-    def _open_log(self, marker: Marker | None) -> IndexDescriptor:
+    def _open_log(self, marker: Marker | None) -> tuple[IndexDescriptor, StorageError | None]:
+        """Return the descriptor of the index, and why the log of a root could not be read."""
         try:
             stored = self._read_in_time(marker).genesis
             assert stored is not None
@@ -164,9 +196,8 @@ class IndexView(Polled):
             if self._must_answer or marker is None:
                 raise
             # the caller named only the root: files that are only in the storage fail when a lookup needs them
-            self._failed(error, self._clock.monotonic_s())
             self._recall(marker.index_id)
-            return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space)
+            return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), error
         if marker is not None:
             check_descriptor(
                 stored, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), self.storage.uri
@@ -175,7 +206,7 @@ class IndexView(Polled):
             check_descriptor(
                 stored, IndexDescriptor("", self._config.geometry(), stored.offset_space), self.storage.uri
             )
-        return stored
+        return stored, None
 
     def _read_in_time(self, marker: Marker | None) -> LogState:
         """Read the log for the first time; if the root is readable without it, within half of the remaining time."""
@@ -232,19 +263,49 @@ class IndexView(Polled):
 
     def leave(self) -> TieredIndexError:
         """As `Polled`. Range reads under way leave their places to the other indexes."""
-        self.cold.replace_hanging()
+        if self.is_open:
+            self.cold.replace_hanging()
+        else:
+            self._is_unbounded = True
         return super().leave()
 
+    def _context(self) -> RequestContext:
+        return UNBOUNDED if self._is_unbounded else active_context()
+
+    def _try(self, read: Callable[[], object]) -> None:
+        begun_s = self._clock.monotonic_s()
+        try:
+            super()._try(read)
+        except (ConfigError, BudgetExceeded) as error:
+            if self.is_open:
+                raise
+            self._is_unbounded = isinstance(error, BudgetExceeded)
+            self._failed(error, begun_s)
+
     def fails(self, begun_s: float) -> bool:
-        """As `Polled`; an error of the storage does not count for a root."""
+        """As `Polled`. An error of the storage does not count for a root, nor a folder that the user may not read."""
+        if not self.is_open:
+            return self.unopened is not None and not isinstance(self._error, FolderDenied)
         away = self._root_view is not None and isinstance(self._error, StorageError)
         return self._is_too_old(begun_s) or (self._error is not None and not away)
 
+    @property
+    def unopened(self) -> TieredIndexError | None:
+        """The error of an index that is not open; None: it is open, or the folder has no index."""
+        if self.is_open:
+            return None
+        return self._error or (self._late() if math.isinf(self._refreshed_s) else None)
+
     def _read(self, *, is_due: bool) -> LogState:
-        """Read the log's new records and return its state.
+        """Open the index, or read the log's new records. Return the state of the log.
 
         With a short interval, a GET of the next record replaces most listings, which cost more.
         """
+        if not self.is_open:
+            begun_s = self._clock.monotonic_s()
+            if not self.open():
+                self._refreshed_from(begun_s)
+            return self.log_state
         begun_s = self._clock.monotonic_s()
         by_number = is_due and begun_s - self._listed_s < LIST_EVERY_S and 0 < self._interval_s < 1
         by_number = by_number and self._root is None and self._error is None
@@ -404,6 +465,8 @@ class IndexView(Polled):
         """Release threads and connections. `until_s`: see `DaemonPool.close`. Idempotent."""
         self._closed = True
         self.searches.close(until_s)
+        if not self.is_open:
+            return
         self.cold.close()
         self.storage.close()
         self.catalog.clear(self._root_view.give_up() if self._root_view is not None else ())

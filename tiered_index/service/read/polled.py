@@ -104,7 +104,7 @@ class Polled(ABC):
                     return None
             else:
                 return None if self._away is not None else (reading, True)
-        return _ended(self._read_due), True
+        return ended(self._read_due), True
 
     def begin_asked(self) -> tuple[Read, bool]:
         """Return a read that begins after this call and raises its errors, and whether this call began it."""
@@ -117,7 +117,24 @@ class Polled(ABC):
                 pass
             else:
                 return reading, True
-        return _ended(self._read_asked), True
+        return ended(self._read_asked), True
+
+    def refresh(self, begun_s: float) -> None:
+        """Wait for the read that a lookup begun at `begun_s` needs, by the rule above."""
+        if not self.is_due(begun_s):
+            return
+        left_s = remaining_s()
+        until_s = None if left_s is None else time.monotonic() + left_s / 2
+        # twice, because a read of another lookup may have begun before this one
+        for _ in range(2):
+            if (begun := self.begin_due(begun_s, is_timed=until_s is not None)) is None:
+                continue
+            reading, is_own = begun
+            wait_for([(self, reading)], until_s)
+            if reading.done():
+                reading.result()
+            if is_own:
+                return
 
     def read_on(self, part: float = 0.5) -> Any:
         """Return the state of a read that begins after this call.
@@ -284,9 +301,9 @@ class Polled(ABC):
         return StorageUnavailable(f"{self.name} did not answer within {self.patience_s:g} s")
 
 
-def _ended(call: Callable[[], Any]) -> Read:
-    """Run a read in the caller's thread, because no thread can be started."""
-    reading: Read = PoolFuture()
+def ended(call: Callable[[], T]) -> Future[T]:
+    """Run a call in the caller's thread, because no thread can be started."""
+    reading = PoolFuture[T]()
     try:
         reading.set_result(call())
     except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
@@ -294,13 +311,11 @@ def _ended(call: Callable[[], Any]) -> Read:
     return reading
 
 
-def unread(error: TieredIndexError | None, source: str | None = None) -> list[Handle]:
+def unread(error: TieredIndexError | None) -> list[Handle]:
     """Return a file that fails with `error`, so that no answer is complete; nothing for None."""
     if error is None:
         return []
-    file = DamagedFile(error.file if isinstance(error, CorruptFile) else "log", "storage", error)
-    file.source = source
-    return [file]
+    return [DamagedFile(error.file if isinstance(error, CorruptFile) else "log", "storage", error)]
 
 
 def wait_for(readings: Iterable[tuple[Polled, Read]], until_s: float | None) -> Sequence[Polled]:

@@ -1,4 +1,4 @@
-"""The folders directly below a prefix, as openings of indexes.
+"""The folders directly below a prefix, each of which may be an index.
 
 An index that was found stays; if its objects vanish, reading its log fails. Threads: one at a time.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
-from functools import partial
+from typing import Any
 
 from tiered_index.errors import (
     ConfigError,
@@ -31,57 +30,55 @@ from tiered_index.storage.prices import PriceTable
 _MAX_CHILDREN = 1000
 
 
-class Children:
-    """The children of the storage `shared`. `open_view` opens the index of one; it raises `NotAnIndex`."""
+def children_of(shared: Storage, prices: PriceTable) -> list[Storage]:
+    """List the folders of the storage `shared`, each as a storage. Raises `ConfigError` for too many."""
+    listed = MeteredStorage(shared, prices)
+    found = list(itertools.islice(child_storages(shared, listed), _MAX_CHILDREN + 1))
+    if len(found) > _MAX_CHILDREN:
+        raise ConfigError(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes themselves")
+    return found
 
-    def __init__(self, shared: Storage, prices: PriceTable, open_view: Callable[[Storage], IndexView]) -> None:
-        self._shared, self._prices, self._open_view = shared, prices, open_view
-        # URIs of folders without an index at the last look
-        self._empty: set[str] = set()
 
-    def __call__(self) -> Iterator[tuple[str, Callable[[], IndexView | None]]]:
-        """List the prefix; yield the URI of each folder, and a call that opens it.
+class Child(IndexView):
+    """A folder directly below `prefix`, a URI, that may be an index. Its storage is given; see `IndexView`."""
 
-        The call returns None for a folder without an index. Raises `ConfigError` for too many folders.
-        """
-        for child in self._listed():
-            yield child.uri, partial(self._open, child)
+    def __init__(self, prefix: str, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._prefix = prefix
+        # whether it was no index at the last look
+        self._is_empty = False
 
-    def _listed(self) -> list[Storage]:
-        listed = MeteredStorage(self._shared, self._prices)
-        found = list(itertools.islice(child_storages(self._shared, listed), _MAX_CHILDREN + 1))
-        if len(found) > _MAX_CHILDREN:
-            raise ConfigError(f"{self._shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes themselves")
-        return found
-
-    def _open(self, child: Storage) -> IndexView | None:
-        if child.uri in self._empty:
+    def open(self) -> bool:
+        """As `IndexView`; False for a folder without an index. Raises `FolderDenied` if the user may not read it."""
+        assert self._backend is not None
+        child = MeteredStorage(self._backend, self._prices)
+        if self._is_empty:
             # one request: every index has record 1 of its log
             try:
-                MeteredStorage(child, self._prices).head(log_name(1))
+                child.head(log_name(1))
             except ObjectNotFound:
-                return None
-            self._empty.discard(child.uri)
+                return False
+            self._is_empty = False
         try:
-            return self._open_view(child)
+            return super().open()
         except NotAnIndex:
             # a writer claims an epoch before it publishes anything, so an epoch without a log shows a lost log
-            if next(iter(child.list(epoch_name(1))), None) is not None:
+            if next(iter(self._backend.list(epoch_name(1))), None) is not None:
                 with contextlib.suppress(NotAnIndex):  # a writer may have created it in between
-                    return self._open_view(child)
+                    return super().open()
                 raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "belongs to an index without a log") from None
-            self._empty.add(child.uri)
-            return None
+            self._is_empty = True
+            return False
         except ObjectArchived:
             raise
         except StorageMisconfigured as error:
             # a folder of another user is no index if one may look and record 1 of a log is not there
             with contextlib.suppress(StorageError):
                 try:
-                    MeteredStorage(child, self._prices).head(log_name(1))
+                    child.head(log_name(1))
                 except ObjectNotFound:
-                    return None
+                    return False
             raise FolderDenied(
                 f"{child.uri} may be an index that this user can't read: allow it, or give the other indexes by their "
-                f"URIs instead of {self._shared.uri} ({error})"
+                f"URIs instead of {self._prefix} ({error})"
             ) from error

@@ -157,7 +157,6 @@ class Scan(ABC):
             elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
             matched=matched,
             error=None if error is None else str(error),
-            source=handle.source,
         )
         self.notes.append(note)
         if error is not None:

@@ -36,7 +36,6 @@ class WindowTable:
     is_local = False
     fallback: Handle | None = None
     lane = "main"
-    source: str | None = None
 
     def __init__(self, cold: ColdPath, shards: Sequence[StoredObject]) -> None:
         ordered = sorted(shards, key=lambda o: (o.part.slot_low, -o.second_max, o.name))

@@ -58,6 +58,7 @@ def test_refreshes_of_several_indexes_without_threads(several, limit, clock, log
         # the threads of the opening would do it
         reader._parts.threads.__init__(2, "tiered-index-log")
         limit.refuse("tiered-index-log", MANY)
+        log_readings.clear()
         assert len(reader.query("t", "all")) == 4
         assert sorted(map(id, log_readings)) == sorted(map(id, reader._views))
         assert reader.refresh() == reader._views[0].log_state

@@ -10,6 +10,7 @@ from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageUnavailable
+from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage
 
@@ -64,7 +65,8 @@ def test_one_of_twenty_is_away_at_the_opening(many, prefix, clock, failing, how)
             reader.refresh()
         for _ in range(2):
             check_partial(many, ask(reader), away)
-            assert [file.source for file in reader.files() if file.source is not None] == [away]
+            (unread,) = [file for file in reader.files() if isinstance(file, DamagedFile)]
+            assert away in str(unread.error)
             clock.advance(11)
         failing.clear()
         clock.advance(2)

@@ -272,9 +272,9 @@ def test_an_opening_with_one_thread_passes_a_hanging_index(cluster, opened, read
         opening().close()
 
 
-def test_an_index_that_is_adopted_during_a_close_is_closed(cluster, opened, clock):
-    late = cluster.uris[2]
-    reader, other = (cluster.reader(uris, clock=clock) for uris in (cluster.uris[:2], [late]))
+def test_an_index_that_is_adopted_during_a_close_is_closed(cluster, opened, reading, clock):
+    reading[cluster.uris[2]] = refused
+    reader = cluster.reader(clock=clock)
     real = reader._engine.read_of
 
     def read_of(names):
@@ -282,10 +282,10 @@ def test_an_index_that_is_adopted_during_a_close_is_closed(cluster, opened, cloc
         real(names)
 
     reader._engine.read_of = read_of
+    reading.clear()
     with pytest.raises(IndexClosed):
-        reader._several._adopt(late, other._views[0])
-    assert of(opened, late).closed
-    other.close()
+        reader.refresh()
+    assert all(storage.closed for storage in opened)
 
 
 def test_bounds_of_lookups_do_not_prevent_a_late_opening(cluster, reading, clock):
