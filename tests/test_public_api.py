@@ -70,7 +70,7 @@ def test_fields_are_contracts():
     assert fields(IndexItem) == entry
     seen = ["freshness", "unknown_topics", "lost", "expired_before_ms"]
     every = ["status", "failed", "explain", "seen"]
-    assert fields(QueryResult) == [*every, "items", "cursor", "timestamp_resolution_ms", "item_type"]
+    assert fields(QueryResult) == [*every, "items", "cursor", "timestamp_resolution_ms", "item_type", "places"]
     assert fields(MessagesResult)[:6] == [*every, "messages", "cursor"]
     assert list(Provenance._fields) == seen
     # answers have the same names

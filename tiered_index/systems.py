@@ -5,22 +5,16 @@ The names of an index's positions show the system of its topics. Threads: any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiered_index.format.names import TOPICS_QUEUE, linked_store
-from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.format.names import linked_store
+from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
 
 if TYPE_CHECKING:
     from tiered_index.service.reader import IndexReader
-
-
-FILES_QUEUE = 0
-"""The queue of the rows of files of one topic."""
-FILES_QUEUES = (FILES_QUEUE, TOPICS_QUEUE)
-"""The queues that rows of files may have."""
 
 
 class Words(NamedTuple):
@@ -64,24 +58,6 @@ UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
 def files_key(store: str) -> str:
     """Return the beginning of the names of positions that have the paths of keys of a log of files."""
     return f"files-key:{store}/"
-
-
-def files_topic(topic: str) -> str:
-    """Return the name of the position that says that rows of files have a topic by one of their fields."""
-    return f"files-topic:{topic}"
-
-
-def has_files(archives: Iterable[SegmentArchive], names: Callable[[], Iterable[str]], topic: str) -> bool:
-    """Return whether a topic has, or had, rows of files in one of the indexes with these archives. No request.
-
-    `names` returns the names of all positions of the indexes.
-    """
-    states = [archive.state() for archive in archives]
-    of_topic, of_topics = (
-        any(store in state.listed_logs or store in state.given_up for state in states)
-        for store in (linked_store(topic, queue_id) for queue_id in FILES_QUEUES)
-    )
-    return of_topic or (of_topics and files_topic(topic) in names())
 
 
 def words_of(positions: Iterable[str], topic: str | None = None) -> Words:

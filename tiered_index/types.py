@@ -13,6 +13,7 @@ Instances are immutable values; share them between threads freely. Functions are
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from typing_extensions import TypeVar
 
-from tiered_index.errors import ConfigError, install_hint
+from tiered_index.errors import ConfigError, TieredIndexError, install_hint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,8 +89,8 @@ class IndexItem:
 
     Preset `native` adds `fingerprint`, a second hash of the key. Columns of your own are further members. In JSON,
     bytes are hexadecimal text, and numbers that are not finite are null. Over HTTP the response header
-    `tiered-index-columns` declares them, as JSON. The class corresponds to RocketMQ's
-    `org.apache.rocketmq.tieredstore.index.IndexItem`.
+    `tiered-index-columns` declares them, as JSON. Entries of files also have `file` and `row` in JSON (`FilePlace`).
+    The class corresponds to RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
 
     - `topic`: Topic of the message.
     - `topic_id`: Number of the topic in its file.
@@ -402,8 +403,8 @@ class Provenance(NamedTuple):
 
 
 _NOTHING_SEEN = Provenance()
-# the newest entries that the text of an answer shows, and what it shows of them
-_SHOWN, _NEWEST = 5, ("time", "topic", "queue_id", "offset")
+# the newest entries that the text of an answer shows, and the most characters of one of their values
+_SHOWN, _CELL = 5, 40
 RowT = TypeVar("RowT", covariant=True, default=Any)
 
 
@@ -491,8 +492,24 @@ class Answer(Sequence[RowT]):
         }
 
 
+class FilePlace(NamedTuple):
+    """The file and the row of an entry of files.
+
+    - `file`: the URI of the file.
+    - `row`: the number of the row, from 0; of a text, the byte at which its line begins, after decompression.
+    - `unit`: ``byte`` or ``row``; None: a service does not tell it.
+    """
+
+    file: str
+    row: int
+    unit: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.row:,}" if self.unit else f"{self.row:,}"
+
+
 class LaterFields(Protocol):
-    """Makes fields of a `QueryResult` on first access."""
+    """Makes fields of a `QueryResult` on first access. Several threads may ask for the same field."""
 
     def field(self, name: str) -> Any:
         """Return the field."""
@@ -513,6 +530,10 @@ class QueryResult(Answer[ItemT]):
     greatest `size`, then the greatest further columns. This holds for each page by itself: an identity that was put at
     two times can be on two pages. `query_all` gives it once. `seen` is the provenance, `explain` the cost.
     `timestamp_resolution_ms` is the unit of the entries' times. `item_type` is the class of the entries.
+
+    `places` has the `FilePlace` of each item if the topic has files, None for an item of no file. It is None if the
+    topic has no files. The first access may read parts of catalogs from the storage: it raises `StorageUnavailable`
+    and `CorruptFile`, and so do `to_dict`, `to_arrow` and the functions that need it.
     """
 
     rows_field = "items"
@@ -521,6 +542,7 @@ class QueryResult(Answer[ItemT]):
     cursor: str | None = field(default_factory=lambda: None)
     timestamp_resolution_ms: int = 1000
     item_type: type[IndexItem] = field(default_factory=lambda: IndexItem, repr=False)
+    places: tuple[FilePlace | None, ...] | None = field(default_factory=lambda: None, compare=False)
 
     # `_later`, a `LaterFields`, makes some fields on first access
     if not TYPE_CHECKING:
@@ -539,11 +561,18 @@ class QueryResult(Answer[ItemT]):
         """Return the entries as an Arrow table, with a row per entry and a column per field. It builds no item objects.
 
         `timestamp_ms` is a timestamp in milliseconds, UTC. `offset` is int64; other numbers have their stored width.
-        `source` is null if one index is read. An empty answer has the same columns. `FileRows.table` returns the files
-        of entries, too.
+        `source` is null if one index is read. An empty answer has the same columns. If the topic has files the columns
+        are `topic`, `timestamp_ms`, `file` (text), `row` (int64), the index's own columns, and `source`.
         """
         later: LaterFields | None = self.__dict__.get("_later")
-        return items_table(self.items, self.item_type) if later is None else later.table()
+        table = items_table(self.items, self.item_type) if later is None else later.table()
+        return table if self.places is None else with_places(table, self.places, own_columns(self.item_type))
+
+    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
+        """Return the answer as a JSON-ready dict, as `Answer.to_dict`. Items of files have `file` and `row`, too."""
+        document = super().to_dict(files=files)
+        describe_places(document["items"], self.places)
+        return document
 
     def to_pandas(self) -> pd.DataFrame:
         """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""
@@ -554,19 +583,33 @@ class QueryResult(Answer[ItemT]):
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
-        lines = [shortened(f"  {'  '.join(cells)}") for cells in [*self._newest(), *zip(self._left())]]
+        # the end of a file's URI says more than its begin
+        cells_of = [[cell if len(cell) <= _CELL else f"…{cell[1 - _CELL :]}" for cell in row] for row in self._newest()]
+        lines = [shortened(f"  {'  '.join(cells)}") for cells in [*cells_of, *zip(self._left())]]
         return "\n".join([super().__repr__(), *lines])
 
     def _repr_html_(self) -> str:
         """Return the answer for notebooks: its status, and a table of the newest entries."""
-        head = "".join(f"<th>{name}</th>" for name in _NEWEST)
-        rows = ["".join(f"<td>{escape(text)}</td>" for text in cells) for cells in self._newest()]
+        cells_of = self._newest()
+        names = ("time", "topic", *(("queue_id", "offset") if self._shown_places() is None else ("file", "row")))
+        head = "".join(f"<th>{name}</th>" for name in names)
+        rows = ["".join(f"<td>{escape(text)}</td>" for text in cells) for cells in cells_of]
         table = "".join(f"<tr>{row}</tr>" for row in (head, *rows))
         return f"<p>{escape(super().__repr__())}</p><table>{table}</table><p>{' '.join(self._left())}</p>"
 
     def _newest(self) -> list[tuple[str, ...]]:
-        newest = [(format_time(item.timestamp_ms), item) for item in self.items[:_SHOWN]]
-        return [(time, shortened(item.topic), f"{item.queue_id}", f"{item.offset:,}") for time, item in newest]
+        shown = self.items[:_SHOWN]
+        places = self._shown_places()
+        of_item = [(f"{item.queue_id}", f"{item.offset:,}") for item in shown] if places is None else places[:_SHOWN]
+        times = [format_time(item.timestamp_ms) for item in shown]
+        return [(time, shortened(item.topic), *at) for time, item, at in zip(times, shown, of_item, strict=True)]
+
+    def _shown_places(self) -> list[tuple[str, str]] | None:
+        """Return the texts of `places`; None: there are none, or they can't be read now."""
+        with contextlib.suppress(TieredIndexError):
+            if self.places is not None:
+                return [("", "") if place is None else (place.file, str(place)) for place in self.places]
+        return None
 
     def _left(self) -> list[str]:
         return [f"and {len(self) - _SHOWN:,} more"] if len(self) > _SHOWN else []
@@ -612,6 +655,33 @@ def to_pandas(table: pa.Table) -> pd.DataFrame:
         return table.to_pandas()
     except ImportError as error:
         raise ConfigError(f"to_pandas needs pandas: {install_hint('pandas')}") from error
+
+
+def describe_places(documents: Sequence[dict[str, Any]], places: Sequence[FilePlace | None] | None) -> None:
+    """Set `file` and `row` of the documents of entries by their places. A column of the index keeps its name."""
+    for document, place in zip(documents, places or (), strict=places is not None):
+        if place is not None:
+            document.setdefault("file", place.file)
+            document.setdefault("row", place.row)
+
+
+def with_places(table: pa.Table, places: Sequence[FilePlace | None], own: Sequence[str]) -> pa.Table:
+    """Return a table of entries with the columns `file` and `row`. `own` are the index's own columns, which stay.
+
+    `table` has the columns of `items_table`. A column that the index already has under one of these names stays.
+    """
+    # imported here, as in `table_of`
+    import pyarrow as pa
+
+    columns = {
+        "topic": table["topic"],
+        "timestamp_ms": table["timestamp_ms"],
+        "file": pa.array([place and place.file for place in places], pa.string()),
+        "row": pa.array([place and place.row for place in places], pa.int64()),
+        **{name: table[name] for name in own},
+        "source": table["source"],
+    }
+    return pa.table(columns)
 
 
 _ARROW_TYPES = {"topic": "string", "offset": "int64", "source": "string"}

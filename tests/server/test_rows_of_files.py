@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import os
+import pickle
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,17 +69,23 @@ def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
         messages = reader.messages("orders", "7", source=rows, max_count=100)
         expected = [(one.message.file, one.message.row) for one in messages]
         assert len(expected) == 40 and ("2.parquet", 7) in [(file.rpartition("/")[2], row) for file, row in expected]
-        table = rows.table(answer)
-        assert table.column_names == ["topic", "timestamp", "file", "row", "source"]
+        table = answer.to_arrow()
+        assert table.column_names == ["topic", "timestamp_ms", "file", "row", "source"]
         assert [*zip(table["file"].to_pylist(), table["row"].to_pylist(), strict=True)] == expected
-        assert table["timestamp"][0].as_py().isoformat() == "2023-11-14T22:19:57+00:00"
+        assert table["timestamp_ms"][0].as_py().isoformat() == "2023-11-14T22:19:57+00:00"
+        assert pa.table(answer) == table and pa.table(pickle.loads(pickle.dumps(answer))) == table
+        assert [(one["file"], one["row"]) for one in answer.to_dict()["items"]] == expected
+        assert reader.query("orders", "none").to_arrow().schema == table.schema
         asked = {"topic": "orders", "key": "7", "max_count": 100}
         document = client.get("/v1/query", params=asked).json()
         assert [(one["file"], one["row"]) for one in document["items"]] == expected
         stream = client.get("/v1/query", params=asked, headers={"Accept": "application/x-ndjson"}).text.splitlines()
         assert [(one["file"], one["row"]) for one in map(json.loads, stream[:-1])] == expected
+        arrow = client.get("/v1/query", params=asked, headers={"Accept": "application/vnd.apache.arrow.stream"})
+        assert pa.ipc.open_stream(arrow.content).read_all() == table
         with IndexClient(str(client.base_url)) as other:
-            assert [*other.query("orders", "7", max_count=100)] == [*answer]
+            served = other.query("orders", "7", max_count=100)
+            assert [*served] == [*answer] and served.to_arrow() == table
         with IndexService.open(**indexed) as index, serving(index) as writer:
             document = writer.get("/v1/query", params=asked).json()
             assert [(one["file"], one["row"]) for one in document["items"]] == expected
@@ -90,6 +97,66 @@ def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
     assert head.split() == ["time", "file", "row"]
     assert [line.split()[1] for line in shown[:40]] == [file for file, _ in expected]
     assert "row 7 " in run_here(*asked).out and shown[0].endswith(f"byte {expected[0][1]:,} ")
+
+
+def test_answers_of_batches_and_of_several_indexes_have_files_and_rows(indexed, tmp_path):
+    """Topics of one batch may differ: entries that are of no file have a null."""
+    with IndexService.open(**indexed) as index:
+        index.put("events", 0, "7", 99, 5, BEGIN_S * 1000)
+        index.seal()
+        index.run_lifecycle()
+    asked = [("orders", "7"), ("events", "7"), ("none", "7")]
+    with IndexReader.open(indexed["storage"]) as reader, serving(reader) as client:
+        rows_of_orders = reader.query("orders", "7").to_arrow().select(["file", "row"]).to_pylist()
+        expected = [*rows_of_orders, {"file": None, "row": None}]
+        many = reader.query_many(asked)
+        table = many.to_arrow()
+        assert table.select(["file", "row"]).to_pylist() == expected and len(expected) == 41
+        assert pa.table(many) == table and table["offset"][40].as_py() == 99
+        assert [one.places is None for one in many] == [False, True, True]
+        assert [len(one.to_arrow().column_names) for one in many] == [5, 9, 9]
+        lines = [document for answer in many.item_documents() for document in answer]
+        assert [(one.get("file"), one.get("row")) for one in lines] == [(one["file"], one["row"]) for one in expected]
+        with IndexClient(str(client.base_url)) as other:
+            assert other.query_many_arrow(asked)[0] == table
+            assert [one.places is None for one in other.query_many(asked)] == [False, True, True]
+        plain = reader.query_many(asked[1:]).to_arrow()
+        assert "file" not in plain.column_names and len(plain) == 1
+    # the index of a root alone has no catalog
+    with IndexService.open(root=tmp_path / "second", storage=f"file://{tmp_path}/more") as index:
+        index.put("orders", 0, "7", 0, 5, BEGIN_S * 1000)
+        index.flush()
+        index.seal()
+        index.run_lifecycle()
+    with IndexReader.open([indexed["storage"], f"file://{tmp_path}/more"]) as reader:
+        table = reader.query("orders", "7", max_count=100).to_arrow()
+        assert table.select(["file", "row"]).to_pylist() == expected
+        assert table["source"].to_pylist()[-1] == f"file://{tmp_path}/more"
+
+
+def test_an_answer_in_a_notebook_shows_the_newest_rows(indexed):
+    with IndexReader.open(indexed["storage"]) as reader:
+        answer = reader.query("orders", "7", max_count=6)
+        assert all("logs/3.csv" in line for line in repr(answer).splitlines()[1:6])
+        assert repr(answer).splitlines()[1].split()[-2:] == ["byte", f"{answer.places[0].row:,}"]
+        html = answer._repr_html_()
+        assert "<th>file</th><th>row</th>" in html and "queue" not in html and html.count("<tr>") == 6
+        later = reader.query("orders", "7")
+    # the catalog can't be read any more
+    assert "queue" not in repr(answer) and len(repr(later).splitlines()) == 7
+
+
+def test_a_file_of_lookups_is_answered_with_files_and_rows(indexed, tmp_path):
+    (tmp_path / "keys.csv").write_text("topic,key\norders,7\norders,none\n")
+    asked = ("query", "--keys", tmp_path / "keys.csv", "--storage", indexed["storage"])
+    done = run_here(*asked, "--out", tmp_path / "out.parquet", "--json")
+    assert done.code == 0, done.err
+    table = pq.read_table(tmp_path / "out.parquet")
+    with IndexReader.open(indexed["storage"]) as reader:
+        expected = reader.query("orders", "7").to_arrow().select(["file", "row"]).to_pylist()
+    assert table.select(["file", "row"]).to_pylist() == [*expected, {"file": None, "row": None}]
+    head, _, first, *_ = run_here(*asked).out.strip().splitlines()
+    assert head.split() == ["topic", "key", "time", "file", "row"] and first.split()[3].endswith("logs/3.csv")
 
 
 def test_the_library_gives_rows_of_a_reader_and_of_a_writer(indexed):

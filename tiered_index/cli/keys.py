@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -34,7 +34,7 @@ from tiered_index.types import Answer, FileReport, Lookup, format_time
 _FORMS: dict[str, Format] = {".parquet": "parquet", **dict.fromkeys((".ndjson", ".jsonl", ".json"), "ndjson")}
 # Lookups of a batch, which share their reads
 _BATCH = 100_000
-_SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
+_OF_MESSAGES, _OF_FILES = ("queue_id", "offset", "size"), ("file", "row")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 _ASKED = pa.schema(
     [
@@ -48,8 +48,11 @@ def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
     return [{"file": report.file, "error": report.error} for report in reports] or None
 
 
-def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
-    """Return the answers to lookups, one row an entry. A lookup without entries has one row with null columns."""
+def _table(lookups: Sequence[Lookup], results: QueryResults, *, has_files: bool) -> pa.Table:
+    """Return the answers to lookups, one row an entry. A lookup without entries has one row with null columns.
+
+    `has_files`: some topic of the index has files, so that all batches have their columns.
+    """
     answers = list(results)
     counts = results.counts
     own = [f.name for f in dataclasses.fields(results.item_type) if f.name != "topic"]
@@ -59,6 +62,9 @@ def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
             f"keys up from Python by query_many"
         )
     entries = results.to_arrow().drop_columns(["lookup", "topic"])
+    if has_files and "row" not in entries.column_names:
+        for name, kind in (("file", pa.string()), ("row", pa.int64())):
+            entries = entries.append_column(name, pa.nulls(len(entries), kind))
     at = entries.column_names.index("timestamp_ms")
     entries = entries.set_column(at, "timestamp_ms", entries["timestamp_ms"].cast(pa.int64()))
     lookup = np.repeat(np.arange(len(lookups)), np.maximum(counts, 1))
@@ -178,6 +184,12 @@ class KeysQuestion(Question[Any]):
             seen=results.seen,
         )
 
+    @cached_property
+    def has_files(self) -> bool:
+        """Whether some topic of the index has files."""
+        assert self.reader is not None
+        return any(archive.segments().have_links for archive in self.reader.segment_archives.values())
+
     def left(self) -> int:
         """Return the number of lookups without an answer; reads the rest of the file."""
         return len(self._next) + sum(map(len, self._lookups))
@@ -194,12 +206,12 @@ def look_up_keys(
 ) -> int:
     """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
     pages: Pages[Any] = Pages(asking, None, budget, every=True, **of_pages)
-    shown: list[tuple[object, ...]] = []
+    shown: list[dict[str, Any]] = []
     entries = answered = 0
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:
         for batch in pages:
             if batch.results is not None:
-                write(_table(batch.results.batch.lookups, batch.results))
+                write(_table(batch.results.batch.lookups, batch.results, has_files=asking.has_files))
                 answered += int((batch.results.counts > 0).sum())
             entries += len(batch)
         left = asking.left()
@@ -210,8 +222,13 @@ def look_up_keys(
     counts: dict[str, Any] = {"lookups": total, "found": answered, "statuses": dict(asking.statuses)}
     out.answer(pages.totals(entries, **counts, not_looked_up=left, **more), streamed=target is None)
     if shown:
-        columns = _SHOWN if any(row[-1] is not None for row in shown) else _SHOWN[:-1]
-        out.table(columns, [row[: len(columns)] for row in shown], right=("queue", "offset", "size"))
+        of_files = any(row.get("file") is not None for row in shown)
+        of_messages = any(row["key_hash"] is not None for row in shown if row.get("file") is None)
+        names = [*("topic", "key", "time"), *_OF_FILES * of_files, *_OF_MESSAGES * (of_messages or not of_files)]
+        names += ["source"] * any(row["source"] is not None for row in shown)
+        titles = ["queue" if name == "queue_id" else name for name in names]
+        right = ("queue", "offset", "size", "row")
+        out.table(titles, [[row.get(name) for name in names] for row in shown], right=right)
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
     out.line(
         f"{counted(total, 'lookup')}{f' ({told})' if told else ''}, {answered:,} with entries: "
@@ -228,11 +245,10 @@ def look_up_keys(
     return pages.finish(out)
 
 
-def _show(out: Output, shown: list[tuple[object, ...]], table: pa.Table) -> None:
+def _show(out: Output, shown: list[dict[str, Any]], table: pa.Table) -> None:
     """Write a table: as JSON at once; for people, add its rows to `shown`, which is printed at the end."""
     for row in table.to_pylist():
         if out.as_json:
             out.record(row)
         else:
-            time = format_time(row["timestamp_ms"]) or "nothing found"
-            shown.append((row["topic"], row["key"], time, *(row[n] for n in ("queue_id", "offset", "size", "source"))))
+            shown.append(row | {"time": format_time(row["timestamp_ms"]) or "nothing found"})

@@ -25,10 +25,11 @@ from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
+from tiered_index.service.jobs.row_places import has_files
 from tiered_index.service.read.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.messages import Fetched, MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.systems import FILES, OTHER, Words, has_files, position_names
+from tiered_index.systems import FILES, OTHER, Words, position_names
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:

@@ -22,11 +22,10 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.service.read.messages import MessagesResult
-from tiered_index.types import IndexItem, QueryResult, format_time, own_columns
+from tiered_index.types import IndexItem, QueryResult, describe_places, format_time, own_columns
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
-    from tiered_index.sources.linked_rows import FileRows
 
 _PAGE = 1000
 # Each page reads the files again: with pages of constant size the time would grow with the square of the entries.
@@ -174,8 +173,7 @@ def query(
         pages: Pages[Any] = Pages(question, options.cursor, budget, every=options.every, **of_pages)
         if options.messages:
             return write_messages(session.out, pages, topic, options.body or "text", raw=options.raw)
-        rows = partial(_rows_of, stack, question, topic)
-        return _write(session.out, pages, topic, rows)
+        return _write(session.out, pages, topic)
 
 
 class KeyQuestion(Question[Any]):
@@ -267,35 +265,26 @@ class GrowingPages:
         return self._look_up(max_count=size, **more)
 
 
-def _rows_of(stack: contextlib.ExitStack, question: Question[Any], topic: str) -> FileRows | None:
-    """Return the rows of a topic's files; None: it has none, or a service answers."""
-    return None if question.reader is None else file_rows(stack, question.reader, topic)
-
-
-def _write(out: Output, pages: Pages[QueryResult], topic: str, rows_of_files: Callable[[], FileRows | None]) -> int:
+def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
     is_stream = pages.every and out.as_json
     items: list[IndexItem] = []
     places: list[tuple[str, str]] = []
-    documents: list[dict[str, Any]] = []
-    count, rows = 0, None
+    count = 0
     for answer in pages:
         count += len(answer)
-        rows = rows or rows_of_files()
-        documents = [item.to_dict() for item in answer.items] if out.as_json else []
-        if rows is not None and out.as_json:
-            rows.describe(answer.items, documents)
-        elif rows is not None:
-            places += [(place.file, str(place)) for place in rows.places(answer.items) if place is not None]
         if is_stream:
+            documents = [item.to_dict() for item in answer.items]
+            describe_places(documents, answer.places)
             for document in documents:
                 out.record(document)
-        else:
+        elif not out.as_json:
             items += answer.items
+            places += [(place.file, str(place)) for place in answer.places or () if place is not None]
     if is_stream:
         out.answer(pages.totals(count), streamed=True)
     elif out.as_json:
-        out.answer(pages.last.to_dict() | {"items": documents} | pages.seen() | pages.error())
-    if items and not out.as_json:
+        out.answer(pages.last.to_dict() | pages.seen() | pages.error())
+    if items:
         own = own_columns(type(items[0]))
         queue, several = pages.words(topic).queue, any(item.source is not None for item in items)
         has_rows = len(places) == len(items)
@@ -306,7 +295,7 @@ def _write(out: Output, pages: Pages[QueryResult], topic: str, rows_of_files: Ca
             for item, at in zip(items, places if has_rows else map(_place, items), strict=True)
         ]
         out.table(columns, shown, right={*place, *own} - {"file", "topic id"})
-    out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
+    out.line(f"{count:,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
 
 

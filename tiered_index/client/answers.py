@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -79,9 +79,19 @@ def result_of(response: httpx.Response) -> types.QueryResult:
 
 
 def _result(document: dict[str, Any], response: httpx.Response) -> types.QueryResult:
-    item_type = item_type_of(response.headers[COLUMNS])
+    item_type, documents = item_type_of(response.headers[COLUMNS]), document["items"]
     page = {name: document[name] for name in ("cursor", "timestamp_resolution_ms")} | _common(document)
-    return types.QueryResult(items=items_of(document["items"], item_type), item_type=item_type, **page)
+    page["places"] = _places_of(documents, types.own_columns(item_type))
+    return types.QueryResult(items=items_of(documents, item_type), item_type=item_type, **page)
+
+
+def _places_of(documents: Iterable[dict[str, Any]], own: Sequence[str]) -> tuple[types.FilePlace | None, ...] | None:
+    """Return the files and rows of the documents of entries; None: no entry is of a file."""
+    if {"file", "row"} & {*own}:
+        # the index's own columns have these names
+        return None
+    places = tuple([types.FilePlace(one["file"], one["row"]) if "file" in one else None for one in documents])
+    return places if any(places) else None
 
 
 def results_of(response: httpx.Response) -> list[types.QueryResult]:

@@ -85,18 +85,22 @@ class LookupHandlers(Handlers):
             params = structs.replace(params, max_count=self.served.caps.max_count)
         self._check_count(params.max_count)
         what, files = {"topic": params.topic, "key": params.key}, _tells_files(request, params)
-        rows = self.served.rows_of(params.topic)
         if form != wire.JSON:
             allowance = self.allowance(params)
             pages = self._pages(request, params, allowance, form, files)
             return self.typed(await self.answer(request, allowance, lambda: pages, form))
 
         def encoded(answer: QueryResult) -> bytes:
-            return wire.encode(wire.answer_document(answer, self.served.redaction, files=files, rows=rows))
+            return wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
 
         writer, page = self.served.writer, (*params.range_ms(), params.max_count, params.cursor)
         # on the event loop, if memory has the answer: a thread takes longer. Writing the audit log may wait for a disk.
-        if writer is not None and not self.served.audit.is_on and params.max_count <= _FEW and rows is None:
+        if (
+            writer is not None
+            and not self.served.audit.is_on
+            and params.max_count <= _FEW
+            and not self.served.has_files(params.topic)
+        ):
             answer = writer.query_nowait(params.topic, params.key, *page)
             if answer is not None:
                 document = encoded(self._recorded(request, "query", what, lambda: answer))
@@ -178,7 +182,7 @@ class LookupHandlers(Handlers):
                 if form == wire.ARROW:
                     yield arrow.table(wire.table_of(answer, redaction))
                 else:
-                    lines = [*wire.item_documents(answer, redaction, self.served.rows_of(params.topic))]
+                    lines = [*wire.item_documents(answer, redaction)]
                     # a client whose stream is cut continues from the last cursor that it got
                     lines += [{"cursor": cursor}] if params.all and cursor is not None else []
                     yield b"".join(map(wire.encode, lines))

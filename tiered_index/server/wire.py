@@ -18,8 +18,7 @@ from tiered_index.encoding import json_text, plain
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
 from tiered_index.service.read.results import QueryResults
-from tiered_index.sources.linked_rows import FileRows
-from tiered_index.types import QueryResult, TopicsResult
+from tiered_index.types import QueryResult, TopicsResult, describe_places
 
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
 # Key of the status document in the metadata of an Arrow stream's last batch
@@ -61,13 +60,9 @@ def columns_of(item_type: Any) -> str:
     return json_text({"name": schema.name, "columns": columns}, compact=True)
 
 
-def answer_document(
-    answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool, rows: FileRows | None = None
-) -> dict[str, Any]:
-    """Return an answer's document. With `files`, `explain` reports each file. `rows` are those of the topic's files."""
+def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool) -> dict[str, Any]:
+    """Return an answer's document. With `files`, `explain` reports each file."""
     document = answer.to_dict(files=files)
-    if rows is not None and isinstance(answer, QueryResult):
-        rows.describe(answer.items, document["items"])
     if redaction.stand_ins:
         told = [name for name in _PLACES if document[name] and (name != "explain" or files)]
         document |= {name: redaction.document(document[name]) for name in told}
@@ -172,10 +167,9 @@ class ArrowStream:
         return data
 
 
-def item_documents(answer: QueryResult, redaction: Redaction, rows: FileRows | None = None) -> Iterator[dict[str, Any]]:
-    """Yield an answer's entries as documents. `rows` are those of the topic's files."""
+def item_documents(answer: QueryResult, redaction: Redaction) -> Iterator[dict[str, Any]]:
+    """Yield an answer's entries as documents."""
     documents = [item.to_dict() for item in answer.items]
-    if rows is not None:
-        rows.describe(answer.items, documents)
+    describe_places(documents, answer.places)
     for item, document in zip(answer.items, documents, strict=True):
         yield document | {"source": redaction.text(item.source)} if item.source is not None else document

@@ -39,6 +39,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import compiled_views
 from tiered_index.retention import Expired
+from tiered_index.service.jobs.row_places import RowPlaces
 from tiered_index.service.jobs.segment_archive import (
     MessagesOf,
     QueuesOf,
@@ -137,7 +138,8 @@ class IndexService(Lookups[ItemT]):
             for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
         )
         with contextlib.ExitStack() as undo:
-            given = config, clock or SystemClock(), disk or Disk(), storage
+            places = RowPlaces(lambda: {None: self.segment_archive}, self.durable_positions)
+            given = config, clock or SystemClock(), disk or Disk(), storage, places
             parts = self._parts = open_parts(undo, *given, begins_anew=begins_anew, takes_over=takes_over)
             self._marker = parts.marker
             self._schema: Schema = parts.layout.schema

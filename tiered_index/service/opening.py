@@ -37,6 +37,7 @@ from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.format.schema import Schema
+from tiered_index.service.jobs.row_places import RowPlaces
 from tiered_index.service.life.context import LifecycleContext
 from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.life.merge_worker import MergeWorker
@@ -87,6 +88,7 @@ class Parts:
         layout: Layout,
         recovered: Recovered,
         files: FileList,
+        places: RowPlaces,
     ) -> None:
         self.lock, self.storage, self.session, self.cold, self.clock = lock, storage, session, cold, clock
         self._files = files
@@ -158,7 +160,11 @@ class Parts:
             # the active files bind one id to two topics: each keeps its own topic table, and the next files start empty
             self.flusher.roll()
         self.engine = QueryEngine(
-            layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, config.prices
+            layout.schema,
+            config.item_type or layout.schema.item_type(),
+            config.query_threads,
+            config.prices,
+            places=places,
         )
 
     def list_files(self) -> None:
@@ -288,12 +294,14 @@ def open_parts(
     clock: Clock,
     disk: Disk,
     backend: Storage | None,
+    places: RowPlaces,
     *,
     begins_anew: bool = False,
     takes_over: bool = False,
 ) -> Parts:
     """Open or create an index for writing. Raises the errors of `IndexService.open`. `undo` gets what to release.
 
+    `places` finds the files of entries.
     `begins_anew`: even if files of the root are set aside. `takes_over`: even if another writer has the lease.
     """
     if config.root is None:
@@ -345,7 +353,7 @@ def open_parts(
     files = FileList(root)
     recovered = recover_root(root, cold, state, layout, files, _renewal(session))
     undo.callback(recovered.let_go)
-    parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered, files)
+    parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered, files, places)
 
     def before_later_deletions() -> None:
         before_deletions()

@@ -27,6 +27,7 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.kernels import compiled_views
+from tiered_index.service.jobs.row_places import RowPlaces
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import Writer
@@ -130,6 +131,7 @@ class IndexReader(Lookups[ItemT]):
                 config.query_threads,
                 self._prices,
                 None if self._several is None else {},
+                RowPlaces(lambda: self.segment_archives, self.durable_positions),
             )
             if self._several is None:
                 self._read(views)

@@ -27,11 +27,12 @@ from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, reopened, stored_file
 from tiered_index.sources.places import LocalFile
 from tiered_index.sources.rows import BLOCK_BYTES, RowBatch, RowFile, RowMapping, is_growing_text, open_rows
-from tiered_index.systems import FILES_QUEUE, files_key, files_topic
+from tiered_index.systems import files_key
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
 _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, Self
 
 from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, json_text, show_bytes
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
@@ -22,6 +22,7 @@ from tiered_index.format.names import linked_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
+from tiered_index.service.jobs.row_places import has_files
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.read.segments import MissingCatalog
@@ -42,11 +43,8 @@ from tiered_index.sources.rows import (
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
-from tiered_index.systems import FILES_QUEUES, files_key, has_files, position_names
-from tiered_index.types import IndexItem, QueryResult, own_columns
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from tiered_index.systems import files_key, position_names
+from tiered_index.types import IndexItem
 
 _SKIP_BYTES = 1 << 20
 # files whose header or footer is kept
@@ -96,23 +94,6 @@ class FileRow:
         return (self.file,)
 
 
-class FilePlace(NamedTuple):
-    """The place of a row: a file's URI, and the row as in `FileRow`. `unit` is "byte" for a text, else "row"."""
-
-    file: str
-    row: int
-    unit: str
-
-    @classmethod
-    def of(cls, segment: LinkedSegment, offset: int) -> FilePlace:
-        """Return the place of an offset of a segment's log."""
-        unit = "row" if segment.format in COLUMNS_FILES else "byte"
-        return cls(segment.uri, offset - segment.start + segment.position, unit)
-
-    def __str__(self) -> str:
-        return f"{self.unit} {self.row:,}"
-
-
 class _Changed(Exception):
     """The file is not as it was when it was indexed."""
 
@@ -146,50 +127,6 @@ class FileRows:
         searches = [Search(item=item) for item in items]
         each(searches, lambda search: self._settle(search, topic, key), self._threads)
         return [search.outcome(partial(search.missing, "missing", damaged=search.damaged)) for search in searches]
-
-    def places(self, items: Sequence[IndexItem]) -> list[FilePlace | None]:
-        """Return the file and the row of each of `items`, in their order. None: no file is known that has it.
-
-        It reads parts of catalogs that are in no cache, but no file. Raises `StorageUnavailable`, `CorruptFile`.
-        """
-        named = {(item.topic, item.queue_id) for item in items if item.queue_id in FILES_QUEUES}
-        stores = {place: linked_store(*place) for place in named}
-        offsets: dict[str | None, set[tuple[str, int]]] = {}
-        for item in items:
-            if (store := stores.get((item.topic, item.queue_id))) is not None:
-                offsets.setdefault(item.source, set()).add((store, item.offset))
-        places: dict[tuple[str | None, str, int], FilePlace] = {}
-        for source, archive in self._archives.items():
-            for (store, offset), segment in _segments_of(archive, offsets.get(source, ())).items():
-                places[source, store, offset] = FilePlace.of(segment, offset)
-        return [places.get((item.source, stores.get((item.topic, item.queue_id), ""), item.offset)) for item in items]
-
-    def table(self, answer: QueryResult[Any]) -> pa.Table:
-        """Return the entries of an answer as an Arrow table with their files, a row per entry.
-
-        The columns are `topic`, `timestamp` (UTC, milliseconds), `file`, `row` (int64), the index's own columns, and
-        `source`. `file` and `row` are as in `FileRow`, and null for an entry of no file. Raises as `places`.
-        """
-        # loaded when used, as in `table_of`
-        import pyarrow as pa
-
-        places, entries = self.places(answer.items), answer.to_arrow()
-        columns = {
-            "topic": entries["topic"],
-            "timestamp": entries["timestamp_ms"],
-            "file": pa.array([place and place.file for place in places], pa.string()),
-            "row": pa.array([place and place.row for place in places], pa.int64()),
-            **{name: entries[name] for name in own_columns(answer.item_type)},
-            "source": entries["source"],
-        }
-        return pa.table(columns)
-
-    def describe(self, items: Sequence[IndexItem], documents: Sequence[dict[str, Any]]) -> None:
-        """Set `file` and `row` of the documents of `items`, if they have one. Raises as `places`."""
-        for document, place in zip(documents, self.places(items), strict=True):
-            if place is not None:
-                document.setdefault("file", place.file)
-                document.setdefault("row", place.row)
 
     def close(self) -> None:
         """Close the storages of the files. Idempotent."""
@@ -375,20 +312,3 @@ class FileRows:
         """Return the names of all positions of the index."""
         index = self._index
         return position_names(index) if isinstance(index, IndexReader) else index.durable_positions()
-
-
-def _segments_of(archive: SegmentArchive, offsets: Collection[tuple[str, int]]) -> dict[tuple[str, int], LinkedSegment]:
-    """Return the linked segments of (store, offset); the offsets of no file are left out."""
-    for left in (1, 0):
-        segments = archive.segments()
-        try:
-            segments.prefetch(offsets)
-            # in the order of the catalog, which decodes each of its groups once
-            located = {place: segments.segment(*place) for place in sorted(offsets)}
-            return {place: segment for place, segment in located.items() if isinstance(segment, LinkedSegment)}
-        except MissingCatalog:
-            if not left:
-                raise
-            # a record has put another catalog in its place
-            archive.refresh()
-    return {}

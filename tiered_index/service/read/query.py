@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
     from tiered_index._views import Answers as PlainAnswers
     from tiered_index._views import ViewRows
+    from tiered_index.service.jobs.row_places import RowPlaces
 
 # for a view, which makes no requests
 _NO_PRICES = PriceTable()
@@ -80,6 +81,7 @@ class QueryEngine:
     """Runs lookups over files of one index, or of several (`sources`: names by number). Any thread.
 
     `schema` is that of the files. Rows of answers of several indexes have one more column, the number of their index.
+    `places` finds the files and rows of entries.
     """
 
     schema: Schema
@@ -87,10 +89,11 @@ class QueryEngine:
     threads: int
     prices: PriceTable
     sources: Mapping[int, str] | None = None
+    places: RowPlaces | None = None
 
     def __post_init__(self) -> None:
         self.answered = self.schema if self.sources is None else sourced_schema(self.schema)
-        self.form = AnswerForm(self.answered, self.item_type, self.sources)
+        self.form = AnswerForm(self.answered, self.item_type, self.sources, self.places)
         self.files = FileReader(self.threads, self.prices)
         # number of entries that lookups folded although their content differs, counted for each lookup
         self.folded = 0
@@ -105,7 +108,7 @@ class QueryEngine:
 
     def read_of(self, sources: Mapping[int, str]) -> None:
         """Set the indexes by number. Call it before lookups see files of a new one."""
-        self.form = AnswerForm(self.answered, self.item_type, sources)
+        self.form = AnswerForm(self.answered, self.item_type, sources, self.places)
         self.sources = sources
 
     def order_key(self, item: IndexItem) -> OrderKey:
@@ -442,6 +445,8 @@ class ViewFields:
         match name:
             case "items":
                 return self._form.items(found.topic, self._rows(found))
+            case "places":
+                return self._form.places_of(found.topic, self._rows(found))
             case "status":
                 return "truncated" if found.has_more else "complete"
             case "cursor":

@@ -21,6 +21,7 @@ from tiered_index.storage.prices import rounded_usd
 from tiered_index.types import (
     Answer,
     Explain,
+    FilePlace,
     FileReport,
     Freshness,
     IndexItem,
@@ -29,9 +30,11 @@ from tiered_index.types import (
     Provenance,
     QueryResult,
     Status,
+    describe_places,
     freshness_of,
     table_of,
     to_pandas,
+    with_places,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiered_index._views import ItemForm
+    from tiered_index.service.jobs.row_places import RowPlaces
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
@@ -46,11 +50,18 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 class AnswerForm:
     """Makes items of `item_type`, documents and tables from rows. Immutable.
 
-    With `sources` (names by number), the last column of rows is the number of their index.
+    With `sources` (names by number), the last column of rows is the number of their index. `places` are those of files.
     """
 
-    def __init__(self, schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        item_type: type[IndexItem],
+        sources: Mapping[int, str] | None = None,
+        places: RowPlaces | None = None,
+    ) -> None:
         self.item_type = item_type
+        self._places = places
         self._extra = [c.name for c in schema.extra]
         self._texts = schema.text_columns
         self._text_places = [place for place, c in enumerate(schema.extra) if c.is_text]
@@ -89,6 +100,15 @@ class AnswerForm:
             fields.update(zip(extra, more, strict=True))
             made.append(item_type(**fields))
         return tuple(made)
+
+    def places_of(self, topic: str, rows: Array) -> tuple[FilePlace | None, ...] | None:
+        """Return the places of rows (n) of a topic, as `RowPlaces.of`."""
+        if self._places is None:
+            return None
+        sources: Sequence[str | None] = [None] * len(rows)
+        if self._sources is not None:
+            sources = [self._sources[number] for number in rows[self._numbers].tolist()]
+        return self._places.of(topic, sources, rows["queue_id"].tolist(), rows["offset"].tolist())
 
     def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:
         """Return the documents of rows (n) with topics (n). Only if `only_stores`."""
@@ -211,7 +231,8 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         """Return all entries as one Arrow table, by lookup and in answer order. It builds no item objects.
 
         The first column is `lookup` (int32, the lookup's number, from 0), then come the columns of
-        `QueryResult.to_arrow`. Raises `InvalidArgument` if the entries of an older index have a column `lookup`.
+        `QueryResult.to_arrow` for a topic without files. If a topic has files there are `file` and `row`, too. Raises
+        `InvalidArgument` if the entries of an older index have a column `lookup`.
         """
         # loaded when used, as in `table_of`
         import pyarrow as pa
@@ -225,11 +246,34 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         if len(topics) > 1:
             named = pa.array(topics, pa.string()).take(pa.array(np.repeat(self.batch.topic_index, counts)))
             table = table.set_column(table.column_names.index("topic"), "topic", named)
+        if (places := self._places) is not None:
+            others = [name for name in table.column_names if name not in ("topic", "timestamp_ms", "source")]
+            table = with_places(table, places, others)
         return table.add_column(0, "lookup", pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts)))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""
         return to_pandas(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return `to_arrow` as a stream of Arrow's C data interface, for DuckDB, Polars and other libraries."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    @cached_property
+    def _places(self) -> list[FilePlace | None] | None:
+        """The place of each row; None: no topic has files."""
+        topics = np.repeat(self.batch.topic_index, self.counts)
+        chosen = [np.flatnonzero(topics == number) for number in range(len(self.batch.topics))]
+        places_of = [
+            self.form.places_of(topic, self.rows[at]) for topic, at in zip(self.batch.topics, chosen, strict=True)
+        ]
+        if all(places is None for places in places_of):
+            return None
+        all_places: list[FilePlace | None] = [None] * len(self.rows)
+        for at, places in zip(chosen, places_of, strict=True):
+            for number, place in zip(at.tolist(), places or (), strict=places is not None):
+                all_places[number] = place
+        return all_places
 
     def __repr__(self) -> str:
         return f"<QueryResults of {len(self):,} lookups: {int(self.counts.sum()):,} items>"
@@ -239,11 +283,17 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         chosen = range(len(self))[begin:end]
         if not self.form.only_stores:
             # a class of the caller may define its fields and `to_dict` in any way
-            return [[item.to_dict() for item in self[number].items] for number in chosen]
+            of_lookups = [self[number] for number in chosen]
+            all_documents = [[item.to_dict() for item in result.items] for result in of_lookups]
+            for result, of_items in zip(of_lookups, all_documents, strict=True):
+                describe_places(of_items, result.places)
+            return all_documents
         starts = self.starts[chosen.start : chosen.stop + 1]
         named = map(self.batch.topics.__getitem__, self.batch.topic_index[chosen.start : chosen.stop].tolist())
         topics = list(chain.from_iterable(map(repeat, named, np.diff(starts).tolist())))
         documents = self.form.documents(topics, self.rows[starts[0] : starts[-1]])
+        if (places := self._places) is not None:
+            describe_places(documents, places[starts[0] : starts[-1]])
         return [documents[start:stop] for start, stop in pairwise((starts - starts[0]).tolist())]
 
     @overload

@@ -265,8 +265,10 @@ class AnswerRows(NamedTuple):
     explain: Callable[[], Explain]
 
     def field(self, name: str) -> Any:
-        """Return the field `items` or `explain`."""
-        return self.explain() if name == "explain" else self.form.items(self.topic, self.rows)
+        """Return the field `items`, `places` or `explain`."""
+        if name == "explain":
+            return self.explain()
+        return (self.form.places_of if name == "places" else self.form.items)(self.topic, self.rows)
 
     def table(self) -> pa.Table:
         """Return the rows as a table."""
@@ -302,7 +304,11 @@ def once(page: QueryResult[Any], seen: set[tuple[object, ...]]) -> QueryResult[A
     if not (again := len(page.items) - len(items)):
         return dataclasses.replace(page, items=items)
     explain = dataclasses.replace(page.explain, folded_entries=page.explain.folded_entries + again)
-    return dataclasses.replace(page, items=items, explain=explain)
+    places = None
+    if page.places is not None:
+        by_item = {id(item): place for item, place in zip(page.items, page.places, strict=True)}
+        places = tuple([by_item[id(item)] for item in items])
+    return dataclasses.replace(page, items=items, explain=explain, places=places)
 
 
 def unseen(items: Iterable[Item], seen: set[tuple[object, ...]]) -> Iterator[Item]:

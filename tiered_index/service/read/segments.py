@@ -65,9 +65,14 @@ class Segments:
         listed = [self._shown(self._rows(one, 0, len(one.rows.groups))) for one in self.state.catalogs.values()]
         return heapq.merge(lines, *listed, key=_place)
 
+    @property
+    def have_links(self) -> bool:
+        """Whether a segment is linked."""
+        return any(log.linked for _, log in self._logs())
+
     def linked(self) -> Iterator[LinkedSegment]:
         """Yield all linked segments, by store and first offset."""
-        if any(log.linked for _, log in self._logs()):
+        if self.have_links:
             yield from (segment for segment in self.all() if isinstance(segment, LinkedSegment))
 
     def __len__(self) -> int:

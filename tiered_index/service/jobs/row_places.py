@@ -1,0 +1,92 @@
+"""Finds the files and rows of entries by the linked segments of their topics. Threads: any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.segment import LinkedSegment
+from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.read.segments import MissingCatalog
+from tiered_index.types import FilePlace
+
+FILES_QUEUE = 0
+"""The queue of the rows of files of one topic."""
+FILES_QUEUES = (FILES_QUEUE, TOPICS_QUEUE)
+"""The queues that rows of files may have."""
+
+
+def files_topic(topic: str) -> str:
+    """Return the name of the position that says that rows of files have a topic by one of their fields."""
+    return f"files-topic:{topic}"
+
+
+def has_files(archives: Iterable[SegmentArchive], names: Callable[[], Iterable[str]], topic: str) -> bool:
+    """Return whether a topic has, or had, rows of files in one of the indexes with these archives. No request.
+
+    `names` returns the names of all positions of the indexes.
+    """
+    states = [archive.state() for archive in archives]
+    of_topic, of_topics = (
+        any(store in state.listed_logs or store in state.given_up for state in states)
+        for store in (linked_store(topic, queue_id) for queue_id in FILES_QUEUES)
+    )
+    return of_topic or (of_topics and files_topic(topic) in names())
+
+
+def file_place(segment: LinkedSegment, offset: int) -> FilePlace:
+    """Return the place of an offset of a segment's log."""
+    unit = "row" if segment.format in ("parquet", "arrow") else "byte"
+    return FilePlace(segment.uri, offset - segment.start + segment.position, unit)
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """The places of the rows of files.
+
+    `archives` returns the archives of the indexes, by the `source` of entries, and `names` the names of all positions.
+    """
+
+    archives: Callable[[], Mapping[str | None, SegmentArchive]]
+    names: Callable[[], Iterable[str]]
+
+    def of(
+        self, topic: str, sources: Sequence[str | None], queue_ids: Sequence[int], offsets: Sequence[int]
+    ) -> tuple[FilePlace | None, ...] | None:
+        """Return the place of each entry, None for one that is of no file. None: the topic has no files.
+
+        It reads parts of catalogs that are in no cache, but no file. Raises `StorageUnavailable`, `CorruptFile`.
+        """
+        archives = self.archives()
+        if not has_files(archives.values(), self.names, topic):
+            return None
+        stores = {queue_id: linked_store(topic, queue_id) for queue_id in FILES_QUEUES}
+        entries = list(zip(sources, queue_ids, offsets, strict=True))
+        wanted: dict[str | None, set[tuple[str, int]]] = {}
+        for source, queue_id, offset in entries:
+            if (store := stores.get(queue_id)) is not None:
+                wanted.setdefault(source, set()).add((store, offset))
+        places = {
+            (source, *at): file_place(segment, at[1])
+            for source, of_source in wanted.items()
+            for at, segment in _segments_of(archives[source], of_source).items()
+        }
+        return tuple([places.get((source, stores.get(queue_id, ""), offset)) for source, queue_id, offset in entries])
+
+
+def _segments_of(archive: SegmentArchive, offsets: Collection[tuple[str, int]]) -> dict[tuple[str, int], LinkedSegment]:
+    """Return the linked segments of (store, offset); the offsets of no file are left out."""
+    for left in (1, 0):
+        segments = archive.segments()
+        try:
+            segments.prefetch(offsets)
+            # in the order of the catalog, which decodes each of its groups once
+            located = {place: segments.segment(*place) for place in sorted(offsets)}
+            return {place: segment for place, segment in located.items() if isinstance(segment, LinkedSegment)}
+        except MissingCatalog:
+            if not left:
+                raise
+            # a record has put another catalog in its place
+            archive.refresh()
+    return {}
