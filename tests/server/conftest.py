@@ -49,7 +49,7 @@ def serving(
             messages_of(lookups, store),
             caps or Caps(),
             redaction_of(lookups, store),
-            stack.enter_context(contextlib.closing(Audit(audit))),
+            Audit(audit),
             Tokens(tokens) if tokens is not None else None,
             problems,
             gauges,

@@ -8,19 +8,18 @@ from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tests.server.test_writing import LINES, lines, message
 from tiered_index.errors import ConfigError
-from tiered_index.server.grants import access_warning
 from tiered_index.server.remoting import read_keys
-from tiered_index.server.tokens import Tokens, add_token
+from tiered_index.server.tokens import Tokens, access_warning, add_token
 
 ROW = {"name": "team", "sha256": "0" * 64, "role": "read"}
 # the wrong members of a grant, and the text of the error about them
 WRONG = [
-    ('"topic": ["a"]', "line 3: the member 'topic' is unknown; did you mean 'topics'?"),
-    ('"Topics": ["a"]', "line 3: the member 'Topics' is unknown; did you mean 'topics'?"),
-    ('"prefixes": ["a"]', "line 3: the member 'prefixes' is unknown; the members are "),
-    ('"topics": [""]', "line 3: the member 'topics' has an empty prefix"),
-    ('"topics": ["a", ""]', "line 3: the member 'topics' has an empty prefix"),
-    ('"topics": ["a"], "topics": null', "line 3: the member 'topics' is given twice"),
+    ('"topic": ["a"]', "the member 'topic' is unknown; did you mean 'topics'?"),
+    ('"Topics": ["a"]', "the member 'Topics' is unknown; did you mean 'topics'?"),
+    ('"prefixes": ["a"]', "the member 'prefixes' is unknown; the members are "),
+    ('"topics": [""]', "the member 'topics' has an empty prefix, which"),
+    ('"topics": ["a", ""]', "the member 'topics' has an empty prefix, which"),
+    ('"topics": ["a"], "topics": null', "the member 'topics' is given twice"),
 ]
 
 

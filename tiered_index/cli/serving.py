@@ -35,12 +35,11 @@ from tiered_index.follow import Follower
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.server.app import HttpService
 from tiered_index.server.calls import Caps
-from tiered_index.server.grants import access_warning
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Listener, Listening, Tls, bind, is_local, own_names
 from tiered_index.server.remoting import remoting_listener
 from tiered_index.server.served import Audit, Index, Served, messages_of, redaction_of
-from tiered_index.server.tokens import Tokens
+from tiered_index.server.tokens import Tokens, access_warning
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.budget import LookupLimits
 
@@ -100,7 +99,7 @@ class Serving:
         config = self.session.reader_config()
         with ExitStack() as stack:
             tokens = Tokens(self.address.tokens) if self.address.tokens is not None else None
-            audit = stack.enter_context(closing(Audit(self.audit_log)))
+            audit = Audit(self.audit_log)
             front = StandIn()
             http = stack.enter_context(
                 closing(HttpListener(front, self.address.host, self.address.port, tls=self._tls))

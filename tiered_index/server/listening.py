@@ -7,14 +7,13 @@ no whole head for five seconds, or does not take the rest of an answer. Threads:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -171,13 +170,9 @@ class _HttpConnection(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server without signal handlers; it calls `ready` when it listens."""
+    """Uvicorn's server, which calls `ready` when it listens."""
 
     ready: Callable[[], None]
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # as Uvicorn's, but with a shorter time for TLS handshakes than asyncio's minute
@@ -219,19 +214,9 @@ class Listening(AbstractContextManager["Listening"]):
     def __init__(self) -> None:
         self.has_ended = threading.Event()
         self._serving: list[tuple[Listener, Future[None]]] = []
-        self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tiered-index-listener", daemon=True)
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tiered-index-listener", daemon=True)
         self._thread.start()
-        self._begun.wait()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._until_closed())
-
-    async def _until_closed(self) -> None:
-        self._loop, self._closed = asyncio.get_running_loop(), asyncio.Event()
-        self._begun.set()
-        await self._closed.wait()
 
     def add(self, listener: Listener) -> None:
         """Serve a listener. Returns once it accepts connections. Raises its error if it can't."""
@@ -258,8 +243,9 @@ class Listening(AbstractContextManager["Listening"]):
                 ended.result()
         finally:
             if self._thread.is_alive():
-                self._loop.call_soon_threadsafe(self._closed.set)
+                self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
+                self._loop.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

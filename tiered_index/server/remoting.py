@@ -15,10 +15,10 @@ from tiered_index.errors import SetupUnavailable
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
 from tiered_index.rocketmq.remoting.server import RemotingServer
-from tiered_index.server.grants import Grant, read_grants
 from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Served
+from tiered_index.server.tokens import Grant, read_grants
 from tiered_index.service.read.budget import LookupLimits
 
 # RocketMQ's clients wait for 18 s

@@ -5,7 +5,6 @@ Threads: any.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import threading
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import SetupUnavailable, TieredIndexError
@@ -44,23 +43,23 @@ _LOOK_TIMEOUT_S = 2.0
 class Audit:
     """An audit log: lookups as JSON lines in a file, with caller, time and outcome. `path` None: no log.
 
-    If the file was moved or deleted, as by `logrotate`, the next record begins a new one. A new file has mode 600,
-    because it has keys of messages. An existing file loses only the permissions of others.
+    Each record opens the file. So after a move, as by `logrotate`, the next record begins a new one. A new file has
+    mode 600, because it has keys of messages. An existing file loses only the permissions of others.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.problem: str | None = None
-        self._lock = threading.Lock()
         self._path = path
         try:
-            self._file = _opened(path) if path is not None else None
+            if path is not None:
+                self._append(path, "")
         except OSError as error:
             raise SetupUnavailable(f"the audit log {path} can't be written: {error.strerror}") from error
 
     @property
     def is_on(self) -> bool:
         """Whether records are written."""
-        return self._file is not None
+        return self._path is not None
 
     def refused(self, request_id: str, caller: str | None, what: str, query: str, more: dict[str, Any]) -> None:
         """Write a forbidden request: `what` is its method and path, `query` its query, `more` fields of its body."""
@@ -69,47 +68,21 @@ class Audit:
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a record with its time. If that fails, `problem` has the reason, and the service is not ready."""
-        if self._file is None:
+        if self._path is None:
             return
-        line = json_text({"time_ms": time.time_ns() // 1_000_000, **record}) + "\n"
-        with self._lock:
-            try:
-                self._follow()
-                self._file.write(line)
-                self.problem = None
-            except OSError as error:
-                self.problem = f"the audit log can't be written: {error.strerror}"
-
-    def _follow(self) -> None:
-        """Open the file again if it was moved or deleted."""
-        assert self._path is not None and self._file is not None
         try:
-            if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
-                return
-        except FileNotFoundError:
-            pass
-        before, self._file = self._file, _opened(self._path)
-        # closing fails if the disk was full at the last records; `problem` had that error
-        with contextlib.suppress(OSError):
-            before.close()
+            self._append(self._path, json_text({"time_ms": time.time_ns() // 1_000_000, **record}) + "\n")
+            self.problem = None
+        except OSError as error:
+            self.problem = f"the audit log can't be written: {error.strerror}"
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
-
-def _opened(path: Path) -> TextIO:
-    """Return the file for appending, without permissions for others. Raises `OSError`."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
-            os.fchmod(descriptor, stat.S_IMODE(mode) & ~stat.S_IRWXO)
-        return os.fdopen(descriptor, "a", encoding="utf-8", buffering=1)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    def _append(self, path: Path, line: str) -> None:
+        with open(path, "ab", opener=partial(os.open, mode=0o600)) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode) & ~stat.S_IRWXO)
+            # one write at the end of the file, also beside other threads
+            file.write(line.encode())
 
 
 def shown_topics(topics: Iterable[str]) -> list[str]:

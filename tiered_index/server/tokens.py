@@ -1,9 +1,12 @@
-"""Access tokens, stored as hashes, each with a role and the prefixes of the topics that it may see.
+"""Files that grant access, above all tokens: hashes, each with a role and the prefixes of the topics that it may see.
 
-The file is JSON: ``[{"name", "sha256", "role", "topics", "max_topics"}]``. `topics` is a list of prefixes, or null for
-every topic. `max_topics` is the most topics that the token may write to, or null for the default. A token has 256
-random bits, so one round of SHA-256 protects it. The file is read again within a second of a change: a removed token is
-refused from then on. While the file can't be read, the last known tokens stay valid. Threads: any.
+The files are read strictly, because a misspelt member would open every topic. An unknown member, a member that is given
+twice and an empty prefix are refused. So is a file that every user of the host can write.
+
+The file of tokens is JSON: ``[{"name", "sha256", "role", "topics", "max_topics"}]``. `topics` is a list of prefixes, or
+null for every topic. `max_topics` is the most topics that the token may write to, or null for the default. A token has
+256 random bits, so one round of SHA-256 protects it. The file is read again within a second of a change: a removed
+token is refused from then on. While the file can't be read, the last known tokens stay valid. Threads: any.
 """
 
 from __future__ import annotations
@@ -17,25 +20,29 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from msgspec import Meta
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable, did_you_mean
 from tiered_index.follow import FOLLOWED
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE
-from tiered_index.server.grants import Grant, read_grants
 from tiered_index.server.problems import Refused
+from tiered_index.stored import typed
 
 Role = Literal["read", "write", "admin"]
 # Each role includes the earlier ones
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 1.0
 MAX_TOPICS = 10_000
@@ -177,42 +184,26 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None, m
     digest = hashlib.sha256(token.encode()).hexdigest()
     scope = None if topics is None else tuple(topics)
     row = _Row(name=name, sha256=digest, role=role, topics=scope, max_topics=max_topics)
-    try:
-        while not _is_added(path, row):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
-    return token
-
-
-def _is_added(path: Path, row: _Row) -> bool:
-    """Add a row to the file and return True, or return False if another call replaced or made the file meanwhile."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     with contextlib.ExitStack() as ending:
-        is_new = not path.exists()
-        if not is_new:
-            file = ending.enter_context(path.open("rb"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
-                return False
-        rows = [] if is_new else _rows(path)
-        if any(known.name == row.name for known in rows):
-            raise InvalidArgument(f"{path} has a token called {row.name}: remove it, or choose another name")
-        new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        ending.callback(new.unlink, missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as written:
-            if not is_new:
-                _keep_access(path, new)
-            written.write(json.dumps([asdict(grant) for grant in (*rows, row)], indent=2) + "\n")
-            written.flush()
-            os.fsync(written.fileno())
-        if is_new:
-            try:
-                os.link(new, path)
-            except FileExistsError:
-                return False
-        else:
+        try:
+            folder = os.open(path.parent, os.O_RDONLY)
+            ending.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            ending.callback(new.unlink, missing_ok=True)
+            with open(new, "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as written:
+                rows = _rows(path) if path.exists() else []
+                if any(known.name == name for known in rows):
+                    raise InvalidArgument(f"{path} has a token called {name}: remove it, or choose another name")
+                if path.exists():
+                    _keep_access(path, new)
+                written.write(json.dumps([asdict(grant) for grant in (*rows, row)], indent=2) + "\n")
+                written.flush()
+                os.fsync(written.fileno())
             os.replace(new, path)
-    return True
+        except OSError as error:
+            raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+    return token
 
 
 def _keep_access(path: Path, new: Path) -> None:
@@ -226,6 +217,77 @@ def _keep_access(path: Path, new: Path) -> None:
             f"{path} belongs to user {state.st_uid} and group {state.st_gid}, and its replacement would not: "
             "run this as that user, or as root"
         ) from error
+
+
+Prefix = Annotated[str, Meta(min_length=1)]
+"""A prefix of topics. An empty one would open every topic."""
+
+
+class Grant(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A grant of a file. `topics` are prefixes of topics; None: every topic."""
+
+    topics: tuple[Prefix, ...] | None = None
+
+
+def read_grants(path: Path, what: str, kind: type[T]) -> T:
+    """Return the grants of a JSON file, whose document is a `kind`; `what` names the file in errors.
+
+    Raises `SetupUnavailable` if the file can't be read or is another document, and `ConfigError` if every user of the
+    host can write it. Errors name the member and the number of its grant, from 0. They have no value of the file, which
+    may be a secret.
+    """
+    try:
+        mode, data = path.stat().st_mode, path.read_bytes()
+    except OSError as error:
+        raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
+    if mode & stat.S_IWOTH and stat.S_ISREG(mode):
+        raise ConfigError(f"every user of this host can write {path}, and so grant access: chmod o-w {path}")
+    try:
+        return typed(json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once), kind)
+    except _GivenTwice as error:
+        problem = f"the member {error.args[0]!r:.80} is given twice"
+    except msgspec.ValidationError as error:
+        problem = str(error)
+        if unknown := re.match(r"Object contains unknown field `(.*?)`(.*)", problem):
+            members = get_args(kind)[-1].__struct_fields__
+            hint = did_you_mean(unknown[1], members) or f"; the members are {', '.join(members)}"
+            problem = f"the member {unknown[1]!r:.80} is unknown{hint}{unknown[2]}"
+        elif (empty := _EMPTY.match(problem)) is not None:
+            every = "which would open every topic: to open every topic, leave 'topics' out"
+            problem = f"the member 'topics' has an empty prefix, {every}{empty[1]}"
+    except (ValueError, RecursionError):
+        problem = "it is not JSON"
+    raise SetupUnavailable(f"{path} is not {what}: {problem}")
+
+
+class _GivenTwice(ValueError):
+    """A member is given twice; the argument is its name."""
+
+
+_EMPTY = re.compile(r"Expected `str` of length >= 1( - at `.*\.topics\[\d+\]`)")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _GivenTwice(max(names, key=names.count))
+    return members
+
+
+def access_warning(path: Path) -> str | None:
+    """Return a warning if every user of the host can read the file, or its group can write it; None: neither.
+
+    None also for a file that can't be looked at: reading it raises the error.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None
+    if not mode & (stat.S_IROTH | stat.S_IWGRP) or not stat.S_ISREG(mode):
+        return None
+    who = "every user of this host can read" if mode & stat.S_IROTH else "its group can write"
+    return f"{path} grants access, and {who} it: chmod o-r,g-w {path}"
 
 
 class _Row(Grant):
