@@ -17,8 +17,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.follow import Follower, Lag
 from tiered_index.kafka.source import KafkaSource
 from tiered_index.server.app import HttpService
-from tiered_index.server.calls import Caps
-from tiered_index.server.served import Audit, Served, messages_of, redaction_of
+from tiered_index.server.served import Audit, Caps, Served, messages_of, redaction_of
 
 __all__ = ["exported", "page"]
 

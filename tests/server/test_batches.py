@@ -21,8 +21,8 @@ from tiered_index.client import IndexClient
 from tiered_index.client.answers import decoded, table_of
 from tiered_index.errors import StorageUnavailable
 from tiered_index.server import wire
-from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction
+from tiered_index.server.served import Caps
 from tiered_index.types import FileReport, LostFile, Provenance, column
 
 T = 1_700_000_000_000

@@ -20,7 +20,7 @@ from tiered_index.client import IndexClient
 from tiered_index.client.answers import NotThere
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.server.calls import Caps
+from tiered_index.server.served import Caps
 
 T = 1_762_000_000_000
 # a name that an application may give its messages

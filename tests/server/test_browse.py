@@ -13,7 +13,7 @@ from tiered_index import IndexReader, erase
 from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.remoting.browsing import Browser
 from tiered_index.rocketmq.remoting.pulling import StoreQueues
-from tiered_index.server.calls import Caps
+from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 
 T = 1_700_000_000_000

@@ -11,7 +11,7 @@ from tests.server.test_guard import bearer
 from tests.support.memory import traced_memory
 from tiered_index.errors import BudgetExceeded
 from tiered_index.rocketmq.archive.messages import Containing
-from tiered_index.server.calls import Caps
+from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 from tiered_index.service.read.messages import Fetched
 from tiered_index.storage.context import deadline_at

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, serving
 from tests.support.core import compiled_core
@@ -22,12 +23,11 @@ from tests.support.hanging import until
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.follow import FOLLOWED
-from tiered_index.server import calls, gate, handlers, wire
+from tiered_index.server import calls, wire
 from tiered_index.server import tokens as token_files
-from tiered_index.server.calls import Allowance, Calls, Caps
-from tiered_index.server.handlers import Handlers
+from tiered_index.server.calls import Allowance, Calls, Handlers, body_of
 from tiered_index.server.problems import Refused
-from tiered_index.server.served import Audit
+from tiered_index.server.served import Audit, Caps
 from tiered_index.server.tokens import Caller, Tokens, add_token
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.base import Call
@@ -247,32 +247,34 @@ def test_bodies_are_bounded_in_time(index, monkeypatch):
             return connection.recv(1000)
 
     with serving(index) as client:
-        monkeypatch.setattr(gate, "_BODY_S", 0.0)
+        monkeypatch.setattr(calls, "_BODY_S", 0.0)
         assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
 
 
-@pytest.mark.parametrize("taken", [0, 20 * gate._LEAST_BYTES_PER_S])
-def test_a_long_body_has_more_time(taken):
+@pytest.mark.parametrize("size", [1, 20 * calls._LEAST_BYTES_PER_S])
+def test_a_long_body_has_more_time(monkeypatch, size):
+    now_s = [0.0]
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    pieces = [b"x" * size, b"y", b"z"]
+
     async def receive():
         await asyncio.sleep(0.001)
-        return {"body": b"x"}
+        now_s[0] += calls._BODY_S / 2 + 5
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
-    holder = SimpleNamespace(served=SimpleNamespace(caps=Caps()))
-    body = gate._Body(holder, receive)
-    body._began_s -= gate._BODY_S + 5
-    body._taken = taken
-    if taken:
-        assert asyncio.run(body.receive()) == {"body": b"x"}
+    headers = [(b"content-type", wire.NDJSON.encode()), (b"content-length", b"%d" % (size + 2))]
+    request = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+    if size > 1:
+        assert len(asyncio.run(body_of(request, 1 << 20, wire.NDJSON))) == size + 2
     else:
         with pytest.raises(Refused, match="too slowly"):
-            asyncio.run(body.receive())
+            asyncio.run(body_of(request, 1 << 20, wire.NDJSON))
 
 
 def test_the_time_of_a_stream_is_that_of_its_lookups(monkeypatch):
     """A client may take any time for the whole answer."""
     now_s = [0.0]
-    for module in (calls, handlers):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     allowance, config = Allowance(Caps(), PriceTable()), SimpleNamespace(prices=PriceTable())
     served: Any = SimpleNamespace(lookups=SimpleNamespace(config=config))
 

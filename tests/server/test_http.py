@@ -11,7 +11,7 @@ from tiered_index import Lookup
 from tiered_index.client import IndexClient
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.server import wire
-from tiered_index.server.calls import Caps
+from tiered_index.server.served import Caps
 
 NDJSON = {"accept": wire.NDJSON}
 ARROW = {"accept": wire.ARROW}

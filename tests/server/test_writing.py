@@ -17,9 +17,9 @@ from tests.support.memory import traced_memory
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BackPressure, InvalidArgument, WriterFenced
 from tiered_index.server import wire
-from tiered_index.server.calls import Caps
 from tiered_index.server.entries import parsed
 from tiered_index.server.problems import Refused
+from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 from tiered_index.server.verifying import VerificationHandlers
 from tiered_index.storage.pools import DaemonPool, NoThread

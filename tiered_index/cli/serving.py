@@ -34,11 +34,10 @@ from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupU
 from tiered_index.follow import Follower
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.server.app import HttpService
-from tiered_index.server.calls import Caps
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Listener, Listening, Tls, bind, is_local, own_names
 from tiered_index.server.remoting import remoting_listener
-from tiered_index.server.served import Audit, Index, Served, messages_of, redaction_of
+from tiered_index.server.served import Audit, Caps, Index, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens, access_warning
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.budget import LookupLimits

@@ -15,12 +15,11 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tiered_index.metrics import Gauges
-from tiered_index.server.calls import Calls
+from tiered_index.server.calls import Calls, Handlers
 from tiered_index.server.console import Console
 from tiered_index.server.description import described
 from tiered_index.server.entries import EntryHandlers
 from tiered_index.server.gate import Gate
-from tiered_index.server.handlers import Handlers
 from tiered_index.server.health import HealthHandlers
 from tiered_index.server.lookups import LookupHandlers
 from tiered_index.server.metrics import Metrics

@@ -1,24 +1,32 @@
-"""Runs the library's synchronous calls for requests: in threads, within bounds, until the client disconnects.
+"""Base of the request handlers: runs calls of the library in threads, within bounds, and sends their answers.
 
 A request takes a place before its body is read, and keeps it until its answer is sent. So the places bound the memory
-of all requests. Each call has its own usage. If the client disconnects, the usage allows no further request to
-the storage, as with `AsyncIndexReader`. Use `Calls` in one event loop. An `Allowance` is for one request: any thread.
+of all requests. Each call has its own usage. If the client disconnects, the usage allows no further request to the
+storage, as with `AsyncIndexReader`.
+
+A short answer is sent at once. A longer one is sent in pieces, and the service holds one page of it. If the client
+takes a piece too slowly, the gate ends the connection. Threads: handlers and `Calls` belong to one event loop, and
+never wait there for a storage. An `Allowance` is for one request: any thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from tiered_index.errors import BudgetExceeded
+from tiered_index.server.metrics import Metrics
+from tiered_index.server.parameters import Spending
 from tiered_index.server.problems import Refused
+from tiered_index.server.served import Caps, Served
+from tiered_index.server.tokens import Caller
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
@@ -33,22 +41,11 @@ _BUSY_RETRY_S = 1
 _QUEUED_S = 5.0
 # Places for each thread: other requests read a body or send an answer meanwhile
 _PLACES = 4
+# Most bytes that are sent at once
+_PIECE_BYTES = 256 << 10
+# Time for a body of any size, and the least rate of longer bodies
+_BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
 CLIENT_GONE = 499
-
-
-@dataclass(frozen=True, kw_only=True)
-class Caps:
-    """The greatest bounds of one request, and the defaults. `limits` has a `timeout_s`."""
-
-    limits: LookupLimits = field(default_factory=partial(LookupLimits, 10_000, 1 << 30, 30.0))
-    max_cost_usd: float = 0.05
-    # Entries of a page, lookups of a batch, and entries of all its lookups
-    max_count: int = 1_000
-    max_lookups: int = 10_000
-    max_entries: int = 100_000
-    # Of the messages of a page
-    message_bytes: int = 8 << 20
-    body_bytes: int = 16 << 20
 
 
 class Allowance:
@@ -157,7 +154,104 @@ async def _while_there(request: Request, awaited: asyncio.Future[Any]) -> None:
 
 
 async def _disconnected(request: Request) -> None:
-    # a body that exceeds its bounds ends the request, too
-    with contextlib.suppress(Refused):
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Handlers:
+    """Base of request handlers. A handler gets a request and its checked query."""
+
+    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
+        self.served = served
+        self.calls = calls
+        self.counters = metrics
+        self.prices = served.lookups.config.prices
+
+    def close(self) -> None:
+        """Close the threads of calls."""
+        self.calls.close()
+
+    def allowance(self, spending: Spending | None = None) -> Allowance:
+        """Return the bounds of a request: the service's, or lower ones that it asks for."""
+        allowance = Allowance(self.served.caps, self.prices)
+        if spending is not None:
+            allowance.narrow(spending.limits(), spending.max_cost_usd)
+        return allowance
+
+    async def answer(
+        self, request: Request, allowance: Allowance, act: Callable[[], bytes | Iterator[bytes]], media_type: str
+    ) -> Response:
+        """Run `act` in a thread and return its result as a response.
+
+        An iterator is asked for each piece in a thread, once the client has taken most of the earlier ones. Its first
+        piece is made before the response begins: it may raise.
+        """
+
+        def begun() -> tuple[bytes, Iterator[bytes] | None]:
+            made = act()
+            return (made, None) if isinstance(made, bytes) else (next(made, b""), made)
+
+        first, more = await self.calls.run(request, allowance, begun)
+        if more is None and len(first) <= _PIECE_BYTES:
+            return Response(first, media_type=media_type)
+
+        async def body() -> AsyncIterator[bytes]:
+            piece: bytes | None = first
+            while piece is not None:
+                began_s = time.monotonic()
+                for at in range(0, len(piece), _PIECE_BYTES):
+                    yield piece[at : at + _PIECE_BYTES]
+                # free this page before the next one is made
+                piece = None
+                if more is not None:
+                    allowance.leave_out(time.monotonic() - began_s)
+                    piece = await self.calls.run(request, allowance, partial(next, more, None))
+
+        headers = {"content-length": str(len(first))} if more is None else None
+        return _PiecewiseResponse(body(), headers=headers, media_type=media_type)
+
+
+class _PiecewiseResponse(StreamingResponse):
+    """A response in pieces. Starlette's own has a task that waits until the client leaves: here the gate notes that."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        await self.stream_response(send)
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the caller of a request."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+async def body_of(request: Request, most_bytes: int, *kinds: str) -> bytes:
+    """Return a request's body, of one of the content types `kinds`.
+
+    Raises `Refused` for another one, and for a body that has more than `most_bytes` or arrives too slowly.
+    """
+    if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
+        raise Refused(400, "send Content-Length: the end of the body is not known without it")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise Refused(415, f"send the body unencoded, not in the encoding {encoding!r:.80}")
+    if (kind := type_of(request)) not in kinds:
+        raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {kind or 'none'!r:.80}")
+    stream, began_s, size = request.stream(), time.monotonic(), 0
+    pieces, announced = list[bytes](), int(request.headers.get("content-length", 0))
+    while max(size, announced) <= most_bytes:
+        try:
+            # not `wait_for`, which makes a task for each wait
+            async with asyncio.timeout(began_s + _BODY_S + size / _LEAST_BYTES_PER_S - time.monotonic()):
+                if (piece := await anext(stream, None)) is None:
+                    return b"".join(pieces)
+        except TimeoutError:
+            raise Refused(408, "the body arrives too slowly") from None
+        pieces.append(piece)
+        size += len(piece)
+    raise Refused(413, f"the body has more than {most_bytes:,} bytes")
+
+
+def type_of(request: Request) -> str:
+    """Return the content type of a request's body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()

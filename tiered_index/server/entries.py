@@ -22,8 +22,7 @@ from starlette.responses import Response
 from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
 from tiered_index.server.answers import Taken
-from tiered_index.server.calls import Calls
-from tiered_index.server.handlers import Handlers, body_of, caller_of, need_type
+from tiered_index.server.calls import Calls, Handlers, body_of, caller_of, type_of
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import EntriesParameters
@@ -196,13 +195,12 @@ class EntryHandlers(Handlers):
         caller.need("write")
         if params.source is not None:
             caller.need_source(params.source)
-        form = need_type(request, wire.NDJSON, wire.ARROW)
         if (intake := self._intake) is None:
             raise Refused(409, "this service is read-only: send entries to the writer's service")
-        body = await body_of(request)
+        body = await body_of(request, self.served.caps.body_bytes, wire.NDJSON, wire.ARROW)
 
         def act() -> bytes:
-            batch = parsed(body, form, self.served.caps.body_bytes)
+            batch = parsed(body, type_of(request), self.served.caps.body_bytes)
             request.state.of_body = {"topics": shown_topics(batch.topics)}
             caller.need_topics(batch.topics)
             if batch.gives_topic_ids:

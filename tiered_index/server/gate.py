@@ -36,8 +36,6 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = frozenset({"/livez", "/readyz", "/openapi.json"})
 # Methods that metrics name; a client can send any text as its method
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Time for a body of any size, and the least rate of longer bodies
-_BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
 # Time in which a client must take most of what was sent so far
 SEND_S = 30.0
 _MOST_URL_BYTES = 64 << 10
@@ -96,7 +94,6 @@ class Gate:
         state["request_id"] = request_id
         current_id.set(request_id)
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        body = _Body(self, receive)
         self.under_way += 1
         try:
             with request_span(method, headers) as traced:
@@ -106,10 +103,9 @@ class Gate:
                     if connection is not None and caller is not _STRANGER:
                         connection.is_known()
                     _check_url(scope)
-                    body.announce(headers.get(b"content-length", b"0"))
                     # With "app" set, Starlette raises for unknown paths and methods
                     scope["app"] = self
-                    await self.app(scope, body.receive, answer)
+                    await self.app(scope, receive, answer)
                 except (ClientDisconnect, _Lost):
                     status = CLIENT_GONE
                 except Exception as error:
@@ -117,7 +113,7 @@ class Gate:
                     _free(error)
                     if not status:
                         with contextlib.suppress(_Lost):
-                            await _problem(error, request_id, self.served.redaction)(scope, body.receive, answer)
+                            await _problem(error, request_id, self.served.redaction)(scope, receive, answer)
                     else:
                         _logger.error("request %s broke off", request_id, exc_info=error)
                         # a response without an end shows the client that it is incomplete
@@ -155,43 +151,6 @@ class Gate:
         if caller is None:
             raise Refused(401, "give a token: Authorization: Bearer TOKEN")
         return caller
-
-
-class _Body:
-    """Receives the body of one request within the gate's bounds on size and time."""
-
-    def __init__(self, gate: Gate, receive: Receive) -> None:
-        self._most_bytes = gate.served.caps.body_bytes
-        self._receive = receive
-        self._is_whole = False
-        self._began_s = time.monotonic()
-        self._taken = 0
-
-    def announce(self, length: bytes) -> None:
-        """Check the Content-Length. Raises `Refused` if it is too large."""
-        if length.isdigit():
-            self._check(int(length))
-
-    def _check(self, size: int) -> None:
-        if size > self._most_bytes:
-            raise Refused(413, f"the body has more than {self._most_bytes:,} bytes")
-
-    async def receive(self) -> Message:
-        """Return the next ASGI message. Raises `Refused` if the body is too large or slow."""
-        if self._is_whole:
-            # the next message says that the client has disconnected
-            return await self._receive()
-        until_s = self._began_s + _BODY_S + self._taken / _LEAST_BYTES_PER_S
-        try:
-            # not `wait_for`, which makes a task for each wait
-            async with asyncio.timeout(until_s - time.monotonic()):
-                message = await self._receive()
-        except TimeoutError:
-            raise Refused(408, "the body arrives too slowly") from None
-        self._taken += len(message.get("body", b""))
-        self._is_whole = not message.get("more_body", False)
-        self._check(self._taken)
-        return message
 
 
 async def _taken(connection: Any) -> None:

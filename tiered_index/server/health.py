@@ -13,8 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiered_index.server import wire
 from tiered_index.server.answers import Health, PartProblem, Problems, Token
-from tiered_index.server.calls import Calls
-from tiered_index.server.handlers import Handlers, caller_of
+from tiered_index.server.calls import Calls, Handlers, caller_of
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import Nothing

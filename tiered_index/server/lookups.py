@@ -30,8 +30,7 @@ from tiered_index.rocketmq.remoting.browsing import BrowsedMessages, Browser
 from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
 from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
 from tiered_index.server import answers, parameters, wire
-from tiered_index.server.calls import Allowance, Calls
-from tiered_index.server.handlers import Handlers, body_of, caller_of, need_type
+from tiered_index.server.calls import Allowance, Calls, Handlers, body_of, caller_of
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import of_body
@@ -209,14 +208,13 @@ class LookupHandlers(Handlers):
     )
     async def query_batch(self, request: Request, _: None) -> Response:
         """Look up many keys. The service reads each file once for all of them."""
-        need_type(request, wire.JSON)
-        body = await body_of(request)
+        body = await body_of(request, self.served.caps.body_bytes, wire.JSON)
         caller, form = caller_of(request), wire.form_of(request.headers.get("accept"))
         redaction, allowance = self.served.redaction, self.allowance()
 
         def act() -> bytes | Iterator[bytes]:
             params = of_body(parameters.BatchBody, body, self.served.caps.max_lookups)
-            params.narrow(allowance)
+            allowance.narrow(params.limits(), params.max_cost_usd)
             lookups = params.columns()
             shown = zip(lookups.topics[:MOST_SHOWN], lookups.keys[:MOST_SHOWN], strict=True)
             keys = [[topic[:SHOWN], key[:SHOWN]] for topic, key in shown]

@@ -15,7 +15,6 @@ from starlette.datastructures import QueryParams
 from tiered_index.config import Wait
 from tiered_index.conversion import sentence_of
 from tiered_index.errors import InvalidArgument
-from tiered_index.server.calls import Allowance
 from tiered_index.server.problems import Refused
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.service.read.lookup_columns import LookupColumns
@@ -61,9 +60,9 @@ class Spending(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_cost_usd: Amount | None = None
     timeout_s: Wait | None = None
 
-    def narrow(self, allowance: Allowance) -> None:
-        """Lower the bounds of `allowance` to these."""
-        allowance.narrow(LookupLimits(self.max_requests, self.max_bytes, self.timeout_s), self.max_cost_usd)
+    def limits(self) -> LookupLimits:
+        """Return the bounds but that of the cost."""
+        return LookupLimits(self.max_requests, self.max_bytes, self.timeout_s)
 
 
 class RequestBounds(Spending, frozen=True, kw_only=True, forbid_unknown_fields=True):

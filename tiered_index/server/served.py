@@ -19,10 +19,10 @@ from tiered_index.encoding import json_text
 from tiered_index.errors import SetupUnavailable, TieredIndexError
 from tiered_index.metrics import Gauges
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction, without_paths
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
+from tiered_index.service.read.budget import LookupLimits
 from tiered_index.service.read.messages import Fetched, MessageSource
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.linked_rows import FileRows
@@ -88,6 +88,21 @@ class Audit:
 def shown_topics(topics: Iterable[str]) -> list[str]:
     """Return topics for a record of the audit log."""
     return sorted({topic[:SHOWN] for topic in topics})[:MOST_SHOWN]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """The greatest bounds of one request, and the defaults. `limits` has a `timeout_s`."""
+
+    limits: LookupLimits = field(default_factory=partial(LookupLimits, 10_000, 1 << 30, 30.0))
+    max_cost_usd: float = 0.05
+    # Entries of a page, lookups of a batch, and entries of all its lookups
+    max_count: int = 1_000
+    max_lookups: int = 10_000
+    max_entries: int = 100_000
+    # Of the messages of a page
+    message_bytes: int = 8 << 20
+    body_bytes: int = 16 << 20
 
 
 class RecordSource(MessageSource, Protocol):

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiered_index.server import answers, wire
-from tiered_index.server.handlers import Handlers, caller_of
+from tiered_index.server.calls import Handlers, caller_of
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import DuParameters, Nothing
 from tiered_index.server.problems import Refused

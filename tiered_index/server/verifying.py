@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from tiered_index.server import answers, wire
 from tiered_index.server.answers import Verification
-from tiered_index.server.calls import Calls
-from tiered_index.server.handlers import Handlers, body_of, caller_of, need_type
+from tiered_index.server.calls import Calls, Handlers, body_of, caller_of
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation
 from tiered_index.server.parameters import Nothing, VerifyBody, of_body
@@ -51,8 +50,7 @@ class VerificationHandlers(Handlers):
         The header `Location` of the answer is the URL of the progress. A service of several indexes answers 400.
         """
         _need_admin(request)
-        need_type(request, wire.JSON)
-        body = await body_of(request)
+        body = await body_of(request, self.served.caps.body_bytes, wire.JSON)
 
         def act() -> Verification:
             params = of_body(VerifyBody, body)
