@@ -49,7 +49,7 @@ class Audit:
 
     def __init__(self, path: Path | None) -> None:
         self.problem: str | None = None
-        self._path = path
+        self._path, self._lock = path, threading.Lock()
         try:
             if path is not None:
                 self._append(path, "")
@@ -77,11 +77,11 @@ class Audit:
             self.problem = f"the audit log can't be written: {error.strerror}"
 
     def _append(self, path: Path, line: str) -> None:
-        with open(path, "ab", opener=partial(os.open, mode=0o600)) as file:
+        # records are in the order of their times
+        with self._lock, open(path, "ab", opener=partial(os.open, mode=0o600)) as file:
             mode = os.fstat(file.fileno()).st_mode
             if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode) & ~stat.S_IRWXO)
-            # one write at the end of the file, also beside other threads
             file.write(line.encode())
 
 
