@@ -10,8 +10,8 @@ import pytest
 
 from tiered_index import IndexService
 from tiered_index.server.app import OPERATIONS, HttpService
-from tiered_index.server.description import described
 from tiered_index.server.listening import HttpListener, Listening, own_names
+from tiered_index.server.operations import described
 from tiered_index.server.served import Audit, Caps, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens
 

@@ -20,8 +20,8 @@ from tiered_index.server import wire
 from tiered_index.server.entries import parsed
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Caps
+from tiered_index.server.stored import VerificationHandlers
 from tiered_index.server.tokens import add_token
-from tiered_index.server.verifying import VerificationHandlers
 from tiered_index.storage.pools import DaemonPool, NoThread
 
 LINES = {"content-type": wire.NDJSON}

@@ -17,17 +17,15 @@ from starlette.types import Receive, Scope, Send
 from tiered_index.metrics import Gauges
 from tiered_index.server.calls import Calls, Handlers
 from tiered_index.server.console import Console
-from tiered_index.server.description import described
 from tiered_index.server.entries import EntryHandlers
 from tiered_index.server.gate import Gate
 from tiered_index.server.health import HealthHandlers
 from tiered_index.server.lookups import LookupHandlers
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.operations import Operation, operations_of
+from tiered_index.server.operations import Operation, described, operations_of
 from tiered_index.server.parameters import Nothing, of_query
 from tiered_index.server.served import Served
-from tiered_index.server.stored import StoredHandlers
-from tiered_index.server.verifying import VerificationHandlers
+from tiered_index.server.stored import StoredHandlers, VerificationHandlers
 
 HANDLERS = (LookupHandlers, StoredHandlers, EntryHandlers, VerificationHandlers, HealthHandlers)
 OPERATIONS: tuple[Operation, ...] = tuple(operation for kind in HANDLERS for operation in operations_of(kind))

@@ -1,17 +1,28 @@
-"""The operations of the service: what a route declares beside its handler, for `app` and `description`.
+"""The operations of the service: what a route declares beside its handler, and their description (OpenAPI).
 
 A handler's name is that of its operation, its docstring the text, and the type of its last argument the model of the
-query. Pure.
+query. The description is made of operations and of the models that check requests and make answers: the docstring of a
+model has the meaning of its members. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
-from tiered_index.server import parameters
-from tiered_index.server.answers import Document
+import msgspec
+from msgspec import UNSET, structs
+
+from tiered_index import types
+from tiered_index._version import __version__
+from tiered_index.server import answers, parameters
+from tiered_index.server.answers import Document, Problem
+from tiered_index.server.problems import MEDIA_TYPE
+from tiered_index.server.wire import ARROW, JSON
 
 H = TypeVar("H", bound=Callable[..., Any])
 PROBLEMS: Mapping[int, str] = {
@@ -88,3 +99,120 @@ class Operation:
 def operations_of(handlers: type) -> list[Operation]:
     """Return the operations of a class of handlers."""
     return [handler.operation for handler in vars(handlers).values() if hasattr(handler, "operation")]
+
+
+_TEXT = """\
+Find the messages of a key in a time range.
+
+Names, order, status and cursor are those of the library. `status` is `complete`, `truncated` (continue with `cursor`),
+or `partial` (only with `allow_partial`). An answer as NDJSON or as an Arrow stream ends with its status: in the last
+line, or in the metadata `tiered_index.status` of the last, empty batch. An answer without a status is incomplete.
+NDJSON of all entries has a line with `cursor` after each page but the last one: a stream that was cut continues there.
+"""
+_WHERE = (answers.__name__, parameters.__name__, types.__name__)
+# Members that a document of the library leaves out if they are None
+_LEFT_OUT = {(types.Freshness, "not_asked"), (types.IndexItem, "source")}
+_MODELS: dict[str, Any] = {name: kind for where in (answers, parameters) for name, kind in vars(where).items()}
+_MEMBER = re.compile(r"^- `(\w+)`: (.*?)(?=\n- `|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def described(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the description of operations as a document."""
+    paths, schemas = dict[str, Any](), dict[str, Any]()
+    for operation in operations:
+        method, path = operation.place.lower().split()
+        paths.setdefault(path, {})[method] = _operation(operation, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tiered_index", "version": __version__, "description": _TEXT},
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}, "schemas": schemas},
+    }
+
+
+def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of an operation, and add the schemas of its models."""
+    summary, _, more = inspect.cleandoc(operation.handler.__doc__ or "").partition("\n")
+    described: dict[str, Any] = {"operationId": operation.handler.__name__, "summary": summary.rstrip(".")}
+    described |= {"description": " ".join(more.split())} if more else {}
+    described |= {"security": []} if operation.is_open else {}
+    parameters = []
+    if operation.part is not None:
+        parameter = {"name": "id", "in": "path", "required": True, "description": operation.part}
+        parameters.append({**parameter, "schema": {"type": "string"}})
+    if operation.query is not None:
+        parameters += _parameters(_schemas(operation.query)[operation.query.__name__])
+    described |= {"parameters": parameters} if parameters else {}
+    if operation.bodies:
+        content = {form: _body(operation, form, schemas) for form in operation.bodies}
+        described["requestBody"] = {"required": True, "content": content}
+    content = dict[str, Any]()
+    if operation.answer is not None:
+        content[JSON] = _content(operation.answer, schemas)
+    content |= {form: {"schema": {"type": "string"}} for form in operation.forms}
+    responses = {operation.status: {"description": operation.told, "content": content}}
+    for status, text in operation.texts().items():
+        responses[status] = {"description": text, "content": {MEDIA_TYPE: _content(Problem, schemas)}}
+    if operation.is_told_unready:
+        responses[503]["content"] = content
+    described["responses"] = {str(status): response for status, response in responses.items()}
+    return described
+
+
+def _body(operation: Operation, form: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    example = operation.bodies[form]
+    schema: dict[str, Any] = {"type": "string"} | ({"format": "binary"} if form == ARROW else {})
+    if operation.body is not None:
+        parts = _schemas(operation.body)
+        schema = parts.pop(operation.body.__name__)
+        schemas |= parts
+    return {"schema": schema} | ({"example": example} if example is not None else {})
+
+
+def _content(model: type[Document], schemas: dict[str, Any]) -> dict[str, Any]:
+    schemas |= _schemas(model)
+    return {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+
+
+def _schemas(model: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schemas of a model and of its parts, by name."""
+    _, components = msgspec.json.schema_components([model], ref_template="#/components/schemas/{name}")
+    return {name: _described(schema, _MODELS[name]) for name, schema in components.items() if name in _MODELS}
+
+
+def _described(schema: dict[str, Any], model: Any) -> dict[str, Any]:
+    """Return the schema of a model with the meanings of its members; of an answer, its own ones first."""
+    meanings: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        told = inspect.cleandoc(base.__doc__ or "") if base.__module__ in _WHERE else ""
+        meanings |= {name: " ".join(text.split()) for name, text in _MEMBER.findall(told)}
+    properties = dict[str, Any]()
+    is_answer = model.__module__ != parameters.__name__
+    own = model.__annotations__ if is_answer else ()
+    of_struct = issubclass(model, msgspec.Struct)
+    # a field of a class of the library without a `repr` is in no document
+    names = model.__struct_fields__ if of_struct else [field.name for field in dataclasses.fields(model) if field.repr]
+    for name in (*(name for name in own if name in names), *(name for name in names if name not in own)):
+        member = schema["properties"][name]
+        if is_answer or member.get("default", "") is None:
+            member.pop("default", None)
+        properties[name] = ({"description": meanings[name]} if name in meanings else {}) | member
+    required = schema.get("required", [])
+    if is_answer:
+        absent = {field.name for field in structs.fields(model) if field.default is UNSET} if of_struct else set()
+        required = [name for name in names if name not in absent and (model, name) not in _LEFT_OUT]
+    text = _MEMBER.split(inspect.cleandoc(model.__doc__ or ""))[0]
+    return {"type": "object", "description": " ".join(text.split()), "properties": properties, "required": required}
+
+
+def _parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    parameters = []
+    for name, member in schema["properties"].items():
+        parameter: dict[str, Any] = {"name": name, "in": "query", "description": member.pop("description")}
+        if name in schema["required"]:
+            parameter["required"] = True
+        if examples := member.pop("examples", None):
+            parameter["example"] = examples[0]
+        parameters.append(parameter | {"schema": member})
+    return parameters
