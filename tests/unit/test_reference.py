@@ -5,13 +5,13 @@ from functools import cache
 
 import pytest
 from msgspec import structs
-from tiered_index.server.description import described
 
 import tiered_index
 from docs.generators.metrics_page import PREFIX, exported
 from docs.generators.reference import PAGES, all_commands
 from tiered_index import IndexConfig
 from tiered_index.server.app import OPERATIONS
+from tiered_index.server.operations import described
 
 
 @cache
