@@ -1,4 +1,4 @@
-"""The programs of the pages on Spark, by page and section. Each test runs those of its sections."""
+"""The programs of pages, by page and section. Each test runs those of its sections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("spark.md", "spark-sql.md", "spark-cluster.md")
 
 
 def section(page: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The programs of the pages on Spark run, and print the output on the pages. This process already has a session."""
+"""The programs of docs/spark.md run, and print the output on the page. This process already has a session."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.spark.pages import DOCS, PAGES, programs, section
+from tests.spark.pages import DOCS, programs, section
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.places import local_path
 from tiered_index.spark.tables import new_in_iceberg
 
 # The number of programs in each section. A test here or in test_kafka_rows.py runs each.
 _RUN = {
-    ("spark.md", "Step by step"): 18,
+    ("spark.md", "Step by step"): 17,
     ("spark.md", "An Iceberg table"): 1,
     ("spark.md", "A Delta table"): 1,
-    ("spark-sql.md", "Bulk lookup"): 1,
-    ("spark-sql.md", "Data source `tiered_index`"): 3,
-    ("spark-sql.md", "Data source `rocketmq_commitlog`"): 1,
-    ("spark-sql.md", "Streams into an index"): 2,
+    ("spark.md", "SQL and DataFrames"): 4,
+    ("spark.md", "Streams into an index"): 2,
 }
 
 
@@ -44,34 +42,25 @@ def run(page: str, *names: str, most: int | None = None) -> dict[str, Any]:
     return named
 
 
-def test_the_program_on_bulk_lookups_runs(spark: Any) -> None:
-    run("spark-sql.md", "Bulk lookup")
-
-
 @pytest.mark.long
 def test_the_programs_on_data_sources_run(spark: Any) -> None:
-    run("spark-sql.md", "Data source `tiered_index`", "Data source `rocketmq_commitlog`")
+    run("spark.md", "SQL and DataFrames")
 
 
 @pytest.mark.long
 def test_the_program_on_streams_runs(spark: Any) -> None:
-    run("spark-sql.md", "Streams into an index", most=1)
+    run("spark.md", "Streams into an index", most=1)
 
 
 def test_every_program_is_in_a_section_that_a_test_runs():
     assert {at: len(programs(section(*at))) for at in _RUN} == _RUN
-    assert sum(len(programs((DOCS / page).read_text())) for page in PAGES) == sum(_RUN.values())
+    assert len(programs((DOCS / "spark.md").read_text())) == sum(_RUN.values())
 
 
 def is_shown(expected: str, printed: str) -> bool:
     """Return whether a program printed the output on its page."""
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(expected or "\n", printed or "\n", options)
-
-
-def test_every_page_about_spark_is_linked_from_the_guide():
-    assert {page.name for page in DOCS.glob("spark*.md")} == set(PAGES)
-    assert set(PAGES) <= {"spark.md", *re.findall(r"\]\(([^)#\s]*)", (DOCS / "spark.md").read_text())}
 
 
 def test_the_jobs_of_the_page_print_what_it_shows(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +120,7 @@ def test_an_iceberg_table_is_continued(spark: Any) -> None:
 
 @pytest.mark.long
 def test_records_of_kafka_become_entries_once(spark: Any) -> None:
-    found = run("spark-sql.md", "Kafka")
+    found = run("spark.md", "Kafka")
     at = datetime(2023, 11, 15, tzinfo=UTC)
     rows = [
         (b"k", None, "t", 3, 4, at, 0, None),

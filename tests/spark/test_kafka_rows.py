@@ -42,9 +42,9 @@ ASKED += ["0x000000000000002a", "0x610962"]
 @pytest.fixture(scope="module")
 def recipe():
     """The schema and the mapping on the page."""
-    program = programs(section("spark-sql.md", "Streams into an index"))[1].partition("spark = open_session()")[0]
+    program = programs(section("spark.md", "Streams into an index"))[1].partition("spark = open_session()")[0]
     names: dict[str, object] = {}
-    exec(compile(program, "docs/spark-sql.md", "exec"), names)
+    exec(compile(program, "docs/spark.md", "exec"), names)
     return names["KAFKA"], names["entries_of"]
 
 

@@ -5,7 +5,7 @@
 Tasks upload objects under names of their own and change nothing else. The driver publishes them with one log record.
 The caller makes the session and imports PySpark, so this package imports without it.
 
-docs/api.md lists all public names, docs/spark.md has examples, and docs/spark-cluster.md is about clusters.
+docs/api.md lists all public names, and docs/spark.md has examples.
 """
 
 from tiered_index.spark.audit.audit import AuditResult, audit

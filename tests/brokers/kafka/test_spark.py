@@ -16,7 +16,7 @@ from tiered_index.spark import build, register
 
 # the newest version on Maven Central
 CONNECTOR = "4.2.0"
-PAGE = ("spark-sql.md", "Kafka")
+PAGE = ("spark.md", "Kafka")
 # py4j's own finalizers close its sockets
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 

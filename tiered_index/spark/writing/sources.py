@@ -2,7 +2,7 @@
 
 Tasks read files with the readers of `sources`. They read Parquet as entries (`entries_of`) unless a column is an
 expression. For that and for other sources Spark makes entries of messages (`entry_frame`).
-docs/spark-cluster.md lists the fields.
+docs/spark.md lists the fields.
 """
 
 from __future__ import annotations
