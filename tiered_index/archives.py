@@ -1,6 +1,6 @@
 """The archived messages of every system: how those of an erasure are found, and an index erased with its archive.
 
-A columnar segment has records of Kafka, any other one is a file of RocketMQ's log. Threads: any.
+A columnar segment has rows of files or records of Kafka, any other one is a file of RocketMQ's log. Threads: any.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
+from tiered_index.sources.row_archive import RowsToErase, has_rows
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import no_progress
@@ -36,6 +37,8 @@ class _Find:
     keyed: bool
 
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
+        if has_rows(segment):
+            return RowsToErase(self.request, self.before_ms, self.keyed)(archive, segment)
         if segment.columns is not None:
             return RecordsToErase(self.request, self.before_ms, self.keyed, self.keys)(archive, segment)
         return MessagesToErase(self.request, self.before_ms, self.keyed)(archive, segment)

@@ -497,9 +497,13 @@ class Ingestion:
             raise InvalidArgument(f"leave {flag} out: it is not for rows of files (--topic)")
         groups = [("a file of messages", replace(self.of_files, skip_bad=False)), ("a RocketMQ store", self.of_store)]
         groups += [("a RocketMQ store", group) for group in (self.selected, self.archiving)]
-        groups += [("Kafka", replace(self.kafka, key=None))]
+        groups += [("Kafka", replace(self.kafka, key=None, archive=False))]
         refuse_others(listed(self.sources, 3), "files with --topic", *groups)
-        how: dict[str, Any] = {"skip_bad": self.of_files.skip_bad, "dry_run": options.dry_run}
+        how: dict[str, Any] = {
+            "skip_bad": self.of_files.skip_bad,
+            "dry_run": options.dry_run,
+            "archive": self.kafka.archive,
+        }
         how |= {"follow": options.follow, "poll_s": options.poll}
         of_index: dict[str, Any] = {"preset": options.preset, "hash": options.hash_rule, **vars(self.geometry)}
         return ingest_rows(self.session, self.sources, self.of_rows, self.kafka.key, self.intake, **how, **of_index)

@@ -68,7 +68,9 @@ class KafkaOptions(KafkaClientOptions):
     commit_group: str | None = _kafka(
         metavar="GROUP", help="Commit offsets to this consumer group, for lag tools, once their entries are on disk."
     )
-    archive: bool = _kafka(False, "--archive", help="Archive Kafka's records in the storage, as Parquet files.")
+    archive: bool = _kafka(
+        False, "--archive", help="Archive Kafka's records, or the rows of files, in the storage, as Parquet files."
+    )
     archive_every: float | None = _kafka(
         None,
         min=0,

@@ -70,6 +70,7 @@ def ingest_rows(
     dry_run: bool,
     follow: bool = False,
     poll_s: float | None = None,
+    archive: bool = False,
     **settings: Any,
 ) -> int:
     """Index the rows of files, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
@@ -98,7 +99,7 @@ def ingest_rows(
             return _show_rows(session, files, topic, mapping)
         putting = stack.enter_context(Putting.open(session, config, intake))
         with putting.progress("ingesting", sum(each.size_bytes for each in files)) as progress:
-            linker = FileLinker(putting.index, topic, mapping, putting.patient(), skip_bad)
+            linker = FileLinker(putting.index, topic, mapping, putting.patient(), skip_bad, archive=archive)
             linker.progress = lambda size: progress.update(size, f"{human_count(linker.counts.entries)} entries")
             if follow:
                 _follow(session, linker, listed, _POLL_S if poll_s is None else poll_s)

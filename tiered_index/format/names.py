@@ -22,6 +22,8 @@ SEGMENTS_PREFIX, SEGMENT_SUFFIX, COLUMNS_SUFFIX = "segments/", ".log", ".parquet
 CATALOG_PREFIX = "catalog/"
 LINKED = "files:"
 """Begin of the stores of linked segments."""
+ROWS = "rows:"
+"""Begin of the stores of archived rows of files."""
 TOPICS_QUEUE = 2**31 - 1
 """The queue of the rows of files whose topic is a field: for all topics, it is one log."""
 # of earlier versions, whose objects are orphans
@@ -51,7 +53,7 @@ def topic_of_store(store: str) -> str | None:
     partition = _PARTITION.fullmatch(store)
     if partition is None:
         return None
-    return unquote(partition[1]) if store.startswith(LINKED) else partition[1]
+    return unquote(partition[1]) if store.startswith((LINKED, ROWS)) else partition[1]
 
 
 def linked_store(topic: str, queue_id: int) -> str:
@@ -59,6 +61,11 @@ def linked_store(topic: str, queue_id: int) -> str:
     if queue_id == TOPICS_QUEUE:
         return f"{LINKED}-/{queue_id}"
     return f"{LINKED}-/{quote(topic, safe='')}/{queue_id}"
+
+
+def rows_store(store: str) -> str:
+    """Return the store of the archived rows of the files of a `linked_store`. It has the same offsets."""
+    return ROWS + store.removeprefix(LINKED)
 
 
 def new_file_id(begin_ms: int) -> str:

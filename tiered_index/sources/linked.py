@@ -13,17 +13,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import InvalidArgument, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.follow import FIRST, PatientPut
-from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
@@ -31,6 +32,7 @@ from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, reopened, stored_file
 from tiered_index.sources.places import LocalFile
+from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
 from tiered_index.sources.rows import BLOCK_BYTES, RowBatch, RowFile, RowMapping, is_growing_text, open_rows
 from tiered_index.systems import files_key
 
@@ -71,6 +73,7 @@ class FileLinker:
     """Indexes the files of one topic, or those whose rows have their topic in a field of the mapping (`topic` None).
 
     `progress` gets the bytes of files that were read. With `skip_bad` rows that are no entries are counted only.
+    `archive`: copy the rows into the archive.
     A new file that has the text of another one of its folder waits `copies_wait_s`, because that one may be truncated.
     """
 
@@ -82,6 +85,7 @@ class FileLinker:
     progress: Callable[[int], object] = lambda size: None
     counts: FileCounts = field(default_factory=FileCounts)
     copies_wait_s: float = 0.0
+    archive: bool = False
     clock_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -89,6 +93,9 @@ class FileLinker:
         self._queue_id = TOPICS_QUEUE if self.topic is None else FILES_QUEUE
         self._store = linked_store("" if self.topic is None else check_topic(self.topic), self._queue_id)
         self._topics = set[str]()
+        self._archiver = RowArchiver(self.index, self._store) if self.archive else None
+        # columns and positions whose rows are not archived yet
+        self._waiting: list[tuple[dict[str, Any], int]] = []
         # the segments of the text that each file has, by its place, in order of their positions
         self._chains: dict[str, list[LinkedSegment]] = {}
         # those of a text whose file has another one since: a copy of it may appear
@@ -159,13 +166,13 @@ class FileLinker:
             if chunk:
                 self.index.link([segment for _, _, segment in chunk])
                 segments = [segment for _, _, segment in chunk]
-                self._go_on(self._record(segments, [self._read(*reserved) for reserved in chunk]))
+                self._go_on(self._record(segments, self._all(self._read(*reserved) for reserved in chunk)))
         return self.counts
 
     def _go_on_from_log(self) -> None:
         """Learn the segments of the log, and read those that an earlier run has not finished."""
         position, pending = self.position, list[LinkedSegment]()
-        self._chains, self._lost = {}, []
+        self._chains, self._lost, self._waiting = {}, [], []
         segments = self.index.segment_archive.segments()
         for segment in segments.of_log(self._store):
             if isinstance(segment, LinkedSegment):
@@ -174,7 +181,11 @@ class FileLinker:
                     pending.append(segment)
         # an offset of a lost catalog's files is never used again
         given_up = [lost.end for lost in segments.state.given_up.get(self._store, ())]
-        self._end = max(self._end, position, *given_up)
+        # nor one of archived rows, whose file may be gone
+        archived = segments.end(rows_store(self._store))
+        self._end = max(self._end, position, archived, *given_up)
+        if self._archiver is not None:
+            self._archiver.begin_again()
         if not self._end and self.topic is not None:
             self._check_queue(self.topic)
         for path in self.mapping.keys:
@@ -296,13 +307,16 @@ class FileLinker:
         return topics
 
     def _put_position(self, source: str, position: int) -> None:
-        texts, numbers = pa.array([], pa.string()), np.zeros(0, np.int64)
-        columns = {
-            "topic": texts,
-            "key": texts,
-            **dict.fromkeys(("queue_id", "offset", "size", "timestamp_ms"), numbers),
-        }
-        self.patient(columns, source, position)
+        self.patient(_no_entries(), source, position)
+
+    def _put_at(self, columns: dict[str, Any], position: int) -> None:
+        """Put entries and the position of the log. If rows are archived, they wait for that."""
+        if self._archiver is None:
+            self.patient(columns, self._store, position)
+            return
+        self._waiting.append((columns, position))
+        if self._archiver.size_bytes >= SEGMENT_BYTES:
+            self._put_waiting()
 
     def _begin(self, listed: SourceFile, chain: list[LinkedSegment]) -> int:
         """Return the position from which on a file is to be indexed: behind its segments, if it has only grown."""
@@ -343,9 +357,26 @@ class FileLinker:
     def _go_on(self, pending: Sequence[LinkedSegment], position: int = 0) -> None:
         """Read the segments that are not read, or not finished, from an offset on."""
         while pending:
-            pending = self._record(
-                pending, [self._read_again(segment, max(position, segment.start)) for segment in pending]
-            )
+            outcomes = self._all(self._read_again(segment, max(position, segment.start)) for segment in pending)
+            pending = self._record(pending, outcomes)
+
+    def _all(self, outcomes: Iterator[_Outcome]) -> list[_Outcome]:
+        """Return all outcomes, once their rows are put. The rows before one that raises an error are put, too."""
+        try:
+            read = list(outcomes)
+        except (CorruptFile, InvalidArgument, ObjectNotFound):
+            self._put_waiting()
+            raise
+        self._put_waiting()
+        return read
+
+    def _put_waiting(self) -> None:
+        """Archive the rows that wait, and then put their entries."""
+        if self._archiver is not None:
+            self._archiver.send()
+        waiting, self._waiting = self._waiting, []
+        for columns, position in waiting:
+            self.patient(columns, self._store, position)
 
     def _read_again(self, segment: LinkedSegment, offset: int) -> _Outcome:
         """As `_read`, for a file that must be opened. One that is gone, or was changed, is finished at the offset."""
@@ -385,13 +416,13 @@ class FileLinker:
     def _read(self, listed: SourceFile, rows: RowFile, segment: LinkedSegment, offset: int = 0) -> _Outcome:
         """Put the rows of a segment from an offset on."""
         shift, begun_bytes = segment.start - segment.position, self.counts.read_bytes
-        reading = rows.reading(self.mapping, segment.position, segment.position + segment.length)
+        reading = rows.reading(self.mapping, segment.position, segment.position + segment.length, whole=self.archive)
         count, times = 0, None
         for batch in reading.batches(max(offset, segment.start) - shift):
             self._put(listed, batch, shift)
             count, times = count + batch.rows + len(batch.bad), _joined(times, batch.times)
             self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
-        self._put_position(self._store, segment.end)
+        self._put_at(_no_entries(), segment.end)
         self.counts.read_files += 1
         self.counts.read_bytes = begun_bytes + listed.size_bytes
         self.progress(self.counts.read_bytes)
@@ -421,20 +452,28 @@ class FileLinker:
             bad = batch.bad[0]
             raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
         entries = len(batch.keys)
+        topics = self._topics_of(batch)
+        if self._archiver is not None:
+            self._archiver.add(topics, listed.uri, batch, shift)
         columns = {
-            "topic": self._topics_of(batch),
+            "topic": topics,
             "queue_id": np.full(entries, self._queue_id, np.int64),
             "key": batch.keys,
             "offset": batch.positions + shift,
             "size": batch.sizes,
             "timestamp_ms": batch.times_ms,
         }
-        self.patient(columns, self._store, batch.end + shift)
+        self._put_at(columns, batch.end + shift)
         counts = self.counts
         counts.rows, counts.entries = counts.rows + batch.rows, counts.entries + entries
         counts.keyless, counts.skipped = counts.keyless + batch.keyless, counts.skipped + len(batch.bad)
         for bad in batch.bad[: max(0, FIRST - len(counts.skipped_first))]:
             counts.skipped_first.append({"where": f"{listed.uri}, {bad.where}", "problem": bad.problem})
+
+
+def _no_entries() -> dict[str, Any]:
+    texts, numbers = pa.array([], pa.string()), np.zeros(0, np.int64)
+    return {"topic": texts, "key": texts, **dict.fromkeys(("queue_id", "offset", "size", "timestamp_ms"), numbers)}
 
 
 def _joined(times: Times | None, more: Times | None) -> Times | None:

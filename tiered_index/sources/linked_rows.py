@@ -1,5 +1,7 @@
 """Reads rows of linked files again, by their entries: a block of a text, or a row of a Parquet file.
 
+A row that was archived is read from its copy, otherwise from its file.
+
 The bytes of a text are checked against the CRC32 of its blocks, noted when it was indexed. The keys are taken from the
 row again. So a row is the one that was indexed, or the answer names the file and says that it is gone or was changed. A
 compressed text is decompressed from its begin. Threads: any.
@@ -18,7 +20,7 @@ from typing import Any, Self
 
 from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, json_text, show_bytes
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
-from tiered_index.format.names import linked_store
+from tiered_index.format.names import linked_store, rows_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
@@ -29,6 +31,7 @@ from tiered_index.service.read.segments import MissingCatalog
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.row_archive import archived_row
 from tiered_index.sources.rows import (
     COLUMNS_FILES,
     SUM_BYTES,
@@ -47,6 +50,8 @@ from tiered_index.systems import files_key, position_names
 from tiered_index.types import IndexItem
 
 _SKIP_BYTES = 1 << 20
+# how often a segment is looked for that was replaced since the log was read
+_LOOKS = 5
 # files whose header or footer is kept
 _KEPT = 256
 
@@ -146,6 +151,8 @@ class FileRows:
     def _settle(self, search: Search, topic: str, key: str) -> None:
         item = search.item
         assert item is not None
+        if self._is_archived(search, item, key):
+            return
         try:
             segment = self._segment(search, topic, item)
             if segment is None:
@@ -168,6 +175,37 @@ class FileRows:
             search.problems.append(str(error))
             search.damaged = search.damaged or isinstance(error, CorruptFile)
             search.error = None if isinstance(error, CorruptFile) else error
+
+    def _is_archived(self, search: Search, item: IndexItem, key: str) -> bool:
+        """Look for the archived copy of a row. Return whether there is one; `search` has it then."""
+        archive, store = self._archives[item.source], rows_store(linked_store(item.topic, item.queue_id))
+        for _ in range(_LOOKS):
+            reads = list[int]()
+            try:
+                segment = next(iter(archive.holding(item.offset, store, reads)), None)
+                if segment is None:
+                    return False
+                search.read_from = segment.name
+                row = archived_row(archive, segment, item.offset, search)
+            except ObjectNotFound:
+                # a record has put another object in its place, or it has expired
+                archive.refresh()
+                continue
+            except (CorruptFile, StorageError, BudgetExceeded) as error:
+                # the file may still have it
+                search.problems.append(str(error))
+                search.damaged = search.damaged or isinstance(error, CorruptFile)
+                search.error = None if isinstance(error, CorruptFile) else error
+                return False
+            finally:
+                search.charge(reads)
+            if row is None or row["topic"] != item.topic:
+                return False
+            carries = not {key, *other_spellings(key)}.isdisjoint(row["keys"])
+            message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"])
+            search.settle(search.fetched("archived", message=message, carries_key=carries))
+            return True
+        return False
 
     def _segment(self, search: Search, topic: str, item: IndexItem) -> LinkedSegment | None:
         archive, store = self._archives[item.source], linked_store(topic, item.queue_id)

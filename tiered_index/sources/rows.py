@@ -21,7 +21,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import IO, Any, Literal, cast
 
@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from tiered_index.encoding import json_text
 from tiered_index.errors import CorruptFile, InvalidArgument, listed
 from tiered_index.format.segment import Times, times_of
 from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, plain_path, searched
@@ -318,6 +319,18 @@ class RowBatch:
     keyless: int = 0
     bad: tuple[BadRow, ...] = ()
     topics: pa.DictionaryArray | None = None
+    begin: int = 0
+    """The position of the first row of `source`."""
+    source: bytes | pa.Table = b""
+    """The lines of a text from `begin` on; the rows with all their columns, if the reading is whole."""
+
+    def texts(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[bytes]:
+        """Return the lines at positions, of these sizes; rows of a file with columns as JSON."""
+        places = (positions - self.begin).tolist()
+        if isinstance(self.source, bytes):
+            return [self.source[at : at + size] for at, size in zip(places, sizes.tolist(), strict=True)]
+        rows = self.source.take(pa.array(places, pa.int64())).to_pylist()
+        return [json_text(row, compact=True).encode() for row in rows]
 
     @property
     def times(self) -> Times | None:
@@ -442,8 +455,8 @@ class RowFile(ABC):
         """Return option and path of the fields that none of the first rows has."""
 
     @abstractmethod
-    def reading(self, mapping: RowMapping, position: int, end: int) -> RowReading:
-        """Return a reading of the rows at positions [`position`, `end`)."""
+    def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> RowReading:
+        """Return a reading of the rows at positions [`position`, `end`). `whole`: batches have all columns."""
 
 
 class RowReading(ABC):
@@ -518,7 +531,7 @@ class TextFile(RowFile):
             return self.size_bytes - position
         return max(_LEAST_BOUND, _RATIO * self.size_bytes)
 
-    def reading(self, mapping: RowMapping, position: int, end: int) -> TextReading:
+    def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> TextReading:
         return TextReading(self, mapping, position, end)
 
     @cached_property
@@ -787,7 +800,8 @@ class TextReading(RowReading):
                 skip = max(0, text.begin - begin)
                 self._lines += block[:skip].count(b"\n")
                 if len(block) > skip:
-                    yield self._batch(block[skip:], begin + skip)
+                    batch = self._batch(block[skip:], begin + skip)
+                    yield replace(batch, begin=begin + skip, source=block[skip:])
         self.blocks = self._sums.blocks
 
     def _cut_bytes(self, lines: bytes) -> int:
@@ -892,12 +906,12 @@ class ColumnsFile(RowFile):
             kind = kind.field(at).type
         return names
 
-    def reading(self, mapping: RowMapping, position: int, end: int) -> ColumnsReading:
+    def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> ColumnsReading:
         ways = [self._way(path, mapping) for _, path in mapping.names]
         if None in ways:
             lacking = ", ".join(path for (_, path), way in zip(mapping.names, ways, strict=True) if way is None)
             raise InvalidArgument(f"{self.file} has no column {lacking}; it has {listed(self.fields())}")
-        return ColumnsReading(self, mapping, [way for way in ways if way is not None], position)
+        return ColumnsReading(self, mapping, [way for way in ways if way is not None], position, whole)
 
     def members_of(self, row: Mapping[str, Any], mapping: RowMapping) -> list[Any]:
         """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
@@ -953,15 +967,18 @@ class ColumnsReading(RowReading):
 
     is_whole = True
 
-    def __init__(self, file: ColumnsFile, mapping: RowMapping, ways: Sequence[tuple[str, ...]], position: int) -> None:
-        self._file, self._mapping, self._ways = file, mapping, ways
+    def __init__(
+        self, file: ColumnsFile, mapping: RowMapping, ways: Sequence[tuple[str, ...]], position: int, whole: bool
+    ) -> None:
+        self._file, self._mapping, self._ways, self._whole = file, mapping, ways, whole
         self.end = position
 
     def batches(self, start: int) -> Iterator[RowBatch]:
-        names = self._file.columns_of(self._ways)
+        names = self._file.table.schema.names if self._whole else self._file.columns_of(self._ways)
         for first, table in self._file.table.read(names, max(start, self.end)):
             self.end = first + len(table)
-            yield self._batch(table.combine_chunks(), first)
+            batch = self._batch(table.combine_chunks(), first)
+            yield replace(batch, begin=first, source=table) if self._whole else batch
         self.end = self._file.table.rows
 
     def _batch(self, table: pa.Table, first: int) -> RowBatch:

@@ -20,6 +20,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
+from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.sources import linked, rows
 from tiered_index.sources.linked import FileLinker
@@ -169,7 +170,7 @@ class Killed:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("form", ["plain", "gzip", "topics"])
+@pytest.mark.parametrize("form", ["plain", "gzip", "topics", "archive"])
 def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkeypatch, where, found, seed, form):
     moments = random.Random(f"{seed}{form}")
     # small blocks, so that a file takes many puts, and several index files
@@ -177,6 +178,8 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
     monkeypatch.setattr(rows, "_LEAST_BOUND", 4000)
     monkeypatch.setattr(rows, "_RATIO", 0)
     monkeypatch.setattr(linked, "_AT_ONCE", 2)
+    # and several objects of the archive
+    monkeypatch.setattr(linked, "SEGMENT_BYTES", 3000)
     count, pack = 600, gzip.compress if form == "gzip" else bytes
     for number in range(4):
         (tmp_path / f"{number}.log").write_bytes(pack(lines(number * 150, (number + 1) * 150)))
@@ -186,9 +189,10 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
         index = IndexService(config)
         until_killed = Killed(index, moments, moments.randrange(60) if kills < 6 else 10_000)
         index.link = until_killed(index.link)
+        index.send_columns, index.name_columns = until_killed(index.send_columns), until_killed(index.name_columns)
         topic, field = (None, "order_id") if form == "topics" else ("orders", None)
         mapping = RowMapping(("order_id", "customer.id"), "at", "s", field)
-        linker = FileLinker(index, topic, mapping, PatientPut(index, 10.0))
+        linker = FileLinker(index, topic, mapping, PatientPut(index, 10.0), archive=form == "archive")
         linker.patient = until_killed(linker.patient)
         try:
             with listed_files([str(tmp_path / "*.log")], config) as files:
@@ -208,6 +212,12 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
     assert len(names) == (43 if form == "topics" else 3)
     assert not any(one.is_open for one in segments)
     assert sum(one.length for one in segments) == len(lines(0, count))
+    if form == "archive":
+        with IndexReader.open(f"file://{tmp_path}/objects") as reader:
+            copies = list(reader.segments().of("rows:-/orders/0"))
+        assert sum(one.rows for one in copies) == count and len(copies) > 4
+        for log in tmp_path.glob("*.log"):
+            log.unlink()
     for key in ("0", "13", "39", "c0", "c6"):
         if form != "topics":
             assert found(key) == (expected(key, count), [])
@@ -215,6 +225,43 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
         of_topics = [found(key, topic) for topic in map(str, range(40))]
         assert sorted(n for numbers, _ in of_topics for n in numbers) == expected(key, count)
         assert not any(problems for _, problems in of_topics)
+
+
+def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_path, where, found):
+    folder = tmp_path / "logs"
+    written(folder, 0, 120)
+    done = run_here("ingest", folder, *KEYS, *where, "--slots", 32, "--items", 1000, "--archive", "--json")
+    assert (done.code, done.document["rows"]) == (0, 120), done.err
+    # rows of earlier runs stay only in their files
+    written(tmp_path / "more", 120, 160)
+    assert run_here("ingest", tmp_path / "more", *KEYS, *where, "--json").document["rows"] == 40
+    for file in (tmp_path / "logs").iterdir():
+        file.unlink()
+    numbers = [n for n in range(160) if n % 7 == 3]
+    assert found("c3") == (numbers, [])
+    shown = run_here("query", "orders", "c3", "--messages", "--all", *where, "--json").records
+    states = [one["state"] for one in shown if "state" in one]
+    assert states == ["local"] * len([n for n in numbers if n >= 120]) + ["archived"] * len(
+        [n for n in numbers if n < 120]
+    )
+    erased = run_here("erase", "--topic", "orders", "--key", "c3", *where, "--yes", "--now", "--json").document
+    assert erased["segments"]["messages_erased"] == len([n for n in numbers if n < 120])
+    with IndexReader.open(where[3]) as reader:
+        (copy,) = reader.segments().of("rows:-/orders/0")
+        texts = decode_columns(reader.segment_archive.verified(copy, 0, copy.size_bytes))["text"].to_pylist()
+    assert len(texts) == copy.rows == 120 - len([n for n in numbers if n < 120])
+    assert not any(b'"c3"' in text or b",c3," in text for text in texts)
+    assert found("c3") == ([], [])
+    assert found("c4") == ([n for n in range(160) if n % 7 == 4], [])
+
+
+def test_the_archive_has_the_rows_before_one_that_ends_the_run(tmp_path, where, ingest, found):
+    log = tmp_path / "app.log"
+    log.write_bytes(lines(0, 30) + b"{broken\n" + lines(30, 40))
+    assert run_here("ingest", log, *KEYS, *where, "--slots", 32, "--items", 1000, "--archive").code == 2
+    assert ingest(log, "--skip-bad", "--archive")["skipped"] == 1
+    log.unlink()
+    assert found("c2") == (expected("c2", 40), [])
 
 
 KINDS = "order", "click", "7"
