@@ -392,3 +392,53 @@ def test_a_power_cut_brings_no_list_back_that_was_given_up(tmp_path: Path) -> No
     disk.clear()
     disk.lose_unsynced()
     assert FileList(files._root).read() == {}
+
+
+@pytest.mark.parametrize("part", ["index", "journal"])
+def test_a_part_of_a_removed_file_that_a_power_cut_brings_back_is_deleted(life: Life, part: str) -> None:
+    first, *_ = life.fill("unsealed")
+    files = FileList(Root(life.root, Disk()))
+    # as a writer does before it deletes a file
+    others = {file_id: file for file_id, file in files.read().items() if file_id != first}
+    files.note(lambda: others)
+    path = life.root / "unsealed" / f"{first}.{part}"
+    data = path.read_bytes()
+    life.delete(first)
+    path.write_bytes(data)
+    with life.reader() as reader:
+        assert len(reader.query("t", "k", max_count=100)) == 20
+    if part == "index":
+        verified = run("verify", *life.place)
+        assert verified.code == 0 and f"{path}: a part of a file that was deleted" in verified.out + verified.err
+    with life.open() as index:
+        assert any(note.startswith(f"{first}: a part of a deleted file") for note in index.recovery_notes)
+        assert not path.exists() and index.health()["problems"] == []
+        assert len(index.query("t", "k", max_count=100)) == 20
+
+
+def test_a_file_without_its_journal_is_kept_and_told_unless_the_list_names_it_as_removed(life: Life) -> None:
+    first, *_ = life.fill("unsealed")
+    (life.root / "files").unlink()
+    path = life.root / "unsealed" / f"{first}.index"
+    data = path.read_bytes()
+    path.with_suffix(".journal").unlink()
+    assert run("verify", *life.place).code == 1
+    with life.open() as index, pytest.raises(CorruptFile, match="ends before entries that were durable"):
+        index.query("t", "k", max_count=100)
+    assert path.read_bytes() == data
+
+
+def test_the_list_names_the_files_that_left_it_last(tmp_path: Path) -> None:
+    files = FileList(Root(tmp_path, Disk()))
+    for number in range(3):
+        files.note(lambda number=number: {str(number): ListedFile("main", 1)})
+    again = FileList(Root(tmp_path, Disk()))
+    assert (again.read().keys(), again.removed()) == ({"2"}, {"0", "1"})
+    # a file that is put back
+    files.note(lambda: {"1": ListedFile("main", 1), "2": ListedFile("main", 1)})
+    again.read()
+    assert again.removed() == {"0"}
+    for number in range(1100):
+        files.note(lambda number=number: {f"n{number}": ListedFile("main", 1)})
+    again.read()
+    assert len(again.removed()) == 1000 and "0" not in again.removed() and "n1098" in again.removed()
