@@ -251,7 +251,8 @@ class RootView:
     def _locate(self, file_id: str, state: str) -> _Located | None:
         """Open a file in `state` or a later one. Return None if it has left the root.
 
-        A file moves only to later states. One whose journal is still there lacks its entries, unless the list has removed it.
+        A file moves only to later states. One whose journal is still there lacks its entries, unless the list has
+        removed it.
         """
         for place in STATES[STATES.index(state) :]:
             try:
