@@ -1,6 +1,7 @@
 """Rows of files by HTTP and by the library: each by one ranged read, with its file and place."""
 
 import contextlib
+import csv
 import gzip
 import json
 import os
@@ -157,6 +158,34 @@ def test_a_file_of_lookups_is_answered_with_files_and_rows(indexed, tmp_path):
     assert table.select(["file", "row"]).to_pylist() == [*expected, {"file": None, "row": None}]
     head, _, first, *_ = run_here(*asked).out.strip().splitlines()
     assert head.split() == ["topic", "key", "time", "file", "row"] and first.split()[3].endswith("logs/3.csv")
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "csv", "ndjson"])
+def test_an_export_has_files_and_rows_and_is_ingested_again(indexed, tmp_path, form):
+    with IndexService.open(**indexed) as index:
+        index.put("events", 0, "7", 99, 5, BEGIN_S * 1000)
+    source, out = ("--root", indexed["root"], "--storage", indexed["storage"]), tmp_path / f"entries.{form}"
+    done = run_here("export", *source, "--out", out, "--json")
+    assert (done.code, done.document["entries"]) == (0, 401), done.err
+    if form == "parquet":
+        rows = pq.read_table(out).to_pylist()
+        assert rows[0]["timestamp_ms"].tzname() == "UTC"
+    elif form == "arrow":
+        rows = pa.ipc.open_file(out).read_all().to_pylist()
+    else:
+        lines = out.read_text().splitlines()
+        rows = [*map(json.loads, lines)] if form == "ndjson" else [*csv.DictReader(lines)]
+        assert {str(row["timestamp_ms"]) for row in rows} == {str((BEGIN_S + n) * 1000) for n in range(400)}
+    places = {(row["file"], int(row["row"])) for row in rows if row["file"]}
+    with IndexReader.open(indexed["storage"]) as reader:
+        expected = reader.query("orders", "7", max_count=100).places
+        assert len(places) == 400 and places > {(place.file, place.row) for place in expected}
+    again = "--root", tmp_path / "again", "--storage", f"file://{tmp_path}/copy"
+    read = run_here("ingest", out, *again, "--wait", "--json")
+    if form == "csv":
+        assert read.code == 2
+    else:
+        assert (read.code, read.document["checksum"]) == (0, done.document["checksum"]), read.err
 
 
 def test_the_library_gives_rows_of_a_reader_and_of_a_writer(indexed):

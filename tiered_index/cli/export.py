@@ -30,10 +30,15 @@ from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.format.unsealed import UnsealedTable
+from tiered_index.service.jobs.row_places import RowPlaces
 from tiered_index.service.read.export import Export
+from tiered_index.service.reader import IndexReader
 from tiered_index.storage.disk import Disk
+from tiered_index.types import FilePlace
 
 Format = Literal["parquet", "ndjson", "csv", "arrow", "rocketmq"]
+PLACE_COLUMNS = {"file": pa.string(), "row": pa.int64()}
+"""The columns of entries of files, in addition to those of all entries."""
 # Formats by file extension
 _ENDINGS: dict[str, Format] = {
     ".parquet": "parquet",
@@ -198,8 +203,9 @@ def export(
       20000000
 
     A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and columns of your
-    own. An index does not store keys. `export` and `ingest` print the number of entries, and a checksum that does not
-    depend on their order. Compare these to see that no entry is missing.
+    own. If the index has files, there are file and row, too. An index does not store keys. `export` and `ingest` print
+    the number of entries, and a checksum that does not depend on their order. Compare these to see that no entry is
+    missing. In Parquet and Arrow, timestamp_ms is a timestamp; elsewhere it is epoch milliseconds.
 
     If the storage of --root does not answer or is lost, the command exports the root's files. It names the objects that
     only the storage has, and ends with exit code 6.
@@ -215,10 +221,12 @@ def export(
     chosen = topic, within.begin, within.end
     with session.open_reader(config) as reader, reader.export(*chosen, allow_partial=True) as entries:
         lost = [file.told(None) for file in reader.log_state.lost.values() if file.lacks_entries]
-        with _made(out, form, entries, slots, items) as writer:
+        places = _places_of(reader) if form != "rocketmq" else None
+        schema = _schema_of(entries, form, with_places=places is not None)
+        with _made(out, form, entries, schema, slots, items) as writer:
             with session.out.progress("exporting", entries.most_entries) as progress:
                 for table in _tables(entries):
-                    writer.write_table(table)
+                    writer.write_table(table if form == "rocketmq" else _shaped(table, schema, places))
                     progress.update(entries.entries, f"{human_count(entries.entries)} entries")
     unknown = [name for name in dict.fromkeys(topic or ()) if name not in entries.known_topics]
     if out == _STDOUT:
@@ -236,7 +244,7 @@ def export(
         "entries": entries.entries,
         "checksum": f"{entries.checksum:016x}",
         "bytes": size_bytes,
-        "columns": [] if form == "rocketmq" else entries.schema.names,
+        "columns": [] if form == "rocketmq" else schema.names,
         "lost": lost,
         **{name: getattr(entries, name) for name in ("log_number", "hash", "not_asked", "missing")},
         "unknown_topics": unknown,
@@ -285,12 +293,50 @@ def _tables(entries: Export) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held).combine_chunks()
 
 
+def _places_of(reader: IndexReader) -> RowPlaces | None:
+    """Return the places of rows of files; None: the index has no files."""
+    archive = reader.segment_archive
+    return RowPlaces(lambda: {None: archive}, reader.durable_positions) if archive.segments().have_links else None
+
+
+def _schema_of(entries: Export, form: Format, *, with_places: bool) -> pa.Schema:
+    """Return the columns of the rows that a file of a form has; `with_places`: also file and row."""
+    schema = entries.schema
+    if form in ("parquet", "arrow"):
+        at = schema.get_field_index("timestamp_ms")
+        schema = schema.set(at, pa.field("timestamp_ms", pa.timestamp("ms", "UTC")))
+    for name, kind in PLACE_COLUMNS.items() if with_places else ():
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, kind))
+    return schema
+
+
+def _shaped(table: pa.Table, schema: pa.Schema, places: RowPlaces | None) -> pa.Table:
+    """Return exported entries with the columns of a schema of `_schema_of`."""
+    if places is not None:
+        of_rows: list[FilePlace | None] = [None] * len(table)
+        topics = table["topic"].to_numpy(zero_copy_only=False)
+        for topic in table["topic"].unique().to_pylist():
+            at = np.flatnonzero(topics == topic)
+            queues, offsets = (table[name].to_numpy()[at].tolist() for name in ("queue_id", "offset"))
+            of_topic = None if topic is None else places.of(topic, [None] * len(at), queues, offsets)
+            for number, place in zip(at.tolist(), of_topic or (), strict=of_topic is not None):
+                of_rows[number] = place
+        cells = {"file": [place and place.file for place in of_rows], "row": [place and place.row for place in of_rows]}
+        for name, kind in PLACE_COLUMNS.items():
+            if name not in table.column_names:
+                table = table.append_column(name, pa.array(cells[name], kind))
+    return table.cast(schema)
+
+
 @contextlib.contextmanager
-def _made(out: Path, form: Format, entries: Export, slots: int | None, items: int | None) -> Iterator[_Writer]:
+def _made(
+    out: Path, form: Format, entries: Export, schema: pa.Schema, slots: int | None, items: int | None
+) -> Iterator[_Writer]:
     """Yield a writer; after the block the output is complete, or removed. Raises `InvalidArgument`, `DiskFull`."""
     if out == _STDOUT:
         with writing_stdout():
-            with contextlib.closing(table_writer(form, sys.stdout.buffer, entries.schema)) as writer:
+            with contextlib.closing(table_writer(form, sys.stdout.buffer, schema)) as writer:
                 try:
                     yield writer
                 except BaseException:
@@ -307,7 +353,7 @@ def _made(out: Path, form: Format, entries: Export, slots: int | None, items: in
             yield stack.enter_context(contextlib.closing(RocketmqFiles(partial, layout)))
         else:
             sink = stack.enter_context(partial.open("wb"))
-            yield stack.enter_context(contextlib.closing(table_writer(form, sink, entries.schema)))
+            yield stack.enter_context(contextlib.closing(table_writer(form, sink, schema)))
 
 
 def table_writer(form: Format, sink: IO[bytes], schema: pa.Schema) -> Any:

@@ -20,6 +20,7 @@ from typing import IO, Any, Literal, cast, get_args
 
 import pyarrow as pa
 
+from tiered_index.cli.export import PLACE_COLUMNS
 from tiered_index.cli.options import IntakeOptions
 from tiered_index.cli.output import human_count
 from tiered_index.cli.putting import Putting, show_put
@@ -123,7 +124,11 @@ class ExportedFile:
             if preset == "rocketmq" and rule is None:
                 raise InvalidArgument("NDJSON does not state the hash rule of its keys: give --hash")
             is_known = root is not None and Root(root, Disk()).read_marker() is not None
-            if preset is None and not is_known and self.columns != frozenset(export_schema(KEYED_SCHEMA).names):
+            if (
+                preset is None
+                and not is_known
+                and self.columns - PLACE_COLUMNS.keys() != frozenset(export_schema(KEYED_SCHEMA).names)
+            ):
                 raise InvalidArgument(
                     f"{self.place} does not state the schema of its entries: give --preset rocketmq or a root "
                     f"with such an index, or export as parquet or arrow"
@@ -141,7 +146,7 @@ class ExportedFile:
         Also if the hash rule is unknown and the schema allows two.
         """
         wanted = frozenset(export_schema(schema).names)
-        if self.columns == wanted:
+        if self.columns == wanted or self.columns == wanted | PLACE_COLUMNS.keys():
             if self.about is None and rule is None and schema == ROCKETMQ_SCHEMA:
                 raise InvalidArgument(
                     f"{self.place} does not state the hash rule of its keys: give --preset and --hash"

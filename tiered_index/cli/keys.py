@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.cli.explaining import lost_text
-from tiered_index.cli.export import Format, check_new, made_whole, table_writer
+from tiered_index.cli.export import PLACE_COLUMNS, Format, check_new, made_whole, table_writer
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.paging import CommandBudget, Pages, Question
@@ -62,11 +62,9 @@ def _table(lookups: Sequence[Lookup], results: QueryResults, *, has_files: bool)
             f"keys up from Python by query_many"
         )
     entries = results.to_arrow().drop_columns(["lookup", "topic"])
-    if has_files and "row" not in entries.column_names:
-        for name, kind in (("file", pa.string()), ("row", pa.int64())):
+    for name, kind in PLACE_COLUMNS.items() if has_files else ():
+        if name not in entries.column_names:
             entries = entries.append_column(name, pa.nulls(len(entries), kind))
-    at = entries.column_names.index("timestamp_ms")
-    entries = entries.set_column(at, "timestamp_ms", entries["timestamp_ms"].cast(pa.int64()))
     lookup = np.repeat(np.arange(len(lookups)), np.maximum(counts, 1))
     first = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
     position = np.arange(len(lookup)) - first[lookup]
@@ -110,6 +108,8 @@ class _AnswersWriter:
 
     def write(self, table: pa.Table) -> None:
         """Write a table. Raises `OSError`."""
+        if self._form == "ndjson":
+            table = _with_epochs(table)
         if self._writer is None:
             self._writer = table_writer(self._form, self._sink, table.schema)
         self._writer.write_table(table)
@@ -245,9 +245,15 @@ def look_up_keys(
     return pages.finish(out)
 
 
+def _with_epochs(table: pa.Table) -> pa.Table:
+    """Return a table with the time of entries in epoch milliseconds, as JSON has it."""
+    at = table.column_names.index("timestamp_ms")
+    return table.set_column(at, "timestamp_ms", table["timestamp_ms"].cast(pa.int64()))
+
+
 def _show(out: Output, shown: list[dict[str, Any]], table: pa.Table) -> None:
     """Write a table: as JSON at once; for people, add its rows to `shown`, which is printed at the end."""
-    for row in table.to_pylist():
+    for row in _with_epochs(table).to_pylist():
         if out.as_json:
             out.record(row)
         else:

@@ -52,9 +52,14 @@ def keys(tmp_path):
     return write
 
 
+def epoch_ms(moment):
+    return round(moment.timestamp() * 1000)
+
+
 def rows_of(path):
     if path.suffix == ".parquet":
-        return pq.read_table(path).to_pylist()
+        rows = pq.read_table(path).to_pylist()
+        return [row | {"timestamp_ms": row["timestamp_ms"] and epoch_ms(row["timestamp_ms"])} for row in rows]
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
