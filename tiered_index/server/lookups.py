@@ -38,7 +38,7 @@ from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.read.budget import LookupBudget, LookupLimits, RequestStats
-from tiered_index.service.read.messages import Fetched, FoundMessage, MessageSource, MessagesResult, pause_s
+from tiered_index.service.read.messages import FoundMessage, MessageSource, MessagesResult, pause_s
 from tiered_index.service.read.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.linked_rows import FileRow
@@ -66,50 +66,40 @@ class LookupHandlers(Handlers):
         super().__init__(served, calls, metrics)
         self._queue_caches = QueueCaches()
 
-    def typed(self, response: Response) -> Response:
-        """Return a response with the header `COLUMNS`."""
-        item_type: Any = self.served.lookups.item_type
-        response.headers[wire.COLUMNS] = wire.columns_of(item_type)
-        return response
-
     @Operation("GET /v1/query", answer=answers.QueryResult, forms=(wire.NDJSON, wire.ARROW), problems={422: None})
     async def query(self, request: Request, params: parameters.QueryParameters) -> Response:
         """Look up one key: its entries, the newest first."""
         caller_of(request).need_topic(params.topic)
-        form = wire.form_of(request.headers.get("accept"))
+        form, writer = wire.form_of(request.headers.get("accept")), self.served.writer
         if params.all and form == wire.JSON:
             raise InvalidArgument("all=true needs a stream: send Accept: application/x-ndjson, or Arrow's")
         if params.all and "max_count" not in request.query_params:
             # each page repeats a part of the lookup: larger pages take less time in total
             params = structs.replace(params, max_count=self.served.caps.max_count)
         self._check_count(params.max_count)
-        what, files = {"topic": params.topic, "key": params.key}, _tells_files(request, params)
-        if form != wire.JSON:
-            allowance = self.allowance(params)
-            pages = self._pages(request, params, allowance, form, files)
-            return self.typed(await self.answer(request, allowance, lambda: pages, form))
-
-        def encoded(answer: QueryResult) -> bytes:
-            return wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
-
-        writer, page = self.served.writer, (*params.range_ms(), params.max_count, params.cursor)
         # on the event loop, if memory has the answer: a thread takes longer. Writing the audit log may wait for a disk.
-        if (
-            writer is not None
-            and not self.served.audit.is_on
-            and params.max_count <= _FEW
-            and not self.served.has_files(params.topic)
-        ):
-            answer = writer.query_nowait(params.topic, params.key, *page)
-            if answer is not None:
-                document = encoded(self._recorded(request, "query", what, lambda: answer))
-                return self.typed(Response(document, media_type=wire.JSON))
+        is_at_hand = writer is not None and not self.served.audit.is_on and params.max_count <= _FEW and not params.all
+        if writer is not None and is_at_hand and not self.served.rows.has(params.topic):
+            page = *params.range_ms(), params.max_count, params.cursor
+            if (answer := writer.query_nowait(params.topic, params.key, *page)) is not None:
+                pages = self._pages(request, params, form, lambda _: answer)
+                return self._typed(Response(b"".join(pages), media_type=form))
         allowance = self.allowance(params)
-        look_up = partial(self._page, params, allowance)
-        return self.typed(await self._answer(request, allowance, "query", what, look_up, encoded))
 
-    def _page(self, params: parameters.OneKey, allowance: Allowance, cursor: str | None = None) -> QueryResult:
-        return self.served.lookups.query(*params.arguments(cursor), timeout_s=allowance.left_s())
+        def look_up(cursor: str | None) -> QueryResult:
+            return self.served.lookups.query(*params.arguments(cursor), timeout_s=allowance.left_s())
+
+        def act() -> bytes | Iterator[bytes]:
+            pages = self._pages(request, params, form, look_up)
+            return pages if params.all else b"".join(pages)
+
+        return self._typed(await self.answer(request, allowance, act, form))
+
+    def _typed(self, response: Response) -> Response:
+        """Return a response with the header `COLUMNS`."""
+        item_type: Any = self.served.lookups.item_type
+        response.headers[wire.COLUMNS] = wire.columns_of(item_type)
+        return response
 
     async def _answer(
         self,
@@ -161,23 +151,31 @@ class LookupHandlers(Handlers):
             )
 
     def _pages(
-        self, request: Request, params: parameters.QueryParameters, allowance: Allowance, form: str, files: bool
+        self,
+        request: Request,
+        params: parameters.QueryParameters,
+        form: str,
+        look_up: Callable[[str | None], QueryResult],
     ) -> Iterator[bytes]:
-        """Yield an answer's pages and its status. The first page raises; a later error is in place of the status."""
-        redaction = self.served.redaction
+        """Yield the pages of an answer in a form, and the status. `look_up` returns the page at a cursor.
+
+        The first page raises. A later error is in place of the status.
+        """
+        redaction, files = self.served.redaction, _tells_files(request, params)
+        what, cursor, is_begun = {"topic": params.topic, "key": params.key}, params.cursor, False
         totals, arrow = PageTotals(), wire.ArrowStream()
         # the last report of each file
         reports = dict[tuple[str | None, str], dict[str, Any]]()
-        what, cursor = {"topic": params.topic, "key": params.key}, params.cursor
-        begun = False
         try:
-            while True:
-                answer = totals.add(
-                    self._recorded(request, "query", what, partial(self._page, params, allowance, cursor))
-                )
+            while not is_begun or (params.all and cursor is not None):
+                answer = self._recorded(request, "query", what, partial(look_up, cursor))
+                if form == wire.JSON:
+                    yield wire.encode(wire.answer_document(answer, redaction, files=files))
+                    return
+                answer = totals.add(answer)
                 if files:
                     reports |= {(file.source, file.file): file.to_dict() for file in answer.explain.files}
-                cursor, begun = answer.cursor, True
+                cursor, is_begun = answer.cursor, True
                 if form == wire.ARROW:
                     yield arrow.table(wire.table_of(answer, redaction))
                 else:
@@ -185,17 +183,14 @@ class LookupHandlers(Handlers):
                     # a client whose stream is cut continues from the last cursor that it got
                     lines += [{"cursor": cursor}] if params.all and cursor is not None else []
                     yield b"".join(map(wire.encode, lines))
-                if not params.all or cursor is None:
-                    break
             costs = {"files": [*reports.values()]} if files else {}
             status = totals.document(answer, costs, cursor=cursor)
             status = redaction.document(status | {"timestamp_resolution_ms": answer.timestamp_resolution_ms})
         except TieredIndexError as error:
-            if not begun:
+            if not is_begun:
                 raise
             # the last line has no status, so that the stream can't be mistaken for a whole answer
-            problem = problem_of(error, request.state.request_id, redaction)
-            status = {"error": problem, "cursor": cursor}
+            status = {"error": problem_of(error, request.state.request_id, redaction), "cursor": cursor}
         yield arrow.end(status) if form == wire.ARROW else wire.encode(status)
 
     @Operation(
@@ -241,7 +236,7 @@ class LookupHandlers(Handlers):
             pieces = wire.batch_pieces(results, redaction, totals, form)
             return b"".join(pieces) if int(results.counts.sum()) <= wire.ROWS else pieces
 
-        return self.typed(await self.answer(request, allowance, act, form))
+        return self._typed(await self.answer(request, allowance, act, form))
 
     @Operation("GET /v1/messages", answer=answers.MessagesResult, problems={422: None})
     async def messages(self, request: Request, params: parameters.MessagesParameters) -> Response:
@@ -264,7 +259,7 @@ class LookupHandlers(Handlers):
 
         what = {"topic": params.topic, "key": params.key} | ({"contains": params.contains} if params.contains else {})
         encoded = partial(self._messages_encoded, request, params, bodies)
-        return self.typed(await self._answer(request, allowance, "messages", what, look_up, encoded))
+        return self._typed(await self._answer(request, allowance, "messages", what, look_up, encoded))
 
     @Operation(
         "GET /v1/messages/{id}",
@@ -286,21 +281,18 @@ class LookupHandlers(Handlers):
         bodies = ShownBodies(self.served.caps.message_bytes, allowance, params.body, allow_partial=params.allow_partial)
 
         def look_up() -> MessagesResult:
-            answer = (
-                self._record(place, allowance)
-                if place is not None
-                else self._rows(params.topic, msg_id, params, allowance)
-                if params.topic is not None and self.served.rows.has(params.topic)
-                else messages_by_id(
-                    self.served.lookups,
-                    source,
-                    msg_id,
-                    params.topic,
-                    cursor=params.cursor,
-                    allow_partial=params.allow_partial,
-                    timeout_s=allowance.left_s(),
-                )
-            )
+            lookups, left_s = self.served.lookups, allowance.left_s()
+            page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial, "timeout_s": left_s}
+            if place is not None:
+                if (records := self.served.records(place[0])) is None:
+                    raise self._not_there(f"the index has no Kafka topic {place[0]!r:.80}")
+                with LookupBudget(self.prices, LookupLimits(timeout_s=left_s)).open():
+                    answer = MessagesResult(messages=(records.at(*place),), status="complete")
+            elif params.topic is not None and self.served.rows.has(params.topic):
+                page |= {"max_count": MANY, "max_message_bytes": self.served.caps.message_bytes}
+                answer = lookups.messages(params.topic, msg_id, source=self.served.rows, **page)
+            else:
+                answer = messages_by_id(lookups, source, msg_id, params.topic, **page)
             answer = self._leveled(request, answer)
             if not any(message.message is not None for message in answer.messages) and answer.cursor is None:
                 problem = next(
@@ -311,7 +303,7 @@ class LookupHandlers(Handlers):
 
         what = {"id": msg_id[:200], "topic": params.topic and params.topic[:SHOWN]}
         encoded = partial(self._messages_encoded, request, params, bodies)
-        return self.typed(await self._answer(request, allowance, "message", what, look_up, encoded))
+        return self._typed(await self._answer(request, allowance, "message", what, look_up, encoded))
 
     @Operation(
         "GET /v1/browse",
@@ -370,13 +362,11 @@ class LookupHandlers(Handlers):
 
     def _show_browsed(self, bodies: ShownBodies, caller: Caller, answer: BrowsedMessages) -> None:
         """Encode the messages of an answer."""
-        redaction = self.served.redaction
         for placed in answer.messages:
             # a reason may name other topics
-            problem = placed.problem and (redaction.text(placed.problem) if caller.topics is None else _UNREADABLE)
-            message = None if placed.message is None else bodies.document(placed.message)
-            place = {"queue_id": placed.queue_id, "queue_offset": placed.queue_offset}
-            bodies.add(wire.encode({**place, "message": message, "problem": problem}).rstrip())
+            shown = self.served.redaction.text if caller.topics is None else lambda _: _UNREADABLE
+            told = {"queue_id": placed.queue_id, "queue_offset": placed.queue_offset, "message": None}
+            bodies.add(placed.message, told | {"problem": placed.problem and shown(placed.problem)})
 
     def _browsed_encoded(self, topic: str, shown: list[bytes], caller: Caller, answer: BrowsedMessages) -> bytes:
         ends = [{"queue_id": n, "begin": of.begin, "end": of.end} for n, of in sorted(answer.ends.items())]
@@ -384,19 +374,6 @@ class LookupHandlers(Handlers):
         # reads of the archive are about all topics
         explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
         return _with_messages(whole | {"queues": ends} | explain, shown)
-
-    def _record(self, place: tuple[str, int, int], allowance: Allowance) -> MessagesResult:
-        """Return the record at a topic's partition and offset."""
-        if (records := self.served.records(place[0])) is None:
-            raise self._not_there(f"the index has no Kafka topic {place[0]!r:.80}")
-        with LookupBudget(self.prices, LookupLimits(timeout_s=allowance.left_s())).open():
-            return MessagesResult(messages=(records.at(*place),), status="complete")
-
-    def _rows(self, topic: str, key: str, params: parameters.MessageParameters, allowance: Allowance) -> MessagesResult:
-        """Return rows of files with a key."""
-        limits: Any = {"timeout_s": allowance.left_s(), "max_message_bytes": self.served.caps.message_bytes}
-        page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial, "max_count": MANY}
-        return self.served.lookups.messages(topic, key, source=self.served.rows, **page, **limits)
 
     def _not_there(self, text: str) -> Refused:
         """Return the error for something that no index has. Raises the error of an index that could not be opened."""
@@ -417,12 +394,9 @@ class LookupHandlers(Handlers):
 
     def _with_bodies(self, bodies: ShownBodies, answer: MessagesResult) -> MessagesResult:
         """Encode the messages of an answer; return it, ``partial`` if a body was not decompressed in time."""
-        redaction = self.served.redaction
-        for message in answer.messages:
-            document = bodies.document(message)
+        for fetched in answer.messages:
             # redact only the places, not the message
-            document |= {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")}
-            bodies.add(wire.encode(document).rstrip())
+            bodies.add(fetched.message, self.served.redaction.document(replace(fetched, message=None).to_dict()))
         return replace(answer, status="partial") if bodies.is_partial else answer
 
     def _messages_encoded(
@@ -480,18 +454,22 @@ class ShownBodies:
     """
 
     def __init__(self, left: int, allowance: Allowance, wanted: BodyFormat, *, allow_partial: bool = False) -> None:
-        self.left = left
         self.encoded: list[bytes] = []
-        self._allowance = allowance
-        self._wanted = wanted
-        self._allow_partial = allow_partial
         # Whether the deadline left a body compressed
         self.is_partial = False
+        self._left, self._allowance, self._wanted, self._allow_partial = left, allowance, wanted, allow_partial
 
-    def document(self, answered: Fetched | FoundMessage) -> dict[str, Any]:
-        """Return `answered` JSON-ready. Raises `BudgetExceeded` after the deadline if a body is compressed."""
-        message = answered.message if isinstance(answered, Fetched) else answered
-        most_bytes, late, wanted = self.left, None, self._wanted
+    def add(self, message: FoundMessage | None, told: dict[str, Any]) -> None:
+        """Append the document `told` to `encoded`, with its member `message`.
+
+        Raises `BudgetExceeded` after the deadline if the message's body is compressed.
+        """
+        told["message"] = None if message is None else self._document(message)
+        self.encoded.append(wire.encode(told).rstrip())
+        self._left = max(0, self._left - len(self.encoded[-1]))
+
+    def _document(self, message: FoundMessage) -> dict[str, Any]:
+        most_bytes, late, wanted = self._left, None, self._wanted
         if wanted not in ("excerpt", "none") and isinstance(message, Message) and message.compression is not None:
             try:
                 self._allowance.left_s("while bodies were decompressed")
@@ -502,17 +480,11 @@ class ShownBodies:
         if wanted == "json" and isinstance(message, Message | KafkaRecord | FileRow):
             size = message.plain_bytes(most_bytes) if isinstance(message, Message) else message.size
             wanted = "text" if size > _MOST_PARSED_BYTES else wanted
-        document = answered.to_dict(wanted, most_bytes)
-        shown = (document["message"] if isinstance(answered, Fetched) else document) or {}
-        if late is not None and "body_problem" in shown:
-            shown["body_problem"] = late
+        document = message.to_dict(wanted, most_bytes)
+        if late is not None and "body_problem" in document:
+            document["body_problem"] = late
             self.is_partial = True
         return document
-
-    def add(self, encoded: bytes) -> None:
-        """Append a document to `encoded`, and count its bytes."""
-        self.encoded.append(encoded)
-        self.left = max(0, self.left - len(encoded))
 
 
 def _with_messages(whole: dict[str, Any], shown: list[bytes]) -> bytes:

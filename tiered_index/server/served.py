@@ -139,13 +139,9 @@ class Served:
         self._looked_s = -_LOOK_KEEPS_S
         self._unreachable: str | None = "not checked yet"
 
-    def has_files(self, topic: str) -> bool:
-        """Return whether a topic has rows of files, whose places may cost a request."""
-        return self.rows.has(topic)
-
     def source_of(self, topic: str) -> MessageSource | None:
         """Return the source of the records of Kafka, or of the rows of files; None: the topic has neither."""
-        return self.rows if self.has_files(topic) else self.records(topic)
+        return self.rows if self.rows.has(topic) else self.records(topic)
 
     @property
     def writer(self) -> IndexService | None:
