@@ -14,6 +14,11 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
+STATUS = b"tiered_index.status"
+"""Key of the status document in the metadata of the last batch of an Arrow stream over HTTP."""
+COLUMNS = "tiered-index-columns"
+"""Header of HTTP answers with entries: JSON of their class's name, and of its columns beside those of `IndexItem`."""
 # Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a
 # message.
 MAX_BODY_BYTES = 1 << 27

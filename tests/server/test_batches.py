@@ -19,6 +19,7 @@ from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, Lookup
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import decoded, table_of
+from tiered_index.encoding import STATUS
 from tiered_index.errors import StorageUnavailable
 from tiered_index.server import wire
 from tiered_index.server.problems import Redaction
@@ -130,7 +131,7 @@ def test_every_form_of_a_batch_has_the_same_answers(looked_up, asked, paged, mor
         row["timestamp_ms"] = int(row["timestamp_ms"].timestamp() * 1000)
     items = [{"lookup": number, **item} for number, answer in enumerate(answers) for item in answer["items"]]
     assert rows == items
-    status = json.loads(batches[-1][1][wire.STATUS])
+    status = json.loads(batches[-1][1][STATUS])
     cursors = {str(number): answer["cursor"] for number, answer in enumerate(answers) if answer["cursor"]}
     assert status["cursors"] == document["cursors"] == cursors
     assert status["status"] == document["status"]

@@ -9,6 +9,7 @@ import pytest
 from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, put_entries, serving
 from tiered_index import Lookup
 from tiered_index.client import IndexClient
+from tiered_index.encoding import STATUS
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.server import wire
 from tiered_index.server.served import Caps
@@ -100,7 +101,7 @@ def test_a_stream_ends_with_its_status(client, count):
     rows = [row for batch, _ in batches for row in batch.to_pylist()]
     rows = [row | {"timestamp_ms": round(row["timestamp_ms"].timestamp() * 1000)} for row in rows]
     assert [{**item, "source": None} for item in whole["items"]] == rows
-    assert json.loads(batches[-1][1][wire.STATUS])["status"] == "complete"
+    assert json.loads(batches[-1][1][STATUS])["status"] == "complete"
     assert all(metadata is None for _, metadata in batches[:-1])
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import httpx
 
 from tiered_index import errors, types
+from tiered_index.encoding import COLUMNS, STATUS
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.messages import Fetched, MessagesResult
 from tiered_index.stored import typed
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-# Key of the status in the metadata of an Arrow stream's last batch
-STATUS = b"tiered_index.status"
-# Header with the declarations of the entries' columns
-COLUMNS = "tiered-index-columns"
 # Members of every kind of answer, as the library's classes declare them
 _HINTS = get_type_hints(types.Provenance) | {
     name: hint for name, hint in get_type_hints(types.Answer).items() if name in ("status", "failed", "explain")
@@ -60,10 +57,10 @@ def items_of(documents: Iterable[dict[str, Any]], item_type: Any) -> tuple[types
     Members that are no columns, such as the file of a row, are left out.
     """
     by_kind: dict[str, Callable[[Any], Any]] = {"S": bytes.fromhex, "f": lambda value: nan if value is None else value}
-    kinds = {one.name: types.value_kind(one) for one in dataclasses.fields(item_type)}
-    decoders = [(name, by_kind[kind]) for name, kind in kinds.items() if kind in by_kind]
-    columns = [{name: value for name, value in one.items() if name in kinds} for one in documents]
-    return tuple(item_type(**one | {name: decode(one[name]) for name, decode in decoders}) for one in columns)
+    decoders = {one.name: by_kind.get(types.value_kind(one)) for one in dataclasses.fields(item_type)}
+    columns = ({name: one[name] for name in decoders if name in one} for one in documents)
+    special = [(name, decode) for name, decode in decoders.items() if decode is not None]
+    return tuple(item_type(**one | {name: decode(one[name]) for name, decode in special}) for one in columns)
 
 
 def _common(document: dict[str, Any]) -> dict[str, Any]:
@@ -81,17 +78,10 @@ def result_of(response: httpx.Response) -> types.QueryResult:
 def _result(document: dict[str, Any], response: httpx.Response) -> types.QueryResult:
     item_type, documents = item_type_of(response.headers[COLUMNS]), document["items"]
     page = {name: document[name] for name in ("cursor", "timestamp_resolution_ms")} | _common(document)
-    page["places"] = _places_of(documents, types.own_columns(item_type))
+    if not {"file", "row"} & {*types.own_columns(item_type)} and any("file" in one for one in documents):
+        files = (types.FilePlace(one["file"], one["row"]) if "file" in one else None for one in documents)
+        page["places"] = tuple(files)
     return types.QueryResult(items=items_of(documents, item_type), item_type=item_type, **page)
-
-
-def _places_of(documents: Iterable[dict[str, Any]], own: Sequence[str]) -> tuple[types.FilePlace | None, ...] | None:
-    """Return the files and rows of the documents of entries; None: no entry is of a file."""
-    if {"file", "row"} & {*own}:
-        # the index's own columns have these names
-        return None
-    places = tuple([types.FilePlace(one["file"], one["row"]) if "file" in one else None for one in documents])
-    return places if any(places) else None
 
 
 def results_of(response: httpx.Response) -> list[types.QueryResult]:

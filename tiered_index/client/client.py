@@ -25,6 +25,7 @@ from urllib.parse import quote
 import httpx
 
 from tiered_index.client import answers
+from tiered_index.encoding import ARROW, JSON
 from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
 from tiered_index.service.read.budget import Limits
 from tiered_index.service.read.lookup_columns import check_lookups
@@ -40,7 +41,6 @@ P = ParamSpec("P")
 Decode: TypeAlias = Callable[[httpx.Response], T]
 Lookups: TypeAlias = Iterable[Lookup | tuple[str, str]]
 _Call: TypeAlias = Callable[Concatenate["AsyncIndexClient", P], T]
-JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 _TRIES = 4
 _BACKOFF_S = 0.2
 _RETRIED = frozenset({429, 502, 503})

@@ -14,17 +14,13 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from tiered_index.encoding import json_text, plain
+from tiered_index.encoding import ARROW, COLUMNS, JSON, NDJSON, STATUS, json_text, plain
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
 from tiered_index.service.read.results import QueryResults
 from tiered_index.types import QueryResult, TopicsResult, describe_places
 
-JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
-# Key of the status document in the metadata of an Arrow stream's last batch
-STATUS = b"tiered_index.status"
-COLUMNS = "tiered-index-columns"
-"""Header of answers with entries: JSON of their class's name, and of its columns beside those of `IndexItem`."""
+__all__ = ["ARROW", "COLUMNS", "JSON", "NDJSON"]
 # Members of an answer that may have local paths
 _PLACES = ("failed", "explain", "freshness", "lost")
 # Most entries of a piece of a batch
