@@ -57,7 +57,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import open_parts
 from tiered_index.service.read.catalog import Handle, Snapshot
 from tiered_index.service.read.compacted import DamagedFile
-from tiered_index.service.read.file_view import About, LocalView, Viewed, WholeView
+from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
 from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.read.scan import Files
@@ -72,7 +72,7 @@ from tiered_index.service.write.validation import (
 )
 from tiered_index.spelling import is_plain
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import UNBOUNDED, RequestContext, remaining_s, request_context
+from tiered_index.storage.context import RequestContext, remaining_s, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.pools import DaemonPool, close_until_s, have_ended, start_thread
@@ -91,7 +91,6 @@ _FILES_NOW = 500
 _PATIENCE_S = 5.0
 # Longest wait for each of three: a flush, a round of the life cycle, its last requests; unless the close is a usual one
 _STOP_PATIENCE_S = 2.0
-_NO_ABOUT: About = (), ()
 # the context of a lookup that reads neither a disk nor a storage: the deadline of its requests has passed
 _AT_ONCE = RequestContext(deadline_s=0.0, waits=False)
 T = TypeVar("T")
@@ -498,7 +497,9 @@ class IndexService(Lookups[ItemT]):
     ) -> QueryResult[ItemT] | None:
         request_context.set(_AT_ONCE)
         engine = self._engine
-        if engine.plain is None or is_traced() or not is_plain(key) or (whole := self._whole_view(topic, key)) is None:
+        if compiled_views() is None or is_traced() or not is_plain(key):
+            return None
+        if (whole := self._whole_view(topic, key)) is None:
             return None
         if len(whole[0].labels) > _FILES_NOW:
             return None
@@ -719,24 +720,23 @@ class IndexService(Lookups[ItemT]):
         """Return the handles of all files and buffered chunks that may have entries in the inclusive seconds."""
         return self._buffered(chunks, second_min, second_max) + snapshot.overlapping(second_min, second_max) + beside
 
-    def _whole_view(self, topic: str, key: str, is_bounded: bool = False) -> WholeView | None:
-        if compiled_views() is None:
-            return None
+    def _whole_view(self, topic: str, key: str) -> WholeView | None:
         # the buffer first, so that an entry that is flushed meanwhile is in the view
         is_alone = self._buffer.is_empty
         if not is_alone and not (self._schema.keyed and self._buffer.lacks(topic, key)):
             return None
         snapshot, session = self._catalog.snapshot, self._session
-        view, state = snapshot.present_view, snapshot.state
+        view, known = snapshot.present_view, snapshot.whole
         # after the snapshot, because closing empties the catalog
-        if view is None or self._refused is not None or session.log_error is not None or session.expired_by(state):
+        if view is None or self._refused is not None or session.log_error is not None:
             return None
-        about = _NO_ABOUT
-        if session.fenced is not None or state.lost or self._behind() is not None:
+        now = positions, fenced = self._flusher.positions, session.fenced
+        if known is None or known[0] is not positions or known[1] is not fenced:
+            state = snapshot.state
             about = self._freshness(state), [(None, one) for one in state.lost.values()]
-        context = request_context.get()
-        makes_requests = not is_bounded and (context == UNBOUNDED or not context.waits)
-        return view if makes_requests else view.local, about, is_alone
+            snapshot.whole = known = *now, None if session.expired_by(state) else about
+        about = known[2]
+        return None if about is None else (view, about, is_alone)
 
     def _viewed(
         self,

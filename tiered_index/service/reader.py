@@ -26,7 +26,6 @@ from tiered_index.errors import (
     StorageError,
     TieredIndexError,
 )
-from tiered_index.kernels import compiled_views
 from tiered_index.service.jobs.row_places import RowPlaces
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor, max_positions
@@ -50,7 +49,7 @@ from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT
 from tiered_index.service.read.several import Listed, Several
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import UNBOUNDED, deadline_at, remaining_s, request_context
+from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.pools import DaemonPool, close_until_s
@@ -427,13 +426,11 @@ class IndexReader(Lookups[ItemT]):
         state: LogState = next(view for view in self._views if view.storage.uri == uri).read_on()
         return state
 
-    def _whole_view(self, topic: str, key: str, is_bounded: bool = False) -> WholeView | None:
-        # a lookup or context that counts or bounds requests needs a search file by file
-        if is_bounded or self._several is not None or compiled_views() is None or request_context.get() != UNBOUNDED:
-            return None
-        if self._refused is not None:
+    def _whole_view(self, topic: str, key: str) -> WholeView | None:
+        if self._several is not None:
             return None
         whole = self._views[0].whole(self._clock.monotonic_s())
+        # after the snapshot, because closing empties the catalog
         return None if self._refused is not None else whole
 
     def _begin(self) -> float:
@@ -442,16 +439,11 @@ class IndexReader(Lookups[ItemT]):
         self._views[0].refresh(begun_s)
         return begun_s
 
-    @contextlib.contextmanager
-    def _taking(self, begun_s: float) -> Iterator[Files]:
-        with self._taking_of(self._views[0], begun_s) as files:
-            yield files
+    def _taking(self, begun_s: float) -> contextlib.AbstractContextManager[Files]:
+        return self._taking_of(self._views[0], begun_s)
 
-    @contextlib.contextmanager
-    def _taking_of(self, view: IndexView, begun_s: float) -> Iterator[Files]:
-        with view.taking(begun_s, self._source_of(view)) as files:
-            self._check_open()
-            yield files
+    def _taking_of(self, view: IndexView, begun_s: float) -> contextlib.AbstractContextManager[Files]:
+        return view.taking(begun_s, self._source_of(view), self._check_open)
 
     def _search_all(
         self, budget: LookupBudget, allow_partial: bool, search: Callable[[LookupRun], Pass[ScanT]]

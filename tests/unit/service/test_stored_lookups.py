@@ -350,7 +350,7 @@ def test_an_interrupt_while_a_bound_is_left_does_not_outlive_the_lookup(store, t
 
         with monkeypatch.context() as patched:
             patched.setattr(Activation, "__exit__", interrupted)
-            with pytest.raises(KeyboardInterrupt):
+            with using(None), pytest.raises(KeyboardInterrupt):
                 index.query("b", "k1", max_requests=0 if kind == "writer" else 100, timeout_s=60)
         assert request_context.get() == UNBOUNDED
         assert index.query("b", "k1").items == answer

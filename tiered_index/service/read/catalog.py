@@ -131,15 +131,18 @@ class Snapshot:
 
     `as_of_s` says how old it is: the time at which the read of the log began, by the clock's `monotonic_s`. A writer's
     snapshot is never old (infinity).
+
+    `whole` is for the owner of the catalog: a part of its answers from the view, kept as long as the snapshot.
     """
 
-    __slots__ = ("_generation", "_list", "_view", "as_of_s", "state")
+    __slots__ = ("_generation", "_list", "_view", "as_of_s", "state", "whole")
 
     def __init__(
         self, listed: TimeRangeSkipList[Handle], generation: int, state: LogState, as_of_s: float, view: Any = None
     ) -> None:
         self._list, self._generation, self._view = listed, generation, view
         self.state, self.as_of_s = state, as_of_s
+        self.whole: Any = None
 
     def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
         """Return the handles whose interval overlaps the inclusive range, each file once."""

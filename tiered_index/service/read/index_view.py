@@ -342,10 +342,13 @@ class IndexView(Polled):
         return None if bounds is None else replace(self._published(state), bounds=bounds)
 
     @contextlib.contextmanager
-    def taking(self, begun_s: float, source: str | None = None) -> Iterator[Files]:
+    def taking(
+        self, begun_s: float, source: str | None = None, check_open: Callable[[], None] = lambda: None
+    ) -> Iterator[Files]:
         """Yield the files of the index, as of its present snapshot, for a lookup that began at `begun_s`.
 
-        Inside the block, they stay readable. `source`: the URI of the index if it is one of several.
+        Inside the block, they stay readable. `source`: the URI of the index if it is one of several. `check_open` is
+        called after the snapshot was taken, because closing empties the catalog.
         """
         # before the snapshot: a read that ends in between is for later files
         error = self._error
@@ -355,6 +358,7 @@ class IndexView(Polled):
             local = self._look(self._root_view)
             error = local.error
         with self.catalog.reading() as snapshot:
+            check_open()
             state = snapshot.state
             logs = Logs.of([(source, state.lost, state.expired)])
             problem = self._problem(begun_s, snapshot.as_of_s, error, f"the log of {self.storage.uri}")
@@ -391,20 +395,17 @@ class IndexView(Polled):
 
         None if a read is due, the log could not be read, entries have expired, or there is a root.
         """
-        if self._root_view is not None or self._away is not None or self._error is not None:
-            return None
         snapshot = self.catalog.snapshot
-        if begun_s - snapshot.as_of_s >= self._interval_s:
+        if self._error is not None or begun_s - snapshot.as_of_s >= self._interval_s:
             return None
-        view = snapshot.present_view
-        if view is None:
+        if snapshot.whole is None:
             with self.catalog.reading() as snapshot:
-                view = snapshot.view(self._view)
-        state = snapshot.state
-        if state.expired or self._closed:
-            return None
-        lost = [(None, one) for one in state.lost.values()] if state.lost else ()
-        return view, ((self._published(state),), lost), True
+                state, lost = snapshot.state, [(None, one) for one in snapshot.state.lost.values()]
+                # a tuple, because None says that it is not known yet
+                snapshot.whole = ()
+                if self._root_view is None and not state.expired and not self._closed:
+                    snapshot.whole = snapshot.view(self._view), ((self._published(state),), lost), True
+        return snapshot.whole or None
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files; the caller must then check that the view is still open."""

@@ -19,6 +19,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed, InvalidArgument, PartialAnswer, TieredIndexError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled_views
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.budget import Limits, LookupBudget, LookupLimits
@@ -35,6 +36,8 @@ from tiered_index.service.read.rows import check_range, check_topic, encode_curs
 from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT, SearchAll
 from tiered_index.service.read.segments import Segments
 from tiered_index.spelling import is_plain
+from tiered_index.storage.context import RequestContext, request_context
+from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span
 from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResult
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NO_LIMITS = LookupLimits()
+# a context that counts requests, in which a view makes none
+_COUNTED = RequestContext(usages=(Usage(),))
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 
@@ -105,9 +110,10 @@ class Lookups(ABC, Generic[ItemT]):
         """
         engine = self._engine
         bounds = LookupLimits(**limits) if limits else NO_LIMITS
-        is_plain_call = engine.plain is not None and not is_traced() and is_plain(key)
-        if is_plain_call and (whole := self._whole_view(topic, key, bool(limits))) is not None:
-            found = engine.plain_answer(whole, topic, key, begin_ms, end_ms, max_count, cursor)
+        is_plain_call = compiled_views() is not None and not is_traced() and is_plain(key)
+        if is_plain_call and (whole := self._whole_view(topic, key)) is not None:
+            asked = whole, topic, key, begin_ms, end_ms, max_count, cursor
+            found = copy_context().run(_counted, engine, *asked) if limits else engine.plain_answer(*asked)
             if found is not None:
                 return found
         self._check_open()
@@ -441,12 +447,9 @@ class Lookups(ABC, Generic[ItemT]):
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` if this reads several indexes as one."""
 
-    def _whole_view(self, topic: str, key: str, is_bounded: bool = False) -> WholeView | None:
-        """Return a view of all files that may have the key; None: a lookup needs more than a view.
-
-        `is_bounded`: only a view that makes no requests.
-        """
-        return None
+    @abstractmethod
+    def _whole_view(self, topic: str, key: str) -> WholeView | None:
+        """Return a view of all files that may have the key; None: a lookup needs more than a view."""
 
     @abstractmethod
     def _begin(self) -> float:
@@ -475,6 +478,12 @@ class Lookups(ABC, Generic[ItemT]):
     @abstractmethod
     def _read_log(self, uri: str) -> LogState:
         """Read new records of the log of storage `uri`, update its catalog, and return the state."""
+
+
+def _counted(engine: QueryEngine, *asked: Any) -> QueryResult[Any] | None:
+    """Return the `plain_answer` of a lookup with limits, from files that need no request."""
+    request_context.set(_COUNTED)
+    return engine.plain_answer(*asked)
 
 
 opened_ones: weakref.WeakSet[Lookups[Any]] = weakref.WeakSet()
