@@ -111,11 +111,11 @@ class SegmentTable:
 
     def damage(self, file: str, position: int, data: bytes | memoryview) -> list[CorruptFile]:
         """Return an error for each damaged piece in `data`, which has whole pieces from byte `position` on."""
-        found, view, length = [], memoryview(data), self.piece_bytes
+        damages, view, length = [], memoryview(data), self.piece_bytes
         for at in range(0, len(view), length):
             if zlib.crc32(view[at : at + length]) != int(self.pieces[(position + at) // length]):
-                found.append(CorruptFile(file, DAMAGED_PIECE, offset=position + at))
-        return found
+                damages.append(CorruptFile(file, DAMAGED_PIECE, offset=position + at))
+        return damages
 
 
 class SegmentSums:

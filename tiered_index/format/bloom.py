@@ -89,8 +89,8 @@ class FilterBuilder:
         elif loops is None:
             ordered = distinct_numbers(collected)
         else:
-            found = np.empty_like(collected)
-            ordered = found[: loops.distinct(collected, found)]
+            distinct = np.empty_like(collected)
+            ordered = distinct[: loops.distinct(collected, distinct)]
         # frees memory before the filter is made, unless `ordered` is a part of it
         del self._hashes, collected
         blocks = max(1, math.ceil(BITS_PER_KEY * len(ordered) / (8 * FILTER_BLOCK_BYTES)))

@@ -165,7 +165,7 @@ def encode_group(segments: Sequence[Segment], numbers: dict[str, int]) -> bytes:
             column.append(values[name])
         last = segment.store, segment.end
     return _packed(
-        {n: column for n, column in rows.items() if n in _REQUIRED or any(one != _DEFAULTS[n] for one in column)}
+        {n: column for n, column in rows.items() if n in _REQUIRED or any(value != _DEFAULTS[n] for value in column)}
     )
 
 

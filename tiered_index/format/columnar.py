@@ -40,7 +40,9 @@ def encode_columns(
     """
     groups = np.cumsum(sizes + _ROW_BYTES) // _GROUP_BYTES
     cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(table)]
-    numbers = [one.name for one in table.schema if pa.types.is_integer(one.type) or pa.types.is_temporal(one.type)]
+    numbers = [
+        column.name for column in table.schema if pa.types.is_integer(column.type) or pa.types.is_temporal(column.type)
+    ]
     file = pa.BufferOutputStream()
     with pq.ParquetWriter(
         file,
@@ -61,8 +63,8 @@ def encode_columns(
 
 def notes_of(footer: bytes) -> dict[str, str]:
     """Return the notes in a footer, by name."""
-    found = pq.read_metadata(pa.BufferReader(footer)).metadata or {}
-    return {name.decode(): value.decode() for name, value in found.items()}
+    metadata = pq.read_metadata(pa.BufferReader(footer)).metadata or {}
+    return {name.decode(): value.decode() for name, value in metadata.items()}
 
 
 def row_group_of(footer: bytes, number: int) -> RowGroup | None:

@@ -80,8 +80,8 @@ class Compaction:
             stats += topic_stats(rows["topic_id"], rows["size"], rows["time_diff_s"])
         begin_s = begin_ms // 1000
         self._topic_stats = [
-            replace(one, second_min=begin_s + one.second_min, second_max=begin_s + one.second_max)
-            for one in add_topic_stats(stats)
+            replace(topic, second_min=begin_s + topic.second_min, second_max=begin_s + topic.second_max)
+            for topic in add_topic_stats(stats)
         ]
         # used twice, because new pages cost time
         self._room = np.empty(n, np.uint64)
@@ -97,9 +97,9 @@ class Compaction:
                 rows[:] = rows[order_giant(hashes, entries["time_diff_s"][rows], entries, rows, layout)]
         self.slots_in_use = int(np.count_nonzero(counts))
         self.header = Header(layout.preset.end_magic, begin_ms, end_ms, self.slots_in_use, n)
-        self.second_min = min(one.second_min for one in self._topic_stats)
-        self.second_max = max(one.second_max for one in self._topic_stats)
-        ids = [one.topic_id for one in self._topic_stats]
+        self.second_min = min(topic.second_min for topic in self._topic_stats)
+        self.second_max = max(topic.second_max for topic in self._topic_stats)
+        ids = [topic.topic_id for topic in self._topic_stats]
         self._options = PackingOptions.of(entries, ids, n) if packed else None
         self.directory: Directory | None = None
         self.filter_bytes = filter_
@@ -181,11 +181,11 @@ class Compaction:
             rows = np.empty((len(order), schema.item.itemsize), np.uint8)
             hashes = np.empty(0 if held is None else len(order), np.uint64)
             entries = self._entries.view(np.uint8)
-            found = loops.gather(entries, self._entries.itemsize, order, slots, fingerprint, rows, hashes)
-            if found < 0:
+            count = loops.gather(entries, self._entries.itemsize, order, slots, fingerprint, rows, hashes)
+            if count < 0:
                 return None
             if held is not None:
-                held.add(hashes[:found], are_distinct=slots > 0)
+                held.add(hashes[:count], are_distinct=slots > 0)
             return np.ndarray(len(order), schema.item, rows)
         if slots:
             return None

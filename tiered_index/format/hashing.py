@@ -236,10 +236,10 @@ def java_hash_batch(
         units = keys.units[begins[:going] + at]
         for multiplier, values in polynomials:
             values[:going] = values[:going] * np.uint32(multiplier) + units
-    found = [np.empty_like(values) for _, values in polynomials]
-    for values, (_, in_turn) in zip(found, polynomials, strict=True):
+    results = [np.empty_like(values) for _, values in polynomials]
+    for values, (_, in_turn) in zip(results, polynomials, strict=True):
         values[falling] = in_turn
-    return found[0].view(np.int32), _mix(found[1]) if fingerprints else java[:0]
+    return results[0].view(np.int32), _mix(results[1]) if fingerprints else java[:0]
 
 
 def _mix(values: UInt32) -> UInt32:

@@ -184,7 +184,7 @@ NamedStats = list[tuple[str, TopicStats | None]]
 
 def named_stats(stats: Iterable[TopicStats], names: Mapping[int, str]) -> NamedStats:
     """Return each topic's name with its stats. An id without a name gets a name such as ``#17``."""
-    return [(names.get(one.topic_id, f"#{one.topic_id}"), one) for one in stats]
+    return [(names.get(topic.topic_id, f"#{topic.topic_id}"), topic) for topic in stats]
 
 
 def topic_stats(topic_ids: Array, sizes: Array, seconds: Array) -> list[TopicStats]:
@@ -209,17 +209,17 @@ def topic_stats(topic_ids: Array, sizes: Array, seconds: Array) -> list[TopicSta
 def add_topic_stats(stats: Iterable[TopicStats]) -> list[TopicStats]:
     """Return the stats added up by topic id, sorted by id."""
     sums: dict[int, TopicStats] = {}
-    for one in stats:
-        other = sums.get(one.topic_id)
-        sums[one.topic_id] = (
-            one
+    for topic in stats:
+        other = sums.get(topic.topic_id)
+        sums[topic.topic_id] = (
+            topic
             if other is None
             else TopicStats(
-                one.topic_id,
-                one.entries + other.entries,
-                one.bytes + other.bytes,
-                min(one.second_min, other.second_min),
-                max(one.second_max, other.second_max),
+                topic.topic_id,
+                topic.entries + other.entries,
+                topic.bytes + other.bytes,
+                min(topic.second_min, other.second_min),
+                max(topic.second_max, other.second_max),
             )
         )
     return [sums[topic_id] for topic_id in sorted(sums)]

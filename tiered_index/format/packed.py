@@ -87,7 +87,7 @@ class StoredOptions(TimeLine, frozen=True):
     topics: tuple[Int32, ...] = ()
 
     def __post_init__(self) -> None:
-        if any(one >= other for one, other in itertools.pairwise(self.topics)):
+        if any(before >= after for before, after in itertools.pairwise(self.topics)):
             raise ValueError("The ids of `topics` do not rise")
 
 
@@ -155,11 +155,11 @@ class Packing:
             if words is None:
                 words, at = _padded([data], len(data)), 0
             items = np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
-            found = loops.find_one(
+            matched = loops.find_one(
                 *(words, at, len(data), count, key_hash, self.base, MOST_ITEMS), *(*self.in_core, items)
             )
-            if found >= 0:
-                return np.ndarray(found, self.schema.item, items)
+            if matched >= 0:
+                return np.ndarray(matched, self.schema.item, items)
         return self.unpack([data], np.array([count]), file, self.ranks_of(np.array([key_hash], np.int32)))[0]
 
     def unpack(
@@ -182,7 +182,7 @@ class Packing:
         loops, total = self._loops, 0
         together = _TOGETHER if mapped is None or loops is None else _MAPPED_TOGETHER
         for start in range(0, len(pieces), together):
-            some, found = slice(start, start + together), -1
+            some, unpacked = slice(start, start + together), -1
             if loops is not None:
                 runs = np.empty((len(of_runs[some]), 3), np.int64)
                 runs[:, 1], runs[:, 2] = list(map(len, pieces[some])), counts[some]
@@ -191,16 +191,16 @@ class Packing:
                     words, runs[:, 0] = _padded(pieces[some], int(ends[-1])), ends - runs[:, 1]
                 else:
                     words, runs[:, 0] = mapped[0], mapped[1][some]
-                found = loops.find_items(
+                unpacked = loops.find_items(
                     *(words, runs, ranks, self.base, MOST_ITEMS, *self.in_core), *(items[total:], of_runs[some])
                 )
-            if found < 0:
+            if unpacked < 0:
                 # the core accepts only sound runs whose hashes are by rank
                 each = zip(pieces[some], counts[some].tolist(), strict=True)
                 parts = [packed_numpy.unpack(self, piece, count, file, ranks) for piece, count in each]
-                of_runs[some], found = list(map(len, parts)), sum(map(len, parts))
-                items[total : total + found].reshape(-1)[:] = np.concatenate([part.view(np.uint8) for part in parts])
-            total += found
+                of_runs[some], unpacked = list(map(len, parts)), sum(map(len, parts))
+                items[total : total + unpacked].reshape(-1)[:] = np.concatenate([part.view(np.uint8) for part in parts])
+            total += unpacked
         return np.ndarray(total, self.schema.item, items), of_runs
 
 

@@ -60,8 +60,8 @@ def unpack(packing: Packing, data: bytes | memoryview, count: int, file: str, ra
     key_of = np.repeat(np.arange(keys), np.diff(first_items, append=count))
     places = np.arange(count)
     if ranks is not None:
-        found = codes if is_ranked else hash_rank(normal_hashes(hashes), packing.base).view(np.int64)
-        places = np.flatnonzero(np.isin(found, ranks)[key_of])
+        hash_ranks = codes if is_ranked else hash_rank(normal_hashes(hashes), packing.base).view(np.int64)
+        places = np.flatnonzero(np.isin(hash_ranks, ranks)[key_of])
     item_bits = _bits(data[items_at:], count * sum(widths[of_keys:])).reshape(count, sum(widths[of_keys:]))
     bits = np.concatenate([key_bits[key_of[places]], item_bits[places]], axis=1)
     ends = np.cumsum(widths).tolist()

@@ -120,7 +120,7 @@ class ArchivedSegment(Stored, frozen=True):
         footer_at = self.size_bytes - self.footer_bytes
         before = max(min(length, footer_at - position), 0)
         moved = position + before + self.object_bytes - self.size_bytes
-        return [one for one in ((position, before), (moved, length - before)) if one[1]]
+        return [part for part in ((position, before), (moved, length - before)) if part[1]]
 
     @property
     def place(self) -> tuple[str, int]:

@@ -183,11 +183,11 @@ class Directory:
 
     def runs_at(self, numbers: Sequence[int]) -> list[Run]:
         """Return the runs of groups, by number, that are not cut."""
-        found = []
+        runs = []
         for number in numbers:
             _, count, offset, length, crc32, _, _ = _GROUP.unpack_from(self.group_bytes.data, number * _GROUP.size)
-            found.append(Run(offset, length, crc32, count))
-        return found
+            runs.append(Run(offset, length, crc32, count))
+        return runs
 
     def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
         """Return the runs, by position, that have all items of `slots` (n) in the inclusive range of epoch seconds."""

@@ -209,5 +209,5 @@ def walk_chains(
         index = older
     if np.any(index > 0):
         return None
-    found, owners = zip(*pairs, strict=True)
-    return np.concatenate(found), np.concatenate(owners)
+    numbers, owners = zip(*pairs, strict=True)
+    return np.concatenate(numbers), np.concatenate(owners)

@@ -147,13 +147,13 @@ class _FileCheck:
         if zlib.crc32(data) != meta.header_crc32:
             self._add("header", "CRC32 does not match", 0)
         try:
-            found = read_header(data, self._file)
+            stored = read_header(data, self._file)
         except CorruptFile as error:
             self._add("header", str(error), 0)
             return
         for name in Header._fields:
-            if getattr(found, name) != getattr(expected, name):
-                self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
+            if getattr(stored, name) != getattr(expected, name):
+                self._add("header", f"{name} is {getattr(stored, name)}, the metadata says {getattr(expected, name)}")
 
     def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[_SoundRuns]:
         """Yield all runs that pass their CRC32, several neighbours together. Report all other defects."""
@@ -175,7 +175,7 @@ class _FileCheck:
                 keys = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
                 absent = np.flatnonzero(~blocks_may_hold(words[block_numbers(keys, len(words))], keys))
                 if len(absent) and not denied:
-                    run, rows = next(one for one in sound.each() if one[1].stop > absent[0])
+                    run, rows = next(pair for pair in sound.each() if pair[1].stop > absent[0])
                     first_denied = run.offset + self._item_bytes * (int(absent[0]) - rows.start)
                 denied += len(absent)
             self._bounds(sound, bounds)
@@ -217,8 +217,8 @@ class _FileCheck:
                 )
         except CorruptFile as error:
             if len(held) > 1:
-                for one in held:
-                    yield from self._unpacked([one], meta)
+                for pair in held:
+                    yield from self._unpacked([pair], meta)
             else:
                 self._add("run", error.problem, held[0][0].offset)
                 self.whole, self._before = False, self._before[:0]
@@ -234,10 +234,10 @@ class _FileCheck:
             if (block := bounds.get(run.offset)) is None:
                 continue
             hashes, seconds = normal_hashes(sound.items["key_hash"][rows]), sound.seconds[rows]
-            found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
+            actual = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
             stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
-            if found != stored:
-                problem = f"block's hashes and seconds are {found}, the directory says {stored}"
+            if actual != stored:
+                problem = f"block's hashes and seconds are {actual}, the directory says {stored}"
                 self._add("bounds", problem, run.offset)
 
     def _report(self, part: str, wrong: Array, problem: str, sound: _SoundRuns) -> None:
@@ -274,13 +274,13 @@ class _FileCheck:
         if not self.whole:
             return
         sum_found = f"{checksum % 2**64:016x}"
-        for part, name, found, said in (
+        for part, name, computed, said in (
             ("interval", "seconds are", self.interval, (meta.second_min, meta.second_max)),
             ("metadata", "slots in use are", slots_in_use, meta.slots_in_use if starts is None else slots_in_use),
             ("checksum", "the entries' sum is", sum_found, meta.more.get("checksum", sum_found)),
         ):
-            if found != said:
-                self._add(part, f"{name} {found}, the metadata says {said}")
+            if computed != said:
+                self._add(part, f"{name} {computed}, the metadata says {said}")
 
     def slot_table(self, trailer: Trailer) -> Array | None:
         """Return the begin of each slot and the end of the last (i64, slots + 1); None if the table is inconsistent."""

@@ -116,7 +116,7 @@ strangers-answer: answers include entries of a file of another schema
   tests/regressions/test_files_of_another_schema.py::test_it_is_named_kept_and_never_published
 true-interval-lost: a compacted file's interval begins at its begin time, so that it hides late messages (RocketMQ 10268)
   in Compaction.__init__
-  - min(one.second_min for one in self._topic_stats)
+  - min(topic.second_min for topic in self._topic_stats)
   + begin_ms // 1000
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
 group-before: the first slot of a group is looked up in the group before

@@ -146,9 +146,9 @@ removed-files-are-forgotten: the root's list does not name the files that left i
   tests/regressions/test_files_deleted_by_hand.py::test_a_part_of_a_removed_file_that_a_power_cut_brings_back_is_deleted[index]
 recovery-forgets-positions: durable positions of unsealed files are lost at a restart
   in _Recovery.run
-  - found.positions = max_positions(found.positions, own_positions(file))
+  - recovered.positions = max_positions(recovered.positions, own_positions(file))
   + if not isinstance(file, UnsealedFile):
-  +     found.positions = max_positions(found.positions, own_positions(file))
+  +     recovered.positions = max_positions(recovered.positions, own_positions(file))
   tests/unit/service/test_buffer_flush_catalog.py::test_positions_survive_every_file
 recovery-chains-not-rebuilt: a recovered file has entries, but no chain leads to them
   in UnsealedTable.load
@@ -169,8 +169,8 @@ pending-though-it-may-go-on: a file whose seal is not durable is uploaded for me
   tests/unit/service/pending/test_pending_files.py::test_a_file_that_is_not_sealed_durably_is_compacted_here
 adopted-before-the-position: the last local copy that states a position is deleted
   in PendingFiles.finish
-  - kept.file_id not in needed
-  + kept
+  - uploaded.file_id not in needed
+  + uploaded
   tests/unit/service/pending/test_pending_files.py::test_positions_never_run_ahead_of_an_older_file
 lives-gap-while-flushed: entries leave the buffer before a file shows them
   in Flusher._run_round

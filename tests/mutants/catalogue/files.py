@@ -51,7 +51,7 @@ change-while-read-untold: a file that is changed while it is read is not named
   tests/unit/cli/test_linked_files.py::test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_next_run
 queue-of-messages-unchecked: offsets of rows hide messages of the same topic
   in FileLinker._go_on_from_log
-  - self._check_queue()
+  - self._check_queue(self.topic)
   tests/unit/cli/test_linked_files.py::test_a_topic_with_other_entries_is_refused_because_offsets_would_hide_one_another
 bad-row-unnamed: a bad row is left out without --skip-bad
   in FileLinker._put
@@ -60,8 +60,8 @@ bad-row-unnamed: a bad row is left out without --skip-bad
   tests/unit/cli/test_linked_files.py::test_a_bad_row_is_named_and_skipped_only_on_demand
 minus-zero-as-zero: the key -0 becomes 0
   in TextReading._batch
-  - _key_column(column, may_be_minus_zero)
-  + _key_column(column)
+  - sizes, end, may_be_minus_zero)
+  + sizes, end)
   tests/unit/test_row_files.py::test_the_key_minus_zero_keeps_its_sign_among_integers
 times-of-floats-truncated: a decimal time loses its milliseconds if rows are read together
   in RowMapping._ms_of_floats

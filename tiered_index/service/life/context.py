@@ -105,13 +105,13 @@ class LocalFiles:
     @property
     def unsealed(self) -> list[UnsealedFile]:
         """The unsealed files, in order of sequence."""
-        unsealed = [one for one in self._waiting.values() if isinstance(one, UnsealedFile)]
+        unsealed = [file for file in self._waiting.values() if isinstance(file, UnsealedFile)]
         return sorted(unsealed, key=lambda file: file.sequence)
 
     @property
     def compacted(self) -> list[CompactedFile]:
         """The compacted files that the storage does not have, in order of sequence."""
-        compacted = [one for one in self._waiting.values() if isinstance(one, CompactedFile)]
+        compacted = [file for file in self._waiting.values() if isinstance(file, CompactedFile)]
         return sorted(compacted, key=lambda file: file.sequence)
 
     @property
@@ -145,8 +145,8 @@ class LocalFiles:
         It is published, too, if the log names its file as pending: `LogState.as_of_ms` waits for those.
         Entries of the quarantine do not count, because no answer is complete up to their times.
         """
-        others = [one for one in self.unsealed if not (one.published or one.pending)] + self.compacted
-        waiting = [one for one in others if one.file_id != file.file_id and one.lane != QUARANTINE]
+        others = [other for other in self.unsealed if not (other.published or other.pending)] + self.compacted
+        waiting = [other for other in others if other.file_id != file.file_id and other.lane != QUARANTINE]
         return min([now_ms, *filter(None, map(_created_ms, waiting))])
 
     def needed(self, logged: dict[str, int]) -> set[str]:
@@ -243,11 +243,11 @@ class LifecycleContext:
     def _keeps(self, handles: Iterable[Handle]) -> Callable[[CompactedFile], bool]:
         """Return a function that says whether a merged file's local copy is `needed`, of all files among `handles`."""
         logged = self.session.log.state.positions
-        files = [one for one in handles if isinstance(one, CompactedFile | UnsealedFile)]
+        files = [file for file in handles if isinstance(file, CompactedFile | UnsealedFile)]
 
         @cache  # on use, because few files have a position beyond the log's
         def needed() -> set[str]:
-            return _needed([one for one in files if isinstance(one, UnsealedFile) or one.local is not None], logged)
+            return _needed([file for file in files if isinstance(file, UnsealedFile) or file.local is not None], logged)
 
         return lambda file: file.local is not None and has_newer_positions(file, logged) and file.file_id in needed()
 
@@ -308,9 +308,9 @@ def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, reached: d
     return max_positions(reached, own_positions(file)) != reached
 
 
-def check_size(storage: Storage, stored: StoredObject, kept: str) -> None:
-    """Raise `CorruptFile` if an object has another size than in the log. `kept` names the local file."""
-    problem = f"object has another size than the log says; {kept} is kept"
+def check_size(storage: Storage, stored: StoredObject, local_file: str) -> None:
+    """Raise `CorruptFile` if an object has another size than in the log. `local_file` names the local file."""
+    problem = f"object has another size than the log says; {local_file} is kept"
     CorruptFile.unless_equal(stored.name, problem, stored.size_bytes, storage.head(stored.name).size_bytes)
 
 
@@ -343,7 +343,7 @@ class DamagedCopies:
     def tend(self) -> None:
         """Drop the files that were published. Raises the errors of the storage. Idempotent."""
         context = self._context
-        given_up = {one.file_id for one in context.session.log.state.lost.values()}
+        given_up = {lost.file_id for lost in context.session.log.state.lost.values()}
         for file_id in list(self.waiting):
             state = context.session.log.state
             stored = state.object_of(file_id)

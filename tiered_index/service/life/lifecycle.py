@@ -182,7 +182,7 @@ class Lifecycle:
     def _tell_storage(self) -> None:
         """Log once that the storage is unavailable, and once that it is back."""
         failed = {} if "root" in self._failed else self._failed
-        error = next((one for one in failed.values() if isinstance(one, StorageUnavailable)), None)
+        error = next((failure for failure in failed.values() if isinstance(failure, StorageUnavailable)), None)
         if (error is not None) != self._is_away:
             self._is_away = error is not None
             uri = self._context.session.storage.uri
@@ -521,17 +521,17 @@ class Lifecycle:
         context = self._context
         context.refresh()
         logged = context.append_positions(file)
-        kept = None
+        copy = None
         if has_newer_positions(file, logged):
             target = self._move(file)
             try:
-                kept = open_local(target)
+                copy = open_local(target)
             except FileNotFoundError:
                 _log.warning("%s was deleted; a record has removed the file", target)
         # after the move, because a file that could not be moved must be looked up in the log again
         self._end(file.file_id)
-        if kept is not None:
-            context.catalog.put(kept)
+        if copy is not None:
+            context.catalog.put(copy)
             return
         # an earlier try may have moved it
         paths = [context.root.index_path(state, file.file_id) for state in (COMPACTED, UPLOADED)]

@@ -209,7 +209,9 @@ class MergeWorker:
         context = self._context
         if context.config.compaction == "spark" or window_s != self.tiers[0]:
             return frozenset(state.pending)
-        return frozenset(name for name, one in state.pending.items() if context.catalog.get(one.file_id) is not None)
+        return frozenset(
+            name for name, waiting in state.pending.items() if context.catalog.get(waiting.file_id) is not None
+        )
 
     def _merge(self, rewrite: MergeRewrite, window: Window) -> list[TieredIndexError]:
         """Carry out one rewrite. Return its error if the window now waits.

@@ -82,9 +82,9 @@ class PendingFiles:
             positions = max_positions(positions, files.durable_positions(file))
         logged = session.log.append_positions(session.epoch, positions).positions
         needed = files.needed(logged)
-        for kept in sorted(self._published.values(), key=lambda kept: kept.sequence):
-            if kept.file_id not in needed:
-                self._release(kept)
+        for uploaded in sorted(self._published.values(), key=lambda file: file.sequence):
+            if uploaded.file_id not in needed:
+                self._release(uploaded)
 
     @property
     def _state(self) -> LogState:

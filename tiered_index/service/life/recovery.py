@@ -104,12 +104,12 @@ def recover_root(
     """
     recovery = _Recovery(root, cold, state, Recovered(Deletions(root.disk)), beat)
     with contextlib.ExitStack() as undo:
-        undo.callback(recovery.found.let_go)
+        undo.callback(recovery.recovered.let_go)
         recovery.run(layout, files)
         undo.pop_all()
-    for note in recovery.found.notes:
+    for note in recovery.recovered.notes:
         _log.info("recovery: %s", note)
-    return recovery.found
+    return recovery.recovered
 
 
 class _ReadJournal(NamedTuple):
@@ -141,47 +141,49 @@ class _Recovery:
     """One recovery. `_ids` has the ids of the files in each folder, without dropped files."""
 
     def __init__(
-        self, root: Root, cold: ColdPath, state: LogState | None, found: Recovered, beat: Callable[[], object]
+        self, root: Root, cold: ColdPath, state: LogState | None, recovered: Recovered, beat: Callable[[], object]
     ) -> None:
-        self._root, self._cold, self._state, self.found, self._beat = root, cold, state, found, beat
+        self._root, self._cold, self._state, self.recovered, self._beat = root, cold, state, recovered, beat
         self._ids: dict[str, set[str]] = {}
         self._journals: dict[str, _ReadJournal] = {}
         self._removed: frozenset[str] = frozenset()
 
     def run(self, layout: Layout, listed: FileList) -> None:
-        """Recover the files into `found`."""
-        root, found, state = self._root, self.found, self._state
+        """Recover the files into `recovered`."""
+        root, recovered, state = self._root, self.recovered, self._state
         try:
             gone = listed.gone()
         except CorruptFile as error:
             _log.error("recovery: %s", error)
             gone = {}
-            found.damaged.append(DamagedFile(LIST, LIST, error))
+            recovered.damaged.append(DamagedFile(LIST, LIST, error))
         self._removed = listed.removed()
         with _way_out(), disk_errors(f"recovering {root.path}"):
             if temporaries := root.temporaries():
                 for path in temporaries:
-                    found.deletions.unlink([path])
-                found.notes.append(f"{len(temporaries)} temporary files dropped")
+                    recovered.deletions.unlink([path])
+                recovered.notes.append(f"{len(temporaries)} temporary files dropped")
             self._ids = {s: {i for name in root.names(s) if (i := file_id_of(name)) is not None} for s in STATES}
             # until there is a catalog, from which the list is made
-            found.deletions.before = lambda: listed.note(lambda: gone)
+            recovered.deletions.before = lambda: listed.note(lambda: gone)
             self._miss(gone, listed)
             self._recover_uploaded()
             self._recover_compacted()
             self._recover_unsealed()
         self._set_strangers_aside(layout)
-        files: list[CompactedFile | UnsealedFile] = [*found.compacted, *found.uploaded, *found.unsealed]
+        files: list[CompactedFile | UnsealedFile] = [*recovered.compacted, *recovered.uploaded, *recovered.unsealed]
         for file in files:
-            found.positions = max_positions(found.positions, own_positions(file))
-            found.topics += file.journal.topics.items() if isinstance(file, UnsealedFile) else file.metadata().topics
-            found.next_sequence = max(found.next_sequence, file.sequence + 1)
+            recovered.positions = max_positions(recovered.positions, own_positions(file))
+            recovered.topics += (
+                file.journal.topics.items() if isinstance(file, UnsealedFile) else file.metadata().topics
+            )
+            recovered.next_sequence = max(recovered.next_sequence, file.sequence + 1)
         if state is not None:
-            found.positions = max_positions(found.positions, state.positions)
-            found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.inputs.values())])
+            recovered.positions = max_positions(recovered.positions, state.positions)
+            recovered.next_sequence = max([recovered.next_sequence, *(o.sequence + 1 for o in state.inputs.values())])
 
     def _set_strangers_aside(self, wanted: Layout) -> None:
-        kinds: tuple[list[Any], ...] = (self.found.compacted, self.found.uploaded, self.found.unsealed)
+        kinds: tuple[list[Any], ...] = (self.recovered.compacted, self.recovered.uploaded, self.recovered.unsealed)
         for files in kinds:
             for file in list(files):
                 stored = file.metadata().layout if isinstance(file, CompactedFile) else file.layout
@@ -204,7 +206,7 @@ class _Recovery:
 
     def _miss(self, gone: dict[str, ListedFile], listed: FileList) -> None:
         """Add listed files that no folder has as damaged, unless the log has them or they were given up."""
-        given_up = {one.file_id for one in self._state.lost.values()} if self._state is not None else set()
+        given_up = {lost.file_id for lost in self._state.lost.values()} if self._state is not None else set()
         for file_id, file in gone.items():
             if file_id not in given_up and self._stored(file_id) is None:
                 self._add_damaged(file_id, UNSEALED, listed.missing(file_id, file), file.seconds)
@@ -213,10 +215,10 @@ class _Recovery:
         self, file_id: str, place: str, error: TieredIndexError, seconds: tuple[int, int] | None = None
     ) -> None:
         _log.error("recovery: %s", error)
-        self.found.damaged.append(DamagedFile(file_id, place, error, *(seconds or ())))
+        self.recovered.damaged.append(DamagedFile(file_id, place, error, *(seconds or ())))
 
     def _recover_uploaded(self) -> None:
-        found, state = self.found, self._state
+        recovered, state = self.recovered, self._state
         for file_id in sorted(self._ids[UPLOADED]):
             self._beat()
             path, stored = self._root.index_path(UPLOADED, file_id), self._stored(file_id)
@@ -225,29 +227,29 @@ class _Recovery:
                 with contextlib.suppress(CorruptFile):
                     file = open_local(path)
                     if has_newer_positions(file, state.positions):
-                        found.uploaded.append(file)
+                        recovered.uploaded.append(file)
                         continue
-                found.drop([path], f"{path.name}: its object was removed from the log, local copy dropped")
+                recovered.drop([path], f"{path.name}: its object was removed from the log, local copy dropped")
                 self._ids[UPLOADED].discard(file_id)
                 continue
             try:
                 bytes_there = StorageBytes(self._cold, stored) if stored is not None else None
-                found.uploaded.append(open_local(path, bytes_there))
+                recovered.uploaded.append(open_local(path, bytes_there))
             except CorruptFile as error:
                 if stored is None:
                     self._add_damaged(file_id, UPLOADED, error)
                     continue
-                found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+                recovered.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
                 self._ids[UPLOADED].discard(file_id)
 
     def _recover_compacted(self) -> None:
         """Open the compacted files. The life cycle moves those that the log has."""
-        found = self.found
+        recovered = self.recovered
         for file_id in sorted(self._ids[COMPACTED]):
             self._beat()
             path, stored = self._root.index_path(COMPACTED, file_id), self._stored(file_id)
             if file_id in self._ids[UPLOADED]:
-                found.drop([path], f"{path.name}: in uploaded/ too, the earlier copy dropped")
+                recovered.drop([path], f"{path.name}: in uploaded/ too, the earlier copy dropped")
                 continue
             try:
                 file = open_local(path)
@@ -256,11 +258,13 @@ class _Recovery:
                     verify_runs(file)
             except CorruptFile as error:
                 if stored is not None:
-                    found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+                    recovered.drop(
+                        [path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})"
+                    )
                 elif file_id in self._ids[UNSEALED] and has_whole_unsealed(self._root, file_id):
                     with contextlib.suppress(OSError):  # after an error the compaction replaces it
                         self._root.disk.unlink(path)
-                    found.notes.append(
+                    recovered.notes.append(
                         f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ "
                         f"({error})"
                     )
@@ -269,7 +273,7 @@ class _Recovery:
                     # each form may have entries that the other one lacks: none of them is deleted
                     self._ids[UNSEALED].discard(file_id)
                 continue
-            found.compacted.append(file)
+            recovered.compacted.append(file)
             if stored is None:
                 continue
             try:
@@ -277,14 +281,16 @@ class _Recovery:
             except RootBehind:
                 raise
             except (CorruptFile, StorageError) as error:
-                found.notes.append(f"{path.name}: is in the log, and could not be compared with its object ({error})")
+                recovered.notes.append(
+                    f"{path.name}: is in the log, and could not be compared with its object ({error})"
+                )
 
     def _recover_unsealed(self) -> None:
-        root, found, state = self._root, self.found, self._state
+        root, recovered, state = self._root, self.recovered, self._state
         for file_id in sorted(self._ids[UNSEALED]):
             self._journals[file_id] = self._read_journal(file_id)
         # also by the log, because a deletion that was not durable may have brought back a retired file
-        local = {file.file_id for file in (*found.compacted, *found.uploaded)}
+        local = {file.file_id for file in (*recovered.compacted, *recovered.uploaded)}
         later = local | {o.file_id for o in (state.objects.values() if state else ())}
         claims = self._claims()
         if local & self._ids[UNSEALED]:
@@ -297,11 +303,11 @@ class _Recovery:
             alone = state is not None and file_id not in local and self._has_newer_journal(file_id, state)
             if file_id in later and not alone:
                 if self._may_go(file_id):
-                    found.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
+                    recovered.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
                     continue
                 alone = True
             if file_id in self._removed and (journal is None or not path.exists()):
-                found.drop([journal_path, path], f"{file_id}: a part of a deleted file was deleted")
+                recovered.drop([journal_path, path], f"{file_id}: a part of a deleted file was deleted")
                 continue
             try:
                 if unread is not None:
@@ -314,11 +320,11 @@ class _Recovery:
                         found=count,
                     )
                 if journal is None and (not path.exists() or _never_written(path)):
-                    found.drop([path, journal_path], f"{file_id}: an unfinished new file was deleted")
+                    recovered.drop([path, journal_path], f"{file_id}: an unfinished new file was deleted")
                     continue
                 if journal is not None and not journal.batches:
-                    drop_unbegun(root, file_id, data[: journal.valid_length], found.deletions)
-                    found.notes.append(f"{file_id}: an empty file was deleted")
+                    drop_unbegun(root, file_id, data[: journal.valid_length], recovered.deletions)
+                    recovered.notes.append(f"{file_id}: an empty file was deleted")
                     continue
                 if journal is None or not path.exists():
                     lost = journal_path if journal is None else path
@@ -326,11 +332,11 @@ class _Recovery:
                         str(lost),
                         "an unsealed file needs both its entries and its journal, and this one is missing or empty",
                     )
-                found.unsealed.append(UnsealedFile.recover(root, journal, data))
+                recovered.unsealed.append(UnsealedFile.recover(root, journal, data))
             except (CorruptFile, StorageUnavailable, ValueError) as error:
                 if file_id in later and not alone:
                     note = f"{file_id}: damaged local copy dropped, the storage has the file ({error})"
-                    found.drop([journal_path, path], note)
+                    recovered.drop([journal_path, path], note)
                     continue
                 typed = (
                     error
@@ -339,8 +345,8 @@ class _Recovery:
                 )
                 self._add_damaged(file_id, UNSEALED, typed, journal.seconds if journal is not None else None)
                 if journal is not None and journal.sealed:
-                    found.journals[file_id] = journal
-        found.unsealed.sort(key=lambda file: file.sequence)
+                    recovered.journals[file_id] = journal
+        recovered.unsealed.sort(key=lambda file: file.sequence)
 
     def _read_journal(self, file_id: str) -> _ReadJournal:
         path = self._root.journal_path(file_id)
@@ -366,7 +372,9 @@ class _Recovery:
 
     def _claims(self) -> dict[str, int]:
         """Return the number of durable entries of files by id, as their successors state it."""
-        pairs = [file.metadata().more.get("predecessor") for file in (*self.found.compacted, *self.found.uploaded)]
+        pairs = [
+            file.metadata().more.get("predecessor") for file in (*self.recovered.compacted, *self.recovered.uploaded)
+        ]
         pairs += [read.journal.predecessor for read in self._journals.values() if read.journal is not None]
         return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
 

@@ -82,8 +82,8 @@ def is_published(path: Path, journal: Journal, published: StorageBytes) -> bool:
 def _has_all(source: FileBytes, hashes: npt.NDArray[np.uint64]) -> bool:
     """Return whether a file has an entry for each hash, counting equal ones. Memory: 16 bytes per hash."""
     wanted, left = np.unique(hashes, return_counts=True)
-    for found in _hashes_of(source):
-        values, counts = np.unique(found, return_counts=True)
+    for part in _hashes_of(source):
+        values, counts = np.unique(part, return_counts=True)
         # the first place with a hash that is not smaller
         at = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
         is_wanted = wanted[at] == values
@@ -107,5 +107,5 @@ def _hashes(items: npt.NDArray[Any], begin_s: int) -> npt.NDArray[np.uint64]:
     return entry_hashes(items, seconds)
 
 
-def _others(where: str, found: str, published: StorageBytes) -> RootBehind:
-    return other_file(where, published.file, f"{published.stored.count} entries", found)
+def _others(where: str, content: str, published: StorageBytes) -> RootBehind:
+    return other_file(where, published.file, f"{published.stored.count} entries", content)

@@ -213,8 +213,8 @@ class Root:
         except OSError as error:
             raise disk_error(error, f"reading {self.marker_path}") from error
         with contextlib.suppress(FileNotFoundError):
-            found = sorted(os.listdir(self.path))
-            strangers = [name for name in found if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
+            names = sorted(os.listdir(self.path))
+            strangers = [name for name in names if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
             strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
             if strangers == [LOST_AND_FOUND]:
                 raise NotAnIndex(
@@ -340,8 +340,8 @@ class RootLock:
         except OSError:
             boot = ""
         with disk_errors(f"looking at {self._path.parent}"):
-            found = self._path.parent.stat()
-        return f"{socket.gethostname()}/{boot}/{found.st_dev}:{found.st_ino}"
+            folder = self._path.parent.stat()
+        return f"{socket.gethostname()}/{boot}/{folder.st_dev}:{folder.st_ino}"
 
     def release(self) -> None:
         """Release the lock. Idempotent."""

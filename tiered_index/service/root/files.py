@@ -131,7 +131,7 @@ class FileList:
             if last is None or (wanted.keys() == last.files.keys() and self._damage is None):
                 return
             leaving = last.files.keys() - wanted.keys()
-            removed = (*(one for one in last.removed if one not in wanted), *sorted(leaving))[-_REMOVED_KEPT:]
+            removed = (*(name for name in last.removed if name not in wanted), *sorted(leaving))[-_REMOVED_KEPT:]
             fresh = _Files(wanted, _crc32(wanted), removed)
             try:
                 self._root.write_file(self.path, [_encoded(fresh) * 2], f"writing {self.path}")

@@ -55,8 +55,8 @@ class Seen(Struct, frozen=True):
         """Return the content of a slot. Raises `CorruptFile`."""
         stored = decoded(place, _Place, file, "the seen position of the log")
         seen = cls(stored.number, stored.digest, stored.attempt, stored.serial)
-        found = zlib.crc32(json.dumps(asdict(seen)).encode())
-        CorruptFile.unless_equal(file, "does not match its CRC32", stored.crc32, found)
+        computed = zlib.crc32(json.dumps(asdict(seen)).encode())
+        CorruptFile.unless_equal(file, "does not match its CRC32", stored.crc32, computed)
         return seen
 
 
@@ -86,18 +86,18 @@ class SeenFile:
             return None
         except OSError as error:
             raise disk_error(error, f"reading {self.path}") from error
-        found = []
+        places = []
         for number in range(2):
             place = data[number * _PLACE_BYTES : (number + 1) * _PLACE_BYTES]
             try:
                 seen = Seen.decode(place, str(self.path))
-                found.append((seen.serial, number, seen))
+                places.append((seen.serial, number, seen))
             except CorruptFile as error:
                 if place.strip():
                     _log.warning("%s", error)
-        if not found:
+        if not places:
             return None
-        _, number, self.last = max(found)
+        _, number, self.last = max(places)
         self._place = 1 - number
         return self.last
 

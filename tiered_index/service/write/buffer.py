@@ -113,15 +113,15 @@ class OpenChunk:
         """Return the rows as columns, with hashed keys."""
         codec, keys = self._codec, self.rows.keys
         rows = np.frombuffer(self.rows.data, codec.dtype, len(keys))
-        given = np.ascontiguousarray(rows["topic_id"])
-        if len(given) <= _FEW:
-            topics = [codec.topics.name(topic_id) for topic_id in given.tolist()]
+        topic_ids = np.ascontiguousarray(rows["topic_id"])
+        if len(topic_ids) <= _FEW:
+            topics = [codec.topics.name(topic_id) for topic_id in topic_ids.tolist()]
             columns = hash_few(topics, keys, codec.schema, codec.rule)
         else:
-            if given.min() == given.max():
-                ids, index = given[:1], np.zeros(len(given), np.int64)
+            if topic_ids.min() == topic_ids.max():
+                ids, index = topic_ids[:1], np.zeros(len(topic_ids), np.int64)
             else:
-                ids, index = np.unique(given, return_inverse=True)
+                ids, index = np.unique(topic_ids, return_inverse=True)
             topics = [codec.topics.name(topic_id) for topic_id in ids.tolist()]
             columns = hash_columns(topics, index, code_units(keys), codec.schema, codec.rule)
         for name in codec.dtype.names or ():
@@ -196,7 +196,7 @@ class BufferedChunk(LocalHandle):
         """As `Handle.topic_stats`, from the entries."""
         columns = self._columns
         stats = topic_stats(columns["topic_id"], columns["size"], columns["second"])
-        return [(self._topics.name(one.topic_id), one) for one in stats]
+        return [(self._topics.name(topic.topic_id), topic) for topic in stats]
 
     def search(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, in no order."""

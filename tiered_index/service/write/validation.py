@@ -240,9 +240,9 @@ def column_defaults(item_type: type[IndexItem] | None) -> dict[str, Any]:
         return {}
     schema = Schema.of(item_type)
     fields = dataclasses.fields(item_type)
-    given = {field.name: field.metadata["default"] for field in fields if "default" in field.metadata}
+    declared = {field.name: field.metadata["default"] for field in fields if "default" in field.metadata}
     try:
-        return {c.name: _extra_value(c, given[c.name]) for c in schema.caller_columns if c.name in given}
+        return {c.name: _extra_value(c, declared[c.name]) for c in schema.caller_columns if c.name in declared}
     except InvalidArgument as error:
         raise ConfigError(f"a default of {schema.name}: {error}") from error
 
@@ -261,24 +261,24 @@ def batch_columns(
     timestamp. In place of `key` there may be `key_hash` and, for a keyed schema, `fingerprint`. Raises
     `InvalidArgument` naming the column and the first bad row.
     """
-    given = as_mapping(batch)
-    hashed = "key" not in given and "key_hash" in given
+    columns_by_name = as_mapping(batch)
+    hashed = "key" not in columns_by_name and "key_hash" in columns_by_name
     key_names = [name for name in ("key_hash", "fingerprint") if schema.keyed or name == "key_hash"]
     names = ["topic", *(key_names if hashed else ["key"]), *_BATCH_NUMBERS, *(c.name for c in schema.caller_columns)]
-    if missing := [name for name in names if name not in given and name not in defaults]:
+    if missing := [name for name in names if name not in columns_by_name and name not in defaults]:
         raise InvalidArgument(f"column {missing[0]!r} is missing; a batch needs {names}")
-    if unknown := [name for name in given if name not in (*names, "topic_id")]:
+    if unknown := [name for name in columns_by_name if name not in (*names, "topic_id")]:
         raise InvalidArgument(f"column {unknown[0]!r} is unknown; a batch has {names} and optionally 'topic_id'")
-    keys = None if hashed else _text("key", given["key"])
-    topic_index, distinct = distinct_topics(given["topic"])
+    keys = None if hashed else _text("key", columns_by_name["key"])
+    topic_index, distinct = distinct_topics(columns_by_name["topic"])
     count = len(topic_index) if keys is None else len(keys)
-    columns: Columns = {name: numbers_of(name, given[name]) for name in key_names} if hashed else {}
+    columns: Columns = {name: numbers_of(name, columns_by_name[name]) for name in key_names} if hashed else {}
     given_ids: list[tuple[int, str]] = []
-    for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in given else ())):
-        columns[name] = numbers_of(name, given[name])
+    for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in columns_by_name else ())):
+        columns[name] = numbers_of(name, columns_by_name[name])
     for c in schema.caller_columns:
-        if c.name in given:
-            columns[c.name] = _extra_column(c, given[c.name])
+        if c.name in columns_by_name:
+            columns[c.name] = _extra_column(c, columns_by_name[c.name])
         else:
             columns[c.name] = np.full(count, defaults[c.name], np.dtype(c.dtype).newbyteorder("="))
     for name, values in (("topic", topic_index), *columns.items()):
@@ -443,14 +443,14 @@ def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
     # NumPy counts no unsigned numbers of 64 bits
     index = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     try:
-        given = encoded.dictionary.to_pylist()
+        names = encoded.dictionary.to_pylist()
     except UnicodeDecodeError as error:
         raise InvalidArgument("a topic has bytes that are not UTF-8") from error
     # an Arrow dictionary may have a name twice, and names that no row has
-    used = np.bincount(index, minlength=len(given)) > 0
-    places = {topic: place for place, topic in enumerate(dict.fromkeys(itertools.compress(given, used)))}
-    if len(places) < len(given):
-        index = np.array([places.get(topic, -1) for topic in given], np.int32)[index]
+    used = np.bincount(index, minlength=len(names)) > 0
+    places = {topic: place for place, topic in enumerate(dict.fromkeys(itertools.compress(names, used)))}
+    if len(places) < len(names):
+        index = np.array([places.get(topic, -1) for topic in names], np.int32)[index]
     for topic in places:
         check_topic(topic)
     return index, list(places)
