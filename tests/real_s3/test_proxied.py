@@ -10,6 +10,7 @@ import pytest
 from tests.real_s3.conftest import Server
 from tests.storage.scripted_server import error
 from tests.support.counting_proxy import Action, Count, counting_proxy, times
+from tests.support.measuring import measured
 from tiered_index.errors import ObjectExists
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
@@ -38,7 +39,7 @@ def test_requests_through_the_proxy_are_accepted_and_counted(server: Server, pla
             def read(n: int) -> bool:
                 return storage.get_range("object", n * 100, 4096) == DATA[n * 100 : n * 100 + 4096]
 
-            with storage.measure() as usage, ThreadPoolExecutor(READERS) as pool:
+            with measured() as usage, ThreadPoolExecutor(READERS) as pool:
                 tasks = [pool.submit(contextvars.copy_context().run, read, n) for n in range(200)]
                 assert all(task.result() for task in tasks)
             assert proxy.counts() == {("GET", True, f"{server.bucket}/{place}/object"): Count(200, 200 * 4096)}

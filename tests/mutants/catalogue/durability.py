@@ -86,19 +86,18 @@ compact-deletes-first: the unsealed file is deleted before its compacted form ha
   + root.write_file(target, self._renewing(pieces), f"compacting
   tests/reliability/test_crashes.py::test_every_crash[lifecycle]
 local-put-name-unsynced: an object's name is not durable when the put returns
-  in DurableFiles.name_durably.name
-  - absent)
-  -             self.disk.sync_folder(target.parent)
-  + absent)
+  in _LocalWriter._name
+  - self._disk.sync_folder(self._target.parent)
+  + pass
   tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put_if_absent]
 local-folder-unsynced: an object's folder is not durable when the put returns
-  in DurableFiles.make_folder
+  in LocalStorage._make_folder
   - # Also for an existing folder: another process may have made it without syncing its parent yet.
-  - self.disk.sync_folder(folder.parent)
+  - self._disk.sync_folder(folder.parent)
   tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]
 local-delete-unsynced: a deleted object can come back after a power cut
   in LocalStorage.delete_many
-  - self._files.sync_removed(parent)
+  - self._sync_removed(parent)
   + pass
   tests/storage/test_local_crashes.py::test_a_delete_is_durable_when_it_returns
 sqlite-commit-unsynced: a commit does not wait for the disk

@@ -122,9 +122,9 @@ s3-put-if-absent-unconditional: put-if-absent sends no condition
   + self._writes.put(name, self._key(name), data)
   tests/storage/test_s3_answers.py::test_put_if_absent_sends_the_condition_and_reads_412
 local-put-if-absent-renames: put-if-absent overwrites an object that appeared meanwhile
-  in DurableFiles._link
-  - self.disk.link(temporary, target)
-  + self.disk.rename(temporary, target)
+  in _LocalWriter._name
+  - self._disk.link(temporary, self._target)
+  + self._disk.rename(temporary, self._target)
   tests/storage/test_local_crashes.py::test_an_object_that_appears_during_a_put_if_absent_is_kept
 sqlite-put-if-absent-replaces: put-if-absent replaces an object that appeared meanwhile
   in SqliteStorage.insert

@@ -4,20 +4,27 @@ An object is one file. When a call returns, its effect is durable; after a crash
 the new one. Other files in the folder (other spellings, symbolic links, pipes) are not listed and not touched; a call
 with their name raises. The folder itself may be a symbolic link. A full disk or quota is `DiskFull`. Threads: any
 number, in any number of processes.
+
+A file appears under its final name whole and synced, or not at all. Half-made files are in one hidden folder, which no
+listing shows. Every folder of a path is made, and its parent synced, before the file. A folder directly below the
+storage's is never removed, so `LocalStorage` remembers that it is durable. One sync is enough for all that are there.
+A deeper folder is removed with its last file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import SplitResult
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import ObjectExists, ObjectNotFound, StorageUnavailable, TieredIndexError
+from tiered_index.errors import ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable, TieredIndexError
 from tiered_index.storage.base import (
     PART_BYTES,
     BufferedWriter,
@@ -29,12 +36,16 @@ from tiered_index.storage.base import (
     check_name,
     check_prefix,
 )
-from tiered_index.storage.disk import LOST_AND_FOUND, Disk, local_path, typed_errors
-from tiered_index.storage.local.files import WORK_FOLDER, DurableFiles, check_regular, encode, walk
+from tiered_index.storage.disk import LOST_AND_FOUND, NOT_ALLOWED, TEMPORARY_PREFIX, Disk, local_path, typed_errors
+from tiered_index.storage.local.files import encode, walk
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # Most paths of objects in memory
 _WAYS = 1 << 14
+_WORK_FOLDER = ".%work"
+# the folder can't be opened, or its file system has no sync of folders
+_NO_SYNC = {*NOT_ALLOWED, errno.EINVAL, errno.EOPNOTSUPP}
+_T = TypeVar("_T")
 
 
 class LocalStorage(SizedStorage):
@@ -47,7 +58,8 @@ class LocalStorage(SizedStorage):
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100
         self.uri = self.folder.as_uri()
         self._disk = disk or Disk()
-        self._files = DurableFiles(self.folder, self._disk)
+        # no lock: each add or test is atomic, and a lost race costs one more sync
+        self._durable: set[Path] = set()
         self._clock = clock  # in tests, in place of the file system's
         self._ways: dict[str, str] = {}
 
@@ -98,7 +110,7 @@ class LocalStorage(SizedStorage):
         target = self._path(name)
         if os.path.lexists(target):
             raise ObjectExists(name, str(self.folder))  # only saves a write; the link decides
-        with _LocalWriter(name, target, self._files, absent=name) as writer:
+        with _LocalWriter(self, name, target, if_absent=True) as writer:
             writer.write(data)
 
     def settle(self, name: str) -> None:
@@ -116,7 +128,7 @@ class LocalStorage(SizedStorage):
                 status = path.lstat()
             except FileNotFoundError as error:
                 raise ObjectNotFound(name, str(self.folder)) from error
-            check_regular(path, status)
+            _check_regular(path, status)
         return ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -132,12 +144,16 @@ class LocalStorage(SizedStorage):
             for path in paths:
                 self._disk.unlink(path)
             for parent in sorted({path.parent for path in paths}):
-                self._files.sync_removed(parent)
-                self._files.drop_empty(parent)
+                self._sync_removed(parent)
+                # and its empty parents, but none directly below the storage's folder
+                with contextlib.suppress(OSError):
+                    while self.folder not in (parent, parent.parent):
+                        self._disk.remove_folder(parent)
+                        parent = parent.parent
 
     def open_writer(self, name: str) -> Writer:
         """As `Storage.open_writer`; bytes beyond the first `PART_BYTES` are in a hidden file meanwhile."""
-        return _LocalWriter(name, self._path(name), self._files)
+        return _LocalWriter(self, name, self._path(name))
 
     def now_ms(self) -> int:
         """Return the file system's time, which may be a file server's; this machine's if the folder is read-only."""
@@ -150,15 +166,74 @@ class LocalStorage(SizedStorage):
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
         """Remove old half-made files; return those that are too new to remove."""
+        folder = self.folder / _WORK_FOLDER
         with typed_errors(f"sweeping {self.folder}"):
-            self._files.sweep(older_than_ms)
-            return tuple(f"{WORK_FOLDER}/{name}" for name in self._disk.names(self.folder / WORK_FOLDER))
+            _refuse_link(folder)
+            for name in self._disk.names(folder):
+                with contextlib.suppress(FileNotFoundError):
+                    changed_ms = (folder / name).stat().st_mtime_ns // 1_000_000
+                    if name.startswith(TEMPORARY_PREFIX) and changed_ms < older_than_ms:
+                        self._disk.unlink(folder / name)
+            return tuple(f"{_WORK_FOLDER}/{name}" for name in self._disk.names(folder))
 
     def _path(self, name: str) -> Path:
+        """Return an object's path. Raises `StorageMisconfigured` if a folder on the way is a symbolic link."""
         path = self.folder / encode(check_name(name))
         with typed_errors(f"looking for {name!r}"):
-            self._files.check_way(path)
+            folder = path.parent
+            while folder != self.folder:
+                _refuse_link(folder)
+                folder = folder.parent
         return path
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make the storage's folder, or one below it, and its missing parents, durably."""
+        if folder in self._durable:
+            return
+        if folder == self.folder:
+            missing = [path for path in (folder, *folder.parents) if not path.exists()]
+            for path in reversed(missing):
+                self._disk.make_folder(path)
+                self._disk.sync_folder(path.parent)
+            if not missing:
+                # as below; the parent of an existing folder may be one that nobody can sync
+                try:
+                    self._disk.sync_folder(folder.parent)
+                except OSError as error:
+                    if error.errno not in _NO_SYNC:
+                        raise
+            self._durable.add(folder)
+            return
+        _refuse_link(folder)
+        self._make_folder(folder.parent)
+        self._disk.make_folder(folder)
+        beside: list[Path] = []
+        if folder.parent == self.folder:
+            with os.scandir(self.folder) as entries:
+                beside += [self.folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        # Also for an existing folder: another process may have made it without syncing its parent yet.
+        self._disk.sync_folder(folder.parent)
+        # one sync for all folders that were there before it
+        self._durable.update(beside)
+
+    def _sync_removed(self, folder: Path) -> None:
+        """Make removals from `folder` durable, even if the folder itself was removed."""
+        while folder != self.folder.parent:
+            try:
+                self._disk.sync_folder(folder)
+                return
+            except FileNotFoundError:
+                folder = folder.parent
+
+    def _in_folder(self, folder: Path, act: Callable[[], _T]) -> _T:
+        """Make a folder, and return `act()`. Repeat both if another process removed one of the folders meanwhile."""
+        try:
+            self._make_folder(folder)
+            return act()
+        except FileNotFoundError:
+            self._durable.clear()
+            self._make_folder(folder)
+            return act()
 
     def _read(self, name: str, extent: Callable[[int], tuple[int, int]]) -> tuple[bytes, int]:
         with typed_errors(f"reading {name!r}"):
@@ -170,25 +245,27 @@ class LocalStorage(SizedStorage):
                 raise ObjectNotFound(name, str(self.folder)) from error
             try:
                 status = os.fstat(descriptor)
-                check_regular(path, status)
+                _check_regular(path, status)
                 return _read(name, descriptor, *extent(status.st_size)), status.st_size
             finally:
                 os.close(descriptor)
 
 
 class _LocalWriter(BufferedWriter):
-    """Writes a temporary file, which gets its name at the end. With `absent`, the name must not exist then."""
+    """Writes a temporary file, which gets its name at the end. With `if_absent`, the name must not exist then."""
 
-    def __init__(self, name: str, target: Path, files: DurableFiles, *, absent: str | None = None) -> None:
+    def __init__(self, storage: LocalStorage, name: str, target: Path, *, if_absent: bool = False) -> None:
         super().__init__(name)
-        self._target, self._files, self._disk, self._absent = target, files, files.disk, absent
+        self._storage, self._disk, self._target, self._if_absent = storage, storage._disk, target, if_absent
         self._open: tuple[Path, int] | None = None
 
     def _send_part(self) -> None:
         """Write the part to the temporary file, and sync it: a sync at the end only would take long."""
         with typed_errors(f"writing {self.name!r}"):
             if self._open is None:
-                self._open = self._files.create()
+                work = self._storage.folder / _WORK_FOLDER
+                path = work / f"{TEMPORARY_PREFIX}{os.getpid()}-{uuid.uuid4().hex}"
+                self._open = path, self._storage._in_folder(work, lambda: self._disk.create(path))
             self._disk.pwrite(self._open[1], self._held, self._sent_bytes)
             self._disk.sync(self._open[1])
 
@@ -198,8 +275,20 @@ class _LocalWriter(BufferedWriter):
         (temporary, descriptor), self._open = self._open, (self._open[0], -1)
         with typed_errors(f"writing {self.name!r}"):
             self._disk.close(descriptor)
-            self._files.name_durably(temporary, self._target, self._absent)
+            self._storage._in_folder(self._target.parent, lambda: self._name(temporary))
         self._drop()
+
+    def _name(self, temporary: Path) -> None:
+        """Give the synced file its name, durably; an error leaves the old or the new file."""
+        if self._if_absent:
+            # of racing processes one succeeds
+            try:
+                self._disk.link(temporary, self._target)
+            except FileExistsError as error:
+                raise ObjectExists(self.name, str(self._storage.folder)) from error
+        else:
+            self._disk.rename(temporary, self._target)
+        self._disk.sync_folder(self._target.parent)
 
     def _drop(self) -> None:
         super()._drop()
@@ -209,6 +298,17 @@ class _LocalWriter(BufferedWriter):
                 self._disk.close(descriptor)
             if temporary is not None:
                 self._disk.unlink(temporary)
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    """Raise `StorageMisconfigured` if the path of an object is a link, a pipe or the like."""
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageMisconfigured(f"{path} is not a regular file, as every object must be: remove it")
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise StorageMisconfigured(f"{folder} is a symbolic link, which a storage does not follow: use a real folder")
 
 
 def _read(name: str, descriptor: int, start: int, length: int) -> bytes:
