@@ -191,7 +191,7 @@ def _loaded(spark: Any, storage: str, rows: list[dict[str, Any]]) -> dict[str, A
     entries = spark.read.format("tiered_index").option("maxPartitionBytes", "30k").load(storage)
     scanned = Counter(tuple(row) for row in entries.select(*columns).collect())
     assert scanned == stored_rows(rows)
-    order = spark.read.format("tiered_index").option("topic", "orders").option("key", "key-0").load(storage)
+    order = spark.sql(f"SELECT * FROM tiered_index_lookup('{storage}', 'orders', 'key-0')")
     with IndexReader.open(storage) as reader:
         answer = reader.query("orders", "key-0", max_count=len(rows))
     assert sorted(row.offset for row in order.collect()) == sorted(item.offset for item in answer)

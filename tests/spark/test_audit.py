@@ -32,7 +32,7 @@ from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit import differences
 from tiered_index.spark.audit import entries as read_entries
-from tiered_index.spark.audit.audit import AuditResult, audit, report_table
+from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.audit.differences import Target
 from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
 from tiered_index.storage.base import Storage
@@ -189,9 +189,8 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
         assert (later, larger) in ((5, 0), (0, 1)) and d.topic is not None
     few = audited(spark, sound / "index", source, most_listed=3)
     assert few.differences.counts == found.counts and len(few.differences.listed) == 9
-    rows = report_table(result).to_pylist()
-    assert [row["kind"] for row in rows] == ["missing"] * 10 + ["extra"] * 10 + ["wrong"] * 20
-    assert all(json.loads(row["expected"]) for row in rows if row["kind"] != "extra")
+    assert [one.kind for one in found.listed] == ["missing"] * 10 + ["extra"] * 10 + ["wrong"] * 20
+    assert all(one.expected for one in found.listed if one.kind != "extra")
 
 
 @pytest.mark.parametrize("lacking", ["day", "file"])
@@ -409,19 +408,16 @@ def test_no_index_is_an_error(spark, tmp_path):
         audited(spark, tmp_path / "nothing")
 
 
-def test_the_command_reports_findings_and_its_status(spark, copy, tmp_path):
-    stored, report = newest(copy), tmp_path / "found.parquet"
+def test_the_command_reports_findings_and_its_status(spark, copy):
+    stored = newest(copy)
     harm(copy, damage_an_item, stored)
-    done = run_here("spark", "audit", "--storage", f"file://{copy}", "--report", report, "--quiet")
+    done = run_here("spark", "audit", "--storage", f"file://{copy}", "--quiet")
     assert done.code == 1 and re.search(f"{stored.name} +run ", done.out)
-    (row,) = pq.read_table(report).to_pylist()
-    assert (row["kind"], row["part"], row["object"]) == ("finding", "run", stored.name)
-    assert row["byte_offset"] is not None
-    elsewhere = tmp_path / "elsewhere" / "found.parquet"
-    document = told(f"audit --storage file://{copy} --report file://{elsewhere}", code=1).document
-    assert (document["status"], len(document["findings"]), document["differences"]) == ("findings", 1, None)
+    document = told(f"audit --storage file://{copy}", code=1).document
+    assert (document["status"], document["differences"]) == ("findings", None)
+    (finding,) = document["findings"]
+    assert (finding["part"], finding["file"]) == ("run", stored.name) and finding["offset"] is not None
     assert document["metrics"]["bytes_read"] >= document["checked"]["object_bytes"] > 0
-    assert pq.read_table(elsewhere).to_pylist() == [row]
 
 
 def test_a_wrong_second_beyond_a_bound_is_missing_or_extra(spark, sound, table, tmp_path):

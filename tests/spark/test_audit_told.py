@@ -1,4 +1,4 @@
-"""The output of an audit: the summary, the JSON document and the report state everything that they leave out.
+"""The output of an audit: the summary and the JSON document state everything that they leave out.
 
 These tests need no Spark.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,9 @@ import pytest
 from tests.integration.cli.command_lines import Outcome, run_here
 from tests.spark.commands import told as told_here
 from tiered_index.cli.spark import reading
-from tiered_index.errors import DiskFull, InvalidArgument, StorageUnavailable
+from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.jobs.verify_report import Report
-from tiered_index.spark.audit.audit import AuditResult, audit, check_report_name, report_table, write_report
+from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.audit.differences import Difference, Differences
 
 
@@ -89,19 +88,6 @@ def test_further_columns_of_bytes_and_nan_become_json(told):
 
     (one,) = json.loads(done.out, parse_constant=refuse)["differences"]["listed"]
     assert done.code == 1 and one["found"] == {"second": 1_700_000_060, "size": 10, "tag": "ff00", "weight": "nan"}
-    (row,) = report_table(result).to_pylist()
-    assert json.loads(row["found"], parse_constant=refuse) == one["found"]
-
-
-def test_the_report_says_what_it_does_not_list() -> None:
-    result = result_of([difference("missing", 1)], {"missing": 40, "extra": 2}, unproven=3)
-    rows = report_table(result).to_pylist()
-    assert [row["kind"] for row in rows] == ["missing", "note", "note", "note"]
-    assert [row["problem"] for row in rows[1:]] == [
-        "39 further missing entries are not listed",
-        "2 further extra entries are not listed",
-        "3 entries of the source may be in damaged objects: unproven",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +117,6 @@ SOURCE = "--storage file:///tmp/x --source s.parquet"
         ("", "--storage"),
         ("--storage file:///tmp/x --begin 2026-01-01", "--source"),
         (f"{SOURCE} --constant size=much", "size=much"),
-        ("--storage file:///tmp/x --report audit.csv", "audit.csv"),
         (
             f"{SOURCE} --begin 2030-01-01 --end 2029-01-01",
             "--begin 2030-01-01T00:00:00Z is after --end 2029-01-01T23:59:59.999Z",
@@ -141,27 +126,3 @@ SOURCE = "--storage file:///tmp/x --source s.parquet"
 def test_impossible_options_are_refused_before_spark_starts(monkeypatch, arguments, named):
     monkeypatch.setattr(reading, "spark_of", None)
     assert named in told_here(f"audit {arguments}", code=2).error["message"]
-
-
-def test_a_report_may_go_to_any_storage_and_is_refused_elsewhere_before_anything_is_read() -> None:
-    with_options = "s3a://bucket/r.parquet?endpoint_url=http://host:9000&region=x"
-    for uri in ("s3://bucket/audits/r.parquet", with_options, "file:///tmp/r.parquet"):
-        check_report_name(uri)
-    for uri in ("foo://b/r.parquet", "s3://r.parquet", "s3://bucket/r.csv?region=r.parquet", "memory://x/r.parquet"):
-        with pytest.raises(InvalidArgument, match="report"):
-            check_report_name(uri)
-
-
-def test_a_report_that_does_not_fit_the_disk_leaves_the_earlier_one(tmp_path: Path) -> None:
-    path = tmp_path / "report.parquet"
-    write_report(result_of([], {}), str(path))
-    earlier, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(DiskFull, match=r"can't be written to .*report\.parquet: File too large"):
-            write_report(result_of([difference("extra", 5)], {"extra": 1}), str(path))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert path.read_bytes() == earlier and list(tmp_path.iterdir()) == [path]
-    write_report(result_of([difference("extra", 5)], {"extra": 1}), str(path))
-    assert path.read_bytes() != earlier

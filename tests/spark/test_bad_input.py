@@ -36,14 +36,14 @@ from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
-from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cells_of, cleaned_up
+from tiered_index.spark.lookup.keys import frame_of_keys, read_keys
 from tiered_index.spark.writing.log_sources import SKIPPED, _entries
 from tiered_index.spark.writing.plan import Census, WindowScale, count_batches
 from tiered_index.spark.writing.shards import pack_batches, widened
-from tiered_index.spark.writing.sources import frame_of
 from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3.options import S3Options
 
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
 NESTED = PLAIN.replace("key string", "order struct<id: string>")
@@ -366,11 +366,12 @@ def test_times_in_parquet(spark, tmp_path):
             stored.put("m.parquet", buffer.getvalue().to_pybytes())
 
     put("ms", "us")
-    rows = frame_of(spark, uri, StorageAddress).selectExpr("n", "unix_millis(ms)", "unix_millis(us)").collect()
+    frame = frame_of_keys(spark, read_keys(uri, S3Options()))
+    rows = frame.selectExpr("n", "unix_millis(ms)", "unix_millis(us)").collect()
     assert sorted(map(tuple, rows)) == [(1, BEGIN_MS, BEGIN_MS), (2, None, None)]
     put("ns")
     with pytest.raises(InvalidArgument, match=r"m\.parquet: column 'ns' has times in nanoseconds: write times in"):
-        frame_of(spark, uri, StorageAddress)
+        read_keys(uri, S3Options())
 
 
 def test_times_within_columns_of_parquet_and_times_of_day(spark, tmp_path):
@@ -382,13 +383,12 @@ def test_times_within_columns_of_parquet_and_times_of_day(spark, tmp_path):
         "noon": pa.array([12 * 3_600_000_000], pa.time64("us")),
     }
     pq.write_table(pa.table(columns), tmp_path / "m.parquet")
-    rows = frame_of(spark, str(tmp_path / "m.parquet"), StorageAddress)
+    rows = frame_of_keys(spark, read_keys(str(tmp_path / "m.parquet"), S3Options()))
     found = rows.selectExpr("unix_millis(one.at)", "one.count", "unix_millis(named['a'])").collect()
     assert [tuple(row) for row in found] == [(BEGIN_MS, 2**32 - 1, BEGIN_MS)]
     pq.write_table(pa.table({"at": pa.array([2**62], time)}), tmp_path / "m.parquet")
-    rows = frame_of(spark, str(tmp_path / "m.parquet"), StorageAddress)
-    with pytest.raises(InvalidArgument, match=r"m\.parquet: a value does not fit"), typed_errors("reading"):
-        rows.collect()
+    with pytest.raises(InvalidArgument, match=r"m\.parquet: a value does not fit"):
+        read_keys(str(tmp_path / "m.parquet"), S3Options())
 
 
 def test_a_build_whose_task_finds_no_room_on_its_disk(spark, tmp_path, config):

@@ -94,13 +94,9 @@ def test_source_and_index_in_s3_without_any_hadoop_library(spark, s3, config, tm
     storage = f"s3a://{bucket}/index{query}"
     built = build(spark, f"{base}/in/day{query}", storage=storage, config=config)
     assert built.entries == 1_500
-    _, counted, written, published = built.metrics.stages
-    # one task has 3 row groups: range requests read the footer and bytes of its file, between two HEADs
-    assert counted.task_requests["head"] == written.task_requests["head"] == 2
-    # the schema says that a key may be null, so the keys are read to count them
-    assert 0 < counted.bytes_read <= written.bytes_read and counted.bytes_written == 0
-    assert (written.task_requests["put"], written.bytes_written) == (built.shards, built.written_bytes)
-    assert (published.task_requests, published.driver_requests["head"] >= built.shards) == ({}, True)
+    # the driver and two tasks read the footer, and the tasks between two HEADs; then the driver checks the shards
+    assert built.metrics.requests["head"] >= 5 + built.shards and built.metrics.requests["put"] >= built.shards
+    assert built.metrics.bytes_written >= built.written_bytes and built.metrics.bytes_read > 0
     lines = f"{base}/in/lines/m.ndjson.gz{query}"
     assert build(spark, lines, storage=storage, config=config, mode="append").entries == 200
     check(storage.replace("s3a", "s3"), table, more, keys=8)
@@ -127,8 +123,8 @@ def test_a_dry_run_then_tables_of_a_parquet_file_and_modes_error_append_and_repl
         build(spark, paths[1], storage=storage, config=config)
     assert states(storage).number == number
     appended = build(spark, paths[1], storage=storage, config=config, mode="append")
-    *_, written, published = appended.metrics.stages
-    assert appended.requests == sum(written.task_requests.values()) + sum(published.driver_requests.values())
+    # the plan's estimate is that of the writing
+    assert appended.shards < appended.requests < sum(appended.metrics.requests.values())
     check(storage, first, second)
     result = build(spark, paths[1], storage=storage, config=config, mode="replace")
     assert result.removed_objects == 3 + 1

@@ -35,8 +35,6 @@ from tiered_index.spark.datasource import reading
 from tiered_index.spark.datasource.entries import EntrySource
 from tiered_index.storage.opening import open_storage
 
-ORDERS = ("orders", "key-0")
-
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
@@ -70,18 +68,16 @@ def at(ms):
 MIDDLE = BEGIN_MS + DAY_MS
 HOUR_LATER = MIDDLE + 3_600_500
 CASES = {
-    "key and topic": ({"topic": "orders", "key": "key-0"}, lambda r: (r["topic"], r["key"]) == ORDERS),
-    "key of any topic": ({"key": "key-7"}, lambda r: r["key"] == "key-7"),
-    "key until": (
-        {"key": "key-0", "endMs": f"{MIDDLE}"},
-        lambda r: r["key"] == "key-0" and r["timestamp_ms"] // 1000 <= MIDDLE // 1000,
-    ),
     "topic": ({"topic": "überweisung"}, lambda r: r["topic"] == "überweisung"),
     "no topic": ({"topic": "nothing"}, lambda r: False),
-    "no key": ({"key": "nothing"}, lambda r: False),
+    "queue": ({"queues": "1"}, lambda r: r["queue_id"] == 1),
+    "topic and queues": (
+        {"topic": "orders", "queues": "0, 3"},
+        lambda r: r["topic"] == "orders" and r["queue_id"] in (0, 3),
+    ),
     # no entry has a time in these ranges
-    "key after all time": ({"key": "key-0", "beginMs": f"{10**18}", "endMs": f"{10**18}"}, lambda r: False),
-    "key before all time": ({"key": "key-0", "beginMs": "-5000", "endMs": "-1000"}, lambda r: False),
+    "after all time": ({"beginMs": f"{10**18}", "endMs": f"{10**18}"}, lambda r: False),
+    "before all time": ({"beginMs": "-5000", "endMs": "-1000"}, lambda r: False),
     "between": (
         {"beginMs": f"{MIDDLE}", "endMs": f"{HOUR_LATER}"},
         lambda r: MIDDLE // 1000 <= r["timestamp_ms"] // 1000 <= HOUR_LATER // 1000,
@@ -96,12 +92,11 @@ def test_options_select_entries(written, case):
     options, keep = CASES[case]
     tables = scan(uri, **options)
     assert rows_of(tables) == stored_rows(filter(keep, rows))
-    assert {key for table in tables if "key" in options for key in table["key"].to_pylist()} <= {options.get("key")}
+    assert all(keep(row) for row in rows) == (not options)
 
 
 @pytest.mark.parametrize("case", [*CASES, None])
 def test_small_batches_windows_and_tasks_select_the_same(written, monkeypatch, case):
-    monkeypatch.setattr(reading, "_LOOKUP_OBJECTS", 2)
     monkeypatch.setattr(reading, "_WINDOW_BYTES", 1)
     monkeypatch.setattr("tiered_index.service.read.file_search._WINDOW_BYTES", 1)
     monkeypatch.setattr(reading, "_BATCH_ROWS", 7)
@@ -116,10 +111,6 @@ def test_each_entry_is_in_one_partition(written):
     assert len(whole) == 1 and rows_of(whole) == stored_rows(rows)
     cut = scan(uri, maxPartitionBytes="10k")
     assert len(cut) > 8 and rows_of(cut) == stored_rows(rows)
-    # a lookup's task has only the objects with the key's slot
-    made = EntrySource({"path": uri, "topic": "orders", "key": "key-0"})
-    [part] = made.reader(made.schema()).partitions()
-    assert len(part.value.parts) < len(states(uri).objects)
 
 
 def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
@@ -129,7 +120,7 @@ def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
     parts = scan(uri, maxPartitionBytes="40k")
     assert len(parts) == 4 and rows_of(parts) == stored_rows(table.to_pylist())
     assert max(map(len, parts)) < count // 2
-    late = scan(uri, beginMs=f"{MIDDLE}", key="key-0")
+    late = scan(uri, beginMs=f"{MIDDLE}")
     assert sum(map(len, late)) == sum(r["timestamp_ms"] // 1000 >= MIDDLE // 1000 for r in table.to_pylist())
 
 
@@ -158,38 +149,22 @@ def test_further_columns_some_columns_and_a_schema_of_the_user_in_other_letters(
         index.put("t", 1, "k", 5, 9, BASE_MS, region=7, price=2.5, tag=b"ab")
         index.seal()
         index.run_lifecycle()
-    (table,) = scan(uri, key="k")
-    stored = {"topic": "t", "key_hash": hash_key("t", "k"), "key": "k", "queue_id": 1, "offset": 5, "size": 9}
+    (table,) = scan(uri)
+    stored = {"topic": "t", "key_hash": hash_key("t", "k"), "queue_id": 1, "offset": 5, "size": 9}
     stored |= {"timestamp": at(BASE_MS // 1000 * 1000), "region": 7, "price": 2.5, "tag": b"ab\0\0"}
     assert table.to_pylist() == [stored]
     assert scan(uri, columns=["price", "topic"])[0].to_pylist() == [{"price": 2.5, "topic": "t"}]
-    made = EntrySource({"path": uri, "key": "k", "topic": "t"})
+    made = EntrySource({"path": uri, "topic": "t"})
     kinds = {column.name: column.dataType for column in made.schema()}
-    names = ("REGION", "Offset", "KEY", "Topic", "TimeStamp")
+    names = ("REGION", "Offset", "Topic", "TimeStamp")
     reader = made.reader(StructType([StructField(name, kinds[name.lower()]) for name in names]))
     [found] = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert found.to_pylist() == [{name: stored[name.lower()] for name in names}]
 
 
-def test_keys_whose_hashes_collide(tmp_path):
-    """RocketMQ's entries have no fingerprint: a lookup of one key also finds the other key's entries."""
-    uri = f"file://{tmp_path}/storage"
-    settings = {"preset": "rocketmq", "slots": 64, "items": 100, "background": False}
-    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
-        for offset, key in enumerate(("Aa", "BB", "Aa", "C#")):
-            index.put("t", 0, key, offset, 1, BEGIN_MS)
-        index.seal()
-        index.run_lifecycle()
-    by_key = {key: rows_of(scan(uri, key=key)) for key in ("Aa", "BB")}
-    assert by_key["Aa"] == by_key["BB"] and len(by_key["Aa"]) >= 3
-    assert sum(len(table) for table in scan(uri)) == 4
-
-
-def test_a_scan_without_a_key_has_no_key_column(written):
+def test_a_scan_has_no_key_column(written):
     uri, _ = written
-    for options, columns in (({}, []), ({"key": "key-0"}, ["key"])):
-        made = EntrySource({"path": uri, **options})
-        assert [name for name in made.schema().names if name == "key"] == columns
+    assert "key" not in EntrySource({"path": uri}).schema().names
     with pytest.raises(SchemaMismatch, match="column 'key' was requested as string, and there is no such column"):
         EntrySource({"path": uri}).reader(StructType().add("key", "string")).partitions()
 
@@ -201,13 +176,14 @@ def test_bad_options_and_places(written, tmp_path):
         with pytest.raises(error, match=message):
             scan(place, **options)
 
-    refused(InvalidArgument, r"unknown option 'begin'; the options are path, topic, key, beginMs", begin="1")
+    refused(InvalidArgument, r"unknown option 'begin'; the options are path, topic, queues, beginMs", begin="1")
     refused(InvalidArgument, "beginMs is an integer, not 'x'", beginMs="x")
     refused(InvalidArgument, "is after end_ms", beginMs="2", endMs="1")
     refused(InvalidArgument, "maxPartitionBytes is a number of bytes", maxPartitionBytes="0")
     refused(InvalidArgument, "unknown option 'pushdown'", pushdown="on")
     refused(InvalidArgument, "CREATE TEMPORARY VIEW entries USING tiered_index OPTIONS", owner="somebody")
-    refused(InvalidArgument, "a key is empty", key="")
+    refused(InvalidArgument, "option queues is integers like 0,3, not '0;3'", queues="0;3")
+    refused(InvalidArgument, "unknown option 'key'", key="key-0")
     refused(InvalidArgument, "topic is empty", topic=" ")
     refused(InvalidArgument, r"no path is given: .*save\(URI\).* saveAsTable pass no path", place="")
     refused(InvalidArgument, "one path is read at a time", paths='["a"]')
@@ -237,15 +213,15 @@ def stored(in_s3):
     return in_s3
 
 
-def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
+def test_a_scan_reads_a_directory_and_a_range_of_the_files_of_its_time(stored):
     uri, rows, proxy, files = stored
     assert len(files) == 3
-    assert rows_of(scan(uri, topic="orders", key="key-0")) == stored_rows(r for r in rows if r["key"] == "key-0")
+    assert rows_of(scan(uri)) == stored_rows(rows)
     counts = proxy.counts()
     assert {key: count.requests for (method, ranged, key), count in counts.items() if ranged} == dict.fromkeys(files, 2)
     proxy.reset()
     last = max(r["timestamp_ms"] for r in rows)
-    assert scan(uri, beginMs=f"{last}", key="nobody's") == []
+    assert len(scan(uri, beginMs=f"{last}")) == 1
     assert sum(count.requests for (_, ranged, _), count in proxy.counts().items() if ranged) == 2
 
 

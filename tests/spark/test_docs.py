@@ -20,15 +20,12 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import DOCS, programs, section
-from tiered_index.errors import InvalidArgument
-from tiered_index.sources.places import local_path
-from tiered_index.spark.tables import new_in_iceberg
+from tiered_index import IndexReader
 
 # The number of programs in each section. A test here or in test_kafka_rows.py runs each.
 _RUN = {
     ("spark.md", "Step by step"): 17,
-    ("spark.md", "An Iceberg table"): 1,
-    ("spark.md", "A Delta table"): 1,
+    ("spark.md", "A Delta or Iceberg table"): 1,
     ("spark.md", "SQL and DataFrames"): 4,
     ("spark.md", "Streams into an index"): 2,
 }
@@ -81,41 +78,20 @@ def test_the_jobs_of_the_page_print_what_it_shows(spark: Any, tmp_path: Path, mo
         assert is_shown(expected, printed), f"$ {command}\n{printed}"
 
 
-def test_the_program_on_delta_runs(spark: Any) -> None:
-    run("spark.md", "A Delta table")
-
-
-@pytest.mark.long
-def test_an_iceberg_table_is_continued(spark: Any) -> None:
-    named = run("spark.md", "An Iceberg table")
-    table = named["table"]
-    assert (len(new_in_iceberg(table, 0)[0]), len(new_in_iceberg(table, 2)[0])) == (3, 2)
-    assert (new_in_iceberg(table, 4), new_in_iceberg(table, 3)[1]) == (([], 4), 4)
-    # the index was filled from a table that another table of the same name replaced
-    with pytest.raises(InvalidArgument, match="before position 9 has expired or was rolled back"):
-        new_in_iceberg(table, 9)
-    table.delete("order_id = 'order-7'")
-    with pytest.raises(InvalidArgument, match=r"snapshot 4 .* removed or rewrote rows"):
-        new_in_iceberg(table, 4)
-    table.append(named["orders"](2000, 10))
-    assert len(new_in_iceberg(table, table.last_sequence_number)[0]) == 1
-    # names of files have their own escapes
-    apart = named["catalog"].create_table("shop.apart", table.schema())
-    with apart.update_spec() as spec:
-        spec.add_field("order_id", "identity")
-    apart.append(named["orders"](0, 1).set_column(0, "order_id", [["a/b %"]]))
-    [uri] = new_in_iceberg(apart)[0]
-    place = local_path(uri)
-    assert "a%252Fb" in uri and place is not None and place.is_file()
-    with apart.update_schema() as schema:
-        schema.rename_column("order_id", "key")
-    with pytest.raises(InvalidArgument, match="has column mapping: a column was renamed"):
-        new_in_iceberg(apart)
-    # none of its snapshots would ever be new
-    first = named["catalog"].create_table("shop.first", table.schema(), properties={"format-version": "1"})
-    first.append(named["orders"](0, 10))
-    with pytest.raises(InvalidArgument, match="format version 1 have number 0"):
-        new_in_iceberg(first, 1)
+def test_the_program_on_tables_runs_with_files_in_place_of_a_connector(spark: Any, tmp_path: Path) -> None:
+    (program,) = programs(section("spark.md", "A Delta or Iceberg table"))
+    rows = [("order-1", n, 90, datetime(2023, 11, 15, tzinfo=UTC)) for n in range(3)]
+    frame = spark.createDataFrame(rows, "order_id string, position long, bytes int, at timestamp")
+    frame.write.parquet(f"{tmp_path}/lake/orders")
+    stated = 'spark.readStream.schema("order_id string, position long, bytes int, at timestamp").format("parquet")'
+    assert 'spark.readStream.format("delta")' in program
+    program = program.replace('spark.readStream.format("delta")', stated).replace("s3a://lake", f"{tmp_path}/lake")
+    program = program.replace("s3://bucket", f"file://{tmp_path}").replace("s3a://bucket", f"{tmp_path}/bucket")
+    for _ in range(2):
+        exec(compile(program, "spark.md", "exec"), {})
+    with IndexReader.open(f"file://{tmp_path}/index") as reader:
+        assert [item.offset for item in reader.query("orders", "order-1")] == [2, 1, 0]
+        assert sum(stored.count for stored in reader.log_state.objects.values()) == 3
 
 
 @pytest.mark.long

@@ -89,17 +89,15 @@ def test_the_remaining_bytes_are_those_of_an_erasure_without_spark(spark, origin
     here, there = f"file://{tmp_path}/here", f"file://{tmp_path}/there"
     for name in ("here", "there"):
         shutil.copytree(origin, tmp_path / name)
-    clock, stages = ManualClock(NOW_MS), set()
+    clock = ManualClock(NOW_MS)
     on_spark = partial(erase_on, spark, storage=there, topic="orders", clock=clock, **asked)
     planned = on_spark()
     assert planned.status == "planned" and content(there) == content(f"file://{origin}")
     expected = erase(here, "orders", yes=True, now=True, grace_s=0, clock=clock, **asked)
-    done = on_spark(yes=True, grace_s=0, progress=lambda stage, *_: stages.add(stage))
+    done = on_spark(yes=True, grace_s=0)
     assert expected.status == "erased" and expected.messages_erased and expected.entries_removed
     assert said(done) == said(expected) and content(there) == content(here)
-    assert stages == {"find", "merge", "overwrite"}
-    written = {stage.name: stage.task_requests.get("put", 0) for stage in done.metrics.stages}
-    assert written["merge"] and written["overwrite"] == done.segments_rewritten
+    assert done.metrics.requests["put"] > done.segments_rewritten > 0
     again = on_spark(yes=True, grace_s=0)
     assert (again.status, again.entries, again.messages_erased) == ("erased", 0, 0)
 
@@ -184,7 +182,7 @@ def test_answers_tables_and_audits(spark, index):
     assert sorted(row.offset for row in result.frame.collect() if row.offset is not None) == offsets
     assert result.expired_before_ms == BEGIN_MS + DAY_MS
     assert sorted(row.offset for row in spark.read.format("tiered_index").load(index).collect()) == offsets
-    one = spark.read.format("tiered_index").option("topic", "debug").option("key", "k1").load(index)
+    one = spark.sql(f"SELECT * FROM tiered_index_lookup('{index}', 'debug', 'k1')")
     assert sorted(row.offset for row in one.collect()) == [row[3] for row in kept if row[0::2][:2] == ("debug", "k1")]
     audited = audit(spark, storage=index, source=source)
     assert not sum(audited.differences.counts.values())

@@ -9,7 +9,6 @@ import csv
 import gzip
 import io
 import json
-from contextlib import nullcontext
 from datetime import time
 from functools import partial
 from pathlib import Path
@@ -19,17 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.in_process import Address
-from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, TieredIndexError
+from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument
+from tiered_index.format.layout import PRESETS
 from tiered_index.sources.keys import ndjson_rows
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.lookup import keys as key_files
-from tiered_index.spark.lookup.keys import check_out, header_of, read_files, read_keys, write_answers
-from tiered_index.spark.writing.sources import frame_of
-from tiered_index.storage.memory import MemoryStorage
+from tiered_index.spark.lookup.keys import check_out, frame_of_keys, read_keys, write_answers
+from tiered_index.spark.writing.sources import entries_of
 from tiered_index.storage.s3.options import S3Options
-from tiered_index.storage.sqlite import SqliteStorage
 
 S3 = S3Options()
 ADDRESS_OF = partial(StorageAddress, options=S3)
@@ -42,15 +38,12 @@ HOSTILE = "my keys [1]{a,b}*?\\ü%20#'x'"
 DECOYS = ("k1", "my keys 1")
 
 
+def frame_of(spark, path, key="key"):
+    return frame_of_keys(spark, read_keys(str(path), S3, key))
+
+
 def rows(spark, path):
-    with typed_errors("reading"):
-        return [tuple(row) for row in read_keys(spark, str(path), S3).collect()]
-
-
-def read_csv(*files):
-    """Return rows of CSV files as a task reads them; the header is the first file's."""
-    splits = pa.record_batch({"split": [json.dumps([str(file)]) for file in files]})
-    return [row for batch in read_files([splits], header_of(files[0]), files[0]) for row in batch.to_pylist()]
+    return [tuple(row) for row in frame_of(spark, path).collect()]
 
 
 def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
@@ -68,7 +61,7 @@ def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
                 writer = csv.writer(file, quoting=quoting, lineterminator=end)
                 writer.writerow(["topic", "key", "from"])
                 writer.writerows([f"of, {path.name}", key, str(place)] for place, key in enumerate(KEYS))
-    frame = read_keys(spark, str(tmp_path), S3)
+    frame = frame_of(spark, tmp_path)
     assert frame.dtypes == [("topic", "string"), ("key", "string"), ("from", "string")]
     found = sorted((row.topic, int(row["from"]), row.key) for row in frame.collect())
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -83,24 +76,19 @@ def test_long_files_are_read_and_answers_written_in_parts(tmp_path, monkeypatch)
     path, other = tmp_path / "k.csv", tmp_path / "k.ndjson"
     path.write_text("topic,key\n" + "".join(f"t,{row['key']}\n" for row in wanted))
     other.write_text("".join(f"{json.dumps(row)}\n" for row in wanted))
-    assert read_csv(path) == wanted
-    splits = [pa.record_batch({"split": [json.dumps([str(other)])]})]
-    schema = pa.schema([("topic", pa.string()), ("key", pa.string())])
-    batches = list(key_files._read_json(splits, schema, "key"))
-    assert [row for batch in batches for row in batch.to_pylist()] == wanted
-    storage = MemoryStorage()
-    storage.put("_running-job", b"")
-    (told,) = key_files._write_parts(iter(batches), Address(storage), "job")
-    names = told.column(0).to_pylist()
-    tables = [pq.read_table(io.BytesIO(storage.get(name))) for name in names]
-    assert len(set(names)) == len(batches) == 4 and pa.concat_tables(tables).to_pylist() == wanted
+    assert read_keys(str(path), S3).to_pylist() == wanted
+    table = read_keys(str(other), S3)
+    assert table.to_pylist() == wanted
+    files = [batch.column(0)[0].as_py() for batch in key_files._parquet_files(iter(table.to_batches()))]
+    tables = [pq.read_table(io.BytesIO(file)) for file in files]
+    assert len(files) == 4 and pa.concat_tables(tables).to_pylist() == wanted
 
 
 def test_empty_cells_of_csv_are_null_quoted_or_not(spark, tmp_path):
     """Writers that quote everything also quote nulls."""
     path = tmp_path / "k.csv"
     path.write_text('topic,,begin_ms\n\nt,a,\nt,"",""\n,"b",7\n\n')
-    frame = read_keys(spark, str(path), S3)
+    frame = frame_of(spark, path)
     assert frame.columns == ["topic", "_c1", "begin_ms"]
     assert [tuple(row) for row in frame.collect()] == [("t", "a", None), ("t", None, None), (None, "b", "7")]
 
@@ -120,7 +108,7 @@ def test_headers_that_differ(tmp_path, header):
     (tmp_path / "a.csv").write_text("topic,key\nt,k\n")
     (tmp_path / "b.csv").write_text(f"{header}\n" + ",".join("k" * len(header.split(","))) + "\n")
     with pytest.raises(InvalidArgument) as caught:
-        read_csv(tmp_path / "a.csv", tmp_path / "b.csv")
+        read_keys(str(tmp_path), S3)
     for named in (f"{tmp_path}/b.csv", f"{tmp_path}/a.csv", str(header.split(",")), "['topic', 'key']"):
         assert named in str(caught.value)
 
@@ -147,7 +135,7 @@ def test_invalid_csv_is_named_with_its_line(tmp_path, case):
     data, message = BAD_CSV[case]
     (tmp_path / "my keys.csv").write_bytes(data)
     with pytest.raises(InvalidArgument) as caught:
-        read_csv(tmp_path / "my keys.csv")
+        read_keys(str(tmp_path / "my keys.csv"), S3)
     assert str(caught.value).startswith(f"{tmp_path}/my keys.csv: {message}")
 
 
@@ -155,7 +143,7 @@ def test_spark_names_the_fault_of_csv(spark, tmp_path):
     (tmp_path / "my keys.csv").write_text("topic,key\nt,k\nt,k,7\n")
     with pytest.raises(InvalidArgument) as caught:
         rows(spark, tmp_path)
-    assert str(caught.value) == f"reading: {tmp_path}/my keys.csv: line 3 has 3 cells, the header 2"
+    assert str(caught.value) == f"{tmp_path}/my keys.csv: line 3 has 3 cells, the header 2"
     (tmp_path / "a.csv").write_text("topic,key\nt,k\n")
     (tmp_path / "my keys.csv").write_text("key,topic\nk,t\n")
     with pytest.raises(InvalidArgument, match=r"/my keys\.csv .*/a\.csv: \['key', 'topic'\] instead of \['topic', "):
@@ -167,11 +155,11 @@ def test_a_compressed_csv_file_that_breaks_off(tmp_path):
     lines = b"".join(b"t,%d\n" % (n * 2654435761) for n in range(20_000))
     path.write_bytes(gzip.compress(b"topic,key\n" + lines)[:-20_000])
     with pytest.raises(CorruptFile) as caught:
-        read_csv(path)
+        read_keys(str(path), S3)
     assert str(path) in str(caught.value) and "end-of-stream" in str(caught.value)
     path.write_bytes(b"topic,key\nt,k\n")
     with pytest.raises(CorruptFile, match="Not a gzipped file"):
-        read_csv(path)
+        read_keys(str(path), S3)
 
 
 def fill(path, key, **more):
@@ -191,7 +179,7 @@ def test_a_files_name_is_no_pattern(spark, tmp_path, kind):
         fill(folder / f"{name}{kind}", name)
 
     def keys(path):
-        return sorted(row.key for row in read_keys(spark, str(path), S3).collect())
+        return sorted(row.key for row in frame_of(spark, path).collect())
 
     assert keys(folder / f"{HOSTILE}{kind}") == [HOSTILE]
     assert keys((folder / f"k[1]{kind}").as_uri()) == ["k[1]"]
@@ -204,9 +192,10 @@ def test_a_sources_name_is_no_pattern(spark, tmp_path):
     names = (HOSTILE, "k[1]", "k1")
     for name in names:
         fill(tmp_path / f"{name}.ndjson", name, **more)
-    with typed_errors("reading"):
-        frame = frame_of(spark, [tmp_path / f"{name}.ndjson" for name in names[:2]], ADDRESS_OF)
-        assert sorted(row.key for row in frame.select("key").collect()) == sorted(names[:2])
+    files = [tmp_path / f"{name}.ndjson" for name in names[:2]]
+    entries = entries_of(spark, files, {}, PRESETS["native"].schema, ADDRESS_OF)
+    found = [batch.column(0) for batch in entries.read(entries.frame.toArrow().to_batches(), ["key"])]
+    assert sorted(pa.chunked_array(found).to_pylist()) == sorted(names[:2])
 
 
 @pytest.mark.parametrize("kind", ["", ".ndjson"])
@@ -245,7 +234,7 @@ def test_a_local_command_that_fails_can_be_repeated(spark, tmp_path, kind):
 def test_times_of_day_are_written(spark, tmp_path):
     table = pa.table({"topic": ["t"], "key": ["k"], "at": pa.array([time(10, 11, 12)], pa.time64("ns"))})
     pq.write_table(table, tmp_path / "k.parquet")
-    keys, parquet, ndjson = read_keys(spark, str(tmp_path / "k.parquet"), S3), tmp_path / "out", tmp_path / "out.ndjson"
+    keys, parquet, ndjson = frame_of(spark, tmp_path / "k.parquet"), tmp_path / "out", tmp_path / "out.ndjson"
     for place in (parquet, ndjson):
         write_answers(keys, str(place), S3)
     assert pq.read_table(parquet)["at"].to_pylist() == [time(10, 11, 12)]
@@ -264,84 +253,50 @@ def test_a_place_that_another_command_took_meanwhile_and_a_type_that_a_format_la
         write_answers(frame, str(tmp_path / "out"), S3)
     (tmp_path / "k.ndjson").write_text('{"topic": "t", "key": "k", "more": {}}\n')
     with pytest.raises(InvalidArgument, match=r"can't be written to .*/other: .*empty schema"):
-        write_answers(read_keys(spark, str(tmp_path / "k.ndjson"), S3), str(tmp_path / "other"), S3)
+        write_answers(frame_of(spark, tmp_path / "k.ndjson"), str(tmp_path / "other"), S3)
 
 
 class Written:
-    """A frame whose tasks ran twice: the driver got the names of the first attempts."""
+    """A frame whose tasks end, or raise `error` after a file."""
 
-    def __init__(self, batches):
-        self._batches = batches
+    def __init__(self, batches, error=None):
+        self._batches, self._error = batches, error
 
     def mapInArrow(self, write, _):  # noqa: N802 - Spark's name
-        first, *_ = [
-            [name for rows in write(iter(self._batches)) for name in rows.column(0).to_pylist()] for _ in range(2)
-        ]
-        return SimpleNamespace(collect=lambda: [(names,) for names in first])
+        return SimpleNamespace(toLocalIterator=lambda **_: self._files(write))
+
+    def _files(self, write):
+        for batch in write(iter(self._batches)):
+            yield (batch.column(0)[0].as_py(),)
+        if self._error is not None:
+            raise self._error
 
 
-def test_answers_in_a_storage_are_named_last_and_once(monkeypatch, tmp_path):
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("a task")])
+def test_answers_in_a_storage_are_named_last_and_those_of_a_failed_command_deleted(tmp_path, error):
+    """A reader of the whole prefix would get them too, and a repetition would find the prefix in use."""
     rows, uri = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db"
-    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(SqliteStorage, "delete", raising(KeyboardInterrupt))
-        write_answers(Written(rows), uri, S3)
     with StorageAddress(uri).open() as storage:
-        assert [info.name.partition("-")[0] for info in storage.list()] == ["_running", "part", "part"]
-        storage.delete_many([info.name for info in storage.list()])
+        with pytest.raises(type(error)):
+            write_answers(Written(rows, error), uri, S3)
+        assert not list(storage.list())
+        check_out(uri, S3)
         write_answers(Written(rows), uri, S3)
         (valid,) = storage.get("_SUCCESS").decode().split()
         with pytest.raises(InvalidArgument, match="answers of another command"):
             write_answers(Written(rows), uri, S3)
         assert storage.get("_SUCCESS").decode().split() == [valid] and storage.head(valid).size_bytes
         assert [info.name for info in storage.list()] == ["_SUCCESS", valid]
+        assert pq.read_table(io.BytesIO(storage.get(valid))).to_pylist() == [{"key": "k"}]
 
 
-def test_a_command_that_fails_leaves_no_answers_beside_those_of_another(tmp_path):
-    """A reader of the whole prefix would get them too, and a repetition would find the prefix in use."""
-    rows, uri = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db"
-
-    class Broken(Written):
-        def mapInArrow(self, write, _):  # noqa: N802 - Spark's name
-            return SimpleNamespace(collect=lambda: [*map(raising(MemoryError("a task")), write(iter(self._batches)))])
-
+def test_answers_of_tasks_are_stored(spark, tmp_path):
+    uri = f"sqlite:///{tmp_path}/out.db"
+    write_answers(spark.range(1_000, numPartitions=3), uri, S3)
     with StorageAddress(uri).open() as storage:
-        with pytest.raises(MemoryError, match="a task"):
-            write_answers(Broken(rows), uri, S3)
-        assert not list(storage.list())
-        write_answers(Written(rows), uri, S3)
-        with pytest.raises(InvalidArgument, match="answers of another command"):
-            write_answers(Written(rows), uri, S3)
-        (valid,) = storage.get("_SUCCESS").decode().split()
-        assert [info.name for info in storage.list()] == ["_SUCCESS", valid]
-
-
-@pytest.mark.parametrize("job_fails", [True, False])
-def test_a_task_that_ends_after_its_job_leaves_no_answers(tmp_path, job_fails):
-    """Spark does not wait for tasks of a job that failed or was cancelled, nor for speculated ones."""
-    rows, uri, late = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db", []
-
-    class Late(Written):
-        def mapInArrow(self, write, _):  # noqa: N802 - Spark's name
-            late.append(lambda: list(write(iter(self._batches))))
-            return SimpleNamespace(collect=raising(KeyboardInterrupt)) if job_fails else super().mapInArrow(write, _)
-
-    with pytest.raises(KeyboardInterrupt) if job_fails else nullcontext():
-        write_answers(Late(rows), uri, S3)
-    with pytest.raises(TieredIndexError, match="has ended"):
-        late[0]()
-    if job_fails:
-        check_out(uri, S3)
-        write_answers(Written(rows), uri, S3)
-    with StorageAddress(uri).open() as storage:
-        (valid,) = storage.get("_SUCCESS").decode().split()
-        assert [info.name for info in storage.list()] == ["_SUCCESS", valid]
-
-
-def raising(error):
-    def fail(*_):
-        raise error
-
-    return fail
+        names = storage.get("_SUCCESS").decode().split()
+        tables = [pq.read_table(io.BytesIO(storage.get(name))) for name in names]
+    assert len(names) == 3 and pa.concat_tables(tables)["id"].to_pylist() == [*range(1_000)]
 
 
 BAD_LINES = {
@@ -370,7 +325,7 @@ def test_ndjson_keys_are_read_as_written(spark, tmp_path):
     lines = [json.dumps({"topic": "t", "key": key}) for key in keys]
     (tmp_path / "k.ndjson").write_text("\n".join(lines))
     (tmp_path / "l.ndjson").write_text('{"since": 7, "of": {"a": [1]}, "topic": "t", "key": "b"}\n{"since": 0.5}\n')
-    frame = read_keys(spark, str(tmp_path), S3)
+    frame = frame_of(spark, tmp_path)
     kinds = {"topic": "string", "key": "string", "since": "double", "of": "struct<a:array<bigint>>"}
     assert frame.dtypes == list(kinds.items())
     assert sorted(row.key for row in frame.collect() if row.key) == sorted([*keys, "b"])
@@ -395,14 +350,14 @@ def test_numbers_that_are_ndjson_keys_keep_their_text(spark, tmp_path):
     written = ["10.50", "12345678901234567.25", "-0", "1E+3", "4711"]
     lines = [f'{{"order": {number}, "paid": 1.50}}\n' for number in written]
     (tmp_path / "k.ndjson").write_text("".join(lines) + '{"order": "a"}\n')
-    frame = read_keys(spark, str(tmp_path), S3, "order")
+    frame = frame_of(spark, tmp_path, "order")
     assert [row.order for row in frame.collect()] == [*written, "a"] and dict(frame.dtypes)["paid"] == "double"
 
 
 def test_ndjson_keys_of_a_storage_are_refused(spark):
     """As messages, they would lose begin_ms and end_ms."""
     with pytest.raises(InvalidArgument, match="keys in a storage are Parquet"):
-        read_keys(spark, "s3://bucket/k.ndjson", S3)  # the refusal comes before any request to the storage
+        read_keys("s3://bucket/k.ndjson", S3)  # the refusal comes before any request to the storage
 
 
 def test_bad_parquet_keys_are_named_with_their_file(spark, tmp_path):
@@ -413,7 +368,7 @@ def test_bad_parquet_keys_are_named_with_their_file(spark, tmp_path):
     assert f"{path}: " in str(caught.value) and "Parquet" in str(caught.value)
     wide = pa.array([1], pa.decimal256(40))
     pq.write_table(pa.table({"topic": ["t"], "key": ["k"], "wide": wide}), path)
-    with pytest.raises(InvalidArgument, match=r"2%20\.parquet: Spark has no type of a column: "):
+    with pytest.raises(InvalidArgument, match="Spark has no type of a column of the keys: "):
         rows(spark, path)
 
 

@@ -25,14 +25,12 @@ def test_files_and_builds_become_days_and_then_a_month(spark, storage, config, t
     more = messages(800, days=2, seed=5)
     build(spark, write_parquet(more, tmp_path / "m.parquet"), storage=storage, window="6h", config=config)
     files = len(states(storage).objects)
-    seen = []
     options = MergeOptions(shard_bytes=1 << 20)
-    report = merge(spark, storage=storage, window="1d", options=options, progress=lambda *said: seen.append(said))
+    report = merge(spark, storage=storage, window="1d", options=options)
     # three days of the writer and two of the build, in separate tables
     assert (report.entries, report.sources, report.tables) == (4_800, files, 5)
     assert total(storage) == 4_800
     assert {shards[0].shard.window_s for shards in states(storage).tables.values()} == {86_400}
-    assert seen[-1][0] == "merge" and seen[-1][1] >= seen[-1][2] > 0
     check(storage, written, more)
     assert merge(spark, storage=storage, window="1d", options=options).jobs == 0
     assert merge(spark, storage=storage, window=30 * 86_400, options=options).sources == 5
@@ -52,16 +50,9 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
     assert built["windows"][0]["window_s"] == 3600 and built["windows"][0]["begin_ms"] % HOUR_MS == 0
     assert "has a table already" in told(command, code=2).error["message"]
     assert "NAME=VALUE" in told(f"{source} --column key", code=2).error["message"]
-    stages = {stage["name"]: stage for stage in built["metrics"]["stages"]}
-    assert list(stages) == ["plan", "count", "build", "publish"]
-    assert all(stages[name]["entries"] == 300 for name in ("count", "build", "publish"))
-    assert stages["count"]["tasks"] >= 1 and stages["build"]["tasks"] >= 2 and stages["publish"]["tasks"] == 0
-    assert stages["build"]["requests"]["tasks"]["put"] == built["shards"] and not stages["count"]["requests"]["tasks"]
-    assert stages["build"]["bytes_written"] == built["written_bytes"]
     assert built["metrics"]["application_id"] == spark.sparkContext.applicationId and built["metrics"]["cost_usd"] > 0
-    both = built["metrics"]["requests"]
-    parts = [part.get("put", 0) for stage in stages.values() for part in stage["requests"].values()]
-    assert both["put"] == sum(parts) >= built["shards"]
+    assert built["metrics"]["requests"]["put"] >= built["shards"]
+    assert built["metrics"]["bytes_written"] >= built["written_bytes"] and built["metrics"]["bytes_read"] > 0
 
     merging, tiers = f"--storage {storage}", "--tiers 1d,30d --min-age 2h --end 2023-11-15T23:59:59Z"
     here = run_here("merge", *f"{tiers} --dry-run {merging} --json --quiet".split())
@@ -76,11 +67,9 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
     assert (month["tables"], month["sources"]) == (1, 2)
     assert merged["log_number"] == states(storage).number
     for tier in merged["tiers"]:
-        driven, ran = tier["metrics"]["stages"]
-        assert [(one["name"], one["entries"]) for one in (driven, ran)] == [("plan and publish", 300), ("merge", 300)]
-        assert ran["requests"]["driver"] == driven["requests"]["tasks"] == {} and driven["tasks"] == 0 < ran["tasks"]
-        assert (ran["requests"]["tasks"]["put"], ran["bytes_written"]) == (tier["shards"], tier["written_bytes"])
-        assert driven["requests"]["driver"]["head"] >= tier["shards"]
+        used = tier["metrics"]
+        assert min(used["requests"][name] for name in ("put", "head")) >= tier["shards"]
+        assert used["bytes_written"] >= tier["written_bytes"] > 0
     assert merged["bytes_read"] == sum(tier["metrics"]["bytes_read"] for tier in merged["tiers"]) > 0
     assert merged["requests"]["put"] == sum(tier["metrics"]["requests"]["put"] for tier in merged["tiers"])
     assert told(f"merge --window 1d {merging}").document["status"] == "nothing to do"

@@ -68,7 +68,7 @@ def asked(spark: Any) -> Any:
 
 def rows_of_key(spark: Any, uri: str) -> list[Any]:
     register(spark)
-    frame = spark.read.format("tiered_index").option("topic", "orders").option("key", "key-0").load(uri)
+    frame = spark.sql(f"SELECT * FROM tiered_index_lookup('{uri}', 'orders', 'key-0')")
     with typed_errors("reading"):
         return list(frame.select("offset").collect())
 

@@ -155,7 +155,7 @@ def test_a_lookup_ships_the_package_by_its_option(tmp_path, monkeypatch, given):
     (tmp_path / "keys.csv").write_text("topic,key\norders,key-0\n")
     asked = []
 
-    def spark_of(on):
+    def spark_of(_, on):
         asked.append((on.master, on.ship))
         raise InvalidArgument("no session is begun here")
 
@@ -194,7 +194,7 @@ def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypa
     assert not any(secret.encode() in one for one in handed)
     jobs = [jobs.apply(number) for jobs in [store.jobsList(None)] for number in range(jobs.size())]
     told = [f"{job.name()} {job.description().toString()} {job.jobGroup().toString()}" for job in jobs]
-    assert len(told) >= before + 3 and all(job.jobGroup().isDefined() for job in jobs[: len(jobs) - before])
+    assert len(told) >= before + 3 and all(job.description().isDefined() for job in jobs[: len(jobs) - before])
     settings = [value for _, value in context.getConf().getAll()]
     assert not any(secret in text or CREDENTIALS["AWS_SECRET_ACCESS_KEY"] in text for text in told + settings)
 

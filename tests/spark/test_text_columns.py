@@ -34,7 +34,7 @@ def test_workers_read_texts_as_strings(tmp_path):
         index.run_lifecycle()
         assert dict(entry_columns(index.schema))["town"] == pa.string()
     expected = dict(enumerate(TEXTS))
-    for options in ({}, {"topic": "t", "key": "k"}):
+    for options in ({}, {"topic": "t", "queues": "0"}):
         source = EntrySource(CaseInsensitiveDict({"path": uri, **options}))
         reader = source.reader(source.schema())
         rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
@@ -65,7 +65,7 @@ def test_texts_are_strings(spark, tmp_path):
 
     keys = spark.createDataFrame([("t", "k")], "topic string, key string")
     load = spark.read.format("tiered_index")
-    assert seen(load.load(uri)) == seen(load.option("topic", "t").option("key", "k").load(uri)) == expected
+    assert seen(load.load(uri)) == seen(load.option("topic", "t").option("queues", "0").load(uri)) == expected
     assert seen(lookup(spark, keys, storage=uri)) == expected
     assert dict(spark.sql(f"SELECT * FROM tiered_index_lookup('{uri}', 't', 'k')").dtypes)["town"] == "string"
     with IndexReader.open(uri) as reader:

@@ -31,8 +31,8 @@ def table_folder(names: Iterable[str]) -> str | None:
 def table_error(place: object, folder: str) -> InvalidArgument:
     """Return the error for a place in a table whose metadata has the name `folder`."""
     return InvalidArgument(
-        f"{place} is a table ({folder}/), whose metadata names its current files and the rows deleted from them: use "
-        "build_delta or build_iceberg of tiered_index.spark.tables, or build from a DataFrame"
+        f"{place} is a table ({folder}/), whose metadata names its current files and the rows deleted from them: read "
+        "it by Spark's reader of its format, and give `build` or a stream that DataFrame"
     )
 
 

@@ -11,7 +11,7 @@ docs/api.md lists all public names, and docs/spark.md has examples.
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
-from tiered_index.spark.metrics import JobMetrics, StageMetrics
+from tiered_index.spark.metrics import JobMetrics
 from tiered_index.spark.session import open_session, register
 from tiered_index.spark.writing.build import BuildResult, build
 from tiered_index.spark.writing.erase import EraseResult, erase
@@ -26,7 +26,6 @@ __all__ = [
     "LookupResult",
     "MergeResult",
     "SourceRange",
-    "StageMetrics",
     "audit",
     "build",
     "erase",

@@ -50,45 +50,16 @@ def session(kind: str, jars: list[str]) -> SparkSession:
     )
 
 
-def insert(spark: SparkSession, table: str, begin: int, end: int, more: str = "") -> None:
+def insert(spark: SparkSession, table: str, begin: int, end: int) -> None:
     """Append the rows with offsets [begin, end)."""
-    rows = ROWS.format(begin, end)
-    spark.sql(f"INSERT INTO {table} {rows.replace(' FROM', more + ' FROM')}")
+    spark.sql(f"INSERT INTO {table} {ROWS.format(begin, end)}")
 
 
 def delta(spark: SparkSession) -> None:
-    """Make tables of Delta."""
-
-    def created(name: str, columns: str = FIELDS, clause: str = "") -> str:
-        table = f"delta.`{TABLES / name}`"
-        spark.sql(f"CREATE TABLE {table} ({columns}) USING delta {clause}")
-        return table
-
-    # versions 1 and 2 append, 3 rewrites, 4 appends, 5 deletes rows of a file by a vector
-    table = created("delta_history", clause="TBLPROPERTIES ('delta.enableDeletionVectors' = true)")
-    insert(spark, table, 0, 40)
-    insert(spark, table, 40, 80)
-    spark.sql(f"OPTIMIZE {table}")
-    insert(spark, table, 80, 100)
-    spark.sql(f"DELETE FROM {table} WHERE offset % 10 = 3")
-    # the same, read from a checkpoint
-    table = created(
-        "delta_checkpoint",
-        clause="TBLPROPERTIES ('delta.enableDeletionVectors' = true, 'delta.checkpointInterval' = 2)",
-    )
-    insert(spark, table, 0, 40)
-    spark.sql(f"DELETE FROM {table} WHERE offset = 3")
-    table = created("delta_column_mapping", clause="TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
-    insert(spark, table, 0, 10)
-    spark.sql(f"ALTER TABLE {table} RENAME COLUMN size TO bytes")
-    table = created("delta_rewritten", clause="TBLPROPERTIES ('delta.enableDeletionVectors' = false)")
-    insert(spark, table, 0, 10)
-    spark.sql(f"UPDATE {table} SET key = 'other' WHERE offset = 3")
-    table = created(
-        "delta_partitioned",
-        FIELDS.replace("topic string, ", "") + ", topic string, at timestamp",
-        "PARTITIONED BY (topic, at)",
-    )
+    """Make a table of Delta that is partitioned by two columns."""
+    table = f"delta.`{TABLES / 'delta_partitioned'}`"
+    columns = FIELDS.replace("topic string, ", "") + ", topic string, at timestamp"
+    spark.sql(f"CREATE TABLE {table} ({columns}) USING delta PARTITIONED BY (topic, at)")
     moment = "TIMESTAMP '2023-11-14 22:00:00'"
     for begin, topic in ((0, "'007'"), (5, "'a b:c/ü'")):
         rows = ROWS.format(begin, begin + 5).replace("'orders', ", "").replace(" FROM", f", {topic}, {moment} FROM")
@@ -96,43 +67,14 @@ def delta(spark: SparkSession) -> None:
 
 
 def iceberg(spark: SparkSession) -> None:
-    """Make tables of Iceberg: each has an append and a row-level delete."""
-
-    def created(name: str, version: int) -> str:
-        table = f"spark_catalog.golden.{name}"
-        spark.sql(
-            f"CREATE TABLE {table} ({FIELDS}) USING iceberg TBLPROPERTIES ('format-version' = {version}, "
-            "'write.delete.mode' = 'merge-on-read')"
-        )
-        insert(spark, table, 0, 40)
-        return table
-
-    for name, version in (("iceberg_position_deletes", 2), ("iceberg_deletion_vectors", 3)):
-        spark.sql(f"DELETE FROM {created(name, version)} WHERE offset % 10 = 3")
-    created("iceberg_equality_deletes", 2)
-    equality_delete(spark, ICEBERG / "golden" / "iceberg_equality_deletes")
-
-
-def equality_delete(spark: SparkSession, folder: Path) -> None:
-    """Delete a key by an equality delete, as Flink writes it: Spark's SQL has none."""
-    java = spark._jvm
-    tables = java.org.apache.iceberg.hadoop.HadoopTables(spark._jsc.hadoopConfiguration())
-    table = tables.load(str(folder))
-    key = table.schema().findField("key").fieldId()
-    schema = table.schema().select(["key"])
-    ids = spark.sparkContext._gateway.new_array(java.int, 1)
-    ids[0] = key
-    factory = java.org.apache.iceberg.data.GenericAppenderFactory(table.schema(), table.spec(), ids, schema, None)
-    out = java.org.apache.iceberg.encryption.EncryptedFiles.plainAsEncryptedOutput(
-        table.io().newOutputFile(f"{folder}/data/equality.parquet")
+    """Make a table of Iceberg that has an append and a row-level delete."""
+    table = "spark_catalog.golden.iceberg_position_deletes"
+    spark.sql(
+        f"CREATE TABLE {table} ({FIELDS}) USING iceberg TBLPROPERTIES ('format-version' = 2, "
+        "'write.delete.mode' = 'merge-on-read')"
     )
-    parquet = java.org.apache.iceberg.FileFormat.PARQUET
-    writer = factory.newEqDeleteWriter(out, parquet, None)
-    record = java.org.apache.iceberg.data.GenericRecord.create(schema)
-    record.setField("key", "k3")
-    writer.write(record)
-    writer.close()
-    table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
+    insert(spark, table, 0, 40)
+    spark.sql(f"DELETE FROM {table} WHERE offset % 10 = 3")
 
 
 def main() -> None:

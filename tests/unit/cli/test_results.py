@@ -16,7 +16,7 @@ _RESULT = {
     "left": [["f1", "it is damaged"]],
     "topics": [],
     "same": False,
-    "metrics": {"stages": []},
+    "metrics": {"requests": {}},
     "scan": dict.fromkeys("abcdef", 1),
 }
 

@@ -16,6 +16,8 @@ import pytest
 
 from tiered_index.cli import spark as sharing
 from tiered_index.cli.options import SparkOptions
+from tiered_index.cli.output import Output
+from tiered_index.cli.session import Session
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark import session
 from tiered_index.spark.frames import large_batches
@@ -28,7 +30,7 @@ def test_an_interrupt_waits_for_the_session(monkeypatch):
     number = signal.SIGINT
     root, before = logging.getLogger(), signal.getsignal(number)
     monkeypatch.setattr(root, "filters", [])
-    done = []
+    done, said = [], Session(Output(as_json=False, quiet=True))
 
     def open_session(*_, **__):
         # to this thread, because the test's process has others that delay no signal
@@ -39,11 +41,12 @@ def test_an_interrupt_waits_for_the_session(monkeypatch):
 
     monkeypatch.setattr(session, "open_session", open_session)
     with pytest.raises(KeyboardInterrupt):
-        sharing.spark_of(SparkOptions())
+        sharing.spark_of(said, SparkOptions())
     assert done and signal.getsignal(number) is before
-    made = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=print))
+    context = SimpleNamespace(setLogLevel=print, uiWebUrl=None, applicationId="local-1")
+    made = SimpleNamespace(sparkContext=context)
     monkeypatch.setattr(session, "open_session", lambda *_, **__: made)
-    sharing.spark_of(SparkOptions())
+    sharing.spark_of(said, SparkOptions())
     record = logging.LogRecord("root", logging.ERROR, "/lib/py4j/java_gateway.py", 1, "KeyboardInterrupt", None, None)
     assert not root.filter(record)
     assert root.filter(logging.LogRecord("root", logging.ERROR, "/other.py", 1, "another", None, None))

@@ -14,21 +14,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index.cli.options import SparkOptions, pairs
-from tiered_index.cli.output import Output, ProgressDisplay
 from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tiered_index.spark.writing.build import BuildResult
-    from tiered_index.spark.writing.merge import MergeResult
 
 
 _STDERR = 2
@@ -48,8 +42,8 @@ def check_index(config: IndexConfig) -> None:
         pass
 
 
-def spark_of(options: SparkOptions) -> SparkSession:
-    """Return the session; with `--ship` its executors get this package from the driver.
+def spark_of(session: Session, options: SparkOptions) -> SparkSession:
+    """Return the session, whose web pages a note names; with `--ship` its executors get this package from the driver.
 
     Raises `ConfigError` if PySpark or Java is missing, or the session is one of Spark Connect.
     """
@@ -65,6 +59,9 @@ def spark_of(options: SparkOptions) -> SparkSession:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if options.ship:
         ship_package(spark)
+    context = spark.sparkContext
+    pages = f"its progress is at {context.uiWebUrl}" if context.uiWebUrl else "it has no web pages"
+    session.out.note(f"Spark application {context.applicationId} runs: {pages}")
     return spark
 
 
@@ -113,67 +110,37 @@ def _interrupts_after() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-class StageProgress:
-    """The progress of consecutive stages: a bar for the present one. One thread."""
-
-    def __init__(self, out: Output) -> None:
-        self._out = out
-        self._stage: str | None = None
-        self._bar: ProgressDisplay
-        self._shown = contextlib.ExitStack()
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        """Show the tasks of a stage that are done. A stage without tasks is not shown."""
-        if not total:
-            return
-        if stage != self._stage:
-            self.close()
-            self._stage, self._bar = stage, self._shown.enter_context(self._out.progress(stage, total))
-        self._bar.update(done, f"{done:,} of {total:,} tasks", total)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._shown.close()
-
-
 @contextlib.contextmanager
-def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function (stage, done, total) that shows the progress of consecutive stages."""
-    with contextlib.closing(StageProgress(session.out)) as stages:
-        try:
-            yield stages.show
-        except BaseException as error:
-            # an interrupt breaks the connection to Java, so the cleanup raises another error: raise the interrupt
-            behind: BaseException | None = error
-            while isinstance(behind, Exception):
-                behind = behind.__context__
-            if behind is None:
-                raise
-            from pyspark.sql import SparkSession
+def interrupts_first() -> Iterator[None]:
+    """Raise an interrupt of the block in place of the error of a clean-up, since it breaks the connection to Java."""
+    try:
+        yield
+    except BaseException as error:
+        behind: BaseException | None = error
+        while isinstance(behind, Exception):
+            behind = behind.__context__
+        if behind is None:
+            raise
+        from pyspark.sql import SparkSession
 
-            # Java's log would report the tasks that end with it
-            with contextlib.suppress(Exception):
-                if (spark := SparkSession.getActiveSession()) is not None:
-                    spark.sparkContext.setLogLevel("OFF")
-            raise behind from None
+        # Java's log would report the tasks that end with it
+        with contextlib.suppress(Exception):
+            if (spark := SparkSession.getActiveSession()) is not None:
+                spark.sparkContext.setLogLevel("OFF")
+        raise behind from None
 
 
-def run_job(session: Session, job: Callable[..., T], *arguments: Any, **options: Any) -> tuple[T, float]:
-    """Run a job and show its progress; return its result and the elapsed seconds."""
+def run_job(job: Callable[..., T], *arguments: Any, **options: Any) -> tuple[T, float]:
+    """Run a job; return its result and the elapsed seconds."""
     begun_s = time.monotonic()
-    with progress_of(session) as progress:
-        result = job(*arguments, progress=progress, **options)
+    with interrupts_first():
+        result = job(*arguments, **options)
     return result, time.monotonic() - begun_s
 
 
 def of_index(config: IndexConfig) -> dict[str, Any]:
     """Return the arguments of a job for the index of `config`. Raises as `storage_uri`."""
     return {"storage": storage_uri(config), "s3": config.s3, "prices": config.prices}
-
-
-def job_document(result: BuildResult | MergeResult) -> dict[str, Any]:
-    """Return a job's result, JSON-ready."""
-    return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics}
 
 
 def spark_columns(columns: Mapping[str, str], constants: Mapping[str, str]) -> dict[str, Any]:

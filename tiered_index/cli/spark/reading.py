@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,10 +13,10 @@ from typer import Option
 from tiered_index.cli.exit_codes import FINDING, PARTIAL
 from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, declare, given_columns, pairs
 from tiered_index.cli.session import Session, command, storage_uri
-from tiered_index.cli.spark import progress_of, run_job, spark_columns, spark_of
+from tiered_index.cli.spark import interrupts_first, run_job, spark_columns, spark_of
 from tiered_index.cli.verify import write_findings
 from tiered_index.errors import InvalidArgument
-from tiered_index.spark.metrics import watched
+from tiered_index.spark.metrics import described
 from tiered_index.storage.opening import beside
 from tiered_index.types import format_time
 
@@ -73,36 +74,34 @@ def lookup(
         raise InvalidArgument(f"{both[0]} is given by --column and for all rows")
     if begin is not None and end is not None and begin > end:
         raise InvalidArgument(f"--begin {format_time(begin)} is after --end {format_time(end)}")
-    from tiered_index.spark.lookup.keys import check_out, key_files, read_keys, write_answers
+    from tiered_index.spark.lookup.keys import check_out, frame_of_keys, read_keys, write_answers
     from tiered_index.spark.lookup.lookup import look_up, opened_index
 
     keys, out = beside(keys, storage), beside(options.out, storage)
     # checked before Spark, which takes seconds to start
     check_out(out, config.s3)
-    key_files(keys, config.s3)
+    rows = read_keys(keys, config.s3, columns.get("key", "key"))
     more: dict[str, Any] = {"max_count": options.max_count, "messages": options.messages}
     opened_index(storage, config, **more)
-    spark = spark_of(on)
+    spark = spark_of(session, on)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     types = {name: "string" if name == "topic" else "bigint" for name, value in bounds.items() if value is not None}
     columns |= {name: F.lit(bounds[name]).cast(kind) for name, kind in types.items()}
     begun = time.monotonic()
-    with contextlib.ExitStack() as ending:
-        progress = ending.enter_context(progress_of(session))
+    with interrupts_first(), contextlib.ExitStack() as ending:
         result = look_up(
             spark,
-            read_keys(spark, keys, config.s3, columns.get("key", "key")),
+            frame_of_keys(spark, rows),
             storage=storage,
             columns=columns,
             allow_partial=options.allow_partial,
             skip_null=options.skip_null,
             config=config,
-            progress=progress,
             **more,
         )
         ending.callback(result.release)
-        with watched(spark, "write", progress):
+        with described(spark, "write: write the answers"):
             write_answers(result.frame, out, config.s3)
         statuses = result.statuses
     document = {
@@ -131,11 +130,8 @@ def audit(
     ),
     column: Column = None,
     constant: Constant = None,
-    report: str | None = Option(
-        None, metavar="PARQUET", help="Write a row for each finding to this path or s3:// object."
-    ),
     list_: int = Option(
-        1000, "--list", min=0, help="Limit of differences of each kind in report and JSON. The counts include all."
+        1000, "--list", min=0, help="Limit of differences of each kind in JSON. The counts include all."
     ),
     *,
     within: RangeOptions,
@@ -147,8 +143,7 @@ def audit(
 
       tiered-index spark audit --storage s3://bucket/index
 
-      tiered-index spark audit --storage s3://bucket/index --source orders.parquet --column key=order_id --report
-      audit.parquet
+      tiered-index spark audit --storage s3://bucket/index --source orders.parquet --column key=order_id --json
 
       tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end
       2026-11-30T23:59:59
@@ -166,19 +161,17 @@ def audit(
     if begin is not None and end is not None and begin // 1000 > end // 1000:
         raise InvalidArgument(f"--begin {format_time(begin)} is after --end {format_time(end)}")
     from tiered_index.spark.audit.audit import audit as audit_index
-    from tiered_index.spark.audit.audit import check_audit, check_report_name, plain, write_report
+    from tiered_index.spark.audit.audit import check_audit
 
     # checked before Spark, which takes seconds to start
-    if report is not None:
-        check_report_name(report, config.s3)
     options: dict[str, Any] = {"storage": storage, "config": config}
     check_audit(source or None, fields={**columns, **dict.fromkeys(constants)}, **options)
-    spark = spark_of(on)
+    spark = spark_of(session, on)
     options |= {"columns": spark_columns(columns, constants), "begin_ms": begin, "end_ms": end, "most_listed": list_}
-    result, elapsed_s = run_job(session, audit_index, spark, source or None, **options)
+    result, elapsed_s = run_job(audit_index, spark, source or None, **options)
     differences = None if result.differences is None else asdict(result.differences)
     for difference in differences["listed"] if differences is not None else ():
-        difference |= {name: plain(difference[name]) for name in ("expected", "found")}
+        difference |= {name: _plain(difference[name]) for name in ("expected", "found")}
     document = {
         **result.report.to_dict(),
         **{name: getattr(result, name) for name in ("status", "entries", "objects", "log_number")},
@@ -195,8 +188,17 @@ def audit(
             session.out.rows(kind, rows, count)
         for remark in result.differences.remarks:
             session.out.line(remark)
-    if report is not None:
-        write_report(result, report, config.s3)  # last: findings are reported even if this fails
     if result.status == "findings":
         return FINDING
     return 0 if result.status == "ok" else 3
+
+
+def _plain(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return fields for JSON: bytes as hexadecimal digits, infinities and NaN as text."""
+
+    def said(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.hex()
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return None if fields is None else {name: said(value) for name, value in fields.items()}

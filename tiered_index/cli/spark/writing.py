@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -20,10 +21,10 @@ from tiered_index.cli.options import (
 )
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
-from tiered_index.cli.spark import check_index, job_document, of_index, run_job, spark_columns, spark_of
+from tiered_index.cli.spark import check_index, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.erase import check_shard_bytes
-from tiered_index.spark.metrics import JobMetrics
+from tiered_index.storage.prices import rounded_usd
 
 
 @command
@@ -84,15 +85,13 @@ def build(
     # checked before Spark, which takes seconds to start
     options: Any = {"storage": storage, "window": window, "shards": wanted_shards, "mode": mode, "config": config}
     check_build(source, fields={**columns, **dict.fromkeys(constants)}, **options)
-    spark = spark_of(on)
+    spark = spark_of(session, on)
     options |= {"columns": spark_columns(columns, constants), "max_windows": max_windows}
     options |= {"begin_ms": begin, "end_ms": end}
-    result, elapsed_s = run_job(
-        session, build_tables, spark, source, skip_corrupt=skip_corrupt, dry_run=dry_run, **options
-    )
+    result, elapsed_s = run_job(build_tables, spark, source, skip_corrupt=skip_corrupt, dry_run=dry_run, **options)
     document = {
         "status": "planned" if result.dry_run else "built",
-        **job_document(result),
+        **asdict(result),
         "windows": [
             {"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows
         ],
@@ -130,17 +129,17 @@ def merge(
             show_plans(session, index, options, config.prices)
         return 0
     check_index(config)
-    spark = spark_of(on)
+    spark = spark_of(session, on)
     from tiered_index.spark.writing.merge import merge as merge_tables
 
     tiers: list[dict[str, Any]] = []
-    metrics: list[JobMetrics] = []
     for chosen in options:
-        result, _ = run_job(session, merge_tables, spark, window=chosen.window_s, options=chosen, **of_index(config))
-        tiers.append({"window_s": chosen.window_s, **job_document(result)})
-        metrics.append(result.metrics)
-    whole = JobMetrics(stages=tuple(stage for job in metrics for stage in job.stages))
-    costs = {name: getattr(whole, name) for name in ("requests", "bytes_read", "bytes_written", "cost_usd")}
+        result, _ = run_job(merge_tables, spark, window=chosen.window_s, options=chosen, **of_index(config))
+        tiers.append({"window_s": chosen.window_s, **asdict(result)})
+    jobs = [tier["metrics"] for tier in tiers]
+    costs = {name: sum(job[name] for job in jobs) for name in ("bytes_read", "bytes_written")}
+    costs |= {"requests": dict(sum((Counter(job["requests"]) for job in jobs), Counter()))}
+    costs |= {"cost_usd": rounded_usd(sum(job["cost_usd"] for job in jobs))}
     write_merged(session.out, tiers, result.log_number, costs)
     return 0
 
@@ -175,10 +174,10 @@ def erase(
         return erase_here(session, erasure, now=True)
     config = session.config()
     check_index(config)
-    spark = spark_of(on)
+    spark = spark_of(session, on)
     from tiered_index.spark.writing.erase import erase as erase_on
 
     options = {**asdict(request), "keys": request.keys or None, "grace_s": erasure.grace, **of_index(config)}
-    done, _ = run_job(session, erase_on, spark, yes=True, shard_bytes=shard_bytes, **options)
+    done, _ = run_job(erase_on, spark, yes=True, shard_bytes=shard_bytes, **options)
     costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
     return write_erasure(session.out, done, costs, allow_none=erasure.allow_none)

@@ -8,27 +8,16 @@ difference. An audit changes nothing. One thread drives it.
 from __future__ import annotations
 
 import contextlib
-import errno
-import io
-import json
-import math
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
-    ConfigError,
     CorruptFile,
-    DiskFull,
     InvalidArgument,
     NotAnIndex,
     StorageError,
@@ -47,12 +36,11 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
 from tiered_index.spark.audit.entries import ALL_TIME, Sides
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import arrow_schema, broadcast
-from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.spark.frames import broadcast
+from tiered_index.spark.metrics import JobMeter, JobMetrics, described
 from tiered_index.spark.writing.sources import SourceLike, check_source, entries_of
-from tiered_index.storage.base import Storage, StorageOptions
+from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.types import no_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -60,7 +48,6 @@ if TYPE_CHECKING:
 # Several tasks a core, because objects differ in size; fewer if there is little to read: a task needs 20 ms of CPU
 _TASKS_A_CORE, _TASK_BYTES = 4, 16 << 20
 _SEGMENTS_AT_ONCE = 10_000
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +100,14 @@ def audit(
     most_listed: int = 1000,
     config: IndexConfig | None = None,
     clock: Clock | None = None,
-    progress: Progress = no_progress,
 ) -> AuditResult:
     """Check the index in `storage`, and compare it with `source` if one is given.
 
     For `source` and its `columns` see `build`. `begin_ms` and `end_ms` (inclusive, to the second) bound the comparison,
     not the checks. Give them if the source has only a part of the index, or the reverse. At most `most_listed`
-    differences of each kind are listed; all are counted. `progress` is called with (stage, tasks done, tasks). Raises
-    `NotAnIndex`, `InvalidArgument` (the source), and the storage's errors on the driver. The report lists an object
-    that can't be read; the comparison raises the storage's errors. `config` has the options of S3 and the price table.
-    `clock` replaces the clock in tests.
+    differences of each kind are listed; all are counted. Raises `NotAnIndex`, `InvalidArgument` (the source), and the
+    storage's errors on the driver. The report lists an object that can't be read; the comparison raises the storage's
+    errors. `config` has the options of S3 and the price table. `clock` replaces the clock in tests.
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()
@@ -136,33 +121,29 @@ def audit(
         raise InvalidArgument(f"most_listed must be 0 or more, not {most_listed}")
     address = StorageAddress(storage, settings.s3)
     with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
-        meter = JobMeter(spark, opened, progress)
+        meter = JobMeter(spark, opened)
         report, seen = Report(), LogState()
 
         def check_objects(state: LogState) -> None:
             nonlocal seen
             seen = state
-            with typed_errors("checking objects"), meter.stage("objects", tasks=True):
+            with typed_errors("checking objects"), described(spark, "objects: check every byte"):
                 _check_on(spark, state, opened, meter.address(address), report)
 
-        with meter.stage("log"):
-            state = check_storage(
-                opened, {}, report, lambda *_: None, deep=True, threads=1, check_objects=check_objects
-            )
+        state = check_storage(opened, {}, report, lambda *_: None, deep=True, threads=1, check_objects=check_objects)
         differences = None
         if source is not None and state is not None:
-            with typed_errors("comparing with the source"):
-                with meter.stage("plan"):
-                    assert seen.genesis is not None
-                    schema = seen.genesis.layout.schema
-                    entries = entries_of(spark, source, columns or {}, schema, meter.sources(settings.s3, storage))
-                with meter.stage("compare", tasks=True):
-                    bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
-                    sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots, seen.expired)
-                    differences, unread = compare(sides, [*seen.objects.values()], seconds, bad, most_listed)
-                    for name in sorted(unread - bad):  # sound when they were checked
-                        gone = f"{name} could not be read any more when it was compared (a merge may have removed it)"
-                        report.unchecked.append((name, StorageUnavailable(f"{gone}: run it again")))
+            compared = described(spark, "compare: compare the index's entries with its source's")
+            with typed_errors("comparing with the source"), compared:
+                assert seen.genesis is not None
+                schema = seen.genesis.layout.schema
+                entries = entries_of(spark, source, columns or {}, schema, meter.sources(settings.s3, storage))
+                bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
+                sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots, seen.expired)
+                differences, unread = compare(sides, [*seen.objects.values()], seconds, bad, most_listed)
+                for name in sorted(unread - bad):  # sound when they were checked
+                    gone = f"{name} could not be read any more when it was compared (a merge may have removed it)"
+                    report.unchecked.append((name, StorageUnavailable(f"{gone}: run it again")))
         if state is not None:
             _tell_what_went_meanwhile(opened, present, seen, report)
         else:
@@ -227,90 +208,3 @@ def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, re
     for name in sorted(taken_back):
         removed = StorageUnavailable(f"{name} was removed from the log during the audit: run it again")
         report.unchecked.append((name, removed))
-
-
-# `kind`: ``finding``, ``missing``, ``extra``, ``wrong``, ``note`` or ``unchecked``; `expected` and `found` are JSON
-# objects.
-REPORT_SCHEMA = arrow_schema(
-    "kind string, object string, part string, problem string, byte_offset long, topic string, key string, "
-    "key_hash int, queue_id int, offset long, expected string, found string"
-)
-
-
-def report_table(result: AuditResult) -> pa.Table:
-    """Return the rows of a report, in the order of `kind` above."""
-    rows: list[dict[str, Any]] = [
-        {"kind": "finding", "object": d.file, "part": d.part, "problem": d.problem, "byte_offset": d.offset}
-        for d in result.report.findings
-    ]
-    for d in result.differences.listed if result.differences is not None else ():
-        texts = [None if fields is None else json.dumps(plain(fields)) for fields in (d.expected, d.found)]
-        rows.append(asdict(d) | dict(zip(("expected", "found"), texts, strict=True)))
-    if (compared := result.differences) is not None:
-        further = [f"{count:,} further {kind} entries are not listed" for kind, count in compared.unlisted.items()]
-        rows += [{"kind": "note", "problem": note} for note in (*further, *compared.remarks)]
-    rows += [{"kind": "note", "problem": note} for note in result.report.notes]
-    rows += [{"kind": "unchecked", "object": what, "problem": str(error)} for what, error in result.report.unchecked]
-    return pa.Table.from_pylist(rows, REPORT_SCHEMA)
-
-
-def check_report_name(uri: str, s3: StorageOptions | None = None) -> None:
-    """Raise `InvalidArgument` if a report can't be written to `uri`."""
-    folder, name = _place(uri)
-    if not name.endswith(".parquet"):
-        raise InvalidArgument(
-            f"a report is one Parquet file: give report.parquet or s3://bucket/audits/2026-11-20.parquet, not {uri!r}"
-        )
-    if "://" in uri:
-        try:
-            StorageAddress(folder, s3).open().close()
-        except ConfigError as error:
-            raise InvalidArgument(f"the report can't be written to {uri}: {error}") from error
-    elif not Path(folder).is_dir():
-        raise InvalidArgument(f"the report can't be written to {uri}: there is no folder {folder}")
-
-
-def _place(uri: str) -> tuple[str, str]:
-    """Return the folder, or the storage's URI with its parameters, and the name in it."""
-    if "://" not in uri:
-        return str(Path(uri).parent), Path(uri).name
-    place, mark, parameters = uri.partition("?")
-    folder, _, name = place.rpartition("/")
-    return folder + mark + parameters, name
-
-
-def write_report(result: AuditResult, uri: str, s3: StorageOptions | None = None) -> None:
-    """Write the report to a path or an object; replace an existing one.
-
-    Raises `InvalidArgument`, `DiskFull`, storage errors: an existing report stays.
-    """
-    check_report_name(uri, s3)
-    body = io.BytesIO()
-    pq.write_table(report_table(result), body)
-    if "://" not in uri:
-        place = Path(uri).resolve()
-        new = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-        try:
-            try:
-                new.write_bytes(body.getvalue())
-                new.replace(place)
-            finally:
-                new.unlink(missing_ok=True)
-        except OSError as error:
-            kind = DiskFull if error.errno in _FULL else InvalidArgument
-            raise kind(f"the report can't be written to {uri}: {error.strerror}") from error
-        return
-    folder, name = _place(uri)
-    with StorageAddress(folder, s3).open() as storage:
-        storage.put(name, body.getvalue())
-
-
-def plain(fields: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return fields for JSON: bytes as hexadecimal digits, infinities and NaN as text."""
-
-    def said(value: Any) -> Any:
-        if isinstance(value, bytes):
-            return value.hex()
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-    return None if fields is None else {name: said(value) for name, value in fields.items()}

@@ -5,7 +5,6 @@ An entry with a wrong second may be within the bounds on one side only. It is th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -110,12 +109,6 @@ class Differences:
         if not (self.source_entries or self.index_entries or self.unproven):
             said.append("nothing was compared: neither side has an entry within the bounds")
         return said
-
-    @property
-    def unlisted(self) -> dict[str, int]:
-        """The numbers of differences that are counted and not listed, by kind."""
-        left = Counter(self.counts) - Counter(one.kind for one in self.listed)
-        return {kind: left[kind] for kind in KINDS if left[kind]}
 
 
 def _entries(count: int) -> str:

@@ -29,7 +29,7 @@ from tiered_index.spark.frames import arrow_schema, arrow_schema_of
 from tiered_index.spark.versions import OLDEST_OF_STREAMS, check_version
 from tiered_index.spark.workers import told_plainly
 
-_OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes")
+_OPTIONS = ("topic", "queues", "beginMs", "endMs", "maxPartitionBytes")
 _PARTITION_BYTES = 64 << 20
 _COLUMNS = arrow_schema(
     "topic string, key_hash int, key string, queue_id int, offset long, size int, timestamp timestamp"
@@ -53,8 +53,8 @@ class EntrySource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the index's entries, for which it reads the log. Raises the storage's errors."""
         options = self._options()
-        selection = EntrySelection.of_options(options)
-        return columns_of(_schema_of(StorageAddress(options.path).state()), keyed=selection.key is not None)
+        EntrySelection.of_options(options)
+        return columns_of(_schema_of(StorageAddress(options.path).state()))
 
     def reader(self, schema: StructType) -> EntryReader:
         """Return a reader of the entries that the options select."""
@@ -91,7 +91,7 @@ class EntryReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return one partition for each task, all of the same log position. Driver."""
         state = self.address.state()
-        require_columns(self.schema, self._columns(_schema_of(state)), f"the index in {self.address.uri}")
+        require_columns(self.schema, columns_of(_schema_of(state)), f"the index in {self.address.uri}")
         return [TaskPartition(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -99,16 +99,13 @@ class EntryReader(DataSourceReader):
         if isinstance(partition, TaskPartition):  # Spark makes another kind if there are no partitions
             plan: TaskPlan = partition.value
             with self.address.open() as storage:
-                own = require_columns(self.schema, self._columns(plan.schema), f"the index in {self.address.uri}")
+                own = require_columns(self.schema, columns_of(plan.schema), f"the index in {self.address.uri}")
                 for batch in read_task(plan, storage, arrow_schema_of(own)):
                     yield batch.rename_columns(self.schema.names)
 
-    def _columns(self, schema: Schema) -> StructType:
-        return columns_of(schema, keyed=self.selection.key is not None)
-
 
 def columns_of(schema: Schema, *, keyed: bool = False) -> StructType:
-    """Return the columns of entries, with `key` only if `keyed`: an index stores no keys, so a scan has none.
+    """Return the columns of entries, with `key` only if `keyed`: an index stores no keys, so a read has none.
 
     Raises `SchemaMismatch` for a type that Spark lacks, and for names that differ only in case.
     """

@@ -50,6 +50,14 @@ class Options:
         except ValueError as error:
             raise InvalidArgument(f"{self._name}: option {option} is an integer, not {value!r}") from error
 
+    def numbers(self, option: str) -> tuple[int, ...] | None:
+        """Return an option as integers, which are separated by commas, None if it is not set."""
+        value = self.text(option)
+        try:
+            return None if value is None else tuple(map(int, value.split(",")))
+        except ValueError as error:
+            raise InvalidArgument(f"{self._name}: option {option} is integers like 0,3, not {value!r}") from error
+
     def size(self, option: str) -> int | None:
         """Return an option's number of bytes (at least 1, as a number or like ``64m``), None if it is not set."""
         value = self.text(option)

@@ -8,10 +8,9 @@ Arrow batches.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,14 +28,12 @@ from tiered_index.retention import Expired
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.batch import LookupBatch
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings, MissingObject, missing_error
 from tiered_index.service.read.compacted import StorageBytes
-from tiered_index.service.read.file_search import EVERY, scan_runs, search_file
-from tiered_index.service.read.rows import check_key, check_range, check_topic
+from tiered_index.service.read.file_search import scan_runs
+from tiered_index.service.read.rows import check_range, check_topic
 from tiered_index.spark.datasource.options import Options
 from tiered_index.storage.base import Storage
-from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
 # Bounds of seconds beyond those of all entries.
 EARLIEST, LATEST = -(2**62), 2**62
@@ -44,22 +41,22 @@ EARLIEST, LATEST = -(2**62), 2**62
 
 @dataclass(frozen=True, slots=True)
 class EntrySelection:
-    """Entries with `topic` and `key` (None: any), in the inclusive range of seconds."""
+    """Entries with `topic` and of `queues` (None: any), in the inclusive range of seconds."""
 
     topic: str | None = None
-    key: str | None = None
+    queues: tuple[int, ...] | None = None
     second_min: int = EARLIEST
     second_max: int = LATEST
 
     @classmethod
     def of_options(cls, options: Options) -> EntrySelection:
-        """Return the selection of the options topic, key, beginMs and endMs (inclusive), by the rules of `query`."""
-        topic, key = options.text("topic"), options.text("key")
+        """Return the selection of the options topic, queues, beginMs and endMs (inclusive), by the rules of `query`."""
+        topic = options.text("topic")
         begin, end = options.number("beginMs"), options.number("endMs")
         low, high, _ = check_range(begin, end, 1)
         return cls(
             None if topic is None else check_topic(topic),
-            None if key is None else check_key(key),
+            options.numbers("queues"),
             EARLIEST if begin is None else low,
             LATEST if end is None else high,
         )
@@ -67,7 +64,6 @@ class EntrySelection:
 
 # Cost of opening an object, in bytes read.
 _OPENING_BYTES = 4 << 20
-_LOOKUP_OBJECTS = 16
 # Most tasks of a scan, about: the driver holds their plans
 _MOST_TASKS = 1_000_000
 
@@ -98,37 +94,9 @@ def plan_tasks(state: LogState, selection: EntrySelection, partition_bytes: int)
     low, high = selection.second_min, selection.second_max
     objects = [o for o in state.objects.values() if o.count and o.second_min <= high and o.second_max >= low]
     objects.sort(key=lambda o: (o.second_min, o.name))
-    if selection.key is not None:
-        wanted = list(_with_slots(objects, selection))
-        starts = range(0, len(wanted), _LOOKUP_OBJECTS)
-        tasks = [tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in starts]
-    else:
-        tasks = list(_runs(objects, partition_bytes))
     schema = state.genesis.layout.schema
+    tasks = _runs(objects, partition_bytes)
     return [TaskPlan(parts, selection, schema, state.number, state.expired) for parts in tasks]
-
-
-def lookups_for(selection: EntrySelection, topics: Iterable[str]) -> LookupBatch:
-    """Return a lookup of all entries of the selected key, which must be given, in each of `topics`."""
-    begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
-    key = selection.key
-    assert key is not None
-    if begin_ms > end_ms:
-        return LookupBatch([])
-    within = partial(Lookup, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=EVERY)
-    return LookupBatch([within(topic=topic) for topic in sorted(topics)])
-
-
-def _with_slots(objects: Iterable[StoredObject], selection: EntrySelection) -> Iterator[StoredObject]:
-    """Yield the objects that have a slot of the selected key; without a topic its hash is unknown."""
-    known = None if selection.topic is None else lookups_for(selection, [selection.topic])
-    for stored in objects:
-        if known is not None and (shard := stored.shard) is not None:
-            hashes = np.concatenate([np.zeros(0, np.int32), *(one.key_hash for one in known.under(stored.hash))])
-            slots = shard.slots.slots_of(hashes)
-            if not ((slots >= shard.slot_low) & (slots < shard.slot_high)).any():
-                continue
-        yield stored
 
 
 def _runs(objects: Sequence[StoredObject], partition_bytes: int) -> Iterator[tuple[ObjectPart, ...]]:
@@ -181,34 +149,13 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     names = {name for _, name in metadata.topics}
     if metadata.topics and selection.topic is not None and selection.topic not in names:
         return
-    if not metadata.topics and selection.topic is not None and selection.key is None:
+    if not metadata.topics and selection.topic is not None:
         raise InvalidArgument(f"{part.stored.name} doesn't name its topics: read without the option topic")
-    if selection.key is not None:
-        lookups = lookups_for(selection, _topics_here(part, names, selection))
-        for one in lookups.under(part.stored.hash):
-            batch = one.without(plan.expired)
-            for found in search_file(source, batch):
-                asked = [batch.lookups[number] for number in found.lookups.tolist()]
-                columns: dict[str, Any] = {name: found.rows[name] for name in found.rows.dtype.names or ()}
-                columns |= {"topic": [one.topic for one in asked], "key": [one.key for one in asked]}
-                yield _arrow(columns, metadata, wanted)
-        return
     for _, items in scan_runs(source, _share(trailer, part, selection), _WINDOW_BYTES):
         for start in range(0, len(items), _BATCH_ROWS):
             columns = _scanned(items[start : start + _BATCH_ROWS], metadata, selection, plan.expired)
             if len(columns["offset"]):
                 yield _arrow(columns, metadata, wanted)
-
-
-def _topics_here(part: ObjectPart, names: set[str], selection: EntrySelection) -> set[str]:
-    """Return the topics in which an object is searched for the key."""
-    if selection.topic is not None:
-        return {selection.topic}
-    if not names:
-        raise InvalidArgument(
-            f"{part.stored.name} doesn't name its topics, and a key is hashed with its topic: give the topic, too"
-        )
-    return names
 
 
 def _share(trailer: Trailer, part: ObjectPart, selection: EntrySelection) -> Sequence[Run]:
@@ -224,9 +171,7 @@ def _share(trailer: Trailer, part: ObjectPart, selection: EntrySelection) -> Seq
 
 
 def _scanned(items: Array, metadata: Metadata, selection: EntrySelection, expired: Expired) -> dict[str, Any]:
-    """Return the columns, in native byte order, of the items that have not expired and that a selection without keys
-    has.
-    """
+    """Return the columns, in native byte order, of the items that have not expired and that a selection has."""
     seconds = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
     hashes = normal_hashes(items["key_hash"])
     kept = expired.keeps(items, seconds, dict(metadata.topics))
@@ -234,6 +179,8 @@ def _scanned(items: Array, metadata: Metadata, selection: EntrySelection, expire
         kept &= (seconds >= selection.second_min) & (seconds <= selection.second_max)
     if selection.topic is not None:
         kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in metadata.topics if name == selection.topic])
+    if selection.queues is not None:
+        kept &= np.isin(items["queue_id"], selection.queues)
     columns = {name: items[name][kept] for name in items.dtype.names or ()}
     return {**columns, "key_hash": hashes[kept], "second": seconds[kept]}
 
@@ -246,7 +193,6 @@ def _arrow(columns: dict[str, Any], metadata: Metadata, wanted: Any) -> pa.Recor
 def _array(columns: dict[str, Any], metadata: Metadata, name: str, kind: Any) -> Any:
     if name == "timestamp":
         return pa.array(columns["second"] * 1_000_000).cast(kind)
-    if name == "topic" and "topic" not in columns:
+    if name == "topic":
         return topic_names(columns["topic_id"], dict(metadata.topics)).cast(kind)
-    values = columns[name]
-    return pa.array(values, kind) if isinstance(values, list) else array_of(values, kind)
+    return array_of(columns[name], kind)

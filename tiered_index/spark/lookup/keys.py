@@ -1,16 +1,16 @@
-"""Keys and answers of a bulk lookup as files, and lookups from a DataFrame of keys.
+"""Files of keys and of answers of a bulk lookup, and lookups from a DataFrame of keys.
 
-Files are Parquet, NDJSON and CSV on local disks, Parquet in a storage. Tasks read them with the readers of `sources`,
-one NDJSON or CSV file in each. Spark writes local files.
+The driver reads files of keys with the readers of `sources`: Parquet, local ones also of NDJSON and CSV. Answers go to
+a local folder by Spark's writers, or to a storage through the driver.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import secrets
 import shutil
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,148 +20,142 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageError, TieredIndexError
+from tiered_index.errors import InvalidArgument, ObjectExists
+from tiered_index.sources.columns import has_items, is_text
 from tiered_index.sources.keys import csv_rows, ndjson_rows
 from tiered_index.sources.places import NDJSON, local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import cleaned_up_on_error, each_split, frame_of_splits, gathered, times_of_day_written
+from tiered_index.spark.frames import cleaned_up_on_error, gathered, times_of_day_written
 from tiered_index.spark.workers import plainly
 from tiered_index.spark.writing.folders import kind_of
 from tiered_index.spark.writing.parquet import ParquetFiles
-from tiered_index.spark.writing.sources import column_of, files_of, frame_of_files, is_frame, shown_column, shown_kind
-from tiered_index.storage.base import Storage, StorageOptions
+from tiered_index.spark.writing.sources import column_of, files_of, is_frame, shown_column, shown_kind
+from tiered_index.storage.base import StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
+# Rows of NDJSON that are converted at once
 _BATCH_ROWS = 10_000
-
-
-def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the rows of files with equal headers; empty cells are null, unnamed columns are `_c` and a number."""
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    first, header = next(((file, cells) for file in files if (cells := header_of(file)) is not None), (files[0], None))
-    if header is None:
-        raise InvalidArgument(f"{first}: CSV needs a header")
-    schema = StructType([StructField(name, StringType()) for name in _names(header, first)])
-    read = partial(read_files, header=header, first=first)
-    return frame_of_splits(spark, [[str(file)] for file in files]).mapInArrow(plainly(read), schema)
-
-
-def header_of(file: Path) -> list[str] | None:
-    """Return the cells of a file's first row, None for an empty file. Raises `InvalidArgument`, `CorruptFile`."""
-    return next((cells for _, cells in csv_rows(file)), None)
-
-
-def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's files, whose header must equal that of the file `first`. Raises as `header_of`."""
-    names = _names(header, first)
-    for (file,) in each_split(batches):
-        rows = csv_rows(Path(file))
-        found = next((cells for _, cells in rows), header)
-        if found != header:
-            raise InvalidArgument(f"{file} has other columns than {first}: {found} instead of {header}")
-        while part := [cells for _, cells in islice(rows, _BATCH_ROWS)]:
-            columns = [pa.array([cell or None for cell in column], pa.string()) for column in zip(*part, strict=True)]
-            yield pa.RecordBatch.from_arrays(columns, names)
-
-
-def _names(header: list[str], file: Path) -> list[str]:
-    names = [name or f"_c{place}" for place, name in enumerate(header)]
-    # Spark ignores the case of names
-    seen: set[str] = set()
-    for name in names:
-        if name.lower() in seen:
-            raise InvalidArgument(f"{file}: two columns {name!r}")
-        seen.add(name.lower())
-    return names
-
-
-def json_frame(spark: SparkSession, files: Sequence[Path], key: str = "key") -> DataFrame:
-    """Return the JSON objects of files as rows; a first pass finds the columns. In column `key` a number is text."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    splits = frame_of_splits(spark, [[str(file)] for file in files])
-    with typed_errors("reading the keys"):
-        kinds = [
-            pa.ipc.read_schema(pa.py_buffer(row[0]))
-            for row in splits.mapInArrow(plainly(partial(_kinds, key=key)), "kinds binary").collect()
-        ]
-    schema = _kinds_of_all(kinds, "the keys")
-    # any type will do for a column of nulls
-    schema = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
-    return splits.mapInArrow(plainly(partial(_read_json, schema=schema, key=key)), from_arrow_schema(schema))
-
-
-def _objects(batches: Iterable[pa.RecordBatch], key: str) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Yield (file, objects) for batches of the objects of a task's files."""
-    for (file,) in each_split(batches):
-        rows = ndjson_rows(Path(file), key)
-        while part := [row for _, row in islice(rows, _BATCH_ROWS)]:
-            yield file, part
-
-
-def _kinds(batches: Iterable[pa.RecordBatch], key: str) -> Iterator[pa.RecordBatch]:
-    """Yield one row, the serialized Arrow schema of all columns of a task's files."""
-    found = [pa.schema([])]
-    for file, rows in _objects(batches, key):
-        for name in dict.fromkeys(name for row in rows for name in row):
-            try:
-                # `infer_type` accepts numbers with texts behind them
-                kind = pa.array([row.get(name) for row in rows]).type
-            except (pa.ArrowException, OverflowError) as error:
-                raise InvalidArgument(
-                    f"{file}: column {name!r} has values of several types, or a number beyond 64 bits: {error}"
-                ) from error
-            found.append(pa.schema([(name, kind)]))
-        found = [_kinds_of_all(found, file)]
-    yield pa.record_batch({"kinds": pa.array([found[0].serialize().to_pybytes()], pa.binary())})
-
-
-def _kinds_of_all(kinds: Sequence[pa.Schema], where: str) -> pa.Schema:
-    try:
-        return pa.unify_schemas(kinds, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise InvalidArgument(f"{where}: a column has values of several types: {error}") from error
-
-
-def _read_json(batches: Iterable[pa.RecordBatch], schema: pa.Schema, key: str) -> Iterator[pa.RecordBatch]:
-    for _, rows in _objects(batches, key):
-        yield pa.RecordBatch.from_pylist(rows, schema)
-
-
 _PART_BYTES = 64 << 20
-_PART = "part-"
-# begin of the name of an object that is there while a job writes; readers of folders of Parquet ignore it
-_RUNNING = "_running-"
 
 
-def key_files(path: str, s3: StorageOptions) -> ParquetFiles | list[Path]:
-    """Return the files of a file or folder of keys: Parquet, or local ones of one other kind. Needs no Spark.
+def read_keys(path: str, s3: StorageOptions, key: str = "key") -> pa.Table:
+    """Return the rows of a file or folder of keys, in types of Spark. Needs no Spark.
 
-    Raises `InvalidArgument` if there are none or several kinds, the storage's errors.
+    Files are Parquet, or local ones of CSV or NDJSON. In CSV, empty cells are null, and an unnamed column is `_c` and a
+    number. In NDJSON, a number in the column `key` is text, as written. Raises `InvalidArgument` for no files or
+    several kinds, and for types that Spark lacks; `CorruptFile`, the storage's errors.
     """
     found = files_of(path, partial(StorageAddress, options=s3), ("ndjson", "csv"))
     if isinstance(found, ParquetFiles):
-        return found
+        return _parquet_table(found)
     if local_path(path) is None:
         raise InvalidArgument(f"{path}: keys in a storage are Parquet; copy NDJSON and CSV to a local disk")
-    return [Path(name) for _, name in found]
-
-
-def read_keys(spark: SparkSession, path: str, s3: StorageOptions, key: str = "key") -> DataFrame:
-    """Return the rows of a file or folder of keys; in NDJSON, numbers in the column `key` are text, as written.
-
-    Raises as `key_files`.
-    """
-    files = key_files(path, s3)
-    if isinstance(files, ParquetFiles):
-        return frame_of_files(spark, files)
+    files = [Path(name) for _, name in found]
     is_csv = any(kind_of(file.name) == "csv" for file in files)
-    return csv_frame(spark, files) if is_csv else json_frame(spark, files, key)
+    return _csv_table(files) if is_csv else _json_table(files, key)
+
+
+def _parquet_table(files: ParquetFiles) -> pa.Table:
+    first, others = files.files[0][1], len(files.files) - 1
+    where = f"{first} or one of {others:,} files beside it" if others else first
+    typed = [field for field in files.schema if field.name not in files.unusable]
+    schema = pa.schema([field.with_type(_known_type(field.type, field.name, where)) for field in typed])
+    batches = []
+    for part in files.parts(1):
+        for rows in files.batches(part, schema.names):
+            try:
+                batches.append(rows.select(schema.names).cast(schema).replace_schema_metadata())
+            except pa.ArrowInvalid as error:
+                raise InvalidArgument(
+                    f"{files.files[part[0]][1]}: a value does not fit a type of Spark: {error}"
+                ) from error
+    return pa.Table.from_batches(batches, schema)
+
+
+def _csv_table(files: Sequence[Path]) -> pa.Table:
+    rows: list[list[str]] = []
+    header, first = list[str](), files[0]
+    for file in files:
+        cells = (cells for _, cells in csv_rows(file))
+        found = next(cells, header)
+        header, first = (header, first) if header else (found, file)
+        if found != header:
+            raise InvalidArgument(f"{file} has other columns than {first}: {found} instead of {header}")
+        rows += cells
+    if not header:
+        raise InvalidArgument(f"{files[0]}: CSV needs a header")
+    names = [name or f"_c{place}" for place, name in enumerate(header)]
+    # Spark ignores the case of names
+    if twice := [name for place, name in enumerate(names) if name.lower() in map(str.lower, names[:place])]:
+        raise InvalidArgument(f"{first}: two columns {twice[0]!r}")
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    return pa.table([pa.array([cell or None for cell in column], pa.string()) for column in columns], names)
+
+
+def _json_table(files: Sequence[Path], key: str) -> pa.Table:
+    tables = []
+    for file in files:
+        rows = ndjson_rows(file, key)
+        while part := [row for _, row in islice(rows, _BATCH_ROWS)]:
+            columns = {}
+            for name in dict.fromkeys(name for row in part for name in row):
+                try:
+                    columns[name] = pa.array([row.get(name) for row in part])
+                except (pa.ArrowException, OverflowError) as error:
+                    raise InvalidArgument(
+                        f"{file}: column {name!r} has values of several types, or a number beyond 64 bits: {error}"
+                    ) from error
+            tables.append(pa.table(columns))
+    try:
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"the keys: a column has values of several types: {error}") from error
+    # any type will do for a column of nulls
+    return table.cast(pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in table.schema]))
+
+
+def _known_type(kind: pa.DataType, column: str, file: str) -> pa.DataType:
+    """Return a type of Spark for all values of a Parquet type, also within lists, structs and maps.
+
+    Unsigned numbers become wider, bytes of any length; lists, texts and dictionaries become plain. Nanoseconds of times
+    raise `InvalidArgument`, because Spark would cut them.
+    """
+    if pa.types.is_dictionary(kind):
+        return _known_type(kind.value_type, column, file)
+    if is_text(kind):
+        return pa.string()
+    if pa.types.is_unsigned_integer(kind):
+        return pa.int64() if kind.bit_width < 64 else pa.decimal128(20)
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.binary()
+    if has_items(kind):
+        return pa.list_(kind.value_field.with_type(_known_type(kind.value_type, column, file)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_known_type(field.type, column, file)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(*(_known_type(each, column, file) for each in (kind.key_type, kind.item_type)))
+    if pa.types.is_time(kind):
+        return pa.time64("us")
+    if not pa.types.is_timestamp(kind):
+        return kind
+    if kind.unit == "ns":
+        raise InvalidArgument(f"{file}: column {column!r} has times in nanoseconds: write times in microseconds")
+    return pa.timestamp("us", kind.tz)
+
+
+def frame_of_keys(spark: SparkSession, keys: pa.Table) -> DataFrame:
+    """Return keys as a DataFrame. Raises `InvalidArgument` for a type that Spark lacks."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    try:
+        return spark.createDataFrame(keys, from_arrow_schema(keys.schema))
+    except (PySparkException, ValueError) as error:
+        raise InvalidArgument(f"Spark has no type of a column of the keys: {error}") from error
 
 
 def check_out(out: str, s3: StorageOptions) -> None:
@@ -197,51 +191,31 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
         except OSError as error:
             raise InvalidArgument(f"answers can't be written to {place}: {error.strerror}") from error
         return
-    address, job = StorageAddress(out, s3), secrets.token_hex(4)
-    with address.open() as storage:
-        storage.put(_RUNNING + job, b"")
-        # otherwise a repetition would be refused, and another command's answers would be read with them
-        with cleaned_up_on_error(partial(_end_job, storage, job)):
-            with typed_errors(f"writing {out}"):
-                rows = frame.mapInArrow(
-                    plainly(partial(_write_parts, address=address, job=job)), "name string"
-                ).collect()
-        names = {row[0] for row in rows}
-        with contextlib.suppress(StorageError):  # the list does not name files of tasks that ran twice
-            _end_job(storage, job, names)
-        valid = "".join(f"{name}\n" for name in sorted(names)).encode()
+    with StorageAddress(out, s3).open() as storage, ExitStack() as failing:
+        names: list[str] = []
+        failing.callback(lambda: storage.delete_many(names))
+        # the driver takes one result of each task, and stores it
+        files = frame.mapInArrow(plainly(_parquet_files), "file binary").toLocalIterator(prefetchPartitions=True)
+        job = secrets.token_hex(4)
+        with typed_errors(f"writing {out}"):
+            for number, (file,) in enumerate(files):
+                names.append(f"part-{job}-{number:05d}.parquet")
+                storage.put(names[-1], file)
+        valid = "".join(f"{name}\n" for name in names).encode()
         try:
             storage.put_if_absent("_SUCCESS", valid)
         except ObjectExists as error:  # perhaps of this put, if the storage repeated it
             if bytes(storage.get("_SUCCESS")) != valid:
-                with cleaned_up_on_error(partial(_end_job, storage, job)):
-                    raise InvalidArgument(f"{out} has the answers of another command: give an empty prefix") from error
+                raise InvalidArgument(f"{out} has the answers of another command: give an empty prefix") from error
+        failing.pop_all()
 
 
-def _end_job(storage: Storage, job: str, names: Container[str] = ()) -> None:
-    """Delete the files of a job but `names`. Tasks that end later delete theirs, because its mark is gone."""
-    storage.delete(_RUNNING + job)
-    storage.delete_many([info.name for info in storage.list(_PART + job) if info.name not in names])
-
-
-def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress, job: str) -> Iterator[pa.RecordBatch]:
-    """Write files under names of this attempt, which exist for readers once the driver's list names them."""
-    names: list[str] = []
-    attempt = secrets.token_hex(8)
-    with address.open() as storage:
-        for held in gathered(filter(len, batches), lambda batch: batch.nbytes, _PART_BYTES):
-            buffer = io.BytesIO()
-            pq.write_table(pa.Table.from_batches(held), buffer)
-            names.append(f"{_PART}{job}-{attempt}-{len(names):05d}.parquet")
-            with storage.open_writer(names[-1]) as stream:
-                stream.write(buffer.getbuffer())
-        try:
-            # after the files: if the mark is there, the end of the job will find them
-            storage.head(_RUNNING + job)
-        except ObjectNotFound as error:
-            storage.delete_many(names)
-            raise TieredIndexError(f"{storage.uri}: job {job} has ended: the answers of its late task go") from error
-    yield pa.record_batch({"name": pa.array(names, pa.string())})
+def _parquet_files(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield a task's rows as Parquet files."""
+    for held in gathered(filter(len, batches), lambda batch: batch.nbytes, _PART_BYTES):
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_batches(held), buffer)
+        yield pa.record_batch({"file": pa.array([buffer.getvalue()], pa.binary())})
 
 
 LOOKUP = "_lookup"

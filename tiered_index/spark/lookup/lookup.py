@@ -22,9 +22,9 @@ from tiered_index.spark.lookup.answers import SKIPPED, Answers, column_names
 from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.keys import LOOKUP, keys_of
 from tiered_index.spark.lookup.messages import check_place, with_messages
-from tiered_index.spark.metrics import Progress, watched
+from tiered_index.spark.metrics import described
 from tiered_index.spark.versions import check_classic
-from tiered_index.types import LostFile, no_progress
+from tiered_index.types import LostFile
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -87,7 +87,6 @@ def look_up(
     skip_null: bool = False,
     messages: str | None = None,
     config: IndexConfig | None = None,
-    progress: Progress = no_progress,
 ) -> LookupResult:
     """Look up the key of each row of `df` in its topic and time range, as `IndexReader.query` does.
 
@@ -128,7 +127,7 @@ def look_up(
     placed = repartitioned(asked, tasks, place).sortWithinPartitions(f"{LOOKUP}.slot")
     kept = placed.mapInArrow(answers.of, answers.columns(asked)).persist(StorageLevel.DISK_ONLY)
     with cleaned_up_on_error(kept.unpersist), typed_errors("looking up"):
-        with watched(spark, "search", progress), large_batches(spark):
+        with described(spark, "search: look keys up in the stored objects"), large_batches(spark):
             first = kept.where("coalesce(position, 0) = 0")
             counts: dict[str, int] = {
                 row[0]: row[1] for row in first.groupBy("status").count().sort("status").collect()

@@ -35,7 +35,7 @@ from tiered_index.service.opening import wanted_descriptor
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.spark.metrics import JobMeter, JobMetrics, described
 from tiered_index.spark.writing.plan import BuildPlan, Census, WindowScale, plan_build, take_census
 from tiered_index.spark.writing.positions import MicroBatch, SourceRange
 from tiered_index.spark.writing.shards import PartitionResult, check_sums, write_shards
@@ -43,7 +43,7 @@ from tiered_index.spark.writing.sources import SourceLike, check_source, entries
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.types import format_time, no_progress
+from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -302,7 +302,6 @@ def build(
     source_range: SourceRange | None = None,
     dry_run: bool = False,
     clock: Clock | None = None,
-    progress: Progress = no_progress,
 ) -> BuildResult:
     """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
 
@@ -311,12 +310,11 @@ def build(
     number of shards of a window. `mode` decides what happens if a window has tables of builds already: ``error``,
     ``append`` a further table, or ``replace`` them in the same record. ``replace-all`` also replaces tables of live
     writers' entries and of unknown origin. Entries to be removed are logged by topic first. If there is no index, it is
-    created by `config` after the tables are written.
-    Entries with timestamps outside `max_late_s` and `max_early_s` are put in quarantine windows. `source_range` is the
-    part of a source that is built: the build is published only if the index has the source up to its `begin`; the same
-    record sets the source's position to its `end`. `progress` is called with (stage, tasks done, tasks). `clock`
-    replaces the clock in tests. All windows must be within `begin_ms` and `end_ms` (inclusive), except for quarantine
-    windows; otherwise the source is an error.
+    created by `config` after the tables are written. Entries with timestamps outside `max_late_s` and `max_early_s` are
+    put in quarantine windows. `source_range` is the part of a source that is built: the build is published only if the
+    index has the source up to its `begin`; the same record sets the source's position to its `end`. `clock` replaces
+    the clock in tests. All windows must be within `begin_ms` and `end_ms` (inclusive), except for quarantine windows;
+    otherwise the source is an error.
 
     Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
     tasks began to write). Then nothing is published. The same holds for the storage's errors, except for one of the
@@ -330,21 +328,17 @@ def build(
     address = StorageAddress(storage, settings.s3)
     scale = WindowScale.of(window, settings, now_ms)
     with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
-        meter = JobMeter(spark, opened, progress)
+        meter = JobMeter(spark, opened)
         log = StorageLog(opened, present)
         implied = has_log_offsets(source) and "offset_space" not in settings.given
         wanted = wanted_descriptor(settings.changed(offset_space="commitlog") if implied else settings, None)
-        with meter.stage("plan"):
-            genesis = stored_genesis(log, settings, opened.uri) or wanted
-            if source_range is not None:
-                source_range.check(log.state)
-        with typed_errors(f"reading {_name_of(source)}"):
-            with meter.stage("plan"):
-                schema, addresses = genesis.layout.schema, meter.sources(settings.s3, storage)
-                entries = entries_of(spark, source, columns or {}, schema, addresses, skip_corrupt=skip_corrupt)
-            with meter.stage("count", tasks=True) as counted:
-                census = take_census(entries, scale, max_windows)
-                counted.entries = census.entries
+        genesis = stored_genesis(log, settings, opened.uri) or wanted
+        if source_range is not None:
+            source_range.check(log.state)
+        with typed_errors(f"reading {_name_of(source)}"), described(spark, "count: count the entries of each window"):
+            schema, addresses = genesis.layout.schema, meter.sources(settings.s3, storage)
+            entries = entries_of(spark, source, columns or {}, schema, addresses, skip_corrupt=skip_corrupt)
+            census = take_census(entries, scale, max_windows)
         if not census.entries:
             keyless = [f"it has {census.without_key:,} messages, none with a key"] * bool(census.without_key)
             damaged = [f"{census.skipped_bytes:,} damaged bytes were skipped"] * bool(census.skipped_ranges)
@@ -357,29 +351,25 @@ def build(
         removed_names = check_windows(log.state, plan, mode)
         result = _expected(plan, census, settings)
         if removed_names:
-            with meter.stage("plan"):
-                topics = entries_by_topic(log.state, removed_names, opened)
+            topics = entries_by_topic(log.state, removed_names, opened)
             result = replace(result, removed_objects=len(removed_names), removed_topics=topics)
             told = ", ".join(f"topic {topic}: {entries:,} entries" for topic, entries in topics)
             verb = "would be" if dry_run else "are"
             _log.warning("%d objects of these windows %s replaced: %s", len(removed_names), verb, told)
         if dry_run:
             return replace(result, metrics=meter.metrics)
-        with meter.stage("plan"):
-            # a server that ignores put-if-absent would lose one of two concurrent builds
-            probe_put_if_absent(opened)
-        with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
+        # a server that ignores put-if-absent would lose one of two concurrent builds
+        probe_put_if_absent(opened)
+        building = described(spark, "build: hash, pack and write window tables")
+        with typed_errors(f"building from {_name_of(source)}"), building:
             results = write_shards(entries, plan, meter.address(address), present.now_ms())
-            building.entries = sum(part.entries for part in results)
         finished = [shard for part in results for shard in part.shards]
         try:
-            with meter.stage("publish") as publishing:
-                _check(plan, results)
-                if log.state.genesis is None:
-                    # create the index only now: tasks do not need it, and a failed build leaves no index
-                    StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
-                state, removed = publish_tables(finished, mode, opened, log, source_range=source_range)
-                publishing.entries = plan.entries
+            _check(plan, results)
+            if log.state.genesis is None:
+                # create the index only now: tasks do not need it, and a failed build leaves no index
+                StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
+            state, removed = publish_tables(finished, mode, opened, log, source_range=source_range)
         except (InvalidArgument, CorruptFile, SchemaMismatch):
             # certainly not published; after other errors the outcome is unknown, and `orphans` deletes the objects
             abandon([shard.sent for shard in finished if shard.stored.name not in log.state.objects], opened)

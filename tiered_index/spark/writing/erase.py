@@ -7,7 +7,7 @@ the driver publishes one result of each task, by the same records as without Spa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -21,18 +21,18 @@ from tiered_index.service.jobs.erase_find import Found, find_hidden
 from tiered_index.service.jobs.erase_segments import FindMessages, RewrittenSegment, rewrite_segment
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
-from tiered_index.spark.writing.merge import DRIVEN, on_executors, opened_by_driver, run_in_tasks
+from tiered_index.spark.metrics import JobMeter, JobMetrics
+from tiered_index.spark.writing.merge import on_executors, opened_by_driver, run_in_tasks
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tombstones import Tombstones
-from tiered_index.types import no_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Tasks of one job for each core; a job's results are published before the next job begins
 _TASKS_A_CORE = 4
+_OVERWRITE = "overwrite: overwrite archived segments without erased messages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class EraseResult(Erasure):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as `--json` prints it."""
-        return Erasure.to_dict(self) | {"metrics": self.metrics.to_json()}
+        return Erasure.to_dict(self) | {"metrics": asdict(self.metrics)}
 
 
 def erase(
@@ -60,39 +60,36 @@ def erase(
     s3: StorageOptions | None = None,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Progress = no_progress,
 ) -> EraseResult:
     """Erase entries of a topic on executors, as `tiered_index.erase` with `now`; without `yes` only return the plan.
 
-    `shard_bytes` is the size of a shard of a rewritten window, one task per shard. `progress` is called with (stage,
-    tasks done, tasks). The arguments are checked before Spark starts. You may repeat it, also while writers, readers
-    and merges run. `s3` has the options of S3. `clock` replaces the clock in tests. `prices` is the price table of
-    the reported cost. Raises as `tiered_index.erase`; results that were published before an error stay.
+    `shard_bytes` is the size of a shard of a rewritten window, one task per shard. The arguments are checked before
+    Spark starts. You may repeat it, also while writers, readers and merges run. `s3` has the options of S3. `clock`
+    replaces the clock in tests. `prices` is the price table of the reported cost. Raises as `tiered_index.erase`;
+    results that were published before an error stay.
     """
     request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
     check_grace(grace_s)
     check_shard_bytes(shard_bytes)
     address = StorageAddress(storage, s3)
     with opened_by_driver(address, present, prices) as (opened, log):
-        meter = JobMeter(spark, opened, progress)
+        meter = JobMeter(spark, opened)
         work = _Work(spark, meter, address, present)
-        with meter.stage(DRIVEN) as driven:
-            log.open()
-            done = erase_by(
-                opened,
-                log,
-                request,
-                present,
-                yes=yes,
-                now=True,
-                grace_s=grace_s,
-                messages=messages_to_erase(request, log.state),
-                find=work.find,
-                workers=on_executors(spark, meter, address, present),
-                rewrite=work.rewrite,
-                shard_bytes=shard_bytes,
-            )
-            driven.entries = done.entries
+        log.open()
+        done = erase_by(
+            opened,
+            log,
+            request,
+            present,
+            yes=yes,
+            now=True,
+            grace_s=grace_s,
+            messages=messages_to_erase(request, log.state),
+            find=work.find,
+            workers=on_executors(spark, meter, address, present),
+            rewrite=work.rewrite,
+            shard_bytes=shard_bytes,
+        )
     known = {f.name: getattr(done, f.name) for f in fields(done)}
     return EraseResult(**known, metrics=meter.metrics)
 
@@ -120,7 +117,9 @@ class _Work:
         groups = [ordered[number::tasks] for number in range(tasks)]
         find = partial(find_hidden, stones=stones, schema=schema)
         return {
-            name: held for found in run_in_tasks(*self._where, "find", find, groups) for name, held in found.items()
+            name: held
+            for found in run_in_tasks(*self._where, "find: find the entries to erase", find, groups)
+            for name, held in found.items()
         }
 
     def rewrite(self, segments: Iterable[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
@@ -132,7 +131,7 @@ class _Work:
         waiting = iter(segments)
         while group := list(islice(waiting, self._at_once)):
             began_ms = self.clock.now_ms()
-            for one in run_in_tasks(*self._where, "overwrite", rewrite_one, group):
+            for one in run_in_tasks(*self._where, _OVERWRITE, rewrite_one, group):
                 # the driver's clock measures the record's age
                 yield one if one.sent is None else replace(one, sent=replace(one.sent, began_ms=began_ms))
 

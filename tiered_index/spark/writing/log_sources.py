@@ -30,7 +30,6 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_schema, each_split, frame_of_splits
-from tiered_index.spark.workers import plainly
 from tiered_index.storage.base import Storage
 from tiered_index.stored import typed
 
@@ -62,11 +61,6 @@ class LogEntries:
 
     segments: DataFrame
     read: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-    @property
-    def frame(self) -> DataFrame:
-        """The entries as a DataFrame."""
-        return self.segments.mapInArrow(plainly(self.read), _COLUMNS)
 
 
 def log_entries(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> LogEntries:

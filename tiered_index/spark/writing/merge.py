@@ -20,20 +20,19 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import broadcast
-from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.spark.metrics import JobMeter, JobMetrics, described
 from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.probe import probe_put_if_absent
-from tiered_index.types import no_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
-DRIVEN = "plan and publish"
+_MERGE = "merge: merge files and tables into window tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +56,21 @@ def merge(
     s3: StorageOptions | None = None,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Progress = no_progress,
 ) -> MergeResult:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds).
 
-    `options` are further options of the merge (their `window_s` is ignored); `progress` is called with (stage, tasks
-    done, tasks). `s3` has the options of S3. `clock` replaces the clock in tests. `prices` is the price table of
-    the reported cost. You may repeat the call. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, the storage's
-    errors; jobs that were published before an error stay.
+    `options` are further options of the merge (their `window_s` is ignored). `s3` has the options of S3. `clock`
+    replaces the clock in tests. `prices` is the price table of the reported cost. You may repeat the call. Raises
+    `InvalidArgument`, `NotAnIndex`, `CorruptFile`, the storage's errors; jobs that were published before an error stay.
     """
     address, present = StorageAddress(storage, s3), clock or SystemClock()
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     with opened_by_driver(address, present, prices) as (opened, log):
-        meter = JobMeter(spark, opened, progress)
-        with meter.stage(DRIVEN) as driven:
-            log.open()
-            # a server that accepts two records of one number would let two jobs merge the same files
-            probe_put_if_absent(opened)
-            report = merge_by(opened, log, present, chosen, workers=on_executors(spark, meter, address, present))
-            driven.entries = report.entries
+        meter = JobMeter(spark, opened)
+        log.open()
+        # a server that accepts two records of one number would let two jobs merge the same files
+        probe_put_if_absent(opened)
+        report = merge_by(opened, log, present, chosen, workers=on_executors(spark, meter, address, present))
     known = {f.name: getattr(report, f.name) for f in fields(report)}
     return MergeResult(**known, log_number=log.state.number, metrics=meter.metrics)
 
@@ -92,7 +87,7 @@ def on_executors(spark: SparkSession, meter: JobMeter, address: StorageAddress, 
                 done: TaskResult = shared.value.tasks[number].run(storage, now_ms)
                 return done
 
-            return run_in_tasks(spark, meter, address, "merge", run_one, range(len(rewrite.tasks)), rewrite.entries)
+            return run_in_tasks(spark, meter, address, _MERGE, run_one, range(len(rewrite.tasks)))
 
     return run
 
@@ -101,10 +96,9 @@ def run_in_tasks(
     spark: SparkSession,
     meter: JobMeter,
     address: StorageAddress,
-    stage: str,
+    step: str,
     act: Callable[[Storage, _Part], _Result],
     parts: Sequence[_Part],
-    entries: int = 0,
 ) -> list[_Result]:
     """Run `act` for each part in a task of its own, with the storage at an address, and return the results."""
     if not parts:
@@ -115,10 +109,8 @@ def run_in_tasks(
         with between_tasks(), counted.open() as storage:
             return act(storage, part)
 
-    with typed_errors(f"a task of stage {stage!r}"), meter.stage(stage, tasks=True) as running:
-        results = spark.sparkContext.parallelize(parts, len(parts)).map(run_one).collect()
-        running.entries += entries
-        return results
+    with typed_errors(f"a task of step {step.partition(':')[0]!r}"), described(spark, step):
+        return spark.sparkContext.parallelize(parts, len(parts)).map(run_one).collect()
 
 
 @contextlib.contextmanager

@@ -92,17 +92,9 @@ class ParquetFiles:
 
     @classmethod
     def of(
-        cls,
-        files: Sequence[tuple[str, str]],
-        address_of: AddressOf,
-        partitions: Mapping[str, pa.Array] | None = None,
-        *,
-        agree: bool = False,
+        cls, files: Sequence[tuple[str, str]], address_of: AddressOf, partitions: Mapping[str, pa.Array] | None = None
     ) -> ParquetFiles:
-        """Read the footers, some at once. `agree`: a column of folders has the same values in files that have it.
-
-        Raises `CorruptFile`, as the storage.
-        """
+        """Read the footers, some at once. Raises `CorruptFile`, as the storage."""
         groups: list[tuple[int, int, int]] = []
         written: list[tuple[int, int]] = []
         # the type of each column, and the first file that has it
@@ -124,7 +116,7 @@ class ParquetFiles:
                     known, first = kinds.get(column.name, (kind, name))
                     both = _type_of_both(known, kind)
                     kinds[column.name] = both or known, first
-                    if column.name in folders and not agree:
+                    if column.name in folders:
                         reason = f"is in {name} and in the name of its folder"
                         unusable.setdefault(
                             column.name, f"{reason}: pass the paths of the files, to read it from them, or a DataFrame"

@@ -1,7 +1,7 @@
 """Sources of a build: a DataFrame, Parquet (`parquet`) and NDJSON files, commit logs (`log_sources`).
 
-Tasks read files with the readers of `sources`. They read Parquet as entries (`entries_of`) unless a column is an
-expression. For that and for other sources Spark makes entries of messages (`entry_frame`).
+Tasks read files and logs with the engine's readers, as entries (`entries_of`). Of a DataFrame Spark makes the entries
+(`entry_frame`).
 docs/spark.md lists the fields.
 """
 
@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,7 +22,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.write.validation import TopicTable, batch_columns
-from tiered_index.sources.columns import CheckedMessage, check_kinds, columns_of, has_items, is_text, own_type
+from tiered_index.sources.columns import CheckedMessage, check_kinds, columns_of, own_type
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Fields, MessageBatch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, readings
@@ -54,51 +52,11 @@ _ENTRY = "topic string, queue_id long, key string, offset long, size long, times
 _PART_BYTES = 128 << 20
 
 
-def frame_of(
-    spark: SparkSession,
-    source: SourceLike,
-    address_of: AddressOf,
-    columns: Mapping[str, object] | None = None,
-    *,
-    skip_corrupt: bool = False,
-) -> DataFrame:
-    """Return a source's messages, or a commit log's entries. `columns` are those of `files_of`.
-
-    Raises `InvalidArgument`, the storage's errors.
-    """
-    if is_frame(source):
-        return source
-    log = _log_of(spark, source, address_of, skip_corrupt)
-    if log is not None:
-        return log.frame
-    found = files_of(source, address_of, columns=columns)
-    if isinstance(found, ParquetFiles):
-        return frame_of_files(spark, found)
-    return _ndjson_frame(spark, found, Fields(), address_of)
-
-
-def _ndjson_frame(
-    spark: SparkSession, files: Sequence[tuple[str, str]], fields: Fields, address_of: AddressOf
-) -> DataFrame:
-    """Return the entries of NDJSON files; its columns are the fields of entries."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    read = partial(_read_ndjson, address_of=address_of, fields=fields)
-    splits = frame_of_splits(spark, [part for file in files for part in _parts(*file)])
-    return splits.mapInArrow(plainly(read), from_arrow_schema(_entry_schema(fields.schema)))
-
-
 def _entry_schema(schema: Schema) -> pa.Schema:
-    own = []
-    for column in schema.caller_columns:
-        kind = own_type(column)
-        if pa.types.is_string(kind) and not column.is_text:
-            kind = pa.binary()
-        elif pa.types.is_unsigned_integer(kind) and np.dtype(column.dtype).itemsize < 8:
-            # Spark has no unsigned numbers
-            kind = pa.int64()
-        own.append(pa.field(column.name, _known_type(kind, column.name, "NDJSON")))
-    return pa.schema([*arrow_schema(_ENTRY), *own])
+    own = {column: own_type(column) for column in schema.caller_columns}
+    # bytes are read as text
+    kinds = {c.name: pa.binary() if pa.types.is_string(k) and not c.is_text else k for c, k in own.items()}
+    return pa.schema([*arrow_schema(_ENTRY), *kinds.items()])
 
 
 def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
@@ -146,21 +104,6 @@ def shown_kind(value: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}: make a DataFrame by spark.createDataFrame(...)"
 
 
-class PartitionedFiles(list[str]):
-    """Paths or URIs of a table's files below the folder or URI `root`: folders named ``column=value`` are columns.
-
-    A file may have these columns, too.
-    """
-
-    def __init__(self, root: str, files: Iterable[str]) -> None:
-        super().__init__(files)
-        self.root = root
-
-    def below(self) -> list[str]:
-        """Return the names of the files relative to the root, without the escapes of a URI."""
-        return [unquote(file.removeprefix(f"{self.root}/")) for file in self]
-
-
 def files_of(
     source: str | os.PathLike[str] | Sequence[str | Path],
     address_of: AddressOf,
@@ -185,12 +128,9 @@ def files_of(
             files = files_below(place)
             found += [("", str(file)) for file in files]
             below += [file.relative_to(place).as_posix() for file in files]
-    of_table = isinstance(source, PartitionedFiles)
-    if isinstance(source, PartitionedFiles):
-        below = source.below()
     kind, partitions = kind_of_all(found, address_of, ("parquet", *texts)), partition_columns(below, columns)
     if kind == "parquet":
-        return ParquetFiles.of(found, address_of, partitions, agree=of_table)
+        return ParquetFiles.of(found, address_of, partitions)
     if named := [name for name in partitions if name in (*FIELDS, "keys", "topic_id")]:
         raise InvalidArgument(
             f"folders have values of {named[0]!r} in their names, but fields of {kind.upper()} must be in the lines: "
@@ -203,10 +143,11 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     """Raise the errors of `entries_of` that need no Spark: missing paths and missing columns of Parquet files."""
     if is_frame(source):
         return
-    is_log = any(is_archive(path) or _is_store(path) for path in _paths(source))
-    files = None if is_log else files_of(source, address_of, columns=columns)
+    if any(is_archive(path) or _is_store(path) for path in _paths(source)):
+        _checked_log_fields(columns, schema)
+        return
+    files = files_of(source, address_of, columns=columns)
     for field in _wanted(columns, files.schema.names if isinstance(files, ParquetFiles) else (), schema):
-        # Spark checks expressions
         if isinstance(files, ParquetFiles) and isinstance(name := columns.get(field, field), str):
             _checked_name(field, name, files)
 
@@ -219,69 +160,6 @@ def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
 def has_log_offsets(source: SourceLike) -> bool:
     """Return whether the offsets of a source are positions in a commit log."""
     return not is_frame(source) and all(is_archive(path) or _is_store(path) for path in _paths(source))
-
-
-def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
-    """Return the rows of files with their common columns. Raises `InvalidArgument` for a type that Spark lacks."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    parts = files.parts(spark.sparkContext.defaultParallelism)
-    first, others = files.files[0][1], len(files.files) - 1
-    where = f"{first} or one of {others:,} files beside it" if others else first
-    typed = [field for field in files.schema if field.name not in files.unusable]
-    known = pa.schema([field.with_type(_known_type(field.type, field.name, where)) for field in typed])
-    # Spark cuts times of day to microseconds when it writes them
-    exact = pa.schema([f.with_type(pa.time64("us")) if pa.types.is_time(f.type) else f for f in known])
-
-    def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for rows in files.batches(parts[number], known.names):
-                    try:
-                        made = rows.select(known.names).cast(exact).cast(known)
-                    except pa.ArrowInvalid as error:
-                        name = files.files[parts[number][0]][1]
-                        raise InvalidArgument(f"{name}: a value does not fit a type of Spark: {error}") from error
-                    yield made
-
-    try:
-        return _numbers(spark, len(parts)).mapInArrow(plainly(read_parts), from_arrow_schema(known))
-    except (PySparkException, ValueError) as error:
-        raise InvalidArgument(f"{where}: Spark has no type of a column: {error}") from error
-
-
-def _known_type(kind: pa.DataType, column: str, file: str) -> pa.DataType:
-    """Return the type in which Spark's JVM accepts a column from Python, also within lists, structs and maps.
-
-    Times have microseconds, times of day nanoseconds. Unsigned numbers become wider, bytes of any length. Lists, texts
-    and dictionaries become plain. Nanoseconds raise `InvalidArgument`, because Spark would cut them.
-    """
-    if pa.types.is_dictionary(kind):
-        return _known_type(kind.value_type, column, file)
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        raise InvalidArgument(f"{file}: column {column!r} has views of lists within another type: write plain lists")
-    if is_text(kind):
-        return pa.string()
-    if pa.types.is_null(kind):
-        return pa.int64()
-    if pa.types.is_unsigned_integer(kind):
-        return pa.int64() if kind.bit_width < 64 else pa.decimal128(20)
-    if pa.types.is_fixed_size_binary(kind) or pa.types.is_large_binary(kind):
-        return pa.binary()
-    if has_items(kind):
-        return pa.list_(kind.value_field.with_type(_known_type(kind.value_type, column, file)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_known_type(field.type, column, file)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(*(_known_type(each, column, file) for each in (kind.key_type, kind.item_type)))
-    if pa.types.is_time(kind):
-        return pa.time64("ns")
-    if not pa.types.is_timestamp(kind):
-        return kind
-    if kind.unit == "ns":
-        raise InvalidArgument(f"{file}: column {column!r} has times in nanoseconds: write times in microseconds")
-    return pa.timestamp("us", kind.tz)
 
 
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
@@ -361,7 +239,7 @@ FIELDS = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
 class Entries:
     """A source's entries for tasks, one row for each; the key is null for a message without keys.
 
-    `frame` has the fields `names`. With `read` it has numbers of the source's parts, which `read` turns into fields.
+    `frame` has the fields `names`. With `read` it has parts of the source, which `read` turns into fields.
     """
 
     frame: DataFrame
@@ -404,32 +282,47 @@ def entries_of(
 
     Raises `InvalidArgument`, which names the column, `CorruptFile`, the storage's errors.
     """
-    log = _log_of(spark, source, address_of, skip_corrupt)
-    fields = {name: field for name, given in columns.items() if (field := _field(given)) is not None}
-    if log is None and not is_frame(source) and len(fields) == len(columns):
-        files = files_of(source, address_of, columns=columns)
-        if isinstance(files, ParquetFiles):
-            return _entries_of_files(spark, files, fields, columns, schema)
-        _wanted(columns, (), schema)
-        names = {name: column for name, (column, _) in fields.items() if column is not None}
-        constants = {name: value for name, (column, value) in fields.items() if column is None}
-        # `ingest` reads NDJSON by the same mapping
-        mapped = _ndjson_frame(spark, files, Fields(names, constants, schema), address_of)
-        frame = entry_frame(mapped, {}, schema)
+    if is_frame(source):
+        frame = entry_frame(source, columns, schema)
         return Entries(frame, tuple(frame.columns))
-    if log is not None and not columns and set(wanted := _wanted({}, (), schema)) < set(LOG_COLUMNS):
-        return Entries(log.segments, (*wanted, SKIPPED), partial(_of_log, log.read))
-    there = log.frame if log is not None else frame_of(spark, source, address_of, columns, skip_corrupt=skip_corrupt)
-    frame = entry_frame(there, columns, schema)
-    return Entries(frame, tuple(frame.columns))
+    if (log := _log_of(spark, source, address_of, skip_corrupt)) is not None:
+        for name in _checked_log_fields(columns, schema):
+            _check_there(name, name, LOG_COLUMNS[:-1], "a commit log has")
+        return Entries(log.segments, LOG_COLUMNS, partial(_with_keys_marked, log.read))
+    fields = {name: field for name, given in columns.items() if (field := _field(given)) is not None}
+    if expressions := [name for name in columns if name not in fields]:
+        raise InvalidArgument(
+            f"columns: {expressions[0]} is an expression, which needs a DataFrame: read the files by spark.read, and "
+            "pass the DataFrame"
+        )
+    files = files_of(source, address_of, columns=columns)
+    if isinstance(files, ParquetFiles):
+        return _entries_of_files(spark, files, fields, columns, schema)
+    wanted = _wanted(columns, ("topic_id",), schema)
+    # `ingest` reads NDJSON by the same mapping
+    names = {name: column for name, (column, _) in fields.items() if column is not None}
+    constants = {name: value for name, (column, value) in fields.items() if column is None}
+    read = partial(_read_ndjson, address_of=address_of, fields=Fields(names, constants, schema))
+    splits = frame_of_splits(spark, [part for file in files for part in _parts(*file)])
+    return Entries(splits, tuple(wanted), partial(_with_keys_marked, read))
 
 
-def _of_log(
+def _checked_log_fields(columns: Mapping[str, object], schema: Schema) -> list[str]:
+    """Return the fields of entries of a commit log. Raises `InvalidArgument` for `columns`."""
+    if columns:
+        raise InvalidArgument(
+            "columns: a commit log has its own fields; to map others, read it as a DataFrame of format "
+            "rocketmq_commitlog, and pass the DataFrame"
+        )
+    return _wanted({}, (), schema)
+
+
+def _with_keys_marked(
     read: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     batches: Iterable[pa.RecordBatch],
     names: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the fields `names`, which include `HAS_KEY`, of a log's entries."""
+    """Yield the fields `names`, which may include `HAS_KEY`, of the entries that `read` returns."""
     for batch in read(batches):
         yield batch.append_column(HAS_KEY, pc.is_valid(batch.column("key"))).select(list(names))
 
