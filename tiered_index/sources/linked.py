@@ -14,26 +14,24 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
-from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.follow import FIRST, PatientPut
-from tiered_index.format.names import TOPICS_QUEUE, linked_store, rows_store
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segment import LinkedSegment, Times
-from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
-from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, reopened, stored_file
-from tiered_index.sources.places import LocalFile
+from tiered_index.sources.chains import FileChains, end_of, has_changed, has_grown, has_text, is_torn, may_grow
+from tiered_index.sources.listing import SourceFile, reopened
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
-from tiered_index.sources.rows import BLOCK_BYTES, RowBatch, RowFile, RowMapping, is_growing_text, open_rows
+from tiered_index.sources.rows import RowBatch, RowFile, RowMapping, open_rows
 from tiered_index.systems import files_key
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
@@ -96,20 +94,17 @@ class FileLinker:
         self._archiver = RowArchiver(self.index, self._store) if self.archive else None
         # columns and positions whose rows are not archived yet
         self._waiting: list[tuple[dict[str, Any], int]] = []
-        # the segments of the text that each file has, by its place, in order of their positions
-        self._chains: dict[str, list[LinkedSegment]] = {}
-        # those of a text whose file has another one since: a copy of it may appear
-        self._lost: list[list[LinkedSegment]] = []
+        self._chains = FileChains(self._store)
         # copies of files that are still there, and the time at which they were listed first
         self._copies: dict[str, float] = {}
         self._is_begun = False
-        # the end of all offsets that were ever reserved
-        self._end = 0
 
     @property
     def position(self) -> int:
         """The offset before which all rows are durable."""
-        return self.index.durable_position(self._store) or 0
+        # a job may have published rows since the index was opened
+        published = self.index.log_state.positions.get(self._store, 0)
+        return max(self.index.durable_position(self._store) or 0, published)
 
     def begin_again(self) -> None:
         """Forget the state of the log: the next `run` reads it again, and continues after an error."""
@@ -129,7 +124,7 @@ class FileLinker:
         moved: list[LinkedSegment] = []
         begun: dict[tuple[str, bytes], list[bytes]] = {}
         for listed in files:
-            chain = self._chains.get(listed.place)
+            chain = self._chains.by_place.get(listed.place)
             if listed.place in places or (chain and listed.is_same(chain[-1].size_bytes, chain[-1].etag)):
                 self.counts.known += 1
             elif chain is None:
@@ -138,7 +133,9 @@ class FileLinker:
                 waiting.append((listed, self._begin(listed, chain)))
                 if not waiting[-1][1]:
                     self._has_begun(listed, begun)
-            is_known = chain is not None and chain is self._chains.get(listed.place) and listed.place not in places
+            is_known = (
+                chain is not None and chain is self._chains.by_place.get(listed.place) and listed.place not in places
+            )
             if is_known and chain and listed.uri != chain[-1].uri:
                 moved += [structs.replace(segment, uri=listed.uri) for segment in chain]
             places.add(listed.place)
@@ -146,7 +143,7 @@ class FileLinker:
             if (chain := self._copied(listed)) is not None:
                 etag, size = listed.etag(listed.head()), listed.size_bytes
                 moved += [structs.replace(segment, uri=listed.uri, etag=etag, size_bytes=size) for segment in chain]
-                if (end := _end_of(chain)) < size:
+                if (end := end_of(chain)) < size:
                     waiting.append((listed, end))
                 else:
                     self.counts.known += 1
@@ -156,7 +153,7 @@ class FileLinker:
             # the same rows, at another place
             self.index.link([], moved)
             for segment in moved:
-                self._note(segment)
+                self._chains.note(segment)
         while waiting:
             chunk: list[tuple[SourceFile, RowFile, LinkedSegment]] = []
             while (
@@ -171,63 +168,31 @@ class FileLinker:
 
     def _go_on_from_log(self) -> None:
         """Learn the segments of the log, and read those that an earlier run has not finished."""
-        position, pending = self.position, list[LinkedSegment]()
-        self._chains, self._lost, self._waiting = {}, [], []
-        segments = self.index.segment_archive.segments()
-        for segment in segments.of_log(self._store):
-            if isinstance(segment, LinkedSegment):
-                self._note(segment)
-                if segment.is_open or segment.end > position:
-                    pending.append(segment)
-        # an offset of a lost catalog's files is never used again
-        given_up = [lost.end for lost in segments.state.given_up.get(self._store, ())]
-        # nor one of archived rows, whose file may be gone
-        archived = segments.end(rows_store(self._store))
-        self._end = max(self._end, position, archived, *given_up)
+        position, self._waiting = self.position, []
+        pending = self._chains.learn(self.index.segment_archive.segments(), position)
         if self._archiver is not None:
             self._archiver.begin_again()
-        if not self._end and self.topic is not None:
+        if not self._chains.end and self.topic is not None:
             self._check_queue(self.topic)
         for path in self.mapping.keys:
             self._put_name(files_key(self._store) + path)
         self._go_on(pending, position)
 
-    def _note(self, segment: LinkedSegment) -> None:
-        is_local = segment.uri.startswith("file:")
-        place = segment.etag.rsplit("-", 2)[0] if is_local else segment.uri
-        chain = self._chains.setdefault(place, [])
-        for number, known in enumerate(chain):
-            if known.start == segment.start:
-                chain[number] = segment
-                break
-        else:
-            if chain and segment.position != _end_of(chain):
-                self._lost.append(chain)
-                chain = self._chains[place] = []
-            chain.append(segment)
-        self._end = max(self._end, segment.end)
-
-    def _forget(self, segment: LinkedSegment) -> None:
-        self._chains = {
-            place: left
-            for place, chain in self._chains.items()
-            if (left := [other for other in chain if other.start != segment.start] if segment in chain else chain)
-        }
-
     def _copied(self, listed: SourceFile) -> list[LinkedSegment] | None:
         """Return the segments of a text that a new file has now, and forget them; None: its text is new."""
         head = None
-        for chain in [*self._lost, *self._chains.values()]:
-            if listed.size_bytes < _end_of(chain) or not _may_grow(chain[0]) or not listed.uri.startswith("file:"):
+        for chain in [*self._chains.lost, *self._chains.by_place.values()]:
+            if listed.size_bytes < end_of(chain) or not may_grow(chain[0]) or not listed.uri.startswith("file:"):
                 continue
             head = listed.head() if head is None else head
-            if not _has_text(listed, chain, head):
+            if not has_text(listed, chain, head):
                 continue
-            if chain in self._lost:
-                self._lost.remove(chain)
+            if chain in self._chains.lost:
+                self._chains.lost.remove(chain)
                 return chain
             if not self._is_there(chain):
-                self._chains = {place: other for place, other in self._chains.items() if other is not chain}
+                by_place = self._chains.by_place
+                self._chains.by_place = {place: other for place, other in by_place.items() if other is not chain}
                 return chain
         return None
 
@@ -247,10 +212,10 @@ class FileLinker:
         folder, head = listed.uri.rpartition("/")[0], listed.head()
         return any(
             chain[0].uri.rpartition("/")[0] == folder
-            and _may_grow(chain[0])
-            and listed.size_bytes >= _end_of(chain)
-            and _has_text(listed, chain, head)
-            for chain in self._chains.values()
+            and may_grow(chain[0])
+            and listed.size_bytes >= end_of(chain)
+            and has_text(listed, chain, head)
+            for chain in self._chains.by_place.values()
         )
 
     def _has_begun(self, listed: SourceFile, begun: dict[tuple[str, bytes], list[bytes]]) -> bool:
@@ -269,7 +234,7 @@ class FileLinker:
             with reopened(last.uri, self.index.config) as now:
                 is_place = not last.uri.startswith("file:") or now.place == last.etag.rsplit("-", 2)[0]
                 is_same = now.is_same(last.size_bytes, last.etag)
-                return is_place and (is_same or _has_text(now, chain, now.head()))
+                return is_place and (is_same or has_text(now, chain, now.head()))
         except (InvalidArgument, ObjectNotFound):
             return False
 
@@ -319,40 +284,20 @@ class FileLinker:
             self._put_waiting()
 
     def _begin(self, listed: SourceFile, chain: list[LinkedSegment]) -> int:
-        """Return the position from which on a file is to be indexed: behind its segments, if it has only grown."""
-        if _has_text(listed, chain, listed.head()):
-            return _end_of(chain)
-        del self._chains[listed.place]
-        self._lost.append(chain)
-        self.counts.changed.append(chain[-1].uri)
-        return 0
+        """Return the position from which on a known file is to be indexed."""
+        uri, position = chain[-1].uri, self._chains.new_from(listed, chain)
+        if position is None:
+            self.counts.changed.append(uri)
+        return position or 0
 
     def _reserved(self, listed: SourceFile, position: int) -> list[tuple[SourceFile, RowFile, LinkedSegment]]:
         """Return the file with an open segment at the end of the log; nothing if it has no bytes behind `position`."""
-        published_ms, head = SystemClock().now_ms(), listed.head()
-        if self._is_torn(listed, head, position):
+        head = listed.head()
+        if is_torn(listed, head, position):
             self.counts.held_back.append(listed.uri)
             return []
-        rows = open_rows(listed.file, listed.size_bytes, head)
-        if (length := rows.length_bound(position)) <= 0:
-            return []
-        of_file = listed.uri, self._store, self._end, length, rows.format, listed.size_bytes, listed.etag(head)
-        segment = LinkedSegment(*of_file, published_ms, position, is_open=True)
-        self._end = segment.end
-        return [(listed, rows, segment)]
-
-    def _is_torn(self, listed: SourceFile, head: bytes, position: int) -> bool:
-        """Return whether the rest of a text is a line that may still be written."""
-        if not is_growing_text(head):
-            return False
-        while position < listed.size_bytes and (part := listed.part(position, BLOCK_BYTES)):
-            if b"\n" in part:
-                return False
-            if position + len(part) == listed.size_bytes and part.rstrip().endswith(b"}"):
-                # perhaps a whole object
-                return False
-            position += len(part)
-        return True
+        reserved = self._chains.reserved(listed, head, position)
+        return [] if reserved is None else [(listed, *reserved)]
 
     def _go_on(self, pending: Sequence[LinkedSegment], position: int = 0) -> None:
         """Read the segments that are not read, or not finished, from an offset on."""
@@ -387,7 +332,7 @@ class FileLinker:
                 listed = None
             head = b"" if listed is None else listed.head()
             if listed is not None and (
-                listed.is_same(segment.size_bytes, segment.etag) or _has_grown(listed, segment, head)
+                listed.is_same(segment.size_bytes, segment.etag) or has_grown(listed, segment, head)
             ):
                 return self._read(listed, open_rows(listed.file, listed.size_bytes, head), segment, offset)
         # its rows before the offset are indexed
@@ -401,14 +346,14 @@ class FileLinker:
         for segment, (other, position) in zip(before, after, strict=True):
             if other is None:
                 gone.append(segment.place)
-                self._forget(segment)
+                self._chains.forget(segment)
             elif other != segment:
                 finished.append(other)
-                self._note(other)
+                self._chains.note(other)
             if position is not None:
                 # the text is longer than its bound
-                further.append(structs.replace(segment, start=self._end, position=position))
-                self._end = further[-1].end
+                further.append(structs.replace(segment, start=self._chains.end, position=position))
+                self._chains.end = further[-1].end
         if finished or gone:
             self.index.link(further, finished, gone)
         return further
@@ -428,7 +373,7 @@ class FileLinker:
         self.progress(self.counts.read_bytes)
         if reading.held_back_bytes:
             self.counts.held_back.append(listed.uri)
-        if _has_changed(listed, segment):
+        if has_changed(listed, segment):
             # the next run indexes it again as a whole. Checksums prevent that other bytes pass for its rows
             self.counts.changed_while_read.append(listed.uri)
         if not segment.is_open:
@@ -480,48 +425,3 @@ def _joined(times: Times | None, more: Times | None) -> Times | None:
     if times is None or more is None:
         return times or more
     return min(times[0], more[0]), max(times[1], more[1])
-
-
-def _has_grown(listed: SourceFile, segment: LinkedSegment, head: bytes) -> bool:
-    """Return whether a file is the text of a segment, perhaps with more behind it, by its size and first bytes."""
-    if segment.format not in ("ndjson", "csv") or listed.size_bytes < segment.size_bytes:
-        return False
-    known = head[: min(HEAD_BYTES, segment.size_bytes)]
-    return f"{crc32(known):08x}" == segment.etag.rpartition("-")[2]
-
-
-def _may_grow(segment: LinkedSegment) -> bool:
-    return segment.format in ("ndjson", "csv")
-
-
-def _end_of(chain: Sequence[LinkedSegment]) -> int:
-    return chain[-1].position + chain[-1].length
-
-
-def _has_changed(listed: SourceFile, segment: LinkedSegment) -> bool:
-    """Return whether a file was written to since it was listed, other than to append to a text."""
-    file = listed.file
-    try:
-        if isinstance(file, LocalFile):
-            now = local_file(file.path)
-        else:
-            info = file.storage.head(file.name)
-            now = stored_file(replace(file, size_bytes=info.size_bytes), info.modified_ms)
-        if now.is_same(listed.size_bytes, f"{listed.stamp}-"):
-            return False
-        return now.place != listed.place or not _has_grown(now, segment, now.head())
-    except (InvalidArgument, ObjectNotFound):
-        # it is gone, which its rows say
-        return False
-
-
-def _has_text(listed: SourceFile, chain: Sequence[LinkedSegment], head: bytes) -> bool:
-    """Return whether a file has the text of segments, perhaps with more behind it, by its first and last bytes."""
-    last = chain[-1]
-    if not _has_grown(listed, last, head) or listed.size_bytes < _end_of(chain):
-        return False
-    if last.blocks is None:
-        return True
-    size_bytes, sums = last.blocks
-    begin = (len(sums) - 1) * size_bytes
-    return crc32(listed.part(last.position + begin, last.length - begin)) == sums[-1]

@@ -30,8 +30,9 @@ def link(
 ) -> None:
     """Append a record that adds segments, replaces those at the places of `finished`, and removes those at `gone`.
 
-    `added` are sorted, and behind all segments of their stores. Raises the errors of `StorageLog.append`, of the
-    storage, and `InvalidArgument` for a place without a segment.
+    `added` are sorted, and behind all segments of their stores: `StorageUnavailable`, if another job added some there
+    meanwhile. Raises the errors of `StorageLog.append`, of the storage, and `InvalidArgument` for a place without a
+    segment.
     """
     for left in reversed(range(_TRIES)):
         try:
@@ -52,6 +53,7 @@ def _linked(
     gone: set[tuple[str, int]],
 ) -> bool:
     state = log.refresh()
+    check_behind(state, added)
     replaced = _catalogs_of(state, [*finished, *gone])
     catalogs, seen = list[tuple[StoredCatalog, Publication]](), set[tuple[str, int]]()
     before = sum(stored.rows.count for stored in replaced)
@@ -71,6 +73,10 @@ def _linked(
     def make(now: LogState) -> LogRecord | None:
         if not now.catalogs.keys() >= {*names} or now.hidden != state.hidden:
             return None
+        if any(catalog.name in now.catalogs for catalog, _ in catalogs):
+            # an earlier attempt has appended the record
+            return None
+        check_behind(now, added)
         left_out = max(before - after_count, 0)
         listed = tuple(catalog for catalog, _ in catalogs)
         return LogRecord(0, "link", epoch, "", 0, remove=names, catalogs=listed, left_out=left_out)
@@ -78,6 +84,14 @@ def _linked(
     publication = Publication(log, objects, epoch, names_object(log.storage))
     after = publication.record("linked files", make)
     return all(catalog.name in after.catalogs for catalog, _ in catalogs) and after.catalogs.keys().isdisjoint(names)
+
+
+def check_behind(state: LogState, added: Sequence[LinkedSegment]) -> None:
+    """Raise `StorageUnavailable` unless segments begin behind all segments that catalogs list for their stores."""
+    for segment in added:
+        ends = [log.end for _, log in state.listed_logs.get(segment.store, ())]
+        if segment.start < max(ends, default=0):
+            raise StorageUnavailable(f"another job has added files of the log {segment.store} meanwhile: try again")
 
 
 def _catalogs_of(state: LogState, places: Sequence[tuple[str, int]]) -> list[StoredCatalog]:

@@ -1,0 +1,169 @@
+"""The files of one log, by the segments that the index has: what is new in a file, and its offsets.
+
+One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tiered_index.clock import SystemClock
+from tiered_index.errors import InvalidArgument, ObjectNotFound
+from tiered_index.format.names import rows_store
+from tiered_index.format.segment import LinkedSegment
+from tiered_index.kernels import crc32
+from tiered_index.service.read.segments import Segments
+from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, stored_file
+from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.rows import BLOCK_BYTES, RowFile, is_growing_text, open_rows
+
+
+class FileChains:
+    """The segments of a log by the files that have their text, and the end of all offsets that were ever reserved.
+
+    - `by_place` has the segments of the text that each file has, by its place, in order of their positions.
+    - `lost` has those of a text whose file has another one since: a copy of it may appear.
+    """
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        self.by_place: dict[str, list[LinkedSegment]] = {}
+        self.lost: list[list[LinkedSegment]] = []
+        self.end = 0
+
+    def learn(self, segments: Segments, position: int) -> list[LinkedSegment]:
+        """Take the segments of the log in place of all known ones, and return those that are not whole.
+
+        They are open, or end behind `position`, before which all rows are durable. Raises as `Segments`.
+        """
+        self.by_place, self.lost, pending = {}, [], list[LinkedSegment]()
+        for segment in segments.of_log(self.store):
+            if isinstance(segment, LinkedSegment):
+                self.note(segment)
+                if segment.is_open or segment.end > position:
+                    pending.append(segment)
+        self.end = max(self.end, position, offsets_end(segments, self.store))
+        return pending
+
+    def note(self, segment: LinkedSegment) -> None:
+        """Add a segment, or replace the one of its place."""
+        is_local = segment.uri.startswith("file:")
+        place = segment.etag.rsplit("-", 2)[0] if is_local else segment.uri
+        chain = self.by_place.setdefault(place, [])
+        for number, known in enumerate(chain):
+            if known.start == segment.start:
+                chain[number] = segment
+                break
+        else:
+            if chain and segment.position != end_of(chain):
+                self.lost.append(chain)
+                chain = self.by_place[place] = []
+            chain.append(segment)
+        self.end = max(self.end, segment.end)
+
+    def forget(self, segment: LinkedSegment) -> None:
+        """Remove a segment without a row."""
+        self.by_place = {
+            place: left
+            for place, chain in self.by_place.items()
+            if (left := [other for other in chain if other.start != segment.start] if segment in chain else chain)
+        }
+
+    def new_from(self, listed: SourceFile, chain: list[LinkedSegment]) -> int | None:
+        """Return the position from which on a known file is new: behind its segments, if it has only grown.
+
+        None: it has another text, which is new as a whole. The segments of the text before are lost.
+        """
+        if has_text(listed, chain, listed.head()):
+            return end_of(chain)
+        del self.by_place[listed.place]
+        self.lost.append(chain)
+        return None
+
+    def reserved(self, listed: SourceFile, head: bytes, position: int) -> tuple[RowFile, LinkedSegment] | None:
+        """Return the rows of a file, and an open segment at the end of the log for those behind `position`.
+
+        `head` are its first bytes. None: it has no byte there. Raises `CorruptFile`, and `InvalidArgument` for a file
+        of another form.
+        """
+        published_ms = SystemClock().now_ms()
+        rows = open_rows(listed.file, listed.size_bytes, head)
+        if (length := rows.length_bound(position)) <= 0:
+            return None
+        of_file = listed.uri, self.store, self.end, length, rows.format, listed.size_bytes, listed.etag(head)
+        segment = LinkedSegment(*of_file, published_ms, position, is_open=True)
+        self.end = segment.end
+        return rows, segment
+
+
+def offsets_end(segments: Segments, store: str) -> int:
+    """Return the end of all offsets of a log that a record has named. Those of a lost catalog are never used again."""
+    given_up = [lost.end for lost in segments.state.given_up.get(store, ())]
+    listed = [log.end for _, log in segments.state.listed_logs.get(store, ())]
+    archived = segments.end(rows_store(store))
+    return max([archived, *given_up, *listed, segments.state.positions.get(store, 0)])
+
+
+def is_torn(listed: SourceFile, head: bytes, position: int) -> bool:
+    """Return whether the text of a file behind a position is a line that may still be written."""
+    if not is_growing_text(head):
+        return False
+    while position < listed.size_bytes and (part := listed.part(position, BLOCK_BYTES)):
+        if b"\n" in part:
+            return False
+        if position + len(part) == listed.size_bytes and part.rstrip().endswith(b"}"):
+            # perhaps a whole object
+            return False
+        position += len(part)
+    return True
+
+
+def may_grow(segment: LinkedSegment) -> bool:
+    """Return whether lines may be appended to the file of a segment."""
+    return segment.format in ("ndjson", "csv")
+
+
+def end_of(chain: Sequence[LinkedSegment]) -> int:
+    """Return the position of a file behind its segments."""
+    return chain[-1].position + chain[-1].length
+
+
+def has_grown(listed: SourceFile, segment: LinkedSegment, head: bytes) -> bool:
+    """Return whether a file is the text of a segment, perhaps with more behind it, by its size and first bytes."""
+    if not may_grow(segment) or listed.size_bytes < segment.size_bytes:
+        return False
+    known = head[: min(HEAD_BYTES, segment.size_bytes)]
+    return f"{crc32(known):08x}" == segment.etag.rpartition("-")[2]
+
+
+def has_text(listed: SourceFile, chain: Sequence[LinkedSegment], head: bytes) -> bool:
+    """Return whether a file has the text of segments, perhaps with more behind it, by its first and last bytes."""
+    last = chain[-1]
+    if not has_grown(listed, last, head) or listed.size_bytes < end_of(chain):
+        return False
+    if last.blocks is None:
+        return True
+    size_bytes, sums = last.blocks
+    begin = (len(sums) - 1) * size_bytes
+    return crc32(listed.part(last.position + begin, last.length - begin)) == sums[-1]
+
+
+def as_it_is(file: LocalFile | StoredFile) -> SourceFile:
+    """Return a file as it is now. Raises `InvalidArgument`, `ObjectNotFound`, the storage's errors."""
+    if isinstance(file, LocalFile):
+        return local_file(file.path)
+    info = file.storage.head(file.name)
+    return stored_file(replace(file, size_bytes=info.size_bytes), info.modified_ms)
+
+
+def has_changed(listed: SourceFile, segment: LinkedSegment) -> bool:
+    """Return whether a file was written to since it was listed, other than to append to a text."""
+    try:
+        now = as_it_is(listed.file)
+        if now.is_same(listed.size_bytes, f"{listed.stamp}-"):
+            return False
+        return now.place != listed.place or not has_grown(now, segment, now.head())
+    except (InvalidArgument, ObjectNotFound):
+        # it is gone, which its rows say
+        return False
