@@ -114,7 +114,7 @@ class Marker(Struct, frozen=True):
     def decode(cls, data: bytes, file: str) -> Marker:
         """Return the marker in `data`. Raises `NotAnIndex` if it isn't one."""
         try:
-            version = decoded(data, _Version, file, "marker").tiered_index
+            version = decoded(data, _MarkerVersion, file, "marker").tiered_index
             if version != MARKER_VERSION:
                 raise NotAnIndex(
                     f"{file}: the root has version {version}, and this program reads version {MARKER_VERSION}: install "
@@ -125,7 +125,7 @@ class Marker(Struct, frozen=True):
             raise NotAnIndex(f"{error}; it is not the marker of a tiered index") from error
 
 
-class _Version(Struct):
+class _MarkerVersion(Struct):
     tiered_index: Annotated[int, Meta(ge=0, le=2**31)]
 
 

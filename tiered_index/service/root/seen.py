@@ -53,14 +53,14 @@ class Seen(Struct, frozen=True):
     @classmethod
     def decode(cls, place: bytes, file: str) -> Seen:
         """Return the content of a slot. Raises `CorruptFile`."""
-        stored = decoded(place, _Place, file, "the seen position of the log")
+        stored = decoded(place, _StoredSlot, file, "the seen position of the log")
         seen = cls(stored.number, stored.digest, stored.attempt, stored.serial)
         computed = zlib.crc32(json.dumps(asdict(seen)).encode())
         CorruptFile.unless_equal(file, "does not match its CRC32", stored.crc32, computed)
         return seen
 
 
-class _Place(Struct):
+class _StoredSlot(Struct):
     number: Count
     digest: str
     attempt: str

@@ -38,7 +38,7 @@ _POSITIONS = 1 << 12
 
 
 @dataclass
-class Run:
+class FlushRun:
     """Rows that an appender must write; the first `done` are durable.
 
     `positions` become durable with the last row. A new file begins with the positions `known`.
@@ -95,7 +95,7 @@ class Appender:
     _last: tuple[str, int] | None = None  # the previous file and its durable entries
     _given_up: list[UnsealedFile] = field(default_factory=list)
 
-    def write(self, run: Run) -> None:
+    def write(self, run: FlushRun) -> None:
         """Make the remaining rows durable. Raises typed errors; a repeated call continues."""
         self.context.root.check()  # entries in a deleted or replaced folder are not durable
         total = run.count
@@ -148,14 +148,14 @@ class Appender:
             self.context.catalog.put(file)
             self.context.list_files()
 
-    def _fitting(self, file: UnsealedFile, run: Run) -> int:
+    def _fitting(self, file: UnsealedFile, run: FlushRun) -> int:
         """Return the end of the rows that this file can take."""
         stop = min(run.done + file.table.free, run.done + _BATCH, run.count)
         differences = run.columns["second"][run.done : stop] - file.table.begin_ms // 1000
         outside = np.flatnonzero((differences > 2**31 - 1) | (differences < -(2**31)))
         return run.done + int(outside[0]) if outside.size else stop
 
-    def _named(self, file: UnsealedFile, run: Run, stop: int) -> tuple[int, list[tuple[int, str]]]:
+    def _named(self, file: UnsealedFile, run: FlushRun, stop: int) -> tuple[int, list[tuple[int, str]]]:
         """Return the end of the rows before `stop` whose new topics fit one journal record, and the rows' topics."""
         while True:
             ids = _distinct(run.columns["topic_id"][run.done : stop])
@@ -164,7 +164,7 @@ class Appender:
                 return stop, names
             stop = run.done + (stop - run.done) // 2
 
-    def _writable(self, run: Run) -> UnsealedFile:
+    def _writable(self, run: FlushRun) -> UnsealedFile:
         if self.active is not None:
             if self.active.accepts:
                 return self.active

@@ -15,7 +15,7 @@ import numpy as np
 from tiered_index.clock import Clock
 from tiered_index.errors import IndexClosed, TieredIndexError
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.write.appenders import Appender, Run
+from tiered_index.service.write.appenders import Appender, FlushRun
 from tiered_index.service.write.buffer import WriteBuffer
 
 # entries of one round, unless a single `put_batch` has more
@@ -42,7 +42,7 @@ class Flusher:
     # the monotonic time at which the position of a source last changed
     moved_s: dict[str, float] = field(default_factory=dict)
     # what the current round must write, in this order
-    _round: list[tuple[Appender, Run]] | None = None
+    _round: list[tuple[Appender, FlushRun]] | None = None
     _closed: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -128,7 +128,7 @@ class Flusher:
             if appender.active is not None and abs(now_ms - appender.active.journal.created_ms) >= age_s * 1000
         ]
 
-    def _begin(self) -> list[tuple[Appender, Run]]:
+    def _begin(self) -> list[tuple[Appender, FlushRun]]:
         chunks = self.buffer.begin_flush(_ROUND)
         parts = [chunk.columns() for chunk in chunks]
         columns = (
@@ -141,7 +141,7 @@ class Flusher:
         seconds = columns["second"]
         low, high = now_s - self.max_late_s, now_s + self.max_early_s
         if not len(seconds) or (seconds.min() >= low and seconds.max() <= high):
-            return [(self.main, Run(columns, positions, self.positions))]
+            return [(self.main, FlushRun(columns, positions, self.positions))]
         bad = (seconds < low) | (seconds > high)
         # wrong timestamps are far apart: sorted by time they need the fewest files
         order = np.flatnonzero(bad)
@@ -149,6 +149,6 @@ class Flusher:
         self.quarantined += len(order)
         wild, fine = ({name: values[rows] for name, values in columns.items()} for rows in (order, ~bad))
         if bad.all():
-            return [(self.quarantine, Run(wild, positions))]
+            return [(self.quarantine, FlushRun(wild, positions))]
         # positions become durable with the last rows written
-        return [(self.quarantine, Run(wild)), (self.main, Run(fine, positions, self.positions))]
+        return [(self.quarantine, FlushRun(wild)), (self.main, FlushRun(fine, positions, self.positions))]
