@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import select
 import socket
 import time
 from functools import partial
@@ -176,6 +177,9 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, what):
         asking.sendall(b"GET /v1/query?topic=orders&key=k" + asked + HOST + b"Accept: application/x-ndjson\r\n\r\n")
         counted = 'http_request_seconds_count{method="GET",route="/v1/query"'
         until(lambda: counted in client.get("/metrics").text)
+        ended = select.poll()
+        ended.register(asking, 0)
+        assert ended.poll(PATIENCE_S * 1000)
         got = rest(asking).replace(b"\r\n", b"")
         # whole lines, and no status
         lines = [line for line in got.split(b"\n")[1:-1] if line.endswith(b"}")]

@@ -20,7 +20,7 @@ from tiered_index.server import wire
 from tiered_index.server.entries import parsed
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Caps
-from tiered_index.server.stored import VerificationHandlers
+from tiered_index.server.stored import StoredHandlers
 from tiered_index.server.tokens import add_token
 from tiered_index.storage.pools import DaemonPool, NoThread
 
@@ -307,7 +307,7 @@ def test_a_verification_is_a_job(index, monkeypatch):
     index.run_lifecycle()
     waiting = SimpleQueue()
     with serving(index) as client:
-        monkeypatch.setattr(VerificationHandlers, "_run", lambda self, *given: waiting.put((self, given)))
+        monkeypatch.setattr(StoredHandlers, "_run", lambda self, *given: waiting.put((self, given)))
         begun = client.post("/v1/verify", json={"deep": True})
         assert (begun.status_code, begun.json()["state"]) == (202, "running")
         assert client.post("/v1/verify", json={}).status_code == 409
@@ -331,7 +331,7 @@ def test_a_verification_that_no_thread_can_begin_blocks_no_later_one(index, monk
     submit = DaemonPool.submit
 
     def without_thread(pool, call, *given):
-        if getattr(call, "__func__", None) is VerificationHandlers._run:
+        if getattr(call, "__func__", None) is StoredHandlers._run:
             raise NoThread("no thread")
         return submit(pool, call, *given)
 

@@ -25,9 +25,9 @@ from tiered_index.server.metrics import Metrics
 from tiered_index.server.operations import Operation, described, operations_of
 from tiered_index.server.parameters import Nothing, of_query
 from tiered_index.server.served import Served
-from tiered_index.server.stored import StoredHandlers, VerificationHandlers
+from tiered_index.server.stored import StoredHandlers
 
-HANDLERS = (LookupHandlers, StoredHandlers, EntryHandlers, VerificationHandlers, HealthHandlers)
+HANDLERS = (LookupHandlers, StoredHandlers, EntryHandlers, HealthHandlers)
 OPERATIONS: tuple[Operation, ...] = tuple(operation for kind in HANDLERS for operation in operations_of(kind))
 """The operations of the service."""
 

@@ -106,18 +106,17 @@ class Gate:
                     # With "app" set, Starlette raises for unknown paths and methods
                     scope["app"] = self
                     await self.app(scope, receive, answer)
-                except (ClientDisconnect, _Lost):
+                except ClientDisconnect:
                     status = CLIENT_GONE
                 except Exception as error:
                     failed = error
                     _free(error)
                     if not status:
-                        with contextlib.suppress(_Lost):
+                        with contextlib.suppress(ClientDisconnect):
                             await _problem(error, request_id, self.served.redaction)(scope, receive, answer)
                     else:
+                        # the server ends the connection: a response without an end shows that it is incomplete
                         _logger.error("request %s broke off", request_id, exc_info=error)
-                        # a response without an end shows the client that it is incomplete
-                        raise _BrokeOff from None
                 finally:
                     tell_request(traced, method, _route_of(scope), status or CLIENT_GONE, failed)
         finally:
@@ -154,7 +153,7 @@ class Gate:
 
 
 async def _taken(connection: Any) -> None:
-    """Wait until a client has taken most of what was sent. Raises `_Lost`, also for a client that takes too long."""
+    """Wait until a client has taken most of what was sent. Raises `ClientDisconnect`, also if it takes too long."""
     try:
         async with asyncio.timeout(SEND_S):
             await connection.flow.drain()
@@ -165,7 +164,7 @@ async def _taken(connection: Any) -> None:
     connection.transport.abort()
     # let the server note it: otherwise it reports an answer without an end
     await asyncio.sleep(0)
-    raise _Lost
+    raise ClientDisconnect
 
 
 def _route_of(scope: Scope) -> str:
@@ -207,14 +206,6 @@ def _free(error: BaseException) -> None:
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
-
-
-class _Lost(Exception):
-    """The connection is lost."""
-
-
-class _BrokeOff(Exception):
-    """A response broke off."""
 
 
 def _problem(error: Exception, request_id: str, redaction: Redaction) -> ProblemResponse:

@@ -308,7 +308,6 @@ class LookupHandlers(Handlers):
     @Operation(
         "GET /v1/browse",
         answer=answers.Browsed,
-        told="The messages by store time, the oldest first.",
         problems={
             404: "The topic has no queue offsets here, or no such queue.",
             422: "A bound (`timeout_s`, `max_requests`, `max_bytes`, `max_cost_usd`) was reached. The answer has no "

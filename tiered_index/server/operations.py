@@ -51,7 +51,7 @@ class Operation:
 
     - `body`, `answer`: the models; None: no JSON body, no JSON answer.
     - `bodies`: examples of the body by content type.
-    - `told`: the meaning of the answer, whose status is `status`.
+    - `status`: the status of the answer.
     - `forms`: further content types of the answer.
     - `part`: the meaning of the path's parameter.
     - `problems`: further statuses of problems, with their text, or None for that of `PROBLEMS`.
@@ -66,7 +66,6 @@ class Operation:
     body: type[parameters.Nothing] | None = None
     bodies: Mapping[str, Any] = field(default_factory=dict)
     answer: type[Document] | None = None
-    told: str = "The answer."
     status: int = 200
     forms: tuple[str, ...] = ()
     part: str | None = None
@@ -151,7 +150,7 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     if operation.answer is not None:
         content[JSON] = _content(operation.answer, schemas)
     content |= {form: {"schema": {"type": "string"}} for form in operation.forms}
-    responses = {operation.status: {"description": operation.told, "content": content}}
+    responses = {operation.status: {"description": "The answer.", "content": content}}
     for status, text in operation.texts().items():
         responses[status] = {"description": text, "content": {MEDIA_TYPE: _content(Problem, schemas)}}
     if operation.is_told_unready:

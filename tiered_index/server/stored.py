@@ -29,7 +29,13 @@ _RETRY_S = 5
 
 
 class StoredHandlers(Handlers):
-    """Handlers of the list of files, of one file, and of the cost by topic, day and state."""
+    """Handlers of the list of files, of one file, of the cost by topic, day and state, and of verifications."""
+
+    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
+        super().__init__(served, calls, metrics)
+        # The last ones, by id
+        self._jobs: dict[str, Verification] = {}
+        self._pool = DaemonPool(1, "tiered-index-verify")
 
     @Operation("GET /v1/files", answer=answers.Files, forms=(wire.NDJSON,))
     async def files(self, request: Request, _: Nothing) -> Response:
@@ -93,16 +99,6 @@ class StoredHandlers(Handlers):
             return wire.encode(du_document(table, by, self.served.index_id, lookups.log_state.number, self.prices))
 
         return await self.answer(request, allowance, act, wire.JSON)
-
-
-class VerificationHandlers(Handlers):
-    """Handlers that begin and show verifications of the index."""
-
-    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
-        super().__init__(served, calls, metrics)
-        # The last ones, by id
-        self._jobs: dict[str, Verification] = {}
-        self._pool = DaemonPool(1, "tiered-index-verify")
 
     @Operation(
         "POST /v1/verify",
