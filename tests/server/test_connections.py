@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import logging
 import resource
-import select
 import socket
 import time
 from functools import partial
 
 import httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, index_in, serving
@@ -168,6 +168,10 @@ def many(tmp_path_factory):
 def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, what):
     for module in (gate, listening):
         monkeypatch.setattr(module, "SEND_S", 0.2)
+    lost, lose = [], HttpToolsProtocol.connection_lost
+    monkeypatch.setattr(
+        HttpToolsProtocol, "connection_lost", lambda self, error: (lost.append(self.client), lose(self, error))
+    )
     monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
     asked = b"&all=true" if what == "stream" else b"&max_count=1000"
     with serving(many) as client, socket.socket() as asking:
@@ -177,9 +181,7 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, what):
         asking.sendall(b"GET /v1/query?topic=orders&key=k" + asked + HOST + b"Accept: application/x-ndjson\r\n\r\n")
         counted = 'http_request_seconds_count{method="GET",route="/v1/query"'
         until(lambda: counted in client.get("/metrics").text)
-        ended = select.poll()
-        ended.register(asking, 0)
-        assert ended.poll(PATIENCE_S * 1000)
+        until(lambda: asking.getsockname() in lost)
         got = rest(asking).replace(b"\r\n", b"")
         # whole lines, and no status
         lines = [line for line in got.split(b"\n")[1:-1] if line.endswith(b"}")]
