@@ -21,6 +21,7 @@ from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
+from tiered_index.sources.restart import has_points, windows_to_erase
 from tiered_index.sources.row_archive import RowsToErase, has_rows
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.opening import open_storage
@@ -39,6 +40,8 @@ class _Find:
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
         if has_rows(segment):
             return RowsToErase(self.request, self.before_ms, self.keyed)(archive, segment)
+        if has_points(segment):
+            return windows_to_erase(self.request, archive, segment)
         if segment.columns is not None:
             return RecordsToErase(self.request, self.before_ms, self.keyed, self.keys)(archive, segment)
         return MessagesToErase(self.request, self.before_ms, self.keyed)(archive, segment)

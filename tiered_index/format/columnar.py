@@ -7,7 +7,7 @@ a reader gets one record with one range. A row group has about 256 KiB of record
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,6 +75,19 @@ def row_group_of(footer: bytes, number: int) -> RowGroup | None:
     place = bisect_left(groups, number, key=lambda each: metadata.row_group(each).column(column).statistics.max)
     if place == len(groups) or metadata.row_group(place).column(column).statistics.min > number:
         return None
+    return _row_group(metadata, place)
+
+
+def row_group_before(footer: bytes, number: int) -> RowGroup | None:
+    """Return the row group with the last record whose number is at most `number`; None: there is none."""
+    metadata = pq.read_metadata(pa.BufferReader(footer))
+    column = metadata.schema.names.index(NUMBER)
+    groups = range(metadata.num_row_groups)
+    place = bisect_right(groups, number, key=lambda each: metadata.row_group(each).column(column).statistics.min) - 1
+    return _row_group(metadata, place) if place >= 0 else None
+
+
+def _row_group(metadata: pq.FileMetaData, place: int) -> RowGroup:
     parts = [metadata.row_group(place).column(each) for each in range(metadata.num_columns)]
     begins = [part.dictionary_page_offset or part.data_page_offset for part in parts]
     ends = [begin + part.total_compressed_size for begin, part in zip(begins, parts, strict=True)]

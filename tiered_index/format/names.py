@@ -24,6 +24,8 @@ LINKED = "files:"
 """Begin of the stores of linked segments."""
 ROWS = "rows:"
 """Begin of the stores of archived rows of files."""
+POINTS = "points:"
+"""Begin of the stores of restart points of packed files."""
 TOPICS_QUEUE = 2**31 - 1
 """The queue of the rows of files whose topic is a field: for all topics, it is one log."""
 # of earlier versions, whose objects are orphans
@@ -53,7 +55,7 @@ def topic_of_store(store: str) -> str | None:
     partition = _PARTITION.fullmatch(store)
     if partition is None:
         return None
-    return unquote(partition[1]) if store.startswith((LINKED, ROWS)) else partition[1]
+    return unquote(partition[1]) if store.startswith((LINKED, ROWS, POINTS)) else partition[1]
 
 
 def linked_store(topic: str, queue_id: int) -> str:
@@ -66,6 +68,11 @@ def linked_store(topic: str, queue_id: int) -> str:
 def rows_store(store: str) -> str:
     """Return the store of the archived rows of the files of a `linked_store`. It has the same offsets."""
     return ROWS + store.removeprefix(LINKED)
+
+
+def points_store(store: str) -> str:
+    """Return the store of the restart points of the files of a `linked_store`. It has the same offsets."""
+    return POINTS + store.removeprefix(LINKED)
 
 
 def new_file_id(begin_ms: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, ObjectNotFound
-from tiered_index.format.names import rows_store
+from tiered_index.format.names import points_store, rows_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.kernels import crc32
 from tiered_index.service.read.segments import Segments
@@ -101,8 +101,8 @@ def offsets_end(segments: Segments, store: str) -> int:
     """Return the end of all offsets of a log that a record has named. Those of a lost catalog are never used again."""
     given_up = [lost.end for lost in segments.state.given_up.get(store, ())]
     listed = [log.end for _, log in segments.state.listed_logs.get(store, ())]
-    archived = segments.end(rows_store(store))
-    return max([archived, *given_up, *listed, segments.state.positions.get(store, 0)])
+    archived = (segments.end(rows_store(store)), segments.end(points_store(store)))
+    return max([*archived, *given_up, *listed, segments.state.positions.get(store, 0)])
 
 
 def is_torn(listed: SourceFile, head: bytes, position: int) -> bool:

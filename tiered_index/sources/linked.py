@@ -23,15 +23,16 @@ from msgspec import structs
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.follow import FIRST, PatientPut
-from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.names import TOPICS_QUEUE, linked_store, points_store
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.chains import FileChains, end_of, has_changed, has_grown, has_text, is_torn, may_grow
 from tiered_index.sources.listing import SourceFile, reopened
+from tiered_index.sources.restart import encode_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
-from tiered_index.sources.rows import RowBatch, RowFile, RowMapping, open_rows
+from tiered_index.sources.rows import RowBatch, RowFile, RowMapping, RowReading, open_rows
 from tiered_index.systems import files_key
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
@@ -40,6 +41,8 @@ _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
 _FIRST_LINES = 3
 
 
+# restart points of a file that are kept in memory, some 14 KiB each
+_MOST_POINTS = 1000
 # most topics of files whose topic is a field: each is a position
 _MOST_TOPICS = 1000
 
@@ -92,6 +95,8 @@ class FileLinker:
         self._store = linked_store("" if self.topic is None else check_topic(self.topic), self._queue_id)
         self._topics = set[str]()
         self._archiver = RowArchiver(self.index, self._store) if self.archive else None
+        # the offset before which restart points are archived, and the places of objects without a name in the log
+        self._points_end, self._points_sent = 0, list[tuple[str, int]]()
         # columns and positions whose rows are not archived yet
         self._waiting: list[tuple[dict[str, Any], int]] = []
         self._chains = FileChains(self._store)
@@ -169,7 +174,9 @@ class FileLinker:
     def _go_on_from_log(self) -> None:
         """Learn the segments of the log, and read those that an earlier run has not finished."""
         position, self._waiting = self.position, []
-        pending = self._chains.learn(self.index.segment_archive.segments(), position)
+        segments = self.index.segment_archive.segments()
+        pending = self._chains.learn(segments, position)
+        self._points_end, self._points_sent = segments.end(points_store(self._store)), []
         if self._archiver is not None:
             self._archiver.begin_again()
         if not self._chains.end and self.topic is not None:
@@ -354,6 +361,9 @@ class FileLinker:
                 # the text is longer than its bound
                 further.append(structs.replace(segment, start=self._chains.end, position=position))
                 self._chains.end = further[-1].end
+        if self._points_sent:
+            self.index.name_columns(self._points_sent)
+            self._points_sent = []
         if finished or gone:
             self.index.link(further, finished, gone)
         return further
@@ -366,7 +376,10 @@ class FileLinker:
         for batch in reading.batches(max(offset, segment.start) - shift):
             self._put(listed, batch, shift)
             count, times = count + batch.rows + len(batch.bad), _joined(times, batch.times)
+            if len(reading.points) >= _MOST_POINTS:
+                self._send_points(segment, reading, batch.end + shift)
             self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
+        self._send_points(segment, reading, reading.end + shift)
         self._put_at(_no_entries(), segment.end)
         self.counts.read_files += 1
         self.counts.read_bytes = begun_bytes + listed.size_bytes
@@ -391,6 +404,22 @@ class FileLinker:
             is_open=False,
         )
         return finished, further
+
+    def _send_points(self, segment: LinkedSegment, reading: RowReading, end: int) -> None:
+        """Archive the restart points of a segment before an offset. The last one stays: it is for later offsets, too.
+
+        A run that is killed may lose them. Then a row costs the decompression from the begin of its file.
+        """
+        begin, shift = max(segment.start, self._points_end), segment.start - segment.position
+        offsets = [(max(begin, point.position + shift), point) for point in reading.points]
+        points = dict(offset for offset in offsets if offset[0] < end)
+        if begin >= end or not points:
+            return
+        place = points_store(self._store), begin
+        if self.index.send_columns(*place, end - begin, encode_points([*points.items()]), len(points)):
+            self._points_sent.append(place)
+        self._points_end = end
+        del reading.points[: len([offset for offset, _ in offsets if offset < end]) - 1]
 
     def _put(self, listed: SourceFile, batch: RowBatch, shift: int) -> None:
         if batch.bad and not self.skip_bad:

@@ -9,14 +9,15 @@ compressed text is decompressed from its begin. Threads: any.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, json_text, show_bytes
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
@@ -31,6 +32,7 @@ from tiered_index.service.read.segments import MissingCatalog
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.restart import RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
 from tiered_index.sources.rows import (
     COLUMNS_FILES,
@@ -52,6 +54,8 @@ from tiered_index.types import IndexItem
 _SKIP_BYTES = 1 << 20
 # how often a segment is looked for that was replaced since the log was read
 _LOOKS = 5
+# of a packed file, from its last restart point on
+_RESTARTED_BYTES = 2 << 20
 # files whose header or footer is kept
 _KEPT = 256
 
@@ -319,13 +323,10 @@ class FileRows:
             first = end
             begin, behind = at, at + size
         # one ranged read of a text that is not packed
-        with decompressed(file, compression) if compression else file.ranges() as handle:
+        with self._opened_text(search, segment, file, begin) as (handle, left):
             if compression:
-                left = segment.position + begin
                 while left and (piece := read_text(file, handle, compression, min(left, _SKIP_BYTES))):
                     left -= len(piece)
-            else:
-                handle.seek(segment.position + begin)
             data = read_text(file, handle, compression or None, behind - begin)
         if isinstance(file, StoredFile):
             search.requests += 1
@@ -337,6 +338,40 @@ class FileRows:
             if crc32(block) != sums[number]:
                 raise _Changed
         return data[at - begin : at - begin + size]
+
+    @contextlib.contextmanager
+    def _opened_text(
+        self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, begin: int
+    ) -> Iterator[tuple[IO[bytes], int]]:
+        """Yield the text of a file, and the number of its next bytes that are before byte `begin` of a segment.
+
+        Raises `_Changed` if it can't be decompressed from a restart point on.
+        """
+        _, _, compression = segment.format.partition("+")
+        position = segment.position + begin
+        if not compression:
+            with file.ranges() as handle:
+                handle.seek(position)
+                yield handle, 0
+            return
+        restart = None
+        if compression == "gzip":
+            item = search.item
+            assert item is not None
+            # a row is read without them, too
+            with contextlib.suppress(ObjectNotFound, CorruptFile):
+                restart = point_before(self._archives[item.source], segment.store, segment.start + begin, search)
+        if restart is None:
+            with decompressed(file, compression) as handle:
+                yield handle, position
+            return
+        point, next_bit = restart
+        first_bytes = _RESTARTED_BYTES if next_bit is None else (next_bit - point.bit) // 8 + SUM_BYTES
+        with file.ranges() as handle:
+            try:
+                yield cast(IO[bytes], RestartedText(handle, point, first_bytes)), position - point.position
+            except CorruptFile as error:
+                raise _Changed from error
 
     def _mapping(self, store: str, *, again: bool = False) -> RowMapping | None:
         """Return the paths of the keys of a log of files; None: not known. `again`: a later run may have added one."""

@@ -43,6 +43,7 @@ from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, tim
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.restart import GzipText, RestartPoint
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
 
 File = LocalFile | StoredFile
@@ -470,6 +471,11 @@ class RowReading(ABC):
     """The bytes of a last line without newline, which may still be written."""
     blocks: tuple[int, tuple[int, ...]] | None = None
 
+    @property
+    def points(self) -> list[RestartPoint]:
+        """The restart points that were found, of packed text; the caller may remove some."""
+        return []
+
     @abstractmethod
     def batches(self, start: int) -> Iterator[RowBatch]:
         """Yield the rows from position `start` on, the end of a row. Rows before it are checksummed only."""
@@ -481,10 +487,12 @@ def compression_of(head: bytes) -> str | None:
 
 
 @contextlib.contextmanager
-def decompressed(file: File, compression: str | None) -> Iterator[IO[bytes]]:
-    """Yield the text of a file. Read it by `read_text`."""
+def decompressed(file: File, compression: str | None, *, noting: bool = False) -> Iterator[IO[bytes]]:
+    """Yield the text of a file. Read it by `read_text`. `noting`: a `GzipText` for gzip."""
     with file.open() as raw:
-        if compression == "gzip":
+        if compression == "gzip" and noting:
+            yield cast(IO[bytes], GzipText(raw))
+        elif compression == "gzip":
             yield cast(IO[bytes], GzipFile(fileobj=raw))
         elif compression == "bzip2":
             with bz2.open(raw) as text:
@@ -760,11 +768,17 @@ class TextReading(RowReading):
         self._text, self._mapping, self._position, self._bound = text, mapping, position, end
         self._sums = BlockSums()
         self._lines = 0
+        self._packed: GzipText | None = None
         self.end = position
+
+    @property
+    def points(self) -> list[RestartPoint]:
+        return [] if self._packed is None else self._packed.points
 
     def batches(self, start: int) -> Iterator[RowBatch]:
         text = self._text
-        with decompressed(text.file, text.compression) as handle:
+        with decompressed(text.file, text.compression, noting=True) as handle:
+            self._packed = handle if isinstance(handle, GzipText) else None
             self._skip_to(handle, self._position)
             carried, is_last = b"", False
             while not is_last:

@@ -22,7 +22,7 @@ from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
 from tiered_index.format.columnar import decode_columns
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
-from tiered_index.sources import linked, rows
+from tiered_index.sources import linked, restart, rows
 from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import RowMapping
@@ -143,6 +143,11 @@ def test_a_lost_catalog_of_files_is_named_and_its_offsets_are_never_used_again(t
     assert found("10") == (expected("10", 50), problems)
 
 
+def members(text):
+    """Return gzip of many members."""
+    return b"".join(gzip.compress(text[at : at + 900]) for at in range(0, len(text), 900))
+
+
 class Crash(Exception):
     """The process dies here."""
 
@@ -180,7 +185,11 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
     monkeypatch.setattr(linked, "_AT_ONCE", 2)
     # and several objects of the archive
     monkeypatch.setattr(linked, "SEGMENT_BYTES", 3000)
-    count, pack = 600, gzip.compress if form == "gzip" else bytes
+    # and restart points in several objects for each file
+    monkeypatch.setattr(restart, "SPACING_BYTES", 2000)
+    monkeypatch.setattr(restart, "_EARLY_BYTES", 0)
+    monkeypatch.setattr(linked, "_MOST_POINTS", 3)
+    count, pack = 600, members if form == "gzip" else bytes
     for number in range(4):
         (tmp_path / f"{number}.log").write_bytes(pack(lines(number * 150, (number + 1) * 150)))
     config = IndexConfig(root=tmp_path / "root", storage=f"file://{tmp_path}/objects", slots=32, items=300)
@@ -212,6 +221,9 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
     assert len(names) == (43 if form == "topics" else 3)
     assert not any(one.is_open for one in segments)
     assert sum(one.length for one in segments) == len(lines(0, count))
+    if form == "gzip":
+        with IndexReader.open(f"file://{tmp_path}/objects") as reader:
+            assert any(reader.segments().of("points:-/orders/0"))
     if form == "archive":
         with IndexReader.open(f"file://{tmp_path}/objects") as reader:
             copies = list(reader.segments().of("rows:-/orders/0"))

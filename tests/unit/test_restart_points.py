@@ -1,0 +1,175 @@
+"""Restart points of gzip: the text from each of them on is that of the file, whatever its blocks and members are."""
+
+import gzip
+import io
+import itertools
+import json
+import os
+import random
+import zlib
+
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+from tiered_index import IndexReader
+from tiered_index.errors import CorruptFile
+from tiered_index.sources import linked, restart
+from tiered_index.sources.restart import GzipText, RestartedText
+from tiered_index.sources.rows import read_text
+
+MIB = 1 << 20
+
+
+def lines(count, seed=7):
+    moments = random.Random(seed)
+    rows = (
+        {"id": n % 500, "at": 1_700_000_000 + n, "n": n, "x": f"{moments.getrandbits(200):x}"} for n in range(count)
+    )
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+TEXT = lines(40_000)
+NOISE = random.Random(5).randbytes(3 * MIB)
+
+
+def members(text, size):
+    return b"".join(gzip.compress(text[at : at + size]) for at in range(0, len(text), size))
+
+
+def flushed(text):
+    """Return gzip whose blocks end at whole bytes, with blocks without text between, as pigz writes it."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, 31)
+    pieces = [
+        packer.compress(text[at : at + 100_000]) + packer.flush(zlib.Z_SYNC_FLUSH)
+        for at in range(0, len(text), 100_000)
+    ]
+    return b"".join(pieces) + packer.flush()
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch):
+    monkeypatch.setattr(restart, "SPACING_BYTES", MIB)
+
+
+@pytest.fixture(params=["isal", "zlib"])
+def library(request, monkeypatch):
+    if request.param == "zlib":
+        monkeypatch.setattr(restart, "inflater", lambda wbits: zlib.decompressobj(wbits))
+
+
+def read_all(text, size=200_000):
+    return b"".join(iter(lambda: text.read(size), b""))
+
+
+@pytest.mark.parametrize(
+    ("packed", "most_gap"),
+    [
+        pytest.param(gzip.compress(TEXT, 1), 1.1 * MIB, id="quick"),
+        pytest.param(gzip.compress(TEXT, 6), 1.1 * MIB, id="usual"),
+        pytest.param(gzip.compress(TEXT, 9), 1.1 * MIB, id="small"),
+        pytest.param(flushed(TEXT), 1.1 * MIB, id="flushed"),
+        pytest.param(members(TEXT, 900_000), 1.1 * MIB, id="members"),
+        pytest.param(members(TEXT, 60_000), 0.7 * MIB, id="small members"),
+        pytest.param(gzip.compress(TEXT) + bytes(99), 1.1 * MIB, id="padded"),
+        # blocks that are not compressed begin at whole bytes; there are no others to begin at
+        pytest.param(gzip.compress(TEXT + NOISE + TEXT), 4.6 * MIB, id="noise between"),
+        pytest.param(gzip.compress(TEXT + bytes(9 * MIB) + TEXT), 12 * MIB, id="zeros between"),
+    ],
+)
+@pytest.mark.usefixtures("library")
+def test_the_text_from_each_point_on_is_that_of_the_file(packed, most_gap):
+    whole = gzip.decompress(packed)
+    text = GzipText(io.BytesIO(packed))
+    assert read_all(text) == whole
+    positions = [0, *(point.position for point in text.points), len(whole)]
+    assert len(positions) > 4
+    assert all(begin < end <= begin + most_gap for begin, end in itertools.pairwise(positions))
+    for point in text.points:
+        again = RestartedText(io.BytesIO(packed), point, 100_000)
+        assert read_all(again) == whole[point.position :]
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_block_may_begin_at_any_bit(bit):
+    """The blocks in front of it have no text, and leave its bytes where they are."""
+    packed = restart._led_in(bytes([255]), bit)
+    value, count = restart._LEAD_INS[bit]
+    assert count % 8 == bit
+    assert int.from_bytes(packed, "little") == value | (255 >> bit << count)
+    # the end of a stream behind them: a last block of fixed codes without text
+    ended = (value | 0b011 << count).to_bytes(count // 8 + 3, "little")
+    opened = zlib.decompressobj(-15)
+    assert (opened.decompress(ended), opened.eof) == (b"", True)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(gzip.compress(TEXT)[:-9], id="cut off"),
+        pytest.param(gzip.compress(TEXT)[:-6] + b"abcdef", id="checksum"),
+        pytest.param(gzip.compress(TEXT) + b"garbage", id="garbage behind"),
+        pytest.param(gzip.compress(TEXT)[:200_000] + os.urandom(4000) + gzip.compress(TEXT)[204_000:], id="bytes"),
+    ],
+)
+def test_damage_is_an_error(damaged):
+    with pytest.raises(CorruptFile, match="damaged gzip"):
+        while read_text("f", GzipText(io.BytesIO(damaged)), "gzip", len(TEXT) + 1):
+            pass
+
+
+@pytest.fixture
+def where(tmp_path):
+    return "--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects"
+
+
+def test_a_row_of_a_packed_file_costs_the_text_behind_the_point_before_it(tmp_path, monkeypatch, where):
+    monkeypatch.setattr(linked, "_MOST_POINTS", 2)
+    for number, seed in enumerate((1, 2)):
+        (tmp_path / f"{number}.gz").write_bytes(gzip.compress(lines(40_000, seed)))
+    fields = "--topic", "t", "--key", "id", "--time", "at"
+    done = run_here("ingest", tmp_path / "*.gz", *fields, *where, "--json")
+    assert done.document["rows"] == 80_000, done.err
+    read, of_text = [], RestartedText.read
+
+    def counted(self, size):
+        data = of_text(self, size)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(RestartedText, "read", counted)
+
+    def found(key):
+        read.clear()
+        done = run_here("query", "t", key, "--messages", "--all", *where, "--json")
+        messages = [one for one in done.records if "state" in one]
+        return [one["message"] and json.loads(one["message"]["body"])["n"] for one in messages], messages
+
+    expected = sorted([*range(123, 40_000, 500)] * 2)
+    numbers, messages = found("123")
+    assert sorted(numbers) == expected
+    # rows in the first MiB of a file are read from its begin
+    assert len(read) > 0 and sum(read) / len(expected) < 1.5 * MIB
+    with IndexReader.open(where[3]) as reader:
+        stored = list(reader.segments().of("points:-/t/0"))
+    assert len(stored) == 4 and sum(one.rows for one in stored) < 20
+    # a window has rows: no erasure leaves one
+    erased = run_here("erase", "--topic", "t", "--key", "7", *where, "--yes", "--now", "--json")
+    assert erased.document["segments"]["segments_remaining"] == [], erased.err
+    numbers, _ = found("123")
+    assert (sorted(numbers), read) == (expected, [])
+    # a file that was changed is named, though its text is not packed as it was
+    (tmp_path / "0.gz").write_bytes(gzip.compress(lines(40_000, 3)))
+    numbers, messages = found("123")
+    assert len([one for one in messages if "has changed" in str(one["problem"])]) == 80
+
+
+def test_a_changed_file_is_named_by_what_its_points_lead_to(tmp_path, where):
+    (tmp_path / "0.gz").write_bytes(gzip.compress(lines(40_000, 1)))
+    fields = "--topic", "t", "--key", "id", "--time", "at"
+    assert run_here("ingest", tmp_path / "*.gz", *fields, *where, "--json").code == 0
+    for packed in (gzip.compress(lines(40_000, 3)), gzip.compress(lines(9)), lines(40_000, 3), b""):
+        (tmp_path / "0.gz").write_bytes(packed)
+        done = run_here("query", "t", "499", "--messages", "--max", "3", *where, "--json")
+        problems = [one["problem"] for one in done.document["messages"]]
+        assert problems == [f"{(tmp_path / '0.gz').as_uri()} has changed since it was indexed"] * 3, done.err
