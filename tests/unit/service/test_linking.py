@@ -3,11 +3,18 @@
 import pytest
 from msgspec import structs
 
+from tests.support.log_records import GENESIS
 from tiered_index import IndexService
+from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import linked_store
-from tiered_index.format.segment import LinkedSegment
+from tiered_index.format.segment import ArchivedSegment, LinkedSegment
+from tiered_index.retention import Expired
 from tiered_index.service.jobs import linking
+from tiered_index.service.jobs.catalogs import names_removed_by, removed_names, send_catalog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord
+from tiered_index.storage.memory import MemoryStorage
 
 STORE = linked_store("t", 0)
 
@@ -52,3 +59,29 @@ def test_a_change_of_two_catalogs_leaves_the_one_between_them(index):
     assert linked(index) == [segments[0], structs.replace(segments[1], is_open=True)]
     with pytest.raises(InvalidArgument, match="no segment begins at"):
         index.link([], [segments[2]])
+
+
+def test_a_change_of_files_removes_the_expired_segments_of_the_catalogs_that_it_replaces():
+    """Their objects wait for a sweep as other removed ones do, though only the replaced catalog had their names."""
+    log = StorageLog(MemoryStorage(), ManualClock(1_700_000_000_000))
+    log.create(GENESIS)
+    first, last = (
+        ArchivedSegment(f"segments/s/{at:020d}/{1:020d}-{at:016x}.log", "s", at, 100, 1, 2, 152, 3) for at in (0, 100)
+    )
+    files = [structs.replace(segment(number), is_open=True) for number in range(2)]
+    catalog, publication = send_catalog(log, [*files, first, last])
+    publication.record("a catalog", lambda state: LogRecord(0, "archive", 0, "", 0, catalogs=(catalog,)))
+    log.append("an expiry", None, lambda state: LogRecord(0, "expire", 0, "", 0, expired=Expired((), {"s": 100})))
+    linking.link(log, 0, [], [segment(0)], [files[1].place])
+    record = log.record(log.state.number)
+    # the expired segment, and the file that has no row
+    assert (record.kind, record.left_out, record.remove) == ("link", 2, (catalog.name,))
+    assert {*names_removed_by(log, record)} == {catalog.name, first.name}
+    assert first.name in removed_names(log, 0) and last.name not in removed_names(log, 0)
+    # nothing else: a change without an expiry names the catalog alone
+    linking.link(log, 0, [segment(2)], [])
+    added = log.record(log.state.number)
+    assert (added.kind, added.left_out, names_removed_by(log, added)) == ("link", 0, ())
+    # a sweep has deleted the replaced catalog: its segments were left out long before
+    log.storage.delete(catalog.name)
+    assert names_removed_by(log, record) == (catalog.name,)
