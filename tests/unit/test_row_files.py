@@ -140,6 +140,7 @@ def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_
         (b"Obj\x01rest", "is an Avro file: convert it"),
         (b"PK\x03\x04,", "is a ZIP archive"),
         (b"\x04\x22\x4d\x18,", "is packed by LZ4"),
+        (b"ORC\x0a\x00,", "is an ORC file"),
         (b"\x00\x01,\x02", "is neither NDJSON nor CSV, Parquet or Arrow"),
         (b"plain words\n", "is neither NDJSON nor CSV, Parquet or Arrow"),
     ],
@@ -151,6 +152,16 @@ def test_a_file_of_another_form_says_how_to_make_it_readable(tmp_path, data, tol
         read(path)
     assert str(raised.value).startswith(str(path)) and told in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["ORCID", "ORC", "FEA1", "%PDF", "Obj"])
+def test_a_header_may_begin_with_the_letters_of_another_form(tmp_path, name):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{name},at\nv1,{BEGIN_S}\n")
+    entries, bad, _ = read(path, (f'"{name}"',))
+    assert ([key for _, _, key in entries], bad) == (["v1"], [])
+    # so a last line may still be written
+    assert rows.is_growing_text(path.read_bytes())
 
 
 LINES = "".join(f"{json.dumps({'k': f'k{n}', 'at': BEGIN_S + n, 'c': {'id': n / 4}})}\n" for n in range(40)).encode()

@@ -72,6 +72,8 @@ _OTHERS = {
     b"SQLite format 3": "an SQLite database",
     b"%PDF": "a PDF file",
 }
+# bytes that no text has
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
 _DAMAGE = (EOFError, gzip.BadGzipFile, gzip_error, zlib.error, lzma.LZMAError, OSError)
 
 
@@ -1019,8 +1021,15 @@ class ColumnsReading(RowReading):
 
 def is_growing_text(head: bytes) -> bool:
     """Return whether a file may be a text whose last line is not written yet. The other forms are written whole."""
-    whole = (_PARQUET, FILE_MAGIC, STREAM_MAGIC, b"[", *_OTHERS)
-    return compression_of(head) is None and not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(whole)
+    whole = (_PARQUET, FILE_MAGIC, STREAM_MAGIC, b"[")
+    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return compression_of(head) is None and not begin.startswith(whole) and _other_form(begin) is None
+
+
+def _other_form(head: bytes) -> str | None:
+    """Return the form of a file that is not read; None: it may be read. A text may begin with the letters of one."""
+    form = next((name for magic, name in _OTHERS.items() if head.startswith(magic)), None)
+    return None if form is None or not _NO_TEXT.search(head) else form
 
 
 def open_rows(file: File, size_bytes: int, head: bytes) -> RowFile:
@@ -1044,7 +1053,7 @@ def open_rows(file: File, size_bytes: int, head: bytes) -> RowFile:
         raise InvalidArgument(f"{file} is {what}: write one object a line, for example with `{command}`")
     if begin.startswith(b"{"):
         return NdjsonFile(file, compression, size_bytes)
-    if (form := next((name for magic, name in _OTHERS.items() if text.startswith(magic)), None)) is not None:
+    if (form := _other_form(text)) is not None:
         raise InvalidArgument(f"{file} is {form}: convert it to NDJSON, CSV, Parquet or Arrow")
     if b"\0" not in begin and any(mark.encode() in line for mark in _DELIMITERS):
         return CsvFile(file, compression, size_bytes)
