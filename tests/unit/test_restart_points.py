@@ -155,7 +155,7 @@ def test_a_row_of_a_packed_file_costs_the_text_behind_the_point_before_it(tmp_pa
     assert len(stored) == 4 and sum(one.rows for one in stored) < 20
     # a window has rows: no erasure leaves one
     erased = run_here("erase", "--topic", "t", "--key", "7", *where, "--yes", "--now", "--json")
-    assert erased.document["segments"]["segments_remaining"] == [], erased.err
+    assert erased.document["segments"]["remaining"] == [], erased.err
     numbers, _ = found("123")
     assert (sorted(numbers), read) == (expected, [])
     # a file that was changed is named, though its text is not packed as it was

@@ -141,11 +141,12 @@ class _Rows(Struct, kw_only=True):
     position: list[Place] = []
     blocks: list[tuple[Annotated[int, Meta(ge=1, le=2**44)], tuple[Crc32, ...]] | None] = []
     is_open: list[bool] = []
+    lines: list[tuple[Count, tuple[Count, ...]] | None] = []
 
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("length", "crc32", "head", "extra", "footer", "position"), 0),
-    **dict.fromkeys(("source", "rows", "times", "blocks")),
+    **dict.fromkeys(("source", "rows", "times", "blocks", "lines")),
     **dict.fromkeys(("format", "etag"), ""),
     "is_open": False,
 }
@@ -193,6 +194,7 @@ def _of_linked(segment: LinkedSegment) -> dict[str, Any]:
         "position": segment.position,
         "blocks": segment.blocks,
         "is_open": segment.is_open,
+        "lines": segment.lines,
     }
 
 
@@ -237,6 +239,7 @@ class CatalogRows:
             return LinkedSegment(
                 name, store, start, rows.length[at], rows.format[at], size, rows.etag[at], rows.published[at],
                 rows.position[at], rows.rows[at], times, rows.blocks[at], rows.is_open[at],
+                rows.lines[at],
             )  # fmt: skip
         if "/" not in name:
             name = f"{_prefix(store)}{start:020d}/{name}"

@@ -153,8 +153,12 @@ class LinkedSegment(Stored, frozen=True):
     blocks: tuple[Annotated[int, Meta(ge=1, le=2**44)], tuple[Crc32, ...]] | None = None
     """The bytes of a block, and the CRC32 of each block as it was read; None: not known."""
     is_open: bool = False
+    lines: tuple[Count, tuple[Count, ...]] | None = None
+    """The number of lines of the text before the segment, and of line ends in each of `blocks`; None: not known."""
 
     def __post_init__(self) -> None:
+        if self.lines is not None and (self.blocks is None or len(self.lines[1]) != len(self.blocks[1])):
+            raise ValueError(f"`lines` has {len(self.lines[1])} numbers, but not as many as `blocks`")
         if self.end >= 1 << 63:
             raise ValueError(f"`length` is {self.length}: the end does not fit 63 bits")
         if self.blocks is not None and (len(self.blocks[1]) - 1) * self.blocks[0] > self.size_bytes << 12:

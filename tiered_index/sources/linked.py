@@ -372,6 +372,8 @@ class FileLinker:
         """Put the rows of a segment from an offset on."""
         shift, begun_bytes = segment.start - segment.position, self.counts.read_bytes
         reading = rows.reading(self.mapping, segment.position, segment.position + segment.length, whole=self.archive)
+        if rows.is_text and reading.lines_before is None:
+            reading.lines_before = self._lines_before(listed, segment)
         count, times = 0, None
         for batch in reading.batches(max(offset, segment.start) - shift):
             self._put(listed, batch, shift)
@@ -402,8 +404,16 @@ class FileLinker:
             times=times if is_counted else None,
             blocks=reading.blocks,
             is_open=False,
+            lines=reading.lines,
         )
         return finished, further
+
+    def _lines_before(self, listed: SourceFile, segment: LinkedSegment) -> int | None:
+        """Return the number of lines in the segments of a file before one; None: not known."""
+        for before in self._chains.by_place.get(listed.place, ()):
+            if before.position + before.length == segment.position and before.lines is not None:
+                return before.lines[0] + sum(before.lines[1])
+        return None
 
     def _send_points(self, segment: LinkedSegment, reading: RowReading, end: int) -> None:
         """Archive the restart points of a segment before an offset. The last one stays: it is for later offsets, too.

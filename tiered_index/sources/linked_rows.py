@@ -69,6 +69,7 @@ class FileRow:
     - `row`: the number of the row, from 0; of a text, the byte at which its line begins, after decompression.
     - `timestamp_ms`: its time, epoch milliseconds by whole seconds.
     - `text`: the line of a text; a row of columns as JSON.
+    - `line`: the number of the line of a text, from 1; None: not known.
     """
 
     topic: str
@@ -76,6 +77,7 @@ class FileRow:
     row: int
     timestamp_ms: int
     text: bytes
+    line: int | None = None
 
     def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
         """Return it JSON-ready, its text as the body, as `show_bytes` does."""
@@ -83,6 +85,7 @@ class FileRow:
             "topic": self.topic,
             "file": self.file,
             "row": self.row,
+            **({} if self.line is None else {"line": self.line}),
             "timestamp_ms": self.timestamp_ms,
             "body_bytes": len(self.text),
             **show_bytes(self.text, body),
@@ -206,7 +209,7 @@ class FileRows:
             if row is None or row["topic"] != item.topic:
                 return False
             carries = not {key, *other_spellings(key)}.isdisjoint(row["keys"])
-            message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"])
+            message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
             search.settle(search.fetched("archived", message=message, carries_key=carries))
             return True
         return False
@@ -235,12 +238,12 @@ class FileRows:
         """Read and judge the row of an entry. `now` is a local file as it is. Raises `_Changed`, `ObjectNotFound`."""
         item = search.item
         assert item is not None
-        position = item.offset - segment.start + segment.position
+        position, line = item.offset - segment.start + segment.position, None
         try:
             if segment.format in COLUMNS_FILES:
                 text, keys_by = self._columns(search, segment, file, now, position)
             else:
-                text = self._text(search, segment, file, position, item.size)
+                text, line = self._text(search, segment, file, position, item.size)
                 keys_by = partial(self._text_file(search, segment, file).members_of, text)
             carries = self._carries(segment.store, key, keys_by)
         except InvalidArgument as error:
@@ -249,7 +252,7 @@ class FileRows:
             raise _Changed from error
         if segment.is_open:
             search.problems.append(f"{segment.uri} is still being read, so the row has no checksum yet")
-        row = FileRow(topic, segment.uri, position, item.timestamp_ms, text)
+        row = FileRow(topic, segment.uri, position, item.timestamp_ms, text, line)
         search.settle(search.fetched("local", message=row, carries_key=carries))
 
     def _carries(self, store: str, key: str, members_of: Callable[[RowMapping], Sequence[Any]]) -> bool:
@@ -311,8 +314,8 @@ class FileRows:
 
     def _text(
         self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile, position: int, size: int
-    ) -> bytes:
-        """Return the bytes of a line, from the blocks that have it. Raises `_Changed`, `CorruptFile`."""
+    ) -> tuple[bytes, int | None]:
+        """Return the bytes of a line, from the blocks that have it, and its number. Raises as `_take`."""
         _, _, compression = segment.format.partition("+")
         size_bytes, sums = segment.blocks or (SUM_BYTES, ())
         at = position - segment.position
@@ -337,7 +340,10 @@ class FileRows:
             block = data[(number - first) * size_bytes : (number - first + 1) * size_bytes]
             if crc32(block) != sums[number]:
                 raise _Changed
-        return data[at - begin : at - begin + size]
+        line = None
+        if segment.lines is not None:
+            line = segment.lines[0] + sum(segment.lines[1][:first]) + data.count(b"\n", 0, at - begin) + 1
+        return data[at - begin : at - begin + size], line
 
     @contextlib.contextmanager
     def _opened_text(

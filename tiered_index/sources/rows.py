@@ -326,6 +326,15 @@ class RowBatch:
     """The position of the first row of `source`."""
     source: bytes | pa.Table = b""
     """The lines of a text from `begin` on; the rows with all their columns, if the reading is whole."""
+    lines_before: int | None = None
+    """The number of lines of a text before `begin`; None: not known."""
+
+    def lines(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """Return the number of the line at each position, from 1; None: not known."""
+        if self.lines_before is None or not isinstance(self.source, bytes):
+            return None
+        ends = np.flatnonzero(np.frombuffer(self.source, np.uint8) == 10)
+        return np.searchsorted(ends, positions - self.begin) + self.lines_before + 1
 
     def texts(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[bytes]:
         """Return the lines at positions, of these sizes; rows of a file with columns as JSON."""
@@ -412,11 +421,12 @@ class _SingleRows:
 
 
 class BlockSums:
-    """The CRC32 of each `SUM_BYTES` of bytes that arrive in pieces."""
+    """The CRC32 of each `SUM_BYTES` of bytes that arrive in pieces, and the number of their line ends."""
 
     def __init__(self) -> None:
         self._sums: list[int] = []
-        self._last, self._filled = 0, 0
+        self._lines: list[int] = []
+        self._last, self._filled, self._ends = 0, 0, 0
 
     def update(self, data: bytes) -> None:
         """Add the next bytes."""
@@ -424,16 +434,23 @@ class BlockSums:
         while at < len(view):
             piece = view[at : at + SUM_BYTES - self._filled]
             self._last = crc32(piece, self._last)
+            self._ends += data.count(b"\n", at, at + len(piece))
             self._filled += len(piece)
             at += len(piece)
             if self._filled == SUM_BYTES:
                 self._sums.append(self._last)
-                self._last = self._filled = 0
+                self._lines.append(self._ends)
+                self._last = self._filled = self._ends = 0
 
     @property
     def blocks(self) -> tuple[int, tuple[int, ...]]:
         """As `LinkedSegment.blocks`."""
         return SUM_BYTES, (*self._sums, *([self._last] if self._filled else []))
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """The number of line ends in each block."""
+        return (*self._lines, *([self._ends] if self._filled else []))
 
 
 class RowFile(ABC):
@@ -472,6 +489,10 @@ class RowReading(ABC):
     held_back_bytes = 0
     """The bytes of a last line without newline, which may still be written."""
     blocks: tuple[int, tuple[int, ...]] | None = None
+    lines_before: int | None = None
+    """The number of lines of a text before the reading's begin; None: not known."""
+    lines: tuple[int, tuple[int, ...]] | None = None
+    """As `LinkedSegment.lines`."""
 
     @property
     def points(self) -> list[RestartPoint]:
@@ -770,6 +791,7 @@ class TextReading(RowReading):
         self._text, self._mapping, self._position, self._bound = text, mapping, position, end
         self._sums = BlockSums()
         self._lines = 0
+        self.lines_before = None if position else 0
         self._packed: GzipText | None = None
         self.end = position
 
@@ -816,9 +838,11 @@ class TextReading(RowReading):
                 skip = max(0, text.begin - begin)
                 self._lines += block[:skip].count(b"\n")
                 if len(block) > skip:
+                    before = None if self.lines_before is None else self.lines_before + self._lines
                     batch = self._batch(block[skip:], begin + skip)
-                    yield replace(batch, begin=begin + skip, source=block[skip:])
+                    yield replace(batch, begin=begin + skip, source=block[skip:], lines_before=before)
         self.blocks = self._sums.blocks
+        self.lines = None if self.lines_before is None else (self.lines_before, self._sums.lines)
 
     def _cut_bytes(self, lines: bytes) -> int:
         """Return the bytes of a last row that also has the next line."""
@@ -833,10 +857,12 @@ class TextReading(RowReading):
         if self._text.compression is None:
             handle.seek(position)
             return
+        self.lines_before = 0
         while position and (
             piece := read_text(self._text.file, handle, self._text.compression, min(position, BLOCK_BYTES))
         ):
             position -= len(piece)
+            self.lines_before += piece.count(b"\n")
 
     def _batch(self, block: bytes, begin: int) -> RowBatch:
         """Return the rows of a block of whole lines. Memory: the block some times."""
@@ -883,7 +909,8 @@ class TextReading(RowReading):
                 members = self._text.members_of(line, self._mapping)
                 rows.add(members, self._mapping, start, len(line.rstrip(b"\n")))
             except InvalidArgument as error:
-                where = f"line {at:,} (byte {start:,})" if self._position == 0 else f"byte {start:,}"
+                before = self.lines_before
+                where = f"byte {start:,}" if before is None else f"line {before + at:,} (byte {start:,})"
                 rows.bad.append(BadRow(where, str(error)))
         return rows.batch(position, self._mapping)
 

@@ -98,6 +98,35 @@ def test_rows_of_many_forms_come_back_by_their_keys(tmp_path, ingest, found):
     assert (ingest(folder)["rows"], ingest(folder)["known"]) == (100, 8)
 
 
+@pytest.mark.parametrize("archive", [(), ("--archive",)], ids=["linked", "archived"])
+def test_the_number_of_a_line_comes_back(tmp_path, monkeypatch, where, ingest, archive):
+    """Of a text that has grown, too, and of records of several lines; not of rows with columns."""
+    monkeypatch.setattr(rows, "SUM_BYTES", 500)
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 900)
+    log, packed, table = tmp_path / "a.log", tmp_path / "b.gz", tmp_path / "c.csv"
+    log.write_bytes(b"\n" + lines(0, 40))
+    packed.write_bytes(gzip.compress(b"\n\n" + lines(40, 80)))
+    table.write_text(
+        "order_id,customer.id,at,text,n\n"
+        + "".join(f'{n % 40},c{n % 7},{BEGIN_S + n},"two\nlines",{n}\n' for n in range(80, 120))
+    )
+    pq.write_table(pa.Table.from_pylist([row(n) for n in range(120, 130)]), tmp_path / "d.parquet")
+    ingest(tmp_path / "*.*", *archive)
+    log.write_bytes(b"\n" + lines(0, 40) + lines(130, 150))
+    ingest(log, *archive)
+    first = {n: n + 2 for n in range(40)} | {n: n - 40 + 3 for n in range(40, 80)}
+    first |= {n: 2 * (n - 80) + 2 for n in range(80, 120)} | {n: n - 130 + 42 for n in range(130, 150)}
+    for key in map(str, range(40)):
+        done = run_here("query", "orders", key, "--messages", "--all", *where, "--json")
+        for message in [one["message"] for one in done.records if "state" in one]:
+            text = message["body"]
+            number = json.loads(text)["n"] if text.startswith("{") else int(text.split(",")[-1])
+            assert message.get("line") == first.get(number), (number, message)
+    assert ["line", str(first[13])] in [
+        one.split() for one in run_here("query", "orders", "13", "--messages", *where).out.splitlines()
+    ]
+
+
 def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, found):
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 120)[: len(lines(0, 50)) + 20])
