@@ -12,7 +12,7 @@ import logging
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,12 +63,15 @@ from tiered_index.service.write.buffer import WriteBuffer
 from tiered_index.service.write.flusher import Flusher
 from tiered_index.service.write.validation import TopicTable
 from tiered_index.storage.base import Storage
+from tiered_index.storage.context import active_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.pools import close_until_s
+from tiered_index.storage.pools import DaemonPool, close_until_s
 
 # Small, because a wrong clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16
+# threads of an opening, besides the caller's
+_WRITES_AT_ONCE = 3
 _log = logging.getLogger(__name__)
 
 
@@ -334,22 +337,19 @@ def open_parts(
         log.lists_every_s = LIST_EVERY_S
     index_id, describe = marker.index_id if marker is not None else "", partial(wanted_descriptor, config)
     session = StorageSession(storage, log, clock, config.lease_ttl_s, describe, index_id, lock.place)
-    marker, layout, state = _join(
-        config, root, session, marker, wanted, uri or storage.uri, root_id, begins_anew, takes_over
-    )
-    undo.callback(_release, session)
-    folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
-    cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
-    undo.callback(cold.close)
-
     kept_log = KeptLog(root)
 
     def before_deletions() -> None:
         log.rely()
         kept_log.keep(log.state)
 
-    if state is not None:
-        before_deletions()
+    given = config, root, session, marker, wanted, uri or storage.uri, root_id, begins_anew, takes_over
+    with _side_by_side(config):
+        marker, layout, state = _join(*given, before_deletions)
+    undo.callback(_release, session)
+    folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
+    cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
+    undo.callback(cold.close)
     files = FileList(root)
     recovered = recover_root(root, cold, state, layout, files, _renewal(session))
     undo.callback(recovered.let_go)
@@ -427,8 +427,12 @@ def _join(
     root_id: str,
     begins_anew: bool,
     takes_over: bool,
+    before_deletions: Callable[[], None],
 ) -> tuple[Marker, Layout, LogState | None]:
-    """Join the index in the storage and claim it. A known root may start while the storage is unavailable."""
+    """Join the index in the storage and claim it. A known root may start while the storage is unavailable.
+
+    `before_deletions` is called if it was claimed.
+    """
     known, layout = marker, wanted.layout
     try:
         descriptor = session.join(begins_anew=begins_anew)
@@ -437,7 +441,7 @@ def _join(
             # before the claim, because log records name the root, and its files belong to this storage from now on
             marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
             root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
-        session.claim(root_id, waits=True, takes_over=takes_over)
+        session.claim(root_id, waits=True, takes_over=takes_over, beside=before_deletions)
     except NotAnIndex as error:
         if known is None:
             raise
@@ -456,6 +460,19 @@ def _join(
         _log.warning("starting without the storage; files stay local until it answers: %s", str(error))
         return marker, layout, None
     return marker, layout, session.log.state
+
+
+@contextlib.contextmanager
+def _side_by_side(config: IndexConfig) -> Iterator[None]:
+    """Run independent reads and writes of the block side by side: an opening mostly waits for syncs."""
+    if not config.background:
+        yield
+        return
+    with (
+        contextlib.closing(DaemonPool(_WRITES_AT_ONCE, "tiered-index-open")) as pool,
+        active_context().with_threads(pool.submit).active(),
+    ):
+        yield
 
 
 def _renewal(session: StorageSession) -> Callable[[], None]:

@@ -51,6 +51,7 @@ def a_log(storage, objects=0, at_once=1):
     log = StorageLog(storage, ManualClock())
     log.create(GENESIS)
     assert log.claim_epoch() == EPOCH
+    log.write_checkpoint()
     for begin in range(0, objects, at_once):
         publish(log, EPOCH, tuple(an_object(n) for n in range(begin, min(begin + at_once, objects))))
     return log

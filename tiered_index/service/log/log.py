@@ -525,18 +525,36 @@ class StorageLog:
             return self.state
 
     def claim_epoch(self) -> int:
-        """Claim the next writer epoch and append its fence record. From then on every older writer is fenced."""
+        """Claim the next writer epoch and append its fence record. From then on every older writer is fenced.
+
+        Call `write_checkpoint` then. If the context has threads, the fence waits for writes that are side by side.
+        """
         attempt, self._writes = secrets.token_hex(8), True
-        epoch = self.refresh().epoch + 1
-        begun_s, first = self.clock.monotonic_s(), epoch
-        while not self._puts_epoch(epoch, attempt):
-            epoch += 1
-            if self._gives_up(epoch - first, begun_s):
-                raise StorageUnavailable(
-                    f"{self.storage.uri}: other writers claimed the last {epoch - first} epochs first; try again"
-                )
-        self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))
+        state = self.refresh()
+        if self.identity.root_id:
+            self.identity.check_attempts(state)
+
+        def claimed() -> int:
+            epoch, begun_s = state.epoch + 1, self.clock.monotonic_s()
+            while not self._puts_epoch(epoch, attempt):
+                epoch += 1
+                if self._gives_up(losses := epoch - state.epoch - 1, begun_s):
+                    raise StorageUnavailable(
+                        f"{self.storage.uri}: other writers claimed the last {losses} epochs first; try again"
+                    )
+            return epoch
+
+        before_record: list[Callable[[], Any]] = [partial(self._settle, state.number)]
+        before_record.append(partial(self.identity.note, state, attempt))
+        epoch: int = side_by_side([claimed, *before_record])[0]
+        with self._append_lock:
+            self._appended("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0), attempt)
         return epoch
+
+    def write_checkpoint(self) -> None:
+        """Write a checkpoint of the present state, if it is due. An error is logged."""
+        with self._append_lock:
+            self._checkpoints.write(self.state)
 
     def _gives_up(self, losses: int, begun_s: float) -> bool:
         """Return whether an append or a claim that began at `begun_s` and lost so many numbers has to end."""
@@ -606,44 +624,50 @@ class StorageLog:
         After any error that is neither a `StorageError` nor a `DiskFull` the record is certainly not in the log.
         """
         with self._append_lock:
-            attempt, self._writes = secrets.token_hex(8), True
-            self._read_before_append()
-            self.check_end()
-            state, root_id = self.state, self.identity.root_id if epoch is not None else ""
-            # so that at most the newest record of a log is not durable
-            self._settle(state.number)
-            # otherwise a reader would use them for the records that follow
-            self._checkpoints.drop_newer(state.number)
-            # also for a record that is there already: the process that put it may have ended before
-            self._checkpoints.drop_summaries()
-            begun_s = self.clock.monotonic_s()
-            for losses in itertools.count(1):
-                if root_id:
-                    self.identity.check_attempts(state)
-                if epoch is not None and state.epoch > epoch:
-                    raise fenced(self.storage.uri, state.epoch, epoch)
-                made = make(state)
-                if made is None:
-                    return state
-                made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
-                record, data = _as_read(replace(made, previous=state.digest, root=root_id))
-                after = state.apply(record, log_name(record.number))
-                if root_id:
-                    # before the record, because an unknown record of this root shows that the root is an older copy
-                    self.identity.note(state, attempt)
-                winner = self._put(record, data)
-                if winner.attempt == attempt:
-                    break
-                state = state.apply(winner, log_name(winner.number))
-                self.advance(state)
-                if self._gives_up(losses, begun_s):
-                    raise StorageUnavailable(
-                        f"{self.storage.uri}: other processes took the last {losses} log numbers first while appending "
-                        f"{what}; try again"
-                    )
-            self.advance(after)
+            if (state := self._appended(what, epoch, make, secrets.token_hex(8))) is not None:
+                return state
             self._checkpoints.write(self.state)
             return self.state
+
+    def _appended(self, what: str, epoch: int | None, make: Make, attempt: str) -> LogState | None:
+        """Append a record as `append`, without a checkpoint. Return the state if `make` returned None."""
+        self._writes = True
+        self._read_before_append()
+        self.check_end()
+        state, root_id = self.state, self.identity.root_id if epoch is not None else ""
+        # so that at most the newest record of a log is not durable
+        self._settle(state.number)
+        # otherwise a reader would use them for the records that follow
+        self._checkpoints.drop_newer(state.number)
+        # also for a record that is there already: the process that put it may have ended before
+        self._checkpoints.drop_summaries()
+        begun_s = self.clock.monotonic_s()
+        for losses in itertools.count(1):
+            if root_id:
+                self.identity.check_attempts(state)
+            if epoch is not None and state.epoch > epoch:
+                raise fenced(self.storage.uri, state.epoch, epoch)
+            made = make(state)
+            if made is None:
+                return state
+            made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
+            record, data = _as_read(replace(made, previous=state.digest, root=root_id))
+            after = state.apply(record, log_name(record.number))
+            if root_id:
+                # before the record, because an unknown record of this root shows that the root is an older copy
+                self.identity.note(state, attempt)
+            winner = self._put(record, data)
+            if winner.attempt == attempt:
+                break
+            state = state.apply(winner, log_name(winner.number))
+            self.advance(state)
+            if self._gives_up(losses, begun_s):
+                raise StorageUnavailable(
+                    f"{self.storage.uri}: other processes took the last {losses} log numbers first while appending "
+                    f"{what}; try again"
+                )
+        self.advance(after)
+        return None
 
     def _read_before_append(self) -> None:
         """Read new records before `check_end` and an append.

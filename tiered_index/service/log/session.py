@@ -41,6 +41,7 @@ from tiered_index.service.log.log import StorageLog, fenced, own_objects
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
+from tiered_index.storage.pools import side_by_side
 from tiered_index.storage.probe import check_storage, probe_put_if_absent
 from tiered_index.stored import Milliseconds, decoded
 
@@ -205,8 +206,6 @@ class Lease:
 
     def __post_init__(self) -> None:
         self._write(released=False)
-        names = [info.name for info in own_objects(self.storage, LEASE_PREFIX)]
-        self.storage.delete_many(name for name in names if name < lease_name(self.epoch, 1))
 
     @property
     def is_due(self) -> bool:
@@ -239,7 +238,12 @@ class Lease:
             "expires_ms": self.clock.now_ms() + round(self.ttl_s * 1000),
         }
         self.storage.put(lease_name(self.epoch, self._number), json.dumps(document).encode())
-        if self._number > 1:
+        if self._number == 2:
+            # not with the first write, for which an opening waits: earlier leases do no harm
+            own = lease_name(self.epoch, self._number)
+            names = [info.name for info in own_objects(self.storage, LEASE_PREFIX)]
+            self.storage.delete_many(name for name in names if name < own)
+        elif self._number > 2:
             self.storage.delete(lease_name(self.epoch, self._number - 1))
         self._renewed_s = self.clock.monotonic_s()
 
@@ -355,17 +359,30 @@ class StorageSession:
         self.log.identity.check_root(self.log.state)
         return state.genesis
 
-    def claim(self, root_id: str, *, waits: bool = False, takes_over: bool = False) -> None:
+    def claim(
+        self,
+        root_id: str,
+        *,
+        waits: bool = False,
+        takes_over: bool = False,
+        beside: Callable[[], object] = lambda: None,
+    ) -> None:
         """Become the index's writer. `waits`: see `LeaseWatch.check`. `takes_over`: ignore the lease of another writer.
 
-        Raises `LockHeld` (another writer has the lease), `WriterFenced` and `StorageError`.
+        `beside` is called after the record, beside the writes of the lease and the checkpoint. Raises its errors,
+        `LockHeld` (another writer has the lease), `WriterFenced` and `StorageError`.
         """
         if not takes_over:
             self._watch.check(root_id, self.place, waits=waits)
         if not self._is_probed:
             probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()
-        self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s, self.place)
+
+        def lease() -> None:
+            self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s, self.place)
+
+        writes: list[Callable[[], object]] = [lease, self.log.write_checkpoint, beside]
+        side_by_side(writes)
         self.epoch = epoch
 
     def refreshed(self) -> LogState:
