@@ -23,6 +23,7 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import times_of
 from tiered_index.retention import Retention
@@ -307,6 +308,12 @@ def test_a_flipped_bit_is_damage_and_never_another_answer(life):
             assert records(first.body) == queue[: len(records(first.body))]
             assert len(records(first.body)) <= 7
         assert {one.file for one in verified(storage).findings} == {segment.name}
+    # damage of the messages hides none of their queue offsets, and the reverse
+    storage.put(segment.name, flipped(flipped(whole, places[0]), places[1]))
+    piece = places[0] // PIECE_BYTES
+    in_parts = {one.part: one.offset for one in verified(storage).findings}
+    run_at = segment.size_bytes + run.begin
+    assert in_parts == {f"piece {piece}": piece * PIECE_BYTES, "segment": None, "queue offsets": run_at}
 
 
 def test_a_lost_segment_leaves_its_offsets_unknown(life):

@@ -87,7 +87,7 @@ def _describe(rewrite: MergeRewrite, prices: PriceTable) -> dict[str, Any]:
         "begin_ms": rewrite.windows[0].begin_s * 1000,
         "sources": [
             describe_object(stored) | {"table": stored.shard.table if stored.shard is not None else None}
-            for stored in rewrite.inputs
+            for stored in rewrite.of_entries
         ],
         "windows": [
             {"begin_ms": w.begin_s * 1000, "window_s": w.window_s, "slots": w.slots.slots, "entries": w.entries}

@@ -281,14 +281,13 @@ merge-of-part-of-a-source: a source that was only partly read is removed as a wh
   + problem, stored.count, max(stored.count, read))
   tests/unit/service/merge/test_readers_and_writers.py::test_results_that_do_not_add_up_are_not_published
 job-ends-as-if-done: a job that others overtook ends as if it had done its work
-  in Job.run
+  in Job.outcomes
   - except JobOvertaken:
   -     is_overtaken = True
   + except JobOvertaken:
-  +     continue
   tests/unit/service/test_job.py::test_it_gives_up_after_ten_plans_that_others_overtook
 merge-keeps-its-sources: the record adds the tables and leaves the files
-  in publish.make
+  in service/jobs/job.py:Rewrite.record
   - add, names, pending=
   + add, names[1:], pending=
   tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]

@@ -1,10 +1,10 @@
 """Catalogs of segments: the log's segments are the same wherever they are named, and nothing names a deleted one."""
 
 import json
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from tests.support.copies import copier
 from tests.support.damage import flipped
@@ -19,12 +19,13 @@ from tiered_index.format.names import linked_store, log_name
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
-from tiered_index.service.jobs import catalogs, segment_archive
+from tiered_index.service.jobs import catalogs, erase_segments, segment_archive
 from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
 from tiered_index.service.jobs.copying import difference
 from tiered_index.service.jobs.erase import EraseRequest, erase
-from tiered_index.service.jobs.erase_segments import FoundMessages, RewrittenSegment, erase_messages
+from tiered_index.service.jobs.erase_segments import FoundMessages, SegmentResult, SegmentRewrite, erase_messages
 from tiered_index.service.jobs.expiry import record_expiry
+from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.verify import check_storage
@@ -641,23 +642,54 @@ def test_an_erasure_of_many_segments_leaves_no_line_of_each():
     storage, clock = MemoryStorage(), ManualClock(1_700_000_000_000)
     log = a_log(storage, clock)
     add_catalog(log, run_of("a", 0, 1000))
-    most, sent = 0, SentObject("", 0, clock.now_ms())
+    most = 0
 
-    def rewrite(segments, find):
+    def workers(rewrite):
         nonlocal most
-        for segment in segments:
-            most = max(most, len(log.state.archive), len(log.state.hidden))
+        most = max(most, len(log.state.archive), len(log.state.hidden))
+        for number, segment in enumerate(rewrite.inputs):
             fresh = a_segment(*segment.place, 2)
             storage.put(fresh.name, b"")
-            yield RewrittenSegment(segment, FoundMessages(1), fresh, replace(sent, name=fresh.name))
+            sent = SentObject(fresh.name, 0, clock.now_ms())
+            yield SegmentResult(number, {}, 0, (), segments=((fresh, sent),), found=FoundMessages(1))
 
-    told = erase_messages(storage, log, clock, None, rewrite, lambda *_: None, keys=False)
+    told = erase_messages(log, None, workers, 3, lambda *_: None, keys=False)
     assert (told["segments_rewritten"], told["segments_remaining"]) == (1000, ())
-    assert most <= catalogs.MOST_LINES and len(log.state.archive) < catalogs.MOST_LINES
+    assert most < catalogs.MOST_LINES and len(log.state.archive) < catalogs.MOST_LINES
     assert list(Segments(log.state, storage)) == run_of("a", 0, 1000, 2)
     report = Report()
     check_storage(storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
     assert report.findings == []
+
+
+def test_segments_that_do_not_add_up_are_not_published():
+    """An erasure of one record out of three must leave two, in a segment of the same place."""
+    log = a_log(MemoryStorage())
+    columnar = structs.replace(a_segment("a", 0), columns=(3, 20), rows=3)
+    append(log, archive=(columnar,))
+    rewrite = SegmentRewrite("erase", "an erasure", (columnar,), (None,))
+
+    def publish_as(*results, rows=2, start=0, attempt=2):
+        fresh = structs.replace(a_segment("a", start, attempt), columns=(3, 20), rows=rows)
+        log.storage.put(fresh.name, b"")
+        sent = SentObject(fresh.name, 0, log.clock.now_ms())
+        one = SegmentResult(0, {}, 0, (), segments=((fresh, sent),), found=FoundMessages(1))
+        publish(rewrite, [one, *results], log)
+        return fresh
+
+    number = log.state.number
+    for problem, wrong in (("another number of messages", {"rows": 1}), ("begins or ends elsewhere", {"start": 100})):
+        with pytest.raises(CorruptFile, match=problem):
+            publish_as(**wrong)
+    with pytest.raises(CorruptFile, match="one result of each task"):
+        publish_as(SegmentResult(0, {}, 0, ()))
+    assert log.refresh().number == number
+    fresh = publish_as()
+    assert [*log.state.archive] == [fresh.name]
+    # another one was first: its segment stays
+    with pytest.raises(JobOvertaken):
+        publish_as(attempt=3)
+    assert [*log.state.archive] == [fresh.name]
 
 
 def test_a_lost_catalog_whose_segments_were_all_replaced_or_have_expired_is_given_up_without_a_loss():
@@ -683,23 +715,30 @@ def test_a_record_that_gives_up_a_catalog_is_refused_by_versions_before_catalogs
     assert json.loads(log.state.encode().rpartition(b"\n#")[0])["version"] == 8
 
 
-def test_an_erasure_streams_segments_of_catalogs_and_reads_also_those_that_come_meanwhile():
-    """The segments are not a list, each is read once, and a later round reads only what is new."""
+def test_an_erasure_streams_segments_of_catalogs_and_reads_also_those_that_come_meanwhile(monkeypatch):
+    """The segments are not a list, each is read once, and a later plan has only what is new."""
     storage, clock = MemoryStorage(), ManualClock(1_700_000_000_000)
     log = a_log(storage, clock)
     add_catalog(log, [a_segment(store, start) for store in STORES for start in (0, 100)])
-    rounds = []
+    groups, planned, unread = [], [], erase_segments._unread
 
-    def rewrite(segments, find):
-        assert iter(segments) is segments
-        rounds.append([])
-        for segment in segments:
-            rounds[-1].append(segment.place)
-            if len(rounds) == len(rounds[-1]) == 1:
-                append(log, archive=(a_segment("b", 200),))
-            yield RewrittenSegment(segment, FoundMessages(), remains=segment.place == ("c", 0))
+    def counted(*arguments):
+        for segment in unread(*arguments):
+            planned.append(segment)
+            yield segment
 
-    told = erase_messages(storage, log, clock, None, rewrite, lambda *_: None, keys=False)
-    assert rounds == [[(store, start) for store in STORES for start in (0, 100)], [("b", 200)], []]
+    def workers(rewrite):
+        groups.append([segment.place for segment in rewrite.inputs])
+        assert len(planned) == sum(map(len, groups))
+        if len(groups) == 1:
+            append(log, archive=(a_segment("b", 200),))
+        for number, segment in enumerate(rewrite.inputs):
+            yield SegmentResult(number, {}, 0, (), remains=segment.place == ("c", 0))
+
+    monkeypatch.setattr(erase_segments, "_unread", counted)
+    before = log.state.number
+    told = erase_messages(log, None, workers, 2, lambda *_: None, keys=False)
+    assert groups == [*([(store, 0), (store, 100)] for store in STORES), [("b", 200)]]
+    assert log.state.number == before + 1, "a segment without such messages needs no record"
     assert told["segments_read"] == 7
     assert told["segments_remaining"] == (a_segment("c", 0).name,)

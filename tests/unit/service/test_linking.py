@@ -10,7 +10,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import linked_store
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
 from tiered_index.retention import Expired
-from tiered_index.service.jobs import linking
+from tiered_index.service.jobs import catalogs, linking
 from tiered_index.service.jobs.catalogs import names_removed_by, removed_names, send_catalog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
@@ -36,7 +36,7 @@ def linked(index):
 def test_a_change_that_another_one_overtakes_is_made_again(index, monkeypatch):
     first, second = segment(0), segment(1)
     index.link([structs.replace(first, is_open=True), structs.replace(second, is_open=True)])
-    session, send = index._session, linking.send_catalog
+    session, send = index._session, catalogs.send_catalog
     calls = []
 
     def overtaken(*arguments):
@@ -45,7 +45,7 @@ def test_a_change_that_another_one_overtakes_is_made_again(index, monkeypatch):
             linking.link(session.log, session.epoch, [], [first])
         return send(*arguments)
 
-    monkeypatch.setattr(linking, "send_catalog", overtaken)
+    monkeypatch.setattr(catalogs, "send_catalog", overtaken)
     linking.link(session.log, session.epoch, [], [second])
     # its own, that of the other change, and its own again
     assert (linked(index), len(calls)) == ([first, second], 3)

@@ -28,7 +28,7 @@ from tiered_index.rocketmq.log.property_columns import key_columns
 from tiered_index.rocketmq.log.segments import Segment, list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.catalogs import replace_catalog
-from tiered_index.service.jobs.erase_segments import Patch, patched, put_in_place
+from tiered_index.service.jobs.erase_segments import Patch, patched, replace_segment
 from tiered_index.service.jobs.repair import Repair
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.jobs.whole import is_bad
@@ -80,8 +80,8 @@ class SegmentRepairs:
         except ObjectArchived:
             return None
         if yes:
-            rows = Segments(LogState(catalogs={name: stored}), self.standby).all()
-            fresh = replace_catalog(self.log, stored, rows)
+            rows = Segments(LogState(catalogs={name: stored}), self.standby)
+            fresh = replace_catalog(self.log, stored, rows.all)
         return Repair(name, "restore", f"{self.standby.uri}: {name}", fresh)
 
     def _repaired(self, segment: ArchivedSegment, report: Report, *, yes: bool) -> Repair | None:
@@ -140,7 +140,7 @@ class SegmentRepairs:
         return erased
 
     def _put_in_place(self, segment: ArchivedSegment, copy: _Copy, patches: Iterable[Patch]) -> str | None:
-        """Store the copy and return its object's name; None: the segment was removed meanwhile."""
+        """Store the copy and return its object's name; None: another record replaced or removed the segment."""
 
         def pieces(part_bytes: int) -> Iterator[bytes]:
             sent = 0
@@ -149,9 +149,7 @@ class SegmentRepairs:
                 yield data
             CorruptFile.unless_equal(copy.name, "changed while it was read", segment.crc32, sent)
 
-        state = put_in_place(self.log, segment, pieces, "repair")
-        there = Segments(state, self.storage).at(*segment.place)
-        return there.name if there is not None else None
+        return replace_segment(self.log, segment, pieces)
 
 
 @dataclass(frozen=True)

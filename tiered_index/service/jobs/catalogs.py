@@ -1,15 +1,16 @@
 """Catalogs of segments: writes them, and merges small ones with the segments that records name line by line.
 
-One record replaces catalogs and lines by the merged catalog. Segments that expired or are hidden are left out; their
-objects are then orphans. Segments that are hidden during a merge stay hidden in the merged catalog. A crash leaves an
-orphan. Memory: some groups of rows for each catalog. Threads: any.
+A merge, a repair and a link of files are rewrites of catalogs (`job.py`): one record replaces catalogs and lines by new
+catalogs. Segments that expired or are hidden are left out; their objects are then orphans. Segments that are hidden
+during a rewrite stay hidden in the new catalog. A crash leaves an orphan. Memory: some groups of rows for each catalog.
+Threads: any.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -18,12 +19,14 @@ from tiered_index.errors import ObjectNotFound
 from tiered_index.format.catalog import CatalogDirectory, CatalogWriter, decode_end, end_bytes
 from tiered_index.format.names import CATALOG_PREFIX, catalog_name, store_prefix
 from tiered_index.format.segment import Segment
+from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn, replace_input
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import Publication
-from tiered_index.service.log.records import HiddenSegment, LogRecord, SourceRange, StoredCatalog
+from tiered_index.service.log.records import ArchivedSegment, HiddenSegment, LogRecord, SourceRange, StoredCatalog
 from tiered_index.service.log.state import LogState, overlapped
 from tiered_index.service.read.segments import MissingCatalog, Segments, hidden_in
 from tiered_index.storage.base import Storage, Writer
+from tiered_index.types import no_progress
 
 LINES_OF_RECORD = 16
 """Most segments that a record names line by line: more are in a catalog."""
@@ -33,22 +36,72 @@ MOST_CATALOGS = 8
 """Most catalogs in a state before small ones are merged, even without lines."""
 # a catalog is merged with smaller ones that together have at least 1 / so many of its segments
 _RATIO = 2
-_TRIES = 5
 # of a catalog's end: enough for most directories
 _END_BYTES = 1 << 20
 
 
+Rows = Callable[[], Iterable[Segment]]
+"""Returns the sorted segments of a new catalog, maybe none."""
+
+
+@dataclass(frozen=True)
+class CatalogTask:
+    """Sends a catalog of `rows`; without rows it sends none. It runs in the process of its log."""
+
+    number: int
+    log: StorageLog
+    epoch: int | None
+    rows: Rows
+
+    def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> TaskResult:
+        """Send the catalog."""
+        rows = iter(self.rows())
+        if (first := next(rows, None)) is None:
+            return TaskResult(self.number, {}, 0, ())
+        catalog, publication = send_catalog(self.log, itertools.chain([first], rows), self.epoch)
+        return TaskResult(self.number, {}, 0, (), catalogs=((catalog, publication.sent),))
+
+
 @dataclass(frozen=True, slots=True)
-class CatalogPlan:
-    """The catalogs and lines to merge, of one state."""
+class CatalogRewrite(Rewrite):
+    """Replaces catalogs, and segments of lines. `shown` is the state that has these inputs as the rows show them.
 
-    state: LogState
-    catalogs: tuple[StoredCatalog, ...]
-    lines: frozenset[str]
+    `added` are rows of the new catalogs that no input has.
+    """
+
+    shown: LogState
+    added: Sequence[Segment] = ()
+
+    def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
+        """Return the record. What was hidden, replaced or given up since the plan is hidden in the new catalogs."""
+        now, names = segments.state, {named.name for named in self.inputs if isinstance(named, StoredCatalog)}
+        made = tuple(catalog for result in results for catalog, _ in result.catalogs)
+        others = [other for name, other in now.catalogs.items() if name not in names]
+        overlap = any(overlapped(others, catalog) is not None for catalog in made)
+        if overlap or not names <= now.catalogs.keys():
+            raise JobOvertaken("another record changed the catalogs")
+        lines = [named for named in self.inputs if isinstance(named, ArchivedSegment)]
+        gone = [line for line in lines if line.name not in now.archive]
+        hide = [hidden_in(catalog, line) for line in gone for catalog in made if _lists(catalog, line)]
+        for hidden in now.hidden.values():
+            if hidden.catalog in names and hidden.name not in self.shown.hidden:
+                hide += [structs.replace(hidden, catalog=catalog.name) for catalog in made if _lists(catalog, hidden)]
+        before = sum(now.catalogs[name].rows.count for name in names) + len(lines)
+        # without a new catalog, the lines that went meanwhile are not left out by this record
+        left_out = before + len(self.added) - sum(catalog.rows.count for catalog in made) - (0 if made else len(gone))
+        remove = (*sorted(names), *sorted({line.name for line in lines} & now.archive.keys()))
+        return LogRecord(0, self.kind, 0, "", 0, remove=remove, catalogs=made, hide=tuple(hide), left_out=left_out)
 
 
-def plan_catalogs(state: LogState, storage: Storage, *, least: int = 1) -> CatalogPlan | None:
-    """Return the catalogs to merge, with all lines. None: fewer than `least` lines and hidden rows, and all merged.
+def _lists(catalog: StoredCatalog, place: ArchivedSegment | HiddenSegment) -> bool:
+    """Return whether a catalog that replaces the one with a segment has its offset."""
+    return any(log.store == place.store and log.start <= place.start < log.end for log in catalog.rows.logs)
+
+
+def plan_catalogs(
+    state: LogState, storage: Storage, *, least: int = 1
+) -> tuple[list[StoredCatalog], list[ArchivedSegment]] | None:
+    """Return catalogs and lines to merge. None: fewer than `least` lines and hidden rows, and all merged.
 
     A catalog is included if one of its segments expired or is hidden, or if it has segments between others that are
     merged. It is also included if smaller catalogs together have a good part of its segments. Raises the errors of
@@ -68,8 +121,9 @@ def plan_catalogs(state: LogState, storage: Storage, *, least: int = 1) -> Catal
     return None
 
 
-def _plan(state: LogState, lines: frozenset[str], names: set[str]) -> CatalogPlan:
-    return CatalogPlan(state, tuple(stored for name, stored in state.catalogs.items() if name in names), lines)
+def _plan(state: LogState, lines: frozenset[str], names: set[str]) -> tuple[list[StoredCatalog], list[ArchivedSegment]]:
+    listed = [stored for name, stored in state.catalogs.items() if name in names]
+    return listed, [segment for name, segment in state.archive.items() if name in lines]
 
 
 def _grown(state: LogState, lines: frozenset[str], names: set[str], others: Sequence[StoredCatalog]) -> set[str]:
@@ -122,81 +176,37 @@ def merge_catalogs(log: StorageLog, epoch: int | None = None, *, least: int = 1)
 
     `epoch` is the writer's; None: a job. Raises the errors of `StorageLog.append`, and of the storage.
     """
-    for _ in range(_TRIES):
-        try:
-            if plan_catalogs(log.state, log.storage, least=least) is None:
-                return 0
-            plan = plan_catalogs(log.refresh(), log.storage, least=least)
-            return 0 if plan is None else int(_run(log, plan, epoch))
-        except MissingCatalog as error:
-            # another merge was faster, or the catalog is lost
-            if error.file in log.refresh().catalogs:
-                raise
-    return 0
+
+    def planned(state: LogState, lost: Container[str]) -> Iterator[CatalogRewrite]:
+        if (due := plan_catalogs(state, log.storage, least=least)) is not None:
+            listed, lines = due
+            part = part_of(state, listed, lines)
+            task = CatalogTask(0, log, epoch, Segments(part, log.storage).all)
+            yield CatalogRewrite("catalogs", "a merge of catalogs", (*listed, *lines), (task,), part)
+
+    # mostly nothing is due in the known state: then there is no request
+    with contextlib.suppress(MissingCatalog):
+        if plan_catalogs(log.state, log.storage, least=least) is None:
+            return 0
+    try:
+        return len(Job(log, planned, in_turn(log), epoch).run())
+    except JobOvertaken:
+        # others have merged them
+        return 0
 
 
-def _run(log: StorageLog, plan: CatalogPlan, epoch: int | None) -> bool:
-    state = plan.state
-    shown = Segments(_part(plan), log.storage).all()
-    first = next(shown, None)
-    catalog, publication = None, None
-    if first is not None:
-        catalog, publication = send_catalog(log, itertools.chain([first], shown), epoch)
-    before = sum(merged.rows.count for merged in plan.catalogs) + len(plan.lines)
-
-    def make(now: LogState) -> LogRecord | None:
-        names = {merged.name for merged in plan.catalogs}
-        if not names <= now.catalogs.keys():
-            return None
-        # what was replaced or given up meanwhile
-        gone = [plan.state.archive[name] for name in sorted(plan.lines) if name not in now.archive]
-        fresh = [hidden for name, hidden in now.hidden.items() if hidden.catalog in names and name not in state.hidden]
-        hide: tuple[HiddenSegment, ...] = ()
-        left_out = before - len(gone)
-        if catalog is None:
-            pass
-        elif overlapped([other for other in now.catalogs.values() if other.name not in names], catalog) is not None:
-            return None
-        else:
-            of_lines = [hidden_in(catalog, segment) for segment in gone]
-            hide = (*of_lines, *(structs.replace(hidden, catalog=catalog.name) for hidden in fresh))
-            left_out = before - catalog.rows.count
-        remove = (*sorted(names), *sorted(plan.lines & now.archive.keys()))
-        added = () if catalog is None else (catalog,)
-        return LogRecord(
-            0, "catalogs", epoch or 0, "", 0, remove=remove, catalogs=added, hide=hide, left_out=max(left_out, 0)
-        )
-
-    if publication is None:
-        return log.append("a merge of catalogs", epoch, make).number > state.number
-    after = publication.record("a merge of catalogs", make)
-    return catalog is not None and catalog.name in after.catalogs
+def replace_catalog(log: StorageLog, stored: StoredCatalog, rows: Rows) -> str | None:
+    """Send a catalog again, with the same `rows`. Return its name; None: a record has removed the old one."""
+    task, shown = CatalogTask(0, log, None, rows), LogState()
+    done = replace_input(CatalogRewrite("repair", "a repair of a catalog", (stored,), (task,), shown), log)
+    return next((catalog.name for result in done for catalog, _ in result.catalogs), None)
 
 
-def replace_catalog(log: StorageLog, stored: StoredCatalog, segments: Iterable[Segment]) -> str | None:
-    """Send a catalog again, with the same `segments`. Return its name; None: a record has removed the old one."""
-    fresh, publication = send_catalog(log, segments)
-
-    def make(state: LogState) -> LogRecord | None:
-        if stored.name not in state.catalogs:
-            return None
-        hide = [
-            structs.replace(hidden, catalog=fresh.name)
-            for hidden in state.hidden.values()
-            if hidden.catalog == stored.name
-        ]
-        return LogRecord(0, "repair", 0, "", 0, remove=(stored.name,), catalogs=(fresh,), hide=tuple(hide))
-
-    state = publication.record("a catalog in the place of another", make)
-    return fresh.name if fresh.name in state.catalogs else None
-
-
-def _part(plan: CatalogPlan) -> LogState:
-    """Return a state with only the segments of a plan."""
-    state = plan.state
+def part_of(state: LogState, listed: Iterable[StoredCatalog], lines: Iterable[ArchivedSegment] = ()) -> LogState:
+    """Return a state with only the segments of catalogs and of lines of `state`."""
     return LogState(
-        archive={name: segment for name, segment in state.archive.items() if name in plan.lines},
-        catalogs={merged.name: merged for merged in plan.catalogs},
+        archive={segment.name: segment for segment in lines},
+        catalogs={stored.name: stored for stored in listed},
         hidden=state.hidden,
         expired=state.expired,
     )

@@ -31,8 +31,8 @@ from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WINDOW_BYTES
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.expiry import sweep
-from tiered_index.service.jobs.orphans import Orphans, not_there
-from tiered_index.service.jobs.whole import Named, defects_of, object_bytes
+from tiered_index.service.jobs.orphans import Orphans
+from tiered_index.service.jobs.whole import Named, defects_of, not_there, object_bytes
 from tiered_index.service.log.log import StorageLog, read_again
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject

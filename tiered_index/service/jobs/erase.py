@@ -25,10 +25,9 @@ from tiered_index.format.segment import LinkedSegment
 from tiered_index.retention import Expired
 from tiered_index.service.jobs.erase_find import FindHidden, Found, find_hidden
 from tiered_index.service.jobs.erase_near import in_force, matched, near_keys
-from tiered_index.service.jobs.erase_segments import FindMessages, RewriteSegments, erase_messages
+from tiered_index.service.jobs.erase_segments import FindMessages, erase_messages
 from tiered_index.service.jobs.expiry import groups
-from tiered_index.service.jobs.job import Workers
-from tiered_index.service.jobs.merge_plan import MergeRewrite
+from tiered_index.service.jobs.job import Rewrite, Workers, in_threads
 from tiered_index.service.jobs.merge_run import rewrite_objects
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog, own_objects
@@ -254,15 +253,14 @@ def erase(
     threads: int = 2,
     messages: MakeFind | None = None,
     find: FindHidden = find_hidden,
-    workers: Workers[MergeRewrite] | None = None,
-    rewrite: RewriteSegments | None = None,
+    workers: Workers[Rewrite] | None = None,
     shard_bytes: int = 1 << 30,
     progress: Progress = no_progress,
 ) -> Erasure:
     """Erase as `tiered_index.erase` does, from an index whose `log` is read.
 
-    `messages` finds messages in archived segments; None: segments are not changed. `find` and `rewrite` may read
-    objects and segments in other processes. `workers` and `shard_bytes`: see `merge`.
+    `messages` finds messages in archived segments; None: segments are not changed. `find` and `workers` may read
+    objects and segments in other processes; `threads` segments are rewritten at once. `shard_bytes`: see `merge`.
     """
     check_grace(grace_s)
     check_shard_bytes(shard_bytes)
@@ -315,7 +313,8 @@ def erase(
         if messages is not None:
             # with the time of the tombstones: messages that arrive meanwhile are neither hidden nor overwritten
             sought = messages(stones[0].before_ms, schema.keyed)
-            known |= erase_messages(storage, log, clock, sought, rewrite, progress, keys=bool(request.keys))
+            of_segments = workers or in_threads(storage, clock, threads)
+            known |= erase_messages(log, sought, of_segments, threads, progress, keys=bool(request.keys))
         orphans = find_orphans(storage, log, older_than_s=unnamed_s, removed_s=grace_s)
         gone = delete_orphans(storage, orphans)
         known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}

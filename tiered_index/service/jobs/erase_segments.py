@@ -1,18 +1,19 @@
-"""Erases messages of archived segments: sends the segment again with their bytes overwritten, and replaces the old one.
-A columnar segment is sent again without them.
+"""Rewrites archived segments: without messages that are erased, or from a copy in the place of a damaged object.
 
-Sizes and offsets are unchanged, so entries of other messages stay valid. The log keeps the CRC32s of the source's bytes
-beside those of the object. A follower compares the source's file with these, so it does not archive the file again.
-Copied bytes are compared with the old object's table, so damage is never copied. Repairs replace segments in the same
-way. One process may send the object and another append the record. Memory: one or two parts of an upload, and 16 bytes
-for each segment of the index. Threads: one for each rewriting; several may run.
+Erased messages of a log's bytes are overwritten; a columnar segment is sent again without them. Sizes and offsets of
+bytes are unchanged, so entries of other messages stay valid. The log keeps the CRC32s of the source's bytes beside
+those of the object. A follower compares the source's file with these, so it does not archive the file again. Copied
+bytes are compared with the old object's table, so damage is never copied. Each new object is read back. Memory: one or
+two parts of an upload for each segment that is rewritten at once, and 16 bytes for each segment of the index. Threads:
+one for each task.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -20,22 +21,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from tiered_index.clock import Clock
+from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.archived import footer_bytes_of, segment_object_bytes
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import Times
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
+from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, Workers, removal, replace_input
 from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
-from tiered_index.service.jobs.whole import defects_of
+from tiered_index.service.jobs.whole import Named, defects_of
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import Publication, SentObject
+from tiered_index.service.log.publication import Publication
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
+from tiered_index.service.read.segments import MissingCatalog, Segments
 from tiered_index.storage.base import Storage
+from tiered_index.types import no_progress
 
-_ROUNDS = 5
 # each time that so large a part of all segments was rewritten, they become a catalog, like those of a writer
 _SHARE = 64
 
@@ -78,87 +80,175 @@ FindMessages = Callable[[SegmentArchive, ArchivedSegment], FoundMessages]
 
 
 @dataclass(frozen=True, slots=True)
-class RewrittenSegment:
-    """The outcome for one segment. `found` describes its messages to erase, without patches.
+class SegmentResult(TaskResult):
+    """The outcome for one segment: no object if nothing had to be sent, or if the segment is damaged.
 
-    `fresh` and `sent` describe the new object. It verifies, but no record names it yet. None: nothing had to be sent,
-    or the segment is damaged. `remains` says that messages to erase are left in the new object, or in the segment if
-    nothing could be sent.
+    `found` describes its messages to erase, without patches. `remains` says that such messages are left in the new
+    object, or in the segment if nothing could be sent.
     """
 
-    segment: ArchivedSegment
-    found: FoundMessages
-    fresh: ArchivedSegment | None = None
-    sent: SentObject | None = None
+    found: FoundMessages = FoundMessages()
     remains: bool = False
 
 
-RewriteSegments = Callable[[Iterable[ArchivedSegment], FindMessages], Iterable[RewrittenSegment]]
-"""A function that returns the result of `rewrite_segment` for each segment. It may use other processes."""
+@dataclass(frozen=True)
+class EraseTask:
+    """Finds the messages to erase in a segment, and sends the segment again without them."""
+
+    number: int
+    segment: ArchivedSegment
+    find: FindMessages
+
+    def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> SegmentResult:
+        """Send the segment, if it has such messages. Raises storage errors. After an error there is no object."""
+        segment = self.segment
+        log = StorageLog(storage, SystemClock())
+        archive = SegmentArchive(storage, lambda: log.state, log.open)
+        found = self.find(archive, segment)
+        told, file = replace(found, patches=(), file=None), found.file
+        result = SegmentResult(self.number, {}, 0, (), found=told)
+        if not found.patches and file is None:
+            return result
+        erased = structs.replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
+        if segment.columns is not None and file is not None:
+            columns, object_bytes = (segment.columns[0], footer_bytes_of(file)), segment_object_bytes(len(file))
+            more: dict[str, Any] = {"rows": found.rows, "times": found.times}
+            erased = structs.replace(erased, size_bytes=len(file), object_bytes=object_bytes, columns=columns, **more)
+
+        def pieces(length: int) -> Iterator[bytes]:
+            if file is None:
+                return patched(_checked(archive, segment, length), found.patches)
+            return (file[at : at + length] for at in range(0, len(file), length))
+
+        try:
+            fresh, publication = _send(log, erased, pieces)
+        except CorruptFile as error:
+            return replace(result, found=replace(told, problem=str(error)), remains=True)
+        with publication.undone():
+            again = self.find(archive, fresh)
+        remains = bool(again.patches) or again.file is not None
+        # the age of the object counts by the clock of the process that publishes it
+        return replace(result, segments=((fresh, replace(publication.sent, began_ms=now_ms)),), remains=remains)
+
+
+@dataclass(frozen=True)
+class RestoreTask:
+    """Sends a segment again from `pieces`, which yields the bytes of a copy in pieces of a given length."""
+
+    segment: ArchivedSegment
+    pieces: Callable[[int], Iterator[bytes]]
+    number: int = 0
+
+    def run(self, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress) -> TaskResult:
+        """Send the object. Raises `CorruptFile` if it does not verify, and the errors of `pieces`: there is none."""
+        fresh, publication = _send(StorageLog(storage, SystemClock()), self.segment, self.pieces)
+        return TaskResult(self.number, {}, 0, (), segments=((fresh, replace(publication.sent, began_ms=now_ms)),))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRewrite(Rewrite):
+    """Replaces the segments whose tasks sent an object. A segment that another record replaced first stays as it is."""
+
+    def replaced(self, results: Sequence[TaskResult]) -> Sequence[Named]:
+        """Return the segments that have a new object."""
+        return [self.inputs[result.number] for result in results if result.segments]
+
+    def check_proof(self, results: Sequence[TaskResult]) -> None:
+        """Raise `CorruptFile` unless each task has a result, and each new segment has all records that were kept."""
+        numbers = sorted(result.number for result in results)
+        CorruptFile.unless_equal(self.what, "not one result of each task", [*range(len(self.tasks))], numbers)
+        for result in results:
+            before = self.inputs[result.number]
+            assert isinstance(before, ArchivedSegment)
+            for fresh, _ in result.segments:
+                problem = f"was sent in the place of {before.name}, but begins or ends elsewhere"
+                CorruptFile.unless_equal(fresh.name, problem, (before.place, before.end), (fresh.place, fresh.end))
+                if before.rows is not None:
+                    # overwritten messages stay in their places, records of a columnar segment go
+                    is_shorter = before.columns is not None
+                    gone = result.found.messages if is_shorter and isinstance(result, SegmentResult) else 0
+                    problem = f"has another number of messages than are left of {before.name}"
+                    CorruptFile.unless_equal(fresh.name, problem, before.rows - gone, fresh.rows)
+
+    def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
+        """Return the record. Raises `JobOvertaken` if other records replaced all the segments."""
+        names = {named.name for named in self.inputs}
+        there = {fresh: segments.at(*fresh.place) for result in results for fresh, _ in result.segments}
+        placed = {fresh: old for fresh, old in there.items() if old is not None and old.name in names}
+        if not placed:
+            raise JobOvertaken(f"{', '.join(sorted(names))}: replaced by another record")
+        return LogRecord(0, self.kind, 0, "", 0, archive=tuple(placed), **removal(segments, placed.values()))
+
+
+def replace_segment(log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]) -> str | None:
+    """Send a segment again from a copy. Return its object's name; None: another record has replaced or removed it.
+
+    Raises `CorruptFile`, and the errors of the storage and `pieces`.
+    """
+    rewrite = SegmentRewrite("repair", "a repair of a segment", (segment,), (RestoreTask(segment, pieces),))
+    done = replace_input(rewrite, log)
+    return next((fresh.name for result in done for fresh, _ in result.segments), None)
 
 
 def erase_messages(
-    storage: Storage,
     log: StorageLog,
-    clock: Clock,
     find: FindMessages,
-    rewrite: RewriteSegments | None,
+    workers: Workers[Rewrite],
+    at_once: int,
     progress: Callable[[str, int, int], None],
     *,
     keys: bool,
 ) -> dict[str, Any]:
     """Overwrite messages in all archived segments of an index. Return the fields of the certificate about segments.
 
-    `rewrite` does it in other processes; None: here. `progress`: see `Progress`. `keys`: whether the request has keys.
+    `workers` get `at_once` segments at a time. `progress`: see `Progress`. `keys`: whether the request has keys.
     """
-
-    def rewrite_here(segments: Iterable[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
-        for segment in segments:
-            yield rewrite_segment(storage, clock, segment, find)
-
-    rewritten, erased, objects_read, segments_read = 0, 0, 0, 0
+    rewritten, erased, objects_read, segments_read, count, most_lines = 0, 0, 0, 0, 0, MOST_LINES
     # the objects and the places that were read, and the objects that may still have a message to erase
     names_read, places_read, left = _Digests(), _Digests(), set[str]()
     problems: dict[str, str] = {}
     collisions: dict[tuple[str, int], int] = {}
-    for _ in range(_ROUNDS):
-        before = objects_read
-        count = len(Segments(log.refresh(), storage))
+
+    def planned(state: LogState, lost: Container[str]) -> Iterator[SegmentRewrite]:
+        """Plan also the segments that came meanwhile, and those that another process has replaced."""
+        nonlocal count, most_lines
+        count = len(Segments(state, log.storage))
         most_lines = max(MOST_LINES, count // _SHARE)
-        # a segment that another process has replaced meanwhile is read, too
-        for outcome in (rewrite or rewrite_here)(_unread(log, names_read), find):
+        names_read.sort()
+        places_read.sort()
+        segments = _unread(log, names_read)
+        while group := tuple(itertools.islice(segments, at_once)):
+            tasks = [EraseTask(number, segment, find) for number, segment in enumerate(group)]
+            yield SegmentRewrite("erase", "an erasure of messages", group, tasks)
+
+    for rewrite, results in Job(log, planned, workers, repeats=True).outcomes():
+        now = Segments(log.state, log.storage)
+        for result in results:
+            segment = rewrite.inputs[result.number]
+            assert isinstance(segment, ArchivedSegment) and isinstance(result, SegmentResult)
             objects_read += 1
-            segments_read += places_read.add(repr(outcome.segment.place))
-            collisions.pop(outcome.segment.place, None)
-            if outcome.found.collisions:
-                collisions[outcome.segment.place] = outcome.found.collisions
-            names = {outcome.segment.name}
-            if outcome.fresh is not None and outcome.sent is not None:
-                state = record_instead(
-                    Publication(log, [outcome.sent], named=names_object(storage)),
-                    outcome.segment,
-                    outcome.fresh,
-                    "erase",
-                )
-                if Segments(state, storage).names_object(outcome.fresh.name):
-                    rewritten, erased = rewritten + 1, erased + outcome.found.messages
-                    names.add(outcome.fresh.name)
-                if max(len(state.archive), len(state.hidden)) >= most_lines:
-                    merge_catalogs(log, least=most_lines)
-            if outcome.found.problem is not None:
-                problems |= dict.fromkeys(names, outcome.found.problem)
-            if outcome.remains or outcome.found.problem is not None:
+            segments_read += places_read.add(repr(segment.place))
+            collisions.pop(segment.place, None)
+            if result.found.collisions:
+                collisions[segment.place] = result.found.collisions
+            names = {segment.name}
+            for fresh, _ in result.segments:
+                if now.names_object(fresh.name):
+                    rewritten, erased = rewritten + 1, erased + result.found.messages
+                    names.add(fresh.name)
+            if result.found.problem is not None:
+                problems |= dict.fromkeys(names, result.found.problem)
+            if result.remains or result.found.problem is not None:
                 left |= names
             for name in names:
                 names_read.add(name)
             progress("archived segments read", objects_read, max(objects_read, count))
-        names_read.sort()
-        places_read.sort()
-        if objects_read == before:
-            break
+        if max(len(log.state.archive), len(log.state.hidden)) >= most_lines:
+            merge_catalogs(log, least=most_lines)
+    names_read.sort()
     if rewritten:
         merge_catalogs(log, least=MOST_LINES)
-    now = Segments(log.state, storage)
+    now = Segments(log.state, log.storage)
     return {
         "segments_read": segments_read,
         "collisions": sum(collisions.values()) if keys and segments_read else None,
@@ -213,63 +303,10 @@ def _digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, find: FindMessages) -> RewrittenSegment:
-    """Find the messages to erase in a segment, and send the segment again without them. Raises storage errors."""
-    log = StorageLog(storage, clock)
-    archive = SegmentArchive(storage, lambda: log.state, log.open)
-    found = find(archive, segment)
-    told, file = replace(found, patches=(), file=None), found.file
-    if not found.patches and file is None:
-        return RewrittenSegment(segment, told)
-    erased = structs.replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
-    if segment.columns is not None and file is not None:
-        columns, object_bytes = (segment.columns[0], footer_bytes_of(file)), segment_object_bytes(len(file))
-        more: dict[str, Any] = {"rows": found.rows, "times": found.times}
-        erased = structs.replace(erased, size_bytes=len(file), object_bytes=object_bytes, columns=columns, **more)
-
-    def pieces(length: int) -> Iterator[bytes]:
-        if file is None:
-            return patched(_checked(archive, segment, length), found.patches)
-        return (file[at : at + length] for at in range(0, len(file), length))
-
-    try:
-        fresh, publication = _send(log, erased, pieces)
-    except CorruptFile as error:
-        return RewrittenSegment(segment, replace(told, problem=str(error)), remains=True)
-    with publication.undone():
-        again = find(archive, fresh)
-        remains = bool(again.patches) or again.file is not None
-    return RewrittenSegment(segment, told, fresh, publication.sent, remains)
-
-
-def put_in_place(
-    log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]], kind: str
-) -> LogState:
-    """Send a segment again and read it back. Then append a record of `kind` that replaces the old object, if it exists.
-
-    `pieces` yields the bytes in pieces of a given length. Raises `CorruptFile`, and the errors of storage and `pieces`.
-    """
-    fresh, publication = _send(log, segment, pieces)
-    return record_instead(publication, segment, fresh, kind)
-
-
-def record_instead(publication: Publication, segment: ArchivedSegment, fresh: ArchivedSegment, kind: str) -> LogState:
-    """Append a record of `kind` that replaces a segment by `fresh`, unless another process has replaced it."""
-
-    def make(state: LogState) -> LogRecord | None:
-        segments = Segments(state, publication.log.storage)
-        there = segments.at(*segment.place)
-        if there is None or there.name != segment.name:
-            return None
-        return LogRecord(0, kind, 0, "", 0, archive=(fresh,), **segments.removal(there))
-
-    return publication.record("an archived segment in the place of another", make)
-
-
 def _send(
     log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
 ) -> tuple[ArchivedSegment, Publication]:
-    """Send a segment again and read it back, without queue offsets that don't verify. Raises as `put_in_place`."""
+    """Send a segment again and read it back, without queue offsets that don't verify. Raises as `RestoreTask.run`."""
     archive, section = SegmentArchive(log.storage, lambda: log.state, log.refresh), b""
     with contextlib.suppress(CorruptFile, ObjectNotFound):
         # an erased message keeps its place in its queue

@@ -1,34 +1,36 @@
-"""A job changes an index by rewrites: tasks write the entries of some objects again, then one log record replaces them.
+"""A job changes an index by rewrites: tasks write the contents of some objects again, one log record replaces these.
 
 ```
 plan(state) ─> rewrites, each: tasks run ─> objects and proof ─ check ─> one record adds the objects, removes the inputs
      ^                              └─ an input went meanwhile, or the record was too late for one: deletes its objects
      └───────────────────────────────────────────────┘ bounded
 ```
-A merge, an erasure with bytes and the replacement of a damaged object are jobs. Tasks run in threads, on Spark's
-executors or one after the other beside a writer: a `Workers` function decides. Each attempt of a task sends objects
-under new names, so a task may be repeated, run twice at once or stop at any moment. Objects that no record names are
-orphans, and a `Publication` refuses objects that a sweep may have deleted. A job without tasks (tombstones, horizons,
-given up objects) is one call of `StorageLog.append`, which plans again for each state. Threads: any; several jobs at
-once are safe, because the log accepts only one of them for an input.
+A merge, an erasure with bytes, the replacement of a damaged object, a merge of catalogs and a link of files are jobs.
+Objects are files and tables of entries, archived segments and catalogs. Tasks run in threads, on Spark's executors or
+one after the other beside a writer: a `Workers` function decides. Each attempt of a task sends objects under new names,
+so a task may be repeated, run twice at once or stop at any moment. Objects that no record names are orphans, and a
+`Publication` refuses objects that a sweep may have deleted. A job without tasks (tombstones, horizons, given up
+objects) is one call of `StorageLog.append`, which plans again for each state. Threads: any; several jobs at once are
+safe, because the log accepts only one of them for an input.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.heap import give_back
-from tiered_index.service.jobs.orphans import not_there
+from tiered_index.service.jobs.whole import Named, not_there
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import FinishedObject, Publication, abandon
-from tiered_index.service.log.records import LogRecord, PendingFile, StoredObject
+from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, PendingFile, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import MissingCatalog, Segments, names_object
 from tiered_index.storage.base import Storage
 from tiered_index.types import no_progress
 
@@ -61,6 +63,7 @@ class TaskResult:
     """The objects of a task, and the proof: entries read per input, and those left out because they had expired.
 
     Checksums are sums of `entry_checksum`; of a replacement, those of the tails, which have all other checksums.
+    Segments and catalogs were read back, or are proven by `Rewrite.check_proof`.
     """
 
     number: int
@@ -69,6 +72,14 @@ class TaskResult:
     objects: tuple[FinishedObject, ...]
     expired: int = 0
     expired_checksum: int = 0
+    segments: tuple[tuple[ArchivedSegment, SentObject], ...] = ()
+    catalogs: tuple[tuple[StoredCatalog, SentObject], ...] = ()
+
+    @property
+    def sent(self) -> list[SentObject]:
+        """All objects of the task."""
+        listed = (*self.segments, *self.catalogs)
+        return [*(made.sent for made in self.objects), *(sent for _, sent in listed)]
 
 
 class Task(Protocol):
@@ -84,29 +95,41 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Inputs that one log record of `kind` removes, and the tasks whose objects it adds. `what` is for messages."""
+    """Inputs that one log record of `kind` removes, and the tasks whose objects it adds. `what` is for messages.
+
+    This class rewrites files and tables of entries; others override `replaced`, `check_proof` and `record`.
+    """
 
     kind: str
     what: str
-    inputs: tuple[StoredObject, ...]
+    inputs: tuple[Named, ...]
     tasks: Sequence[Task]
+
+    @property
+    def of_entries(self) -> list[StoredObject]:
+        """The inputs with entries."""
+        return [named for named in self.inputs if isinstance(named, StoredObject)]
 
     @property
     def entries(self) -> int:
         """Entries to read; those that have not expired are written."""
-        return sum(stored.count for stored in self.inputs)
+        return sum(stored.count for stored in self.of_entries)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the inputs."""
-        return sum(stored.size_bytes for stored in self.inputs)
+        """Bytes of the inputs with entries."""
+        return sum(stored.size_bytes for stored in self.of_entries)
+
+    def replaced(self, results: Sequence[TaskResult]) -> Sequence[Named]:
+        """Return the inputs that the record removes. Without any, and without new objects, there is no record."""
+        return self.inputs
 
     def check_proof(self, results: Sequence[TaskResult]) -> None:
         """Raise `CorruptFile` unless each task has a result, and each entry of inputs was written or had expired."""
         numbers = sorted(result.number for result in results)
         if numbers != [task.number for task in self.tasks]:
             raise CorruptFile(self.what, "not one result of each task", expected=len(self.tasks), found=numbers)
-        for stored in self.inputs:
+        for stored in self.of_entries:
             read = sum(result.read_counts.get(stored.name, 0) for result in results)
             problem = f"{self.what} read another number of entries than the log says"
             CorruptFile.unless_equal(stored.name, problem, stored.count, read)
@@ -116,6 +139,17 @@ class Rewrite:
         read_sum, written_sum = sum(result.read_checksum for result in results), sum(made.checksum for made in objects)
         written_sum += sum(result.expired_checksum for result in results)
         CorruptFile.unless_equal(self.what, "wrote other entries than it read", read_sum % 2**64, written_sum % 2**64)
+
+    def record(self, segments: Segments, results: Sequence[TaskResult]) -> LogRecord:
+        """Return the record for the state of `segments`. Raises `JobOvertaken` if an input of it went."""
+        names = tuple(named.name for named in self.inputs)
+        if gone := [name for name in names if segments.state.input_of(name) is None]:
+            raise JobOvertaken(f"{len(gone)} of {len(names)} inputs were removed from the log, {gone[0]} first")
+        stored = [made.stored for result in results for made in result.objects]
+        add = tuple(new for new in stored if not isinstance(new, PendingFile))
+        pending = tuple(new for new in stored if isinstance(new, PendingFile))
+        left_out = sum(result.expired for result in results)
+        return LogRecord(0, self.kind, 0, "", 0, add, names, pending=pending, left_out=left_out)
 
 
 R = TypeVar("R", bound=Rewrite)
@@ -134,39 +168,51 @@ class Job(Generic[R]):
     """
 
     log: StorageLog
-    plan: Callable[[LogState, Container[str]], Sequence[R]]
+    plan: Callable[[LogState, Container[str]], Iterable[R]]
     workers: Workers[R]
     epoch: int | None = None
     skips_lost: bool = False
     repeats: bool = False
 
     def run(self) -> list[tuple[R, list[TaskResult]]]:
-        """Plan, run and publish. Return the published rewrites with their results.
+        """Plan, run and publish. Return the published rewrites with their results. Raises as `outcomes`."""
+        return list(self.outcomes())
+
+    def outcomes(self) -> Iterator[tuple[R, list[TaskResult]]]:
+        """Plan, run and publish. Yield each rewrite with its results after its publication.
 
         Raises `JobOvertaken` if others were faster again and again, and as `carry_out`. Published rewrites stay.
         """
-        done: list[tuple[R, list[TaskResult]]] = []
         lost: set[str] = set()
         is_overtaken = False
         for _ in range(_TRIES):
-            before, is_overtaken = len(done), False
-            for rewrite in self.plan(self.log.refresh(), lost):
-                try:
-                    done.append((rewrite, self.carry_out(rewrite)))
-                except JobOvertaken:
-                    is_overtaken = True
-                except InputsLost as error:
-                    if not self.skips_lost:
-                        raise
-                    lost |= error.names
-                    is_overtaken = True
-            if not is_overtaken and (len(done) == before or not self.repeats):
+            is_done, is_overtaken = True, False
+            try:
+                for rewrite in self.plan(self.log.refresh(), lost):
+                    try:
+                        results = self.carry_out(rewrite)
+                    except JobOvertaken:
+                        is_overtaken = True
+                        continue
+                    except InputsLost as error:
+                        if not self.skips_lost:
+                            raise
+                        lost |= error.names
+                        is_overtaken = True
+                        continue
+                    is_done = False
+                    yield rewrite, results
+            except MissingCatalog as error:
+                # a merge was faster, or the catalog is lost
+                if error.file in self.log.refresh().catalogs:
+                    raise
+                is_overtaken = True
+            if not is_overtaken and (is_done or not self.repeats):
                 break
         if is_overtaken:
             raise JobOvertaken(
                 f"{self.log.storage.uri}: another job published first, {_TRIES} times in a row; try again later"
             )
-        return done
 
     def carry_out(self, rewrite: R) -> list[TaskResult]:
         """Run the tasks of a rewrite and publish it. Return the results.
@@ -178,7 +224,7 @@ class Job(Generic[R]):
             for result in self.workers(rewrite):
                 results.append(result)
         except BaseException as error:
-            abandon([made.sent for result in results for made in result.objects], self.log.storage)
+            abandon([sent for result in results for sent in result.sent], self.log.storage)
             if isinstance(error, ObjectNotFound):
                 self._check_inputs(rewrite)
             raise
@@ -187,8 +233,9 @@ class Job(Generic[R]):
 
     def _check_inputs(self, rewrite: R) -> None:
         """Raise `InputsLost` or `JobOvertaken` if the storage lacks an input."""
-        missing = {stored.name for stored in not_there(self.log.storage, rewrite.inputs)}
-        if lost := missing and missing & self.log.refresh().inputs.keys():
+        missing = {named.name for named in not_there(self.log.storage, rewrite.inputs)}
+        state, is_named = self.log.refresh() if missing else self.log.state, names_object(self.log.storage)
+        if lost := {name for name in missing if is_named(state, name)}:
             raise InputsLost(lost) from None
         if missing:
             where = f"{self.log.storage.uri}: {min(missing)}"
@@ -196,30 +243,29 @@ class Job(Generic[R]):
 
 
 def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, epoch: int | None = None) -> LogState:
-    """Check the proof of a rewrite and append its record. Return the log's state. `epoch` is that of a writer.
+    """Check the proof of a rewrite and append its record, if it changes anything. Return the log's state.
 
-    Raises `CorruptFile` (wrong results), `JobOvertaken`, `JobOverdue`, or for a writer `StorageUnavailable`, and
-    `WriterFenced`. After the last three a job's objects are deleted, unless a record may still name them.
+    `epoch` is that of a writer. Raises `CorruptFile` (wrong results), `JobOvertaken`, `JobOverdue`, or for a writer
+    `StorageUnavailable`, and `WriterFenced`. After the last three a job's objects are deleted, unless a record may
+    still name them.
     """
-    objects = [made for result in results for made in result.objects]
-    publication = Publication(log, [made.sent for made in objects], epoch)
+    sent = [one for result in results for one in result.sent]
+    publication = Publication(log, sent, epoch, names_object(log.storage))
     rewrite.check_proof(results)
     publication.check()
-    names, stored = tuple(stored.name for stored in rewrite.inputs), tuple(made.stored for made in objects)
-    added = {new.name for new in stored}
+    replaced = rewrite.replaced(results)
+    if not (replaced or sent):
+        return log.state
 
     def make(state: LogState) -> LogRecord | None:
-        gone = [name for name in names if state.input_of(name) is None]
-        if added <= state.inputs.keys() and (added or len(gone) == len(names)):
+        segments = Segments(state, log.storage)
+
+        def is_named(name: str) -> bool:
+            return state.names(name) or segments.names_object(name)
+
+        if any(is_named(one.name) for one in sent) or not (sent or any(is_named(one.name) for one in replaced)):
             return None  # an earlier try appended the record
-        if gone:
-            raise JobOvertaken(
-                f"{log.storage.uri}: {len(gone)} of {len(names)} inputs were removed from the log, {gone[0]} first"
-            )
-        left_out = sum(result.expired for result in results)
-        pending = tuple(new for new in stored if isinstance(new, PendingFile))
-        add = tuple(new for new in stored if not isinstance(new, PendingFile))
-        return LogRecord(0, rewrite.kind, epoch or 0, "", 0, add, names, pending=pending, left_out=left_out)
+        return replace(rewrite.record(segments, results), epoch=epoch or 0)
 
     try:
         state = publication.record(rewrite.what, make)
@@ -227,9 +273,31 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
         # a writer's objects are kept after other errors, and another plan makes objects of its own
         publication.resolve(log.state)
         raise
-    what = rewrite.what, len(names), rewrite.entries, ", ".join(sorted(added)) or "none"
+    added = ", ".join(sorted(one.name for one in sent)) or "none"
+    what = rewrite.what, len(replaced), rewrite.entries, added
     _log.info("carried out %s of %d objects with %d entries; new objects: %s", *what)
     return state
+
+
+def removal(segments: Segments, removed: Iterable[ArchivedSegment]) -> dict[str, Any]:
+    """Return the fields of a record that removes archived segments of a state: `remove` and `hide`."""
+    parts = [segments.removal(segment) for segment in removed]
+    return {name: tuple(one for part in parts for one in part.get(name, ())) for name in ("remove", "hide")}
+
+
+def replace_input(rewrite: Rewrite, log: StorageLog) -> list[TaskResult]:
+    """Carry out the rewrite of one input, unless a record has removed it: then there are no results."""
+    is_named = names_object(log.storage)
+
+    def planned(state: LogState, lost: Container[str]) -> Sequence[Rewrite]:
+        return [rewrite] * is_named(state, rewrite.inputs[0].name)
+
+    return [result for _, results in Job(log, planned, in_turn(log)).run() for result in results]
+
+
+def in_turn(log: StorageLog) -> Workers[Any]:
+    """Return workers of this thread, which run one task after the other."""
+    return lambda rewrite: (task.run(log.storage, log.clock.now_ms()) for task in rewrite.tasks)
 
 
 def in_threads(
@@ -247,7 +315,7 @@ def in_threads(
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 done = [future for future in futures if not future.cancelled() and future.exception() is None]
-                abandon([made.sent for future in done for made in future.result().objects], storage)
+                abandon([sent for future in done for sent in future.result().sent], storage)
                 raise
         give_back()
         return results

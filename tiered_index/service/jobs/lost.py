@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.service.jobs.job import removal
 from tiered_index.service.jobs.whole import is_bad
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, StoredCatalog, StoredObject
@@ -68,13 +69,12 @@ def give_up(
         local = [lost for lost in unpublished.values() if lost.name not in state.lost]
         unlisted = [catalogs[name] for name in catalogs if name in state.catalogs]
         present = Segments(_without(state, unlisted), storage)
-        removals = [present.removal(segment) for segment in present.named(segment.name for segment in gone_segments)]
-        if not (gone or local or unlisted or removals):
+        removed = removal(present, present.named(segment.name for segment in gone_segments))
+        if not (gone or local or unlisted or any(removed.values())):
             return None  # an earlier try or a merge has removed them
-        remove, hide = (tuple(x for removal in removals for x in removal.get(name, ())) for name in ("remove", "hide"))
-        remove += (*(stored.name for stored in gone), *(stored.name for stored in unlisted))
+        removed["remove"] += (*(stored.name for stored in gone), *(stored.name for stored in unlisted))
         lost = (*map(LostObject.of, gone), *local, *_ranges(state, unlisted))
-        return LogRecord(0, "remove", 0, "", 0, remove=remove, hide=hide, lost=lost)
+        return LogRecord(0, "remove", 0, "", 0, lost=lost, **removed)
 
     if dry_run:
         ranges = _ranges(state, catalogs.values())

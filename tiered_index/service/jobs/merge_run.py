@@ -197,13 +197,13 @@ def estimate(rewrite: MergeRewrite, prices: PriceTable) -> MergeCost:
     times = Counter(
         name for name, _ in {(stored.name, task.windows[0].begin_s) for task in rewrite.tasks for stored in task.inputs}
     )
-    moved = sum(stored.count * times[stored.name] for stored in rewrite.inputs)
+    moved = sum(stored.count * times[stored.name] for stored in rewrite.of_entries)
     requests: Counter[str] = Counter(RECORD_REQUESTS)
     pieces = max(1, -(-moved // (len(rewrite.tasks) * PIECE_ITEMS)))
     # a task reads the directory of each of its inputs, and one range per piece
     spans = sum(
         max(pieces * readers[stored.name], -(-stored.items_bytes(schema) * times[stored.name] // _SPAN_BYTES))
-        for stored in rewrite.inputs
+        for stored in rewrite.of_entries
     )
     requests["get_range"] += readers.total() + spans
     shards = 0
@@ -213,7 +213,7 @@ def estimate(rewrite: MergeRewrite, prices: PriceTable) -> MergeCost:
         size = packed_bytes(schema, window.entries) // made
         shards += made
         requests += writing_requests(made, size)
-    read = sum(stored.items_bytes(schema) * times[stored.name] for stored in rewrite.inputs)
+    read = sum(stored.items_bytes(schema) * times[stored.name] for stored in rewrite.of_entries)
     return MergeCost(
         shards, dict(requests), read, packed_bytes(schema, rewrite.entries), prices.cost_usd(requests, read)
     )

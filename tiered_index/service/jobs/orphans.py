@@ -30,12 +30,10 @@ from tiered_index.format.names import (
 )
 from tiered_index.service.jobs.catalogs import names_removed_by
 from tiered_index.service.log.log import StorageLog, own_objects
-from tiered_index.service.log.records import ArchivedSegment, StoredCatalog, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage
 
-Named = TypeVar("Named", bound=StoredObject | ArchivedSegment | StoredCatalog)
 Item = TypeVar("Item")
 _AT_ONCE = 1000
 _log = logging.getLogger(__name__)
@@ -154,14 +152,3 @@ def _infos(storage: Storage, names: Iterable[str]) -> list[ObjectInfo]:
         with contextlib.suppress(ObjectNotFound):
             infos.append(storage.head(name))
     return infos
-
-
-def not_there(storage: Storage, objects: Iterable[Named]) -> list[Named]:
-    """Return the objects that the storage does not have: a request each. Raises the errors of the storage."""
-    missing = []
-    for stored in objects:
-        try:
-            storage.head(stored.name)
-        except ObjectNotFound:
-            missing.append(stored)
-    return missing

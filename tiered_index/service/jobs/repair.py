@@ -7,7 +7,7 @@ A replacement is a `Job` of one task, which reads every byte of the new object b
 unless this was merged or removed meanwhile. So a crash leaves the old or the new state, and it is safe to repeat a
 repair while the writer, readers and jobs run. In a root, whose lock is taken, damaged copies are deleted, as the start
 of a writer does with those that it can't open.
-Threads: one; a pool of one thread sends.
+Threads: one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tiered_index.format.foreign import Read
 from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WindowedRead
-from tiered_index.service.jobs.job import Job, Rewrite, TaskResult, in_threads
+from tiered_index.service.jobs.job import Rewrite, TaskResult, replace_input
 from tiered_index.service.jobs.verify_report import Progress, Report
 from tiered_index.service.jobs.whole import defects, is_bad, trailer_of
 from tiered_index.service.log.log import StorageLog, own_objects
@@ -137,9 +137,7 @@ class Repairs:
     def _replaced(self, stored: StoredObject, size: int, read: Read) -> str | None:
         """Replace an object by a copy. Return the new name; None: it was merged or removed meanwhile."""
         rewrite = Rewrite("repair", "a repair", (stored,), (ReplaceTask(stored, size, read),))
-        workers = in_threads(self.storage, self.log.clock, 1)
-        done = Job(self.log, lambda state, lost: [rewrite] * (state.input_of(stored.name) is not None), workers).run()
-        return next((result.objects[0].stored.name for _, results in done for result in results), None)
+        return next((made.stored.name for result in replace_input(rewrite, self.log) for made in result.objects), None)
 
     def _copies(self, stored: StoredObject) -> Iterator[tuple[str, int, Callable[[int, int], bytes]]]:
         """Yield possible copies: the name, the size, and a function that reads the copy."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
 from tiered_index.errors import CorruptFile, ObjectNotFound, UnsupportedVersion
 from tiered_index.format.archived import SegmentTable
@@ -24,6 +25,7 @@ from tiered_index.storage.base import Storage
 
 Named = StoredObject | ArchivedSegment | StoredCatalog
 """An object that a state of the log names, or a segment that one of its catalogs names."""
+N = TypeVar("N", bound=Named)
 LENGTHS = ("trailer_position", "filter_length", "directory_length", "metadata_length")
 """Fields of a file in the log that the storage's own object also has, but another upload of the file need not have."""
 _STEP_BYTES = 16 << 20
@@ -85,6 +87,17 @@ def is_bad(storage: Storage, named: Named) -> bool:
         return False
 
 
+def not_there(storage: Storage, objects: Iterable[N]) -> list[N]:
+    """Return the objects that the storage does not have: a request each. Raises the errors of the storage."""
+    missing = []
+    for named in objects:
+        try:
+            storage.head(named.name)
+        except ObjectNotFound:
+            missing.append(named)
+    return missing
+
+
 def trailer_of(read: Read, name: str, size: int) -> Trailer:
     """Return the verified trailer of a file of `size` bytes. Raises `CorruptFile`, and the errors of `read`."""
     begin = max(0, size - TAIL_SIZE)
@@ -128,7 +141,11 @@ def _of_segment(segment: ArchivedSegment, read: Read, size: int) -> list[Finding
     if whole != segment.crc32:
         listed.append(Finding("segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}"))
     if table.queues_bytes:
-        check_queues(behind[: table.queues_bytes], segment.start, segment.size_bytes, segment.name)
+        try:
+            check_queues(behind[: table.queues_bytes], segment.start, segment.size_bytes, segment.name)
+        except CorruptFile as error:
+            place = None if error.offset is None else segment.size_bytes + error.offset
+            listed.append(Finding("queue offsets", error.problem, place))
     return listed
 
 

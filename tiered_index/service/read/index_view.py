@@ -31,7 +31,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
-from tiered_index.service.log.identity import RootBeside
+from tiered_index.service.log.identity import RootBeside, other_file
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.reads import bounds_of_root
@@ -46,7 +46,7 @@ from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
 from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.parts import ReaderParts, source_number
 from tiered_index.service.read.polled import Polled, unread
-from tiered_index.service.read.root_view import RootView
+from tiered_index.service.read.root_view import RootView, UnsealedView
 from tiered_index.service.read.scan import FileReader, Files
 from tiered_index.service.read.window_table import apply_changes
 from tiered_index.service.root import Marker, Root, allow_many_files
@@ -481,10 +481,21 @@ def _with_problem(
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:
-    """Return a local file with its stored copy; if the local file is damaged, return the stored copy."""
-    if isinstance(local, DamagedFile) and stored is not None:
+    """Return a local file with its stored copy; the stored copy alone if the local file is damaged or lacks entries.
+
+    If their numbers or times contradict each other, the local file is of another copy of the root: it fails.
+    """
+    if not isinstance(stored, CompactedFile) or not isinstance(local, CompactedFile | UnsealedView | DamagedFile):
+        return local
+    if isinstance(local, DamagedFile):
         return stored
-    if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile):
+    is_inside = stored.second_min <= local.second_min and local.second_max <= stored.second_max
+    if local.count > stored.count or not is_inside:
+        where, published = f"{local.place}/{local.file_id}", stored.stored.file if stored.stored is not None else ""
+        other = other_file(where, published, f"{stored.count} entries", f"{local.count} others")
+        return DamagedFile(local.file_id, local.place, other)
+    if isinstance(local, CompactedFile):
         # a copy, because other lookups may use the handle
         return replace(local, stored=stored.stored)
-    return local
+    # the root has an earlier state of the file, or its writer has published more meanwhile
+    return stored if local.count < stored.count else local

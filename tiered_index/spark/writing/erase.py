@@ -6,10 +6,9 @@ the driver publishes one result of each task, by the same records as without Spa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.archives import messages_to_erase
@@ -18,8 +17,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.jobs.erase import GRACE_S, EraseRequest, Erasure, check_grace, check_shard_bytes
 from tiered_index.service.jobs.erase import erase as erase_by
 from tiered_index.service.jobs.erase_find import Found, find_hidden
-from tiered_index.service.jobs.erase_segments import FindMessages, RewrittenSegment, rewrite_segment
-from tiered_index.service.log.records import ArchivedSegment, StoredObject
+from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.metrics import JobMeter, JobMetrics
 from tiered_index.spark.writing.merge import on_executors, opened_by_driver, run_in_tasks
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 # Tasks of one job for each core; a job's results are published before the next job begins
 _TASKS_A_CORE = 4
-_OVERWRITE = "overwrite: overwrite archived segments without erased messages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +71,7 @@ def erase(
     address = StorageAddress(storage, s3)
     with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened)
-        work = _Work(spark, meter, address, present)
+        work = _Work(spark, meter, address)
         log.open()
         done = erase_by(
             opened,
@@ -84,10 +81,10 @@ def erase(
             yes=yes,
             now=True,
             grace_s=grace_s,
+            threads=work.at_once,
             messages=messages_to_erase(request, log.state),
             find=work.find,
             workers=on_executors(spark, meter, address, present),
-            rewrite=work.rewrite,
             shard_bytes=shard_bytes,
         )
     known = {f.name: getattr(done, f.name) for f in fields(done)}
@@ -96,12 +93,11 @@ def erase(
 
 @dataclass(frozen=True)
 class _Work:
-    """Runs the tasks of an erasure, except for merging."""
+    """Finds entries in tasks."""
 
     spark: SparkSession
     meter: JobMeter
     address: StorageAddress
-    clock: Clock
 
     def find(
         self,
@@ -113,7 +109,7 @@ class _Work:
     ) -> Found:
         """Read objects in tasks, the largest ones first: a `FindHidden`."""
         ordered = sorted(objects, key=lambda stored: -stored.size_bytes)
-        tasks = min(len(ordered), self._at_once)
+        tasks = min(len(ordered), self.at_once)
         groups = [ordered[number::tasks] for number in range(tasks)]
         find = partial(find_hidden, stones=stones, schema=schema)
         return {
@@ -122,23 +118,10 @@ class _Work:
             for name, held in found.items()
         }
 
-    def rewrite(self, segments: Iterable[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
-        """Read and overwrite segments in tasks: a `RewriteSegments`. Publish each result before requesting the next."""
-
-        def rewrite_one(storage: Storage, segment: ArchivedSegment) -> RewrittenSegment:
-            return rewrite_segment(storage, SystemClock(), segment, find)
-
-        waiting = iter(segments)
-        while group := list(islice(waiting, self._at_once)):
-            began_ms = self.clock.now_ms()
-            for one in run_in_tasks(*self._where, _OVERWRITE, rewrite_one, group):
-                # the driver's clock measures the record's age
-                yield one if one.sent is None else replace(one, sent=replace(one.sent, began_ms=began_ms))
-
     @property
     def _where(self) -> tuple[SparkSession, JobMeter, StorageAddress]:
         return self.spark, self.meter, self.address
 
     @property
-    def _at_once(self) -> int:
+    def at_once(self) -> int:
         return _TASKS_A_CORE * self.spark.sparkContext.defaultParallelism

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
 _MERGE = "merge: merge files and tables into window tables"
+_OVERWRITE = "overwrite: overwrite archived segments without erased messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,9 @@ def on_executors(spark: SparkSession, meter: JobMeter, address: StorageAddress, 
                 done: TaskResult = shared.value.tasks[number].run(storage, now_ms)
                 return done
 
-            return run_in_tasks(spark, meter, address, _MERGE, run_one, range(len(rewrite.tasks)))
+            # archived segments are overwritten
+            stage = _MERGE if rewrite.of_entries else _OVERWRITE
+            return run_in_tasks(spark, meter, address, stage, run_one, range(len(rewrite.tasks)))
 
     return run
 
