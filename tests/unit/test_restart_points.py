@@ -1,9 +1,11 @@
 """Restart points of gzip: the text from each of them on is that of the file, whatever its blocks and members are."""
 
+import bz2
 import gzip
 import io
 import itertools
 import json
+import lzma
 import os
 import random
 import zlib
@@ -14,7 +16,7 @@ from tests.integration.cli.command_lines import run_here
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile
 from tiered_index.sources import linked, restart
-from tiered_index.sources.restart import GzipText, RestartedText
+from tiered_index.sources.restart import PackedText, RestartedText
 from tiered_index.sources.rows import read_text
 
 MIB = 1 << 20
@@ -79,7 +81,7 @@ def read_all(text, size=200_000):
 @pytest.mark.usefixtures("library")
 def test_the_text_from_each_point_on_is_that_of_the_file(packed, most_gap):
     whole = gzip.decompress(packed)
-    text = GzipText(io.BytesIO(packed))
+    text = PackedText(io.BytesIO(packed))
     assert read_all(text) == whole
     positions = [0, *(point.position for point in text.points), len(whole)]
     assert len(positions) > 4
@@ -87,6 +89,25 @@ def test_the_text_from_each_point_on_is_that_of_the_file(packed, most_gap):
     for point in text.points:
         again = RestartedText(io.BytesIO(packed), point, 100_000)
         assert read_all(again) == whole[point.position :]
+
+
+@pytest.mark.parametrize(("name", "pack"), [("bzip2", bz2.compress), ("xz", lzma.compress)])
+def test_streams_of_bzip2_and_xz_are_points_without_a_window(monkeypatch, name, pack):
+    """So pbzip2 and files that were appended to have them. What is behind the last stream is ignored, as before."""
+    monkeypatch.setattr(restart, "_PIECE_TEXT_BYTES", 100_000)
+    packed = b"".join(pack(TEXT[at : at + 900_000]) for at in range(0, len(TEXT), 900_000))
+    for behind in (b"", b"\0" * 8, b"garbage"):
+        text = PackedText(io.BytesIO(packed + behind), name)
+        assert read_all(text, 70_000) == TEXT
+        assert len(text.points) == len(TEXT) // 900_000 and not any(point.window for point in text.points)
+        for point in text.points:
+            again = RestartedText(io.BytesIO(packed + behind), point, 100_000, name)
+            assert read_all(again) == TEXT[point.position :]
+    for damaged in (packed[:-20], packed[:50_000] + b"x" * 99 + packed[50_099:], b"garbage"):
+        with pytest.raises((OSError, EOFError, lzma.LZMAError)):
+            read_all(PackedText(io.BytesIO(damaged), name))
+    zeros = PackedText(io.BytesIO(pack(bytes(9_000_000))), name)
+    assert {len(piece) for piece in iter(lambda: zeros.read(1 << 30), b"")} == {100_000}
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -114,7 +135,7 @@ def test_a_block_may_begin_at_any_bit(bit):
 )
 def test_damage_is_an_error(damaged):
     with pytest.raises(CorruptFile, match="damaged gzip"):
-        while read_text("f", GzipText(io.BytesIO(damaged)), "gzip", len(TEXT) + 1):
+        while read_text("f", PackedText(io.BytesIO(damaged)), "gzip", len(TEXT) + 1):
             pass
 
 

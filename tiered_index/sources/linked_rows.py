@@ -32,7 +32,7 @@ from tiered_index.service.read.segments import MissingCatalog
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.listing import LinkedFiles, SourceFile, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
-from tiered_index.sources.restart import RestartedText, point_before
+from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
 from tiered_index.sources.rows import (
     COLUMNS_FILES,
@@ -361,7 +361,7 @@ class FileRows:
                 yield handle, 0
             return
         restart = None
-        if compression == "gzip":
+        if compression in RESTARTED:
             item = search.item
             assert item is not None
             # a row is read without them, too
@@ -373,9 +373,9 @@ class FileRows:
             return
         point, next_bit = restart
         first_bytes = _RESTARTED_BYTES if next_bit is None else (next_bit - point.bit) // 8 + SUM_BYTES
-        with file.ranges() as handle:
+        with file.ranges() if point.window else file.open() as handle:
             try:
-                yield cast(IO[bytes], RestartedText(handle, point, first_bytes)), position - point.position
+                yield cast(IO[bytes], RestartedText(handle, point, first_bytes, compression)), position - point.position
             except CorruptFile as error:
                 raise _Changed from error
 

@@ -1,16 +1,19 @@
 """Restart points of packed text: places from which it is decompressed again without what is before them.
 
 A point of gzip is the begin of a block of Deflate. It needs the 32 KiB of text before it, the window, because a block
-may repeat them. The begin of a member of gzip, or of a frame of Zstandard, needs none. No library notes such places
-without a second decompression, so `GzipText` finds blocks by their headers. It takes a place only if decompressing from
-there with the window gives the same text. One thread uses a text.
+may repeat them. The begin of a member of gzip, or of a stream of bzip2 or xz, needs none. No library notes blocks of
+gzip without a second decompression, so `PackedText` finds them by their headers. It takes a place only if decompressing
+from there with the window gives the same text. One thread uses a text.
 """
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 import numpy as np
@@ -43,11 +46,22 @@ _PROOF_BYTES = 1 << 10
 _RESTARTED_BYTES = 1 << 20
 # CRC32 and length behind the last block of a member
 _TRAILER_BYTES = 8
+# most text that a piece of bzip2 or xz gives at a time
+_PIECE_TEXT_BYTES = 1 << 20
 _GZIP = 31
 _DEFLATE = -15
 # the order of the lengths of codes in the header of a block does not matter: their sum does
 _CODES = np.arange(19, dtype=np.uint64)
 _WEIGHTS = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int64)
+
+
+_UNPACKERS: dict[str, Callable[[], Any]] = {
+    "gzip": partial(inflater, _GZIP),
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lzma.LZMADecompressor,
+}
+RESTARTED = tuple(_UNPACKERS)
+"""The compressions that have restart points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +76,24 @@ class RestartPoint:
     window: bytes = b""
 
 
-class GzipText:
-    """The text of a gzip file of any number of members, from its begin, with restart points.
+class PackedText:
+    """The text of a file of any number of members, from its begin, with restart points.
 
-    Raises `zlib.error`, `EOFError` and `gzip_error` for damage. Memory: the text of some pieces.
+    Raises `zlib.error`, `EOFError`, `OSError`, `LZMAError` and `gzip_error` for damage. Memory: the text of some
+    pieces.
     """
 
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
+    def __init__(self, raw: IO[bytes], compression: str = "gzip") -> None:
+        self._raw, self._is_gzip = raw, compression == "gzip"
+        self._unpacker: Callable[[], Any] = _UNPACKERS[compression]
         self.points: list[RestartPoint] = []
-        self._inflater: Any = inflater(_GZIP)
-        self._is_begun = False
+        self._inflater: Any = self._unpacker()
+        # in a member; behind the last one
+        self._is_begun = self._is_ended = False
         self._ready, self._at = b"", 0
         # the bytes of the file and of the text so far
         self._packed_bytes = self._text_bytes = 0
-        self._last = 0
+        self._last = self._member_begin = 0
         # the last text, and while a block is looked for the pieces with their text
         self._tail, self._held, self._looked = b"", b"", 0
         self._pieces = 0
@@ -84,8 +101,8 @@ class GzipText:
     def read(self, size: int) -> bytes:
         """Return the next bytes of the text, at most `size`; empty at its end."""
         while self._at == len(self._ready):
-            piece = self._raw.read(_PIECE_BYTES)
-            if not piece:
+            piece = b"" if self._is_holding() else self._raw.read(_PIECE_BYTES)
+            if not piece and not self._is_holding():
                 if self._is_begun:
                     raise EOFError("it is cut off")
                 return b""
@@ -94,9 +111,27 @@ class GzipText:
         self._at += len(data)
         return data
 
+    def _is_holding(self) -> bool:
+        """Return whether there is text of the pieces that were read. All text of gzip is given at once."""
+        return self._is_begun and not self._is_gzip and not self._inflater.needs_input
+
+    def _unpacked(self, piece: bytes) -> bytes:
+        if self._is_gzip:
+            return bytes(self._inflater.decompress(piece))
+        try:
+            return bytes(self._inflater.decompress(piece, _PIECE_TEXT_BYTES))
+        except (OSError, lzma.LZMAError):
+            if not self._text_bytes or self._text_bytes > self._member_begin:
+                raise
+            # what is behind the last stream is ignored, as by the programs
+            self._is_ended = True
+            return b""
+
     def _inflated(self, piece: bytes) -> bytes:
         texts = []
-        while piece:
+        while piece or self._is_holding():
+            if self._is_ended:
+                break
             if not self._is_begun:
                 rest = piece.lstrip(b"\0")
                 self._packed_bytes += len(piece) - len(rest)
@@ -104,21 +139,24 @@ class GzipText:
                     break
                 if self._text_bytes - self._last >= SPACING_BYTES - _EARLY_BYTES:
                     self._note(RestartPoint(self._text_bytes, self._packed_bytes * 8))
-                self._inflater, self._is_begun = inflater(_GZIP), True
-            text = self._inflater.decompress(piece)
-            is_end = self._inflater.eof
-            rest = self._inflater.unused_data if is_end else b""
-            used = piece[: len(piece) - len(rest)]
-            self._packed_bytes += len(used)
+                self._inflater, self._is_begun = self._unpacker(), True
+                self._member_begin = self._text_bytes
+            text = self._unpacked(piece)
+            is_end = self._inflater.eof or self._is_ended
+            rest = self._inflater.unused_data if self._inflater.eof else b""
+            # some of the rest may be of an earlier piece
+            self._packed_bytes += len(piece) - len(rest)
             self._text_bytes += len(text)
             texts.append(text)
             if is_end:
                 # its last block has no text behind it that proves a place
                 self._forget(b"")
                 self._is_begun = False
-            else:
-                self._look(used, text)
+            elif self._is_gzip:
+                self._look(piece, text)
             piece = rest
+            if self._is_holding():
+                break
         return texts[0] if len(texts) == 1 else b"".join(texts)
 
     def _note(self, point: RestartPoint) -> None:
@@ -241,19 +279,19 @@ def _led_in(data: bytes, bit: int) -> bytes:
 
 
 class RestartedText:
-    """The text of a gzip file from a restart point on. `first_bytes` of the file are read at first, then 1 MiB each.
+    """The text of a file from a restart point on. If it has a window, `first_bytes` are read at first, then 1 MiB each.
 
-    Raises as `GzipText`.
+    Raises as `PackedText`.
     """
 
-    def __init__(self, raw: IO[bytes], point: RestartPoint, first_bytes: int) -> None:
+    def __init__(self, raw: IO[bytes], point: RestartPoint, first_bytes: int, compression: str = "gzip") -> None:
         self._raw, self._at, self._bit = raw, point.bit // 8, point.bit % 8
         raw.seek(self._at)
         self._next_bytes, self._left, self._is_begun = first_bytes, b"", False
         window = zlib.decompress(point.window) if point.window else b""
         self._inflater = zlib.decompressobj(_DEFLATE, window)
         # of members behind that of the block, or from one on that begins at the point
-        self._members = None if window else GzipText(raw)
+        self._members = None if window else PackedText(raw, compression)
 
     def read(self, size: int) -> bytes:
         """Return the next bytes of the text, at most `size`; empty at its end."""
@@ -265,7 +303,7 @@ class RestartedText:
                 return text
             if self._inflater.eof:
                 self._raw.seek(self._at - len(self._inflater.unused_data) + _TRAILER_BYTES)
-                self._members = GzipText(self._raw)
+                self._members = PackedText(self._raw)
             elif not (piece := self._raw.read(self._next_bytes)):
                 raise EOFError("it is cut off")
             else:

@@ -43,7 +43,7 @@ from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, tim
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
-from tiered_index.sources.restart import GzipText, RestartPoint
+from tiered_index.sources.restart import RESTARTED, PackedText, RestartPoint
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
 
 File = LocalFile | StoredFile
@@ -511,10 +511,10 @@ def compression_of(head: bytes) -> str | None:
 
 @contextlib.contextmanager
 def decompressed(file: File, compression: str | None, *, noting: bool = False) -> Iterator[IO[bytes]]:
-    """Yield the text of a file. Read it by `read_text`. `noting`: a `GzipText` for gzip."""
+    """Yield the text of a file. Read it by `read_text`. `noting`: a `PackedText`, if it may have restart points."""
     with file.open() as raw:
-        if compression == "gzip" and noting:
-            yield cast(IO[bytes], GzipText(raw))
+        if compression in RESTARTED and noting:
+            yield cast(IO[bytes], PackedText(raw, compression))
         elif compression == "gzip":
             yield cast(IO[bytes], GzipFile(fileobj=raw))
         elif compression == "bzip2":
@@ -792,7 +792,7 @@ class TextReading(RowReading):
         self._sums = BlockSums()
         self._lines = 0
         self.lines_before = None if position else 0
-        self._packed: GzipText | None = None
+        self._packed: PackedText | None = None
         self.end = position
 
     @property
@@ -802,7 +802,7 @@ class TextReading(RowReading):
     def batches(self, start: int) -> Iterator[RowBatch]:
         text = self._text
         with decompressed(text.file, text.compression, noting=True) as handle:
-            self._packed = handle if isinstance(handle, GzipText) else None
+            self._packed = handle if isinstance(handle, PackedText) else None
             self._skip_to(handle, self._position)
             carried, is_last = b"", False
             while not is_last:
