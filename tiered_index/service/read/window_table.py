@@ -129,10 +129,18 @@ class WindowTable:
 
         The third part are the lookups (bool, n) for which a shard certainly has no answer.
         """
+        if batch.is_one:
+            low, high = self._places_of(self.slots.slot_of(batch.first[0]))
+            shards = zip(self._newer[low:high], self.shards[low:high], strict=True)
+            # Python's numbers are many times as fast as arrays of one
+            return [
+                (newer, stored, np.zeros(1, bool))
+                for newer, stored in (sorted(shards, key=itemgetter(0)) if self._has_giants else shards)
+                if not StorageBytes(self.cold, stored).away(batch)[0]
+            ]
         slots = self.slots.slots_of(batch.key_hash)
         asked = []
-        low, high = (0, len(self.shards)) if len(batch) > 1 else self._places_of(int(slots[0]))
-        for newer, stored in zip(self._newer[low:high], self.shards[low:high], strict=True):
+        for newer, stored in zip(self._newer, self.shards, strict=True):
             shard = stored.part
             away = (slots < shard.slot_low) | (slots >= shard.slot_high)
             if not away.all():
