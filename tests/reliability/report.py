@@ -18,6 +18,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,10 @@ def page(text: str, tallies: dict[str, dict[str, Any]]) -> str:
     for name, tally in tallies.items():
         found = [f"{tally['found'].get(kind, 0):,}" for kind in Tally.KINDS]
         cells = (f"[{name}](#{name})", tally["commit"], f"{tally['seconds'] / 60:.0f}", *found)
-        tried = "".join(f"| {what} | {count:,} |\n" for what, count in tally["tried"].items())
-        figures = f"`{tally['command']}`\n\n| tried | |\n|---|---:|\n{tried}"
+        tried = ", ".join(f"{what} {count:,}" for what, count in tally["tried"].items())
+        figures = f"`{tally['command']}`:\n{textwrap.fill(tried, 120)}\n"
         text = _replaced(text, rf"^\| \[{name}\].*", f"| {' | '.join(cells)} |")
-        section = rf"(?<=^## {name}\n)((?:(?!## ).*\n)*?)^`python .*\n\n\| tried.*\n(?:\|.*\n)*"
+        section = rf"(?<=^## {name}\n)((?:(?!## ).*\n)*?)^`python .*:\n(?:.+\n)*"
         text = _replaced(text, section, rf"\g<1>{figures}")
     return text
 
