@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from msgspec import structs
@@ -243,23 +244,17 @@ class LookupHandlers(Handlers):
         """Look up one key and fetch its messages, each with its state."""
         caller_of(request).need_topic(params.topic)
         self._check_count(params.max_count)
-        allowance = self.allowance(params)
         others = self._messages_for(caller_of(request))
-        bodies = ShownBodies(self.served.caps.message_bytes, allowance, params.body, allow_partial=params.allow_partial)
 
-        def look_up() -> MessagesResult:
+        def fetch(limits: dict[str, Any]) -> MessagesResult:
             source: MessageSource = self.served.source_of(params.topic) or others
             if params.contains is not None:
-                source = Containing(source, params.contains, self.served.caps.message_bytes)
-            limits: Any = {"timeout_s": allowance.left_s(), "max_message_bytes": self.served.caps.message_bytes}
-            if params.contains is not None:
+                source = Containing(source, params.contains, limits["max_message_bytes"])
                 limits["max_read"] = _MOST_SEARCHED
-            answer = self.served.lookups.messages(*params.arguments(), source=source, **limits)
-            return self._with_bodies(bodies, self._leveled(request, answer))
+            return self.served.lookups.messages(*params.arguments(), source=source, **limits)
 
         what = {"topic": params.topic, "key": params.key} | ({"contains": params.contains} if params.contains else {})
-        encoded = partial(self._messages_encoded, request, params, bodies)
-        return self._typed(await self._answer(request, allowance, "messages", what, look_up, encoded))
+        return await self._messages(request, params, what, fetch)
 
     @Operation(
         "GET /v1/messages/{id}",
@@ -276,34 +271,57 @@ class LookupHandlers(Handlers):
         place = parse_place(msg_id) if params.topic is None and msg_id.startswith("kafka:") else None
         if (topic := place[0] if place is not None else params.topic) is not None:
             caller.need_topic(topic)
-        allowance = self.allowance(params)
-        source = self._messages_for(caller)
-        bodies = ShownBodies(self.served.caps.message_bytes, allowance, params.body, allow_partial=params.allow_partial)
+        lookups, source = self.served.lookups, self._messages_for(caller)
 
-        def look_up() -> MessagesResult:
-            lookups, left_s = self.served.lookups, allowance.left_s()
-            page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial, "timeout_s": left_s}
+        def fetch(limits: dict[str, Any]) -> MessagesResult:
+            page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial}
             if place is not None:
                 if (records := self.served.records(place[0])) is None:
                     raise self._not_there(f"the index has no Kafka topic {place[0]!r:.80}")
-                with LookupBudget(self.prices, LookupLimits(timeout_s=left_s)).open():
-                    answer = MessagesResult(messages=(records.at(*place),), status="complete")
-            elif params.topic is not None and self.served.rows.has(params.topic):
-                page |= {"max_count": MANY, "max_message_bytes": self.served.caps.message_bytes}
-                answer = lookups.messages(params.topic, msg_id, source=self.served.rows, **page)
-            else:
-                answer = messages_by_id(lookups, source, msg_id, params.topic, **page)
-            answer = self._leveled(request, answer)
-            if not any(message.message is not None for message in answer.messages) and answer.cursor is None:
-                problem = next(
-                    (message.problem for message in answer.messages if message.problem and not message.withheld), None
-                )
-                raise self._not_there(f"no message {msg_id:.80}" + (f": {problem}" if problem else ""))
-            return self._with_bodies(bodies, answer)
+                with LookupBudget(self.prices, LookupLimits(timeout_s=limits["timeout_s"])).open():
+                    return MessagesResult(messages=(records.at(*place),), status="complete")
+            if params.topic is not None and self.served.rows.has(params.topic):
+                return lookups.messages(params.topic, msg_id, source=self.served.rows, max_count=MANY, **page, **limits)
+            return messages_by_id(lookups, source, msg_id, params.topic, timeout_s=limits["timeout_s"], **page)
 
         what = {"id": msg_id[:200], "topic": params.topic and params.topic[:SHOWN]}
-        encoded = partial(self._messages_encoded, request, params, bodies)
-        return self._typed(await self._answer(request, allowance, "message", what, look_up, encoded))
+        return await self._messages(request, params, what, fetch, msg_id)
+
+    async def _messages(
+        self,
+        request: Request,
+        params: parameters.MessagesParameters | parameters.MessageParameters,
+        what: dict[str, Any],
+        fetch: Callable[[dict[str, Any]], MessagesResult],
+        msg_id: str | None = None,
+    ) -> Response:
+        """Return messages as JSON. `fetch` returns them within the limits that it gets; with `msg_id` there is one."""
+        most_bytes, allowance, redaction = self.served.caps.message_bytes, self.allowance(params), self.served.redaction
+        bodies = ShownBodies(most_bytes, allowance, params.body, allow_partial=params.allow_partial)
+
+        def look_up() -> MessagesResult:
+            answer = fetch({"timeout_s": allowance.left_s(), "max_message_bytes": most_bytes})
+            if count := sum(fetched.withheld for fetched in answer.messages):
+                # the answer's time shows nothing about withheld places; their number is for the audit log
+                request.state.withheld = count
+                passed_s = answer.explain.elapsed_ms / 1000
+                explain = replace(answer.explain, elapsed_ms=(passed_s + pause_s(passed_s)) * 1000)
+                answer = replace(answer, explain=explain)
+            is_there = answer.cursor is not None or any(fetched.message is not None for fetched in answer.messages)
+            if msg_id is not None and not is_there:
+                problems = (fetched.problem for fetched in answer.messages if fetched.problem and not fetched.withheld)
+                raise self._not_there(": ".join([f"no message {msg_id:.80}", *islice(problems, 1)]))
+            for fetched in answer.messages:
+                # redact only the places, not the message
+                bodies.add(fetched.message, redaction.document(replace(fetched, message=None).to_dict()))
+            return replace(answer, status="partial") if bodies.is_partial else answer
+
+        def encoded(answer: MessagesResult) -> bytes:
+            document = replace(answer, messages=()).to_dict(files=_tells_files(request, params))
+            return _with_messages(redaction.document(document), bodies.encoded)
+
+        kind = "messages" if msg_id is None else "message"
+        return self._typed(await self._answer(request, allowance, kind, what, look_up, encoded))
 
     @Operation(
         "GET /v1/browse",
@@ -350,29 +368,24 @@ class LookupHandlers(Handlers):
             if answer is None:
                 queue = "" if params.queue_id is None else f" {params.queue_id}"
                 raise self._not_there(f"topic {params.topic!r:.80} has no queue{queue} here")
-            self._show_browsed(bodies, caller, answer)
+            # a reason may name other topics
+            shown = self.served.redaction.text if caller.topics is None else lambda _: _UNREADABLE
+            for placed in answer.messages:
+                told = {"queue_id": placed.queue_id, "queue_offset": placed.queue_offset, "message": None}
+                bodies.add(placed.message, told | {"problem": placed.problem and shown(placed.problem)})
             spent = RequestStats.of_usage(allowance.usage)
             return replace(answer, explain=Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd))
 
+        def encoded(answer: BrowsedMessages) -> bytes:
+            ends = [{"queue_id": n, "begin": of.begin, "end": of.end} for n, of in sorted(answer.ends.items())]
+            whole = {"topic": params.topic, "status": answer.status, "earlier": answer.earlier, "later": answer.later}
+            # reads of the archive are about all topics
+            explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
+            return _with_messages(whole | {"queues": ends} | explain, bodies.encoded)
+
         what = {"topic": params.topic, "queue_id": params.queue_id, "at_ms": params.moment_ms()}
         what |= {"cursor": params.cursor and params.cursor[:SHOWN]}
-        encoded = partial(self._browsed_encoded, params.topic, bodies.encoded, caller)
         return await self._answer(request, allowance, "browse", what, look_up, encoded)
-
-    def _show_browsed(self, bodies: ShownBodies, caller: Caller, answer: BrowsedMessages) -> None:
-        """Encode the messages of an answer."""
-        for placed in answer.messages:
-            # a reason may name other topics
-            shown = self.served.redaction.text if caller.topics is None else lambda _: _UNREADABLE
-            told = {"queue_id": placed.queue_id, "queue_offset": placed.queue_offset, "message": None}
-            bodies.add(placed.message, told | {"problem": placed.problem and shown(placed.problem)})
-
-    def _browsed_encoded(self, topic: str, shown: list[bytes], caller: Caller, answer: BrowsedMessages) -> bytes:
-        ends = [{"queue_id": n, "begin": of.begin, "end": of.end} for n, of in sorted(answer.ends.items())]
-        whole = {"topic": topic, "status": answer.status, "earlier": answer.earlier, "later": answer.later}
-        # reads of the archive are about all topics
-        explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
-        return _with_messages(whole | {"queues": ends} | explain, shown)
 
     def _not_there(self, text: str) -> Refused:
         """Return the error for something that no index has. Raises the error of an index that could not be opened."""
@@ -382,31 +395,6 @@ class LookupHandlers(Handlers):
     def _messages_for(self, caller: Caller) -> RocketmqMessages:
         messages = self.served.messages
         return messages if caller.topics is None else messages.seen_by(caller.sees)
-
-    def _leveled(self, request: Request, answer: MessagesResult) -> MessagesResult:
-        """Return an answer whose time shows nothing about withheld places; note their number for the audit log."""
-        if not (count := sum(message.withheld for message in answer.messages)):
-            return answer
-        request.state.withheld = count
-        passed_s = answer.explain.elapsed_ms / 1000
-        return replace(answer, explain=replace(answer.explain, elapsed_ms=(passed_s + pause_s(passed_s)) * 1000))
-
-    def _with_bodies(self, bodies: ShownBodies, answer: MessagesResult) -> MessagesResult:
-        """Encode the messages of an answer; return it, ``partial`` if a body was not decompressed in time."""
-        for fetched in answer.messages:
-            # redact only the places, not the message
-            bodies.add(fetched.message, self.served.redaction.document(replace(fetched, message=None).to_dict()))
-        return replace(answer, status="partial") if bodies.is_partial else answer
-
-    def _messages_encoded(
-        self,
-        request: Request,
-        params: parameters.MessagesParameters | parameters.MessageParameters,
-        bodies: ShownBodies,
-        answer: MessagesResult,
-    ) -> bytes:
-        document = replace(answer, messages=()).to_dict(files=_tells_files(request, params))
-        return _with_messages(self.served.redaction.document(document), bodies.encoded)
 
     @Operation("GET /v1/topics", answer=answers.TopicsResult, problems={422: None})
     async def topics(self, request: Request, params: parameters.Range) -> Response:
