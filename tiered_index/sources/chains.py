@@ -81,6 +81,13 @@ class FileChains:
         self.lost.append(chain)
         return None
 
+    def lines_before(self, listed: SourceFile, segment: LinkedSegment) -> int | None:
+        """Return the number of lines in the segments of a file before one; None: not known."""
+        for before in self.by_place.get(listed.place, ()):
+            if before.position + before.length == segment.position and before.lines is not None:
+                return before.lines[0] + sum(before.lines[1])
+        return None
+
     def reserved(self, listed: SourceFile, head: bytes, position: int) -> tuple[RowFile, LinkedSegment] | None:
         """Return the rows of a file, and an open segment at the end of the log for those behind `position`.
 

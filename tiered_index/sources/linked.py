@@ -373,11 +373,11 @@ class FileLinker:
         shift, begun_bytes = segment.start - segment.position, self.counts.read_bytes
         reading = rows.reading(self.mapping, segment.position, segment.position + segment.length, whole=self.archive)
         if rows.is_text and reading.lines_before is None:
-            reading.lines_before = self._lines_before(listed, segment)
+            reading.lines_before = self._chains.lines_before(listed, segment)
         count, times = 0, None
         for batch in reading.batches(max(offset, segment.start) - shift):
             self._put(listed, batch, shift)
-            count, times = count + batch.rows + len(batch.bad), _joined(times, batch.times)
+            count, times = count + batch.rows + len(batch.bad), joined_times(times, batch.times)
             if len(reading.points) >= _MOST_POINTS:
                 self._send_points(segment, reading, batch.end + shift)
             self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
@@ -407,13 +407,6 @@ class FileLinker:
             lines=reading.lines,
         )
         return finished, further
-
-    def _lines_before(self, listed: SourceFile, segment: LinkedSegment) -> int | None:
-        """Return the number of lines in the segments of a file before one; None: not known."""
-        for before in self._chains.by_place.get(listed.place, ()):
-            if before.position + before.length == segment.position and before.lines is not None:
-                return before.lines[0] + sum(before.lines[1])
-        return None
 
     def _send_points(self, segment: LinkedSegment, reading: RowReading, end: int) -> None:
         """Archive the restart points of a segment before an offset. The last one stays: it is for later offsets, too.
@@ -460,7 +453,8 @@ def _no_entries() -> dict[str, Any]:
     return {"topic": texts, "key": texts, **dict.fromkeys(("queue_id", "offset", "size", "timestamp_ms"), numbers)}
 
 
-def _joined(times: Times | None, more: Times | None) -> Times | None:
+def joined_times(times: Times | None, more: Times | None) -> Times | None:
+    """Return the least and the greatest of the times of two parts."""
     if times is None or more is None:
         return times or more
     return min(times[0], more[0]), max(times[1], more[1])

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -123,10 +123,14 @@ def stored_file(file: StoredFile, modified_ms: int) -> SourceFile:
 
 
 class LinkedFiles:
-    """Opens files by the URIs of their segments, without a request. Threads: any. Close it to close the storages."""
+    """Opens files by the URIs of their segments, without a request. Threads: any. Close it to close the storages.
 
-    def __init__(self, config: IndexConfig) -> None:
+    `opened` opens a storage by its URI; None: by the configuration.
+    """
+
+    def __init__(self, config: IndexConfig, opened: Callable[[str], Storage] | None = None) -> None:
         self._config = config
+        self._opened = opened or partial(config.open_storage, any_names=True)
         self._lock = threading.Lock()
         self._storages: dict[str, Storage] = {}
 
@@ -144,8 +148,7 @@ class LinkedFiles:
     def _storage(self, uri: str) -> Storage:
         with self._lock:
             if (storage := self._storages.get(uri)) is None:
-                opened = self._config.open_storage(uri, any_names=True)
-                storage = self._storages[uri] = MeteredStorage(opened, self._config.prices)
+                storage = self._storages[uri] = MeteredStorage(self._opened(uri), self._config.prices)
             return storage
 
     def close(self) -> None:

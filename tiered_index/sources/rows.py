@@ -935,26 +935,14 @@ class ColumnsFile(RowFile):
         return [name for name in mapping.names if self._way(name[1], mapping) is None]
 
     def _way(self, path: str, mapping: RowMapping) -> tuple[str, ...] | None:
-        """Return the column of a path, and the names of the structures' fields below it; None: there is none."""
-        schema = self.table.schema
-        if path in schema.names:
-            return (path,)
-        names = mapping.names_of_path(path)
-        if names is None or names[0] not in schema.names:
-            return None
-        kind = schema.field(names[0]).type
-        for name in names[1:]:
-            if not pa.types.is_struct(kind) or (at := kind.get_field_index(name)) < 0:
-                return None
-            kind = kind.field(at).type
-        return names
+        return way_of(self.table.schema, path, mapping)
 
     def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> ColumnsReading:
         ways = [self._way(path, mapping) for _, path in mapping.names]
         if None in ways:
             lacking = ", ".join(path for (_, path), way in zip(mapping.names, ways, strict=True) if way is None)
             raise InvalidArgument(f"{self.file} has no column {lacking}; it has {listed(self.fields())}")
-        return ColumnsReading(self, mapping, [way for way in ways if way is not None], position, whole)
+        return ColumnsReading(self, mapping, [way for way in ways if way is not None], position, end, whole)
 
     def members_of(self, row: Mapping[str, Any], mapping: RowMapping) -> list[Any]:
         """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
@@ -1006,44 +994,75 @@ COLUMNS_FILES: dict[str, Callable[[File], ColumnsFile]] = {"parquet": ParquetFil
 
 
 class ColumnsReading(RowReading):
-    """One reading of a file with columns. It always ends with the file."""
+    """One reading of a part of a file with columns."""
 
     is_whole = True
 
     def __init__(
-        self, file: ColumnsFile, mapping: RowMapping, ways: Sequence[tuple[str, ...]], position: int, whole: bool
+        self,
+        file: ColumnsFile,
+        mapping: RowMapping,
+        ways: Sequence[tuple[str, ...]],
+        position: int,
+        bound: int,
+        whole: bool,
     ) -> None:
         self._file, self._mapping, self._ways, self._whole = file, mapping, ways, whole
-        self.end = position
+        self.end, self._bound = position, min(bound, file.table.rows)
 
     def batches(self, start: int) -> Iterator[RowBatch]:
         names = self._file.table.schema.names if self._whole else self._file.columns_of(self._ways)
         for first, table in self._file.table.read(names, max(start, self.end)):
-            self.end = first + len(table)
-            batch = self._batch(table.combine_chunks(), first)
-            yield replace(batch, begin=first, source=table) if self._whole else batch
-        self.end = self._file.table.rows
+            rows = table.slice(0, self._bound - first)
+            self.end = first + len(rows)
+            batch = self._batch(rows.combine_chunks(), first)
+            yield replace(batch, begin=first, source=rows) if self._whole else batch
+            if self.end == self._bound:
+                break
+        self.end = self._bound
 
     def _batch(self, table: pa.Table, first: int) -> RowBatch:
-        columns = []
-        for name, *below in self._ways:
-            column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
-            for field_name in below:
-                column = pc.struct_field(column, field_name)
-            columns.append(column)
-        mapping, count = self._mapping, len(table)
-        positions, sizes = np.arange(first, first + count), np.zeros(count, np.int64)
-        if (batch := _batch_of(columns, mapping, positions, sizes, first + count)) is not None:
-            return batch
-        if pa.types.is_timestamp(columns[len(mapping.keys)].type):
-            columns[len(mapping.keys)] = milliseconds(columns[len(mapping.keys)])
-        rows = _SingleRows()
-        for number, members in enumerate(zip(*(column.to_pylist() for column in columns), strict=True), first):
-            try:
-                rows.add(members, mapping, number, 0)
-            except InvalidArgument as error:
-                rows.bad.append(BadRow(f"row {number + 1:,}", str(error)))
-        return rows.batch(first + count, mapping)
+        return rows_of_columns(table, self._ways, self._mapping, np.arange(first, first + len(table)))
+
+
+def way_of(schema: pa.Schema, path: str, mapping: RowMapping) -> tuple[str, ...] | None:
+    """Return the column of a path, and the names of the structures' fields below it; None: there is none."""
+    if path in schema.names:
+        return (path,)
+    names = mapping.names_of_path(path)
+    if names is None or names[0] not in schema.names:
+        return None
+    kind = schema.field(names[0]).type
+    for name in names[1:]:
+        if not pa.types.is_struct(kind) or (at := kind.get_field_index(name)) < 0:
+            return None
+        kind = kind.field(at).type
+    return names
+
+
+def rows_of_columns(
+    table: pa.Table, ways: Sequence[tuple[str, ...]], mapping: RowMapping, positions: npt.NDArray[np.int64]
+) -> RowBatch:
+    """Return the rows (n) of a table at positions (i64, n) of a file; `ways` are those of `mapping.names`."""
+    columns = []
+    for name, *below in ways:
+        column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
+        for field_name in below:
+            column = pc.struct_field(column, field_name)
+        columns.append(column)
+    sizes, end = np.zeros(len(table), np.int64), int(positions[-1]) + 1 if len(positions) else 0
+    if (batch := _batch_of(columns, mapping, positions, sizes, end)) is not None:
+        return batch
+    if pa.types.is_timestamp(columns[len(mapping.keys)].type):
+        columns[len(mapping.keys)] = milliseconds(columns[len(mapping.keys)])
+    rows = _SingleRows()
+    members_of_rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    for number, members in zip(positions.tolist(), members_of_rows, strict=True):
+        try:
+            rows.add(members, mapping, number, 0)
+        except InvalidArgument as error:
+            rows.bad.append(BadRow(f"row {number + 1:,}", str(error)))
+    return rows.batch(end, mapping)
 
 
 def is_growing_text(head: bytes) -> bool:

@@ -15,6 +15,7 @@ from tiered_index.spark.metrics import JobMetrics
 from tiered_index.spark.session import open_session, register
 from tiered_index.spark.writing.build import BuildResult, build
 from tiered_index.spark.writing.erase import EraseResult, erase
+from tiered_index.spark.writing.linked import LinkedResult, RowsOfFiles, link_files
 from tiered_index.spark.writing.merge import MergeResult, merge
 from tiered_index.spark.writing.positions import SourceRange
 
@@ -23,13 +24,16 @@ __all__ = [
     "BuildResult",
     "EraseResult",
     "JobMetrics",
+    "LinkedResult",
     "LookupResult",
     "MergeResult",
+    "RowsOfFiles",
     "SourceRange",
     "audit",
     "build",
     "erase",
     "hash_key",
+    "link_files",
     "look_up",
     "lookup",
     "merge",

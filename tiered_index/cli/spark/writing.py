@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
+from tiered_index.cli.linking import RowOptions
 from tiered_index.cli.merge import merge_options, show_plans, write_merged
 from tiered_index.cli.options import (
     Column,
@@ -26,12 +28,17 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.jobs.erase import check_shard_bytes
 from tiered_index.storage.prices import rounded_usd
 
+if TYPE_CHECKING:
+    from tiered_index.spark.writing.build import BuildResult
+    from tiered_index.spark.writing.linked import RowsOfFiles
+
 
 @command
 def build(
     session: Session,
     source: list[str] = Option(
-        help="Parquet or NDJSON files, folders or s3:// URIs; RocketMQ stores; archive:STORAGE-URI. Repeatable."
+        help="Parquet or NDJSON files, folders or s3:// URIs; RocketMQ stores; archive:STORAGE-URI. With --topic: "
+        "files of any form, folders, globs and prefixes. Repeatable."
     ),
     window: str = Option(
         "1d", metavar="1h|1d|30d", help="Length of a window. The first window begins at 1970-01-01 (UTC)."
@@ -53,7 +60,10 @@ def build(
     ),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage in a commit log, and count it."),
     dry_run: bool = Option(False, "--dry-run", help="Print windows, shards, bytes, requests and cost; change nothing."),
+    key: list[str] | None = Option(None, metavar="PATH", help="With --topic: key of a row. Repeatable."),
+    skip_bad: bool = Option(False, "--skip-bad", help="With --topic: skip and count rows that are no entries."),
     *,
+    of_rows: RowOptions,
     on: SparkOptions,
 ) -> int:
     """Build window tables from files or a commit log with Spark.
@@ -67,6 +77,12 @@ def build(
 
       tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
 
+      tiered-index spark build --source 's3://logs/**/*.ndjson.gz' --topic orders --key order_id --time occurred_at
+      --storage s3://bucket/index --master spark://host:7077
+
+    With --topic the rows of files of any form are indexed where they are, as by `ingest`. The answers are the same, and
+    the rows come back from the files. Each file is indexed once: run the command again for new files and new lines.
+
     One log record publishes all tables at once. `--mode replace` removes the tables that earlier builds wrote in the
     same windows. It keeps entries that a writer put, even if a merge moved them into tables. `--mode replace-all`
     removes these tables, too. Before Spark writes anything, the command prints the topics and entries that it will
@@ -77,6 +93,16 @@ def build(
     storage = storage_uri(config)
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
+    if of_rows != RowOptions() or key:
+        refused = {"--column": column, "--constant": constant, "--begin": begin, "--end": end}
+        refused |= {"--skip-corrupt": skip_corrupt, "--mode": mode != "error"}
+        if wrong := [name for name, value in refused.items() if value]:
+            raise InvalidArgument(f"leave {wrong[0]} out: it is not for rows of files (--topic)")
+        more = {"max_windows": max_windows, "skip_bad": skip_bad, "dry_run": dry_run, "config": config}
+        of_build = {"storage": storage, "window": window, "shards": shards if shards == "auto" else int(shards), **more}
+        return _build_files(session, source, _rows_of(of_rows, key), on, of_build)
+    if skip_bad:
+        raise InvalidArgument("--skip-bad needs --topic")
     columns, constants = given_columns(column, constant)
     wanted_shards = "auto" if shards == "auto" else int(shards)
     from tiered_index.spark.writing.build import build as build_tables
@@ -92,15 +118,62 @@ def build(
     document = {
         "status": "planned" if result.dry_run else "built",
         **asdict(result),
+        **_parts_of_build(result),
+        "elapsed_s": round(elapsed_s, 3),
+    }
+    session.out.show(document)
+    return 0
+
+
+def _rows_of(options: RowOptions, keys: Sequence[str] | None) -> RowsOfFiles:
+    """Return the fields of rows of files. Raises `InvalidArgument`, which names a missing option."""
+    if options.topic is None:
+        raise InvalidArgument("--topic is missing: it names the topic of the rows")
+    from tiered_index.sources.rows import TOPIC_FIELD
+    from tiered_index.spark.writing.linked import RowsOfFiles
+
+    unit = None if options.time_unit in (None, "auto") else options.time_unit
+    path = options.topic.removeprefix(TOPIC_FIELD) if options.topic.startswith(TOPIC_FIELD) else None
+    topic = options.topic if path is None else None
+    rows = RowsOfFiles(tuple(keys or ()), options.time or "timestamp", unit, topic, path)
+    rows.mapping()
+    return rows
+
+
+def _build_files(
+    session: Session, sources: Sequence[str], rows: RowsOfFiles, on: SparkOptions, options: dict[str, Any]
+) -> int:
+    """Index the rows of files where they are, and return the exit code."""
+    from tiered_index.sources.listing import check_exists
+    from tiered_index.spark.writing.linked import link_files
+
+    for source in sources:
+        check_exists(source)
+    result, elapsed_s = run_job(link_files, spark_of(session, on), sources, rows, **options)
+    document = {
+        "status": "planned" if result.dry_run else "built",
+        **asdict(result),
+        **_parts_of_build(result),
+        "skipped_first": [{"where": where, "problem": problem} for where, problem in result.skipped_first],
+        "elapsed_s": round(elapsed_s, 3),
+    }
+    for uri in result.changed:
+        session.out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
+    for uri in result.held_back:
+        session.out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
+    session.out.show(document)
+    return 0
+
+
+def _parts_of_build(result: BuildResult) -> dict[str, Any]:
+    """Return the windows, the removed topics and the skipped ranges of a build, JSON-ready."""
+    return {
         "windows": [
             {"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows
         ],
         "removed_topics": [{"topic": topic, "entries": entries} for topic, entries in result.removed_topics],
         "skipped": [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped],
-        "elapsed_s": round(elapsed_s, 3),
     }
-    session.out.show(document)
-    return 0
 
 
 @command

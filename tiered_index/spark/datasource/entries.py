@@ -24,6 +24,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import Options, TaskPartition
 from tiered_index.spark.datasource.reading import EntrySelection, TaskPlan, plan_tasks, read_task
+from tiered_index.spark.datasource.rows import OF_ROWS, RowWriter
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of
 from tiered_index.spark.versions import OLDEST_OF_STREAMS, check_version
@@ -63,8 +64,12 @@ class EntrySource(DataSource):
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
         return EntryReader(StorageAddress(options.path), selection, size, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> EntryWriter:
-        """Return the writer of a DataFrame."""
+    def writer(self, schema: StructType, overwrite: bool) -> EntryWriter | RowWriter:
+        """Return the writer of a DataFrame, of rows of files with the option `files`."""
+        if any(option.lower() == "files" for option in self.options):
+            if overwrite:
+                raise InvalidArgument("rows of files are appended, each file once: use mode append")
+            return RowWriter(self._options((*WRITE_OPTIONS, *OF_ROWS)), schema)
         return EntryWriter(self._options(WRITE_OPTIONS), schema, "replace" if overwrite else "append")
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> EntryStreamWriter:  # noqa: N802 - Spark's name

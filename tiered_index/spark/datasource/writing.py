@@ -15,7 +15,8 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from functools import partial
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +55,8 @@ from tiered_index.spark.writing.shards import (
 from tiered_index.spark.writing.sources import FIELDS, check_fields
 from tiered_index.storage.base import Storage
 from tiered_index.storage.probe import probe_put_if_absent
+
+CheckedT = TypeVar("CheckedT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +210,18 @@ Messages = Sequence[WriterCommitMessage | None]
 
 
 def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[PartitionJob, EntryColumns]:
-    """Join the index; return the arguments of tasks. Driver. Raises `InvalidArgument`, `SchemaMismatch`.
+    """Join the index; return the arguments of tasks, and the fields of entries. See `joined_index`."""
+    kinds = {column.name: arrow_type_of(column.dataType) for column in schema}
+    return joined_index(options, partial(EntryColumns.of, kinds), streams=streams)
 
-    A missing index is created, except for a stream: its first commit creates it, and later ones must find it.
+
+def joined_index(
+    options: Options, checked: Callable[[Schema], CheckedT], *, streams: bool = False
+) -> tuple[PartitionJob, CheckedT]:
+    """Join the index; return the arguments of tasks, and `checked` of its schema. Driver.
+
+    A missing index is created, except for a stream: its first commit creates it, and later ones must find it. Raises
+    `InvalidArgument`, `SchemaMismatch`, and the errors of `checked` before it creates an index.
     """
     address = StorageAddress(options.path)
     clock = SystemClock()
@@ -226,8 +238,7 @@ def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[Pa
         log = StorageLog(storage, clock)
         genesis = stored_genesis(log, settings, storage.uri)
         wanted = genesis or wanted_descriptor(settings, None)
-        kinds = {column.name: arrow_type_of(column.dataType) for column in schema}
-        columns = EntryColumns.of(kinds, wanted.layout.schema)
+        columns = checked(wanted.layout.schema)
         if genesis is None and not streams:
             genesis = _created(storage, log, wanted)
         elif not streams:
@@ -269,7 +280,7 @@ class EntryWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Messages) -> None:
         """Delete the uploads that are certainly not published. Driver."""
-        _abort(self._job, messages)
+        abort_writes(self._job, messages)
 
 
 # before Spark 4.1 there is none, and `EntrySource` raises
@@ -314,7 +325,7 @@ class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """Delete the uploads that are certainly not published. Driver."""
-        _abort(self._job, messages)
+        abort_writes(self._job, messages)
 
 
 def _all_shards(messages: Messages) -> list[FinishedObject]:
@@ -354,7 +365,8 @@ def _publish(
             raise
 
 
-def _abort(job: PartitionJob, messages: Messages) -> None:
+def abort_writes(job: PartitionJob, messages: Messages) -> None:
+    """Delete the uploads of tasks that are certainly not published."""
     written = [message for message in messages if isinstance(message, Written)]
     if len(written) == len(messages):
         return  # `commit` was called, and its record may be in the log

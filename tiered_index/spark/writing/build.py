@@ -349,7 +349,7 @@ def build(
         cores = spark.sparkContext.defaultParallelism
         plan = plan_build(census, genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
         removed_names = check_windows(log.state, plan, mode)
-        result = _expected(plan, census, settings)
+        result = expected_result(plan, census, settings)
         if removed_names:
             topics = entries_by_topic(log.state, removed_names, opened)
             result = replace(result, removed_objects=len(removed_names), removed_topics=topics)
@@ -365,7 +365,7 @@ def build(
             results = write_shards(entries, plan, meter.address(address), present.now_ms())
         finished = [shard for part in results for shard in part.shards]
         try:
-            _check(plan, results)
+            check_written(plan, results)
             if log.state.genesis is None:
                 # create the index only now: tasks do not need it, and a failed build leaves no index
                 StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
@@ -410,7 +410,7 @@ def _check_bounds(census: Census, scale: WindowScale, begin_ms: int | None, end_
         raise InvalidArgument(f"the source has {len(outside):,} windows outside of begin and end, first {first}")
 
 
-def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
+def check_written(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
     """Raise unless the shards have the entries that were read, and in each window as many as were counted."""
     counts: Counter[str] = Counter()
     for made in (shard.stored for result in results for shard in result.shards):
@@ -427,7 +427,8 @@ def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
     check_sums("build", results)
 
 
-def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResult:
+def expected_result(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResult:
+    """Return the result of a build by its plan, as of a dry run."""
     schema, requests = plan.genesis.layout.schema, Counter(RECORD_REQUESTS)
     for table in plan.tables:
         made = min(table.shards, table.window.entries)

@@ -1,0 +1,273 @@
+"""Builds of files that stay where they are: Spark makes the segments, offsets and answers of `ingest`."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+from tests.spark.commands import told
+from tiered_index import FileRows, IndexConfig, IndexReader
+from tiered_index.errors import InvalidArgument
+from tiered_index.sources import rows
+from tiered_index.spark import register
+from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.writing import linked
+from tiered_index.spark.writing.linked import RowsOfFiles, link_files
+
+BEGIN_S = 1_700_000_000
+KEYS = ("--topic", "orders", "--key", "order_id", "--key", "customer.id")
+ROWS = RowsOfFiles(("order_id", "customer.id"), "at", None, "orders")
+
+
+def row(number):
+    return {"order_id": number % 40, "customer": {"id": f"c{number % 7}"}, "at": BEGIN_S + number, "n": number}
+
+
+def lines(begin, end):
+    return "".join(f"{json.dumps(row(n))}\n" for n in range(begin, end)).encode()
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Return a folder with rows 0 to 699 in files of many forms."""
+    folder = tmp_path / "logs"
+    (folder / "a b").mkdir(parents=True)
+    (folder / "0.ndjson").write_bytes(lines(0, 100))
+    (folder / "1.gz").write_bytes(gzip.compress(lines(100, 200)))
+    (folder / "a b" / "2.bz2").write_bytes(bz2.compress(lines(200, 300)))
+    (folder / "a b" / "3.ndjson").write_bytes(lines(300, 400) + b"\n" + lines(400, 401)[:20])
+    table = pa.Table.from_pylist([row(n) for n in range(400, 500)])
+    with pa.ipc.new_file(folder / "4.arrow", table.schema) as sink:
+        sink.write_table(table, 30)
+    pq.write_table(pa.Table.from_pylist([row(n) for n in range(500, 600)]), folder / "5.parquet", 30)
+    cells = "".join(f'{n % 40},"c{n % 7}",{BEGIN_S + n},{n}\n' for n in range(600, 700))
+    (folder / "6.csv").write_text("order_id,customer.id,at,n\n" + cells)
+    return folder
+
+
+@pytest.fixture
+def ingested(tmp_path):
+    """Return a function that indexes files by `ingest`, and returns the URI of the index."""
+
+    def run(*sources):
+        uri = f"file://{tmp_path}/ingested"
+        where = "--root", tmp_path / "root", "--storage", uri, "--slots", 64
+        done = run_here("ingest", *sources, *KEYS, "--time", "at", *where, "--wait", "--json")
+        assert done.code == 0, done.err
+        return uri
+
+    return run
+
+
+def segments_of(uri):
+    with IndexReader.open(uri) as reader:
+        return [
+            {**segment.to_json(), "published_ms": None, "restarts": None}
+            for segment in reader.segment_archive.segments().linked()
+        ]
+
+
+def answers_of(uri):
+    """Return for some keys the place and the time of each entry, and its row."""
+    told = {}
+    with IndexReader.open(uri) as reader, FileRows(reader) as source:
+        for key in [*map(str, range(40)), *(f"c{n}" for n in range(7)), "nobody"]:
+            entries = [
+                (item.offset, item.queue_id, item.size, item.timestamp_ms)
+                for item in reader.query("orders", key, max_count=1000)
+            ]
+            found = reader.messages("orders", key, source=source, max_count=1000)
+            assert all(each.message is not None for each in found)
+            told[key] = entries, [(each.message.file, each.message.row, each.message.text) for each in found]
+    return told
+
+
+def test_a_build_of_files_is_the_same_as_ingest(spark, storage, config, logs, ingested, monkeypatch):
+    monkeypatch.setattr(linked, "_PART_ROWS", 30)
+    monkeypatch.setattr(linked, "_TASK_FILES", 2)
+    result = link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
+    assert (result.files, result.rows, result.entries, result.unit) == (7, 700, 1400, "s")
+    assert result.held_back == ((logs / "a b" / "3.ndjson").as_uri(),)
+    uri = ingested(logs)
+    assert segments_of(storage) == segments_of(uri) and len(segments_of(uri)) == 7
+    assert answers_of(storage) == answers_of(uri)
+    with IndexReader.open(storage) as reader, IndexReader.open(uri) as other:
+        assert reader.durable_positions() == other.durable_positions()
+
+
+def test_files_are_indexed_once_and_lines_that_follow_are_added(spark, storage, config, logs, ingested):
+    link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
+    again = link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
+    assert (again.files, again.known, again.entries) == (0, 7, 0)
+    with (logs / "0.ndjson").open("ab") as file:
+        file.write(lines(700, 750))
+    (logs / "7.ndjson").write_bytes(lines(750, 800))
+    more = link_files(spark, [f"{logs}/*.ndjson"], ROWS, storage=storage, config=config)
+    assert (more.files, more.rows, more.changed) == (2, 100, ())
+    (logs / "6.csv").write_text("order_id,customer.id,at,n\n" + f"17,c3,{BEGIN_S},9000\n")
+    changed = link_files(spark, [f"{logs}/*.csv"], ROWS, storage=storage, config=config)
+    assert (changed.rows, changed.changed) == (1, ((logs / "6.csv").as_uri(),))
+    with IndexReader.open(storage) as reader, FileRows(reader) as source:
+        found = reader.messages("orders", "17", source=source, max_count=100)
+        numbers = sorted(
+            json.loads(one.message.text)["n"] for one in found if one.message and one.message.text[:1] == b"{"
+        )
+        assert numbers == [n for n in [*range(600), *range(700, 800)] if n % 40 == 17]
+        assert {one.problem for one in found if not one.message} == {
+            f"{(logs / '6.csv').as_uri()} has changed since it was indexed"
+        }
+    # `ingest` goes on where the builds ended, also with a root of its own
+    done = run_here(
+        "ingest", logs, *KEYS, "--time", "at", "--storage", storage, "--root", logs.parent / "other", "--wait",
+        "--json",
+    )  # fmt: skip
+    assert (done.code, done.document["rows"]) == (0, 0), done.err
+
+
+def test_a_text_longer_than_its_bound_has_further_segments(spark, storage, config, tmp_path, ingested, monkeypatch):
+    monkeypatch.setattr(rows, "_RATIO", 1)
+    monkeypatch.setattr(rows, "_LEAST_BOUND", 20_000)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for number in range(2):
+        (logs / f"{number}.gz").write_bytes(gzip.compress(lines(number * 500, number * 500 + 500)))
+    link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
+    uri = ingested(logs)
+    assert len(segments_of(uri)) == 4
+    # `ingest` reserves the further segments round by round
+    assert [{**one, "start": 0, "length": 0} for one in segments_of(storage)] == [
+        {**one, "start": 0, "length": 0} for one in segments_of(uri)
+    ]
+    assert [rows for _, rows in answers_of(storage).values()] == [rows for _, rows in answers_of(uri).values()]
+
+
+def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, logs, ingested):
+    (logs / "8.ndjson").write_bytes(lines(0, 3) + b'{"order_id": 1}\n')
+    with pytest.raises(InvalidArgument, match=r"8\.ndjson, line 4 .*no time at at; --skip-bad leaves such rows out"):
+        link_files(spark, [str(logs / "8.ndjson")], ROWS, storage=storage, config=config)
+    result = link_files(spark, [str(logs / "8.ndjson")], ROWS, storage=storage, config=config, skip_bad=True)
+    assert (result.rows, result.skipped_rows, result.skipped_first[0][1]) == (3, 1, "no time at at")
+    with pytest.raises(InvalidArgument, match="nobody_has_this"):
+        link_files(
+            spark, [str(logs)], RowsOfFiles(("nobody_has_this",), "at", None, "others"), storage=storage, config=config
+        )
+
+
+def test_the_command_builds_files_of_a_bucket_and_the_rows_come_back(spark, s3):
+    del spark  # the command uses the session
+    bucket_name, query = s3.new_bucket(), f"?endpoint_url={s3.endpoint_url}&addressing_style=path"
+    uri, storage = f"s3://{bucket_name}/logs", f"s3://{bucket_name}/index{query}"
+    with contextlib.closing(IndexConfig(storage=storage).open_storage(f"{uri}{query}", any_names=True)) as bucket:
+        for day in range(3):
+            bucket.put(f"day={day}/a b.ndjson", lines(day * 100, day * 100 + 100))
+        bucket.put("day=0/c.txt", b"no data")
+    source = "--source", f"{uri}/**/*.ndjson", *KEYS, "--time", "at", "--storage", storage
+    planned = told("build", *source, "--dry-run", **s3.environment).document
+    assert (planned["status"], planned["rows"], planned["entries"]) == ("planned", 300, 600)
+    built = told("build", *source, "--set", "slots=64", **s3.environment).document
+    assert (built["files"], built["rows"], built["read_bytes"]) == (3, 300, len(lines(0, 300)))
+    # each file is read twice, with its first bytes before and after
+    assert built["metrics"]["bytes_read"] > 2 * len(lines(0, 300)) and built["metrics"]["requests"]
+    again = told("build", *source, **s3.environment).document
+    assert (again["files"], again["known"], again["log_number"]) == (0, 3, built["log_number"])
+    found = run_here("query", "orders", "17", "--messages", "--storage", storage, "--json", environment=s3.environment)
+    texts = [one["message"]["body"] for one in found.document["messages"]]
+    assert [json.loads(text)["n"] for text in texts] == [*range(297, 0, -40)]
+    for wrong in (("--mode", "append"), ("--column", "key=order_id")):
+        refused = told("build", *source, *wrong, code=2, **s3.environment)
+        assert f"leave {wrong[0]} out" in refused.err
+
+
+def test_a_topic_may_be_a_field_of_the_rows(spark, storage, config, tmp_path):
+    text = "".join(f'{{"kind": "t{n % 3}", "id": {n}, "at": {BEGIN_S + n}}}\n' for n in range(90))
+    (tmp_path / "a.ndjson").write_text(text)
+    of_field = RowsOfFiles(("id",), "at", None, None, "kind")
+    link_files(spark, [str(tmp_path / "a.ndjson")], of_field, storage=storage, config=config)
+    with IndexReader.open(storage) as reader, FileRows(reader) as source:
+        (found,) = reader.messages("t2", "50", source=source)
+        assert json.loads(found.message.text)["id"] == 50 and not reader.query("t1", "50").items
+        assert [summary.topic for summary in reader.topics()] == ["t0", "t1", "t2"]
+
+
+def rows_read(spark, folder):
+    return spark.read.parquet(str(folder)).select("order_id", "customer", "at", "_metadata")
+
+
+def write(frame, uri, files, **more):
+    options = {
+        "topic": "orders",
+        "keys": "order_id, customer.id",
+        "time": "at",
+        "slots": 64,
+        "files": str(files),
+        **more,
+    }
+    with typed_errors("writing"):
+        frame.write.format("tiered_index").mode("append").options(**options).save(uri)
+
+
+def test_a_written_dataframe_of_parquet_rows_is_the_same_as_ingest(spark, storage, tmp_path, ingested):
+    register(spark)
+    folder = tmp_path / "day=1 a"
+    folder.mkdir()
+    for number in range(4):
+        table = pa.Table.from_pylist([row(n) for n in range(number * 100, number * 100 + 100)])
+        pq.write_table(table, folder / f"part {number}.parquet", 30)
+    frame = rows_read(spark, folder)
+    write(frame.repartition(3), storage, folder)
+    uri = ingested(folder)
+    assert segments_of(storage) == segments_of(uri) and len(segments_of(uri)) == 4
+    assert answers_of(storage) == answers_of(uri)
+    # a second write adds nothing but new files
+    write(frame, storage, folder)
+    pq.write_table(pa.Table.from_pylist([row(n) for n in range(400, 430)]), folder / "later.parquet")
+    write(rows_read(spark, folder), storage, folder)
+    with IndexReader.open(storage) as reader, FileRows(reader) as source:
+        found = reader.messages("orders", "17", source=source, max_count=100)
+        assert [json.loads(one.message.text)["n"] for one in found] == [*range(417, 0, -40)]
+        assert len(segments_of(storage)) == 5
+
+
+def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, storage, tmp_path):
+    register(spark)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.Table.from_pylist([row(n) for n in range(30)]), tmp_path / name / "0.parquet")
+    frame = rows_read(spark, tmp_path / "a")
+    with pytest.raises(InvalidArgument, match=r"0\.parquet is not among the option files"):
+        write(frame, storage, tmp_path / "b")
+    with pytest.raises(InvalidArgument, match="says no file and row: select the column _metadata"):
+        write(frame.drop("_metadata"), storage, tmp_path / "a")
+    with pytest.raises(InvalidArgument, match="has no column customer"):
+        write(frame.drop("customer"), storage, tmp_path / "a")
+    with pytest.raises(InvalidArgument, match="use mode append"):
+        with typed_errors("writing"):
+            frame.write.format("tiered_index").mode("overwrite").options(files=str(tmp_path / "a")).save(storage)
+    assert segments_of(storage) == []
+
+
+def test_of_two_builds_at_the_same_time_one_is_published(spark, storage, config, logs, monkeypatch):
+    publish = linked.publish_files
+
+    def later(*arguments):
+        monkeypatch.setattr(linked, "publish_files", publish)
+        link_files(spark, [str(logs / "0.ndjson")], ROWS, storage=storage, config=config)
+        return publish(*arguments)
+
+    monkeypatch.setattr(linked, "publish_files", later)
+    with pytest.raises(InvalidArgument, match="another run has indexed files of this log meanwhile"):
+        link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
+    assert len(segments_of(storage)) == 1
+    assert link_files(spark, [str(logs)], ROWS, storage=storage, config=config).rows == 600
+    with IndexReader.open(storage) as reader:
+        assert len(reader.query("orders", "17", max_count=100)) == 18
+        named = {*reader.log_state.objects, *reader.log_state.catalogs}
+        stored = {info.name for info in reader.storage.list() if info.name.startswith(("tables/", "catalogs/"))}
+        assert stored <= named

@@ -1,0 +1,191 @@
+"""`df.write.format("tiered_index")` of rows of Parquet files that stay where they are. docs/files.md.
+
+The DataFrame has the columns of the files and Spark's `_metadata`, which says the file and the number of each row. The
+driver lists the files of option `files` and gives each a range of offsets; tasks write tables as for entries, and the
+commit publishes them with the segments of the files by one record. So the index is that of `ingest`. One thread a task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import structs
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.format.segment import LinkedSegment, Times
+from tiered_index.service.jobs.catalogs import send_catalog
+from tiered_index.service.jobs.row_places import files_topic
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import SentObject, abandon
+from tiered_index.service.read.segments import Segments, names_object
+from tiered_index.sources.chains import as_it_is
+from tiered_index.sources.linked import joined_times
+from tiered_index.sources.listing import LinkedFiles, listed_files
+from tiered_index.sources.rows import ParquetFile, RowBatch, rows_of_columns, way_of
+from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.writing import Written, abort_writes, joined_index, write_tables
+from tiered_index.spark.frames import arrow_schema_of
+from tiered_index.spark.workers import told_plainly
+from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, one_unit, publish_files
+from tiered_index.spark.writing.positions import BatchContent
+from tiered_index.stored import typed
+from tiered_index.systems import files_key
+
+OF_ROWS = ("topic", "keys", "time", "timeUnit", "files")
+"""The options of rows of files; `files` says that it is a write of rows."""
+_METADATA, _PATH, _ROW = "_metadata", "file_path", "row_index"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows(Written):
+    """The uploads of one task, and of each file that it has rows of the times of its entries."""
+
+    times: dict[str, Times | None] = field(default_factory=dict)
+    topics: frozenset[str] = frozenset()
+    unit: str | None = None
+
+
+def _place(uri: str) -> str:
+    """Return the same text for all spellings of a file's URI, those of Hadoop included."""
+    scheme, mark, rest = unquote(uri).partition(":")
+    scheme = {"s3a": "s3", "s3n": "s3", "abfss": "az"}.get(scheme, scheme)
+    return f"{scheme}:/{rest.lstrip('/')}" if mark else f"file:/{uri.lstrip('/')}"
+
+
+@told_plainly
+class RowWriter(DataSourceArrowWriter):
+    """One write of a DataFrame with the rows of files."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._rows = _rows_of(options)
+        mapping = self._rows.mapping()
+        kinds = arrow_schema_of(schema)
+        ways = [way_of(kinds, path, mapping) for _, path in mapping.names]
+        if lacking := [path for (_, path), way in zip(mapping.names, ways, strict=True) if way is None]:
+            raise InvalidArgument(f"the DataFrame has no column {lacking[0]}; it has {', '.join(kinds.names)}")
+        self._ways = [way for way in ways if way is not None]
+        if _METADATA not in kinds.names and not {_PATH, _ROW} <= {*kinds.names}:
+            raise InvalidArgument(
+                f"the DataFrame says no file and row: select the column {_METADATA} of spark.read.parquet, too"
+            )
+        self._job, _ = joined_index(options, check_own_columns)
+        config = IndexConfig(storage=options.path)
+        with self._job.address.open() as storage, listed_files([options.text("files") or ""], config) as files:
+            log = StorageLog(storage, SystemClock())
+            log.open()
+            plan = FilePlan.of(self._rows, Segments(log.state, storage), files)
+        if others := [segment.uri for _, rows, segment in plan.new if not isinstance(rows, ParquetFile)]:
+            raise InvalidArgument(f"{others[0]} is no Parquet file: index it by `spark build --topic`")
+        self._reserved = plan.reserved
+        new = {_place(segment.uri): segment.to_json() for _, _, segment in plan.new}
+        self._segments: dict[str, Any | None] = {_place(listed.uri): new.get(_place(listed.uri)) for listed in files}
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
+        """Write a partition. Executor."""
+        mapping, times, topics = self._rows.mapping(), dict[str, Times | None](), set[str]()
+        segments = {place: typed(one, LinkedSegment) for place, one in self._segments.items() if one is not None}
+
+        def entries() -> Iterator[pa.RecordBatch]:
+            for batch in iterator:
+                for place, table, positions in self._by_file(batch):
+                    if (segment := segments.get(place)) is None:
+                        continue
+                    rows: RowBatch = rows_of_columns(table, self._ways, mapping, positions)
+                    if rows.bad:
+                        raise InvalidArgument(f"{segment.uri}, {rows.bad[0].where}: {rows.bad[0].problem}")
+                    times[place] = joined_times(times.get(place), rows.times)
+                    columns = self._rows.columns(rows, segment.start - segment.position)
+                    topics.update(columns["topic"].unique().to_pylist())
+                    if len(rows.keys):
+                        yield pa.RecordBatch.from_pydict(columns)
+
+        written = write_tables(entries(), self._job)
+        return WrittenRows(written.shards, None, BatchContent(), None, times, frozenset(topics), mapping.unit)
+
+    def _by_file(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Table, Any]]:
+        """Yield the rows of each file, with their numbers. Raises `InvalidArgument` for another file."""
+        table = pa.Table.from_batches([batch])
+        if _METADATA in batch.schema.names:
+            paths, numbers = (pc.struct_field(batch.column(_METADATA), name) for name in (_PATH, _ROW))
+        else:
+            paths, numbers = batch.column(_PATH), batch.column(_ROW)
+        coded = paths.dictionary_encode()
+        codes = coded.indices.to_numpy(zero_copy_only=False)
+        for code, path in enumerate(coded.dictionary.to_pylist()):
+            if (place := _place(path)) not in self._segments:
+                raise InvalidArgument(f"{path} is not among the option files: name all files of the DataFrame")
+            at = pa.array(np.flatnonzero(codes == code))
+            yield place, table.take(at), numbers.take(at).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publish all tasks' tables and the segments of their files. Driver.
+
+        Raises `InvalidArgument` if a file changed, or if another run has indexed files of the topic meanwhile.
+        """
+        written = [message for message in messages if isinstance(message, WrittenRows)]
+        shards = [shard for message in written for shard in message.shards]
+        sent: list[SentObject] = [shard.sent for shard in shards]
+        with self._job.address.open() as storage:
+            log = StorageLog(storage, SystemClock())
+            try:
+                log.open()
+                rows = replace(self._rows, unit=one_unit({message.unit for message in written}))
+                segments = self._finished(written)
+                if not segments or not shards:
+                    return
+                catalog, publication = send_catalog(log, segments)
+                sent.append(publication.sent)
+                positions = {rows.store: self._reserved.end}
+                positions |= {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
+                if rows.topic is None:
+                    positions |= {files_topic(topic): 1 for message in written for topic in message.topics}
+                publish_files(shards, sent, catalog, segments, positions, self._reserved, log)
+            except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
+                is_named = names_object(storage)
+                abandon([one for one in sent if not is_named(log.state, one.name)], storage)
+                raise
+
+    def _finished(self, written: Sequence[WrittenRows]) -> list[LinkedSegment]:
+        """Return the segments of the files that have rows. Raises `InvalidArgument` for a file that changed."""
+        made = []
+        with contextlib.closing(LinkedFiles(IndexConfig(storage=self._job.address.uri))) as files:
+            for place, document in self._segments.items():
+                if document is None or not any(place in message.times for message in written):
+                    continue
+                segment, times = typed(document, LinkedSegment), None
+                now = as_it_is(files.file(segment.uri, segment.size_bytes))
+                if not now.is_same(segment.size_bytes, segment.etag):
+                    raise InvalidArgument(f"{segment.uri} was changed while it was indexed: write again")
+                for message in written:
+                    times = joined_times(times, message.times.get(place))
+                made.append(structs.replace(segment, rows=segment.length, times=times, is_open=False))
+        return sorted(made, key=lambda segment: segment.start)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Delete the uploads that are certainly not published. Driver."""
+        abort_writes(self._job, messages)
+
+
+def _rows_of(options: Options) -> RowsOfFiles:
+    """Return the fields of rows by the options. Raises `InvalidArgument`."""
+    topic, keys = options.text("topic"), options.text("keys")
+    if topic is None or keys is None:
+        raise InvalidArgument("the option files needs topic and keys, such as topic=orders, keys=order_id")
+    is_list = keys.lstrip().startswith('["')
+    paths = tuple(json.loads(keys)) if is_list else tuple(part.strip() for part in keys.split(","))
+    path = topic.removeprefix("field:") if topic.startswith("field:") else None
+    unit = options.text("timeUnit")
+    time = options.text("time") or "timestamp"
+    return RowsOfFiles(paths, time, None if unit == "auto" else unit, topic if path is None else None, path)

@@ -1,0 +1,588 @@
+"""Builds tables of the rows of files that stay where they are, and links the files: `spark build --topic`.
+
+The driver lists the files, and plans what is new in each by the segments of the log, as `ingest` does. Tasks read the
+files twice by the readers of `sources`: once for lengths, times and checksums, and once for entries, whose offsets are
+known by then. One record publishes the tables, the segments of the files, and the source's position. So offsets,
+segments and answers are those of `ingest`, and each file is indexed once, however often tasks are repeated. Memory of a
+task: some blocks of a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from msgspec import structs
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, SchemaMismatch
+from tiered_index.format.names import TOPICS_QUEUE, linked_store
+from tiered_index.format.schema import Schema
+from tiered_index.format.segment import LinkedSegment, Times
+from tiered_index.service.jobs.catalogs import send_catalog
+from tiered_index.service.jobs.linking import check_behind
+from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon
+from tiered_index.service.log.records import LogRecord, StoredCatalog, latest_ms
+from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.state import LogState
+from tiered_index.service.opening import wanted_descriptor
+from tiered_index.service.read.rows import check_topic
+from tiered_index.service.read.segments import Segments, names_object
+from tiered_index.service.reader import IndexReader
+from tiered_index.sources.chains import FileChains, as_it_is, has_grown, is_torn, offsets_end
+from tiered_index.sources.linked import joined_times
+from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
+from tiered_index.sources.parquet import ParquetTable
+from tiered_index.sources.rows import ColumnsFile, ParquetFile, RowBatch, RowFile, RowMapping, open_rows
+from tiered_index.spark.addresses import AddressOf, StorageAddress
+from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
+from tiered_index.spark.metrics import JobMeter, described
+from tiered_index.spark.workers import between_tasks, plainly
+from tiered_index.spark.writing.build import BuildResult, check_written, expected_result, stored_genesis
+from tiered_index.spark.writing.parquet import HAS_KEY
+from tiered_index.spark.writing.plan import Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.writing.shards import write_shards
+from tiered_index.spark.writing.sources import Entries
+from tiered_index.storage.base import Storage
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.stored import typed
+from tiered_index.systems import files_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# about the bytes of files that a task reads, most files of one, and least rows of a part of a Parquet file
+_TASK_BYTES, _TASK_FILES, _PART_ROWS = 256 << 20, 512, 1 << 20
+# bad rows that are named
+_NAMED = 10
+_NAMES = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfFiles:
+    """The fields of rows of files.
+
+    - `keys`: the paths of the keys: JMESPaths, or names of columns.
+    - `time`: the path of the time: ISO 8601, a date, or a number.
+    - `unit`: the unit of times that are numbers, ``s``, ``ms``, ``us`` or ``ns``; None: the first one decides.
+    - `topic`: the topic of all rows; None: it is at the path `topic_path`.
+    - `topic_path`: the path of the topic.
+    """
+
+    keys: tuple[str, ...]
+    time: str
+    unit: Any
+    topic: str | None
+    topic_path: str | None = None
+
+    def mapping(self) -> RowMapping:
+        """Return the mapping, which may decide the unit of times. Raises `InvalidArgument`."""
+        return RowMapping(self.keys, self.time, self.unit, self.topic_path)
+
+    @property
+    def queue_id(self) -> int:
+        """The queue of the rows."""
+        return TOPICS_QUEUE if self.topic is None else FILES_QUEUE
+
+    @property
+    def store(self) -> str:
+        """The store of the segments. Raises `InvalidArgument` for a bad topic."""
+        return linked_store("" if self.topic is None else check_topic(self.topic), self.queue_id)
+
+    def columns(self, batch: RowBatch, shift: int) -> dict[str, Any]:
+        """Return the entries of rows; their offsets are their positions and `shift`."""
+        count = len(batch.keys)
+        topics: Any = batch.topics
+        if topics is None:
+            indices = pa.array(np.zeros(count, np.int32))
+            topics = pa.DictionaryArray.from_arrays(indices, pa.array([self.topic], pa.string()))
+        return {
+            "topic": topics,
+            "queue_id": pa.array(np.full(count, self.queue_id, np.int64)),
+            "key": batch.keys,
+            "offset": pa.array(batch.positions + shift),
+            "size": pa.array(batch.sizes),
+            "timestamp_ms": pa.array(batch.times_ms),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """What a task learned of a part of a file: its number, and its rows at positions [begin, begin + length).
+
+    `unit` is that of times that are numbers, if the rows have some. `bad` names the first bad rows.
+    """
+
+    number: int
+    begin: int
+    length: int
+    rows: int
+    keyless: int
+    times: Times | None
+    blocks: tuple[int, tuple[int, ...]] | None
+    lines: tuple[int, tuple[int, ...]] | None
+    held_back: bool
+    unit: str | None
+    skipped: int
+    bad: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Reads parts of files in tasks. A split has parts: number of the file, segment, begin, end (None: to its end),
+    and the number of lines before (None: not known).
+    """
+
+    rows: RowsOfFiles
+    config: IndexConfig
+    address_of: AddressOf
+    skip_bad: bool
+
+    def counted(self, batches: Iterable[pa.RecordBatch], parts: list[FilePart]) -> Iterator[pa.RecordBatch]:
+        """Yield topic, time and `HAS_KEY` of each entry, and append what is known of each part to `parts`."""
+        mapping = self.rows.mapping()
+        for number, segment, file, begin, end, lines_before in self._opened(batches):
+            while True:
+                bound = begin + segment.length if end is None else end
+                reading = file.reading(mapping, begin, bound)
+                if file.is_text and reading.lines_before is None:
+                    reading.lines_before = lines_before
+                count, keyless, skipped, times = 0, 0, 0, None
+                bad: list[tuple[str, str]] = []
+                for batch in reading.batches(begin):
+                    self._check_bad(segment, batch)
+                    count, keyless = count + batch.rows + len(batch.bad), keyless + batch.keyless
+                    times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
+                    bad += [(f"{segment.uri}, {one.where}", one.problem) for one in batch.bad[: _NAMED - len(bad)]]
+                    columns = self.rows.columns(batch, 0)
+                    has_key = pa.repeat(True, len(batch.keys))
+                    cells = [columns["topic"], columns["timestamp_ms"], has_key]
+                    yield pa.RecordBatch.from_arrays(cells, ["topic", "timestamp_ms", HAS_KEY])
+                lines = reading.lines
+                behind = bound if isinstance(file, ColumnsFile) else reading.end
+                facts = count, keyless, times, reading.blocks, lines, reading.held_back_bytes > 0, mapping.unit, skipped
+                parts.append(FilePart(number, begin, behind - begin, *facts, tuple(bad)))
+                if reading.is_whole or end is not None:
+                    break
+                # a compressed text that is longer than its bound has a further segment
+                begin, lines_before = reading.end, None if lines is None else lines[0] + sum(lines[1])
+
+    def entries(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the fields `names` of all entries."""
+        mapping = self.rows.mapping()
+        for _, segment, file, begin, end, _ in self._opened(batches):
+            assert end is not None
+            for batch in file.reading(mapping, begin, end).batches(begin):
+                columns = self.rows.columns(batch, segment.start - segment.position)
+                columns[HAS_KEY] = pa.repeat(True, len(batch.keys))
+                yield pa.RecordBatch.from_arrays([columns[name] for name in names], list(names))
+
+    def _check_bad(self, segment: LinkedSegment, batch: RowBatch) -> None:
+        if batch.bad and not self.skip_bad:
+            bad = batch.bad[0]
+            raise InvalidArgument(f"{segment.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
+
+    def _opened(
+        self, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[tuple[int, LinkedSegment, RowFile, int, int | None, int | None]]:
+        """Yield the parts with their files. Raises `InvalidArgument` for a file that changed before or meanwhile."""
+        with contextlib.closing(LinkedFiles(self.config, self._storage)) as files:
+            for split in each_split(batches):
+                for number, document, begin, end, lines_before in split:
+                    segment = typed(document, LinkedSegment)
+                    head = self._head(files, segment)
+                    file = files.file(segment.uri, segment.size_bytes)
+                    yield number, segment, open_rows(file, segment.size_bytes, head), begin, end, lines_before
+                    self._head(files, segment)
+
+    def _storage(self, uri: str) -> Storage:
+        return self.address_of(uri).open(any_names=True)
+
+    def _head(self, files: LinkedFiles, segment: LinkedSegment) -> bytes:
+        try:
+            now = as_it_is(files.file(segment.uri, segment.size_bytes))
+            head = now.head()
+        except ObjectNotFound as error:
+            raise InvalidArgument(f"{segment.uri} was deleted while it was indexed: build again") from error
+        if not (now.is_same(segment.size_bytes, segment.etag) or has_grown(now, segment, head)):
+            raise InvalidArgument(f"{segment.uri} was changed while it was indexed: build again")
+        return head
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkedResult(BuildResult):
+    """The result of a build of files: a `BuildResult`, and what was read.
+
+    `rows` rows of `files` files with `read_bytes` bytes were read. `known` files were indexed before.
+
+    `changed` are the URIs of files with another text than before, whose earlier rows can't be read any more;
+    `held_back` those whose last line may not be whole. `skipped_rows` counts rows that are no entries, and
+    `skipped_first` has place and problem of the first ones. `unit` is that of times that are numbers.
+    """
+
+    files: int = 0
+    known: int = 0
+    rows: int = 0
+    read_bytes: int = 0
+    changed: tuple[str, ...] = ()
+    held_back: tuple[str, ...] = ()
+    skipped_rows: int = 0
+    skipped_first: tuple[tuple[str, str], ...] = ()
+    unit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The offsets [`begin`, `end`) of a store that a job has reserved, if no other one adds files meanwhile."""
+
+    store: str
+    begin: int
+    end: int
+
+    def check(self, state: LogState, storage: Storage) -> None:
+        """Raise `InvalidArgument` unless the log of the files is as it was when this was planned."""
+        if offsets_end(Segments(state, storage), self.store) != self.begin:
+            raise InvalidArgument("another run has indexed files of this log meanwhile: build again")
+
+
+@dataclass
+class FilePlan:
+    """What a build adds to the log of files: for each new file the rows and its open segment."""
+
+    chains: FileChains
+    new: list[tuple[SourceFile, RowFile, LinkedSegment]] = field(default_factory=list)
+    known: int = 0
+    changed: list[str] = field(default_factory=list)
+    held_back: list[str] = field(default_factory=list)
+    # the end of all offsets before this build
+    begin: int = 0
+
+    @classmethod
+    def of(cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile]) -> FilePlan:
+        """Plan the segments of files. Raises `InvalidArgument` if an `ingest` has not finished its own."""
+        plan = cls(FileChains(rows.store))
+        chains, position = plan.chains, segments.state.positions.get(rows.store, 0)
+        if pending := chains.learn(segments, position):
+            raise InvalidArgument(
+                f"{pending[0].uri} is being indexed by `ingest`, or its entries are not uploaded yet: "
+                "let it end with --wait, then build again"
+            )
+        plan.begin = chains.end
+        places = set[str]()
+        for listed in files:
+            chain = chains.by_place.get(listed.place)
+            if listed.place in places:
+                plan.known += 1
+                continue
+            places.add(listed.place)
+            if chain is not None and listed.uri != chain[-1].uri:
+                raise InvalidArgument(f"{chain[-1].uri} is {listed.uri} now: run `ingest` for it, which keeps its rows")
+            if chain and listed.is_same(chain[-1].size_bytes, chain[-1].etag):
+                plan.known += 1
+                continue
+            position = 0
+            if chain is not None:
+                uri, behind = chain[-1].uri, chains.new_from(listed, chain)
+                plan.changed += [] if behind is not None else [uri]
+                position = behind or 0
+            head = listed.head()
+            if is_torn(listed, head, position):
+                plan.held_back.append(listed.uri)
+            elif (reserved := chains.reserved(listed, head, position)) is not None:
+                plan.new.append((listed, *reserved))
+        return plan
+
+    def parts(self) -> Iterator[tuple[list[Any], int]]:
+        """Yield the parts of all files for their first reading, and the bytes of each."""
+        for number, (listed, rows, segment) in enumerate(self.new):
+            ends: list[int | None] = [None]
+            if isinstance(rows, ParquetFile) and isinstance(rows.table, ParquetTable):
+                ends = [*_row_ends(rows.table.group_rows)]
+            begin = segment.position
+            for end in ends:
+                lines_before = self.chains.lines_before(listed, segment)
+                yield [number, segment.to_json(), begin, end, lines_before], listed.size_bytes // len(ends)
+                begin = end or begin
+
+    def finished(self, parts: Sequence[FilePart]) -> list[LinkedSegment]:
+        """Return the segments of the files, by what tasks learned, and reserve those that need more than one."""
+        of_file: dict[int, list[FilePart]] = {}
+        for part in sorted(parts, key=lambda part: (part.number, part.begin)):
+            of_file.setdefault(part.number, []).append(part)
+        made, further = list[LinkedSegment](), list[tuple[LinkedSegment, FilePart]]()
+        for number, (_, rows, segment) in enumerate(self.new):
+            first, *others = of_file[number]
+            if isinstance(rows, ColumnsFile):
+                # the parts of one segment
+                for part in others:
+                    first = replace(
+                        first,
+                        length=first.length + part.length,
+                        rows=first.rows + part.rows,
+                        times=joined_times(first.times, part.times),
+                    )
+            else:
+                further += [(segment, part) for part in others]
+            made.append(_of_part(segment, first))
+        for segment, part in further:
+            made.append(_of_part(structs.replace(segment, start=self.chains.end, position=part.begin), part))
+            self.chains.end += segment.length
+        return sorted((segment for segment in made if segment.length), key=lambda segment: segment.start)
+
+    @property
+    def reserved(self) -> Reserved:
+        """The offsets of the new segments."""
+        return Reserved(self.chains.store, self.begin, self.chains.end)
+
+
+def _row_ends(group_rows: Sequence[int]) -> Iterator[int]:
+    """Yield the ends of parts of neighbouring row groups."""
+    held, last = 0, 0
+    for rows, end in zip(group_rows, accumulate(group_rows), strict=True):
+        held, last = held + rows, end
+        if held >= _PART_ROWS:
+            yield end
+            held = 0
+    if held or not last:
+        yield last
+
+
+def _of_part(segment: LinkedSegment, part: FilePart) -> LinkedSegment:
+    facts: dict[str, Any] = {"rows": part.rows, "times": part.times, "blocks": part.blocks, "lines": part.lines}
+    return structs.replace(segment, length=part.length, is_open=False, **facts)
+
+
+def _splits(parts: Iterable[tuple[list[Any], int]]) -> list[list[Any]]:
+    """Return parts in groups, one for each task."""
+    splits: list[list[Any]] = [[]]
+    held = 0
+    for part, size in parts:
+        if splits[-1] and (held + size > _TASK_BYTES or len(splits[-1]) == _TASK_FILES):
+            splits.append([])
+            held = 0
+        splits[-1].append(part)
+        held += size
+    return [split for split in splits if split]
+
+
+def link_files(
+    spark: SparkSession,
+    sources: Sequence[str],
+    rows: RowsOfFiles,
+    *,
+    storage: str,
+    window: str | int = "1d",
+    shards: int | str = "auto",
+    config: IndexConfig | None = None,
+    max_windows: int = 10_000,
+    skip_bad: bool = False,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+) -> LinkedResult:
+    """Index the rows of files of any form where they are. `sources` are files, folders, globs and prefixes.
+
+    Offsets, segments and answers are those of `ingest` with the same files. Files that are indexed already are left
+    out, and lines that were appended to a text are added. The tables are added to those that the windows have. Other
+    arguments: see `build`.
+
+    Raises `InvalidArgument` for a row that is no entry (unless `skip_bad`), for a file of another form, or one that
+    changes meanwhile, and if an `ingest` of the same topic is not finished; `CorruptFile`, `SchemaMismatch`,
+    `JobOverdue`: then nothing is published. After the storage's errors the outcome may be unknown; build again then.
+    """
+    settings, present = config or IndexConfig(), clock or SystemClock()
+    mapping, now_ms = rows.mapping(), present.now_ms()
+    address, scale = StorageAddress(storage, settings.s3), WindowScale.of(window, settings, now_ms)
+    name = " and ".join([*sources[:2], *(["others"] if len(sources) > 2 else [])])
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(contextlib.closing(MeteredStorage(address.open(), settings.prices)))
+        meter, log = JobMeter(spark, opened), StorageLog(opened, present)
+        genesis = stored_genesis(log, settings, opened.uri) or wanted_descriptor(settings, None)
+        check_own_columns(genesis.layout.schema)
+        files = stack.enter_context(listed_files(sources, settings.changed(storage=storage)))
+        plan = FilePlan.of(rows, Segments(log.state, opened), files)
+        if not plan.begin and rows.topic is not None and log.state.genesis is not None:
+            _check_queue(storage, rows.topic, settings)
+        _decide(plan, mapping)
+        rows = replace(rows, unit=mapping.unit)
+        reader = FileReader(
+            rows, settings.changed(storage=storage, root=None), meter.sources(settings.s3, storage), skip_bad
+        )
+        result = LinkedResult(known=plan.known, changed=tuple(plan.changed), held_back=tuple(plan.held_back))
+        if not plan.new:
+            return replace(result, dry_run=dry_run, log_number=log.state.number, metrics=meter.metrics)
+        with typed_errors(f"reading {name}"), described(spark, "build: read files for lengths and windows"):
+            census, parts = _counted(spark, plan, reader, scale, max_windows)
+        rows = replace(rows, unit=one_unit({part.unit for part in parts}))
+        result = _with_parts(result, plan, parts, rows.unit)
+        if not census.entries:
+            raise InvalidArgument(f"none of {result.rows:,} rows of {name} has a key")
+        segments = plan.finished(parts)
+        sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
+        cores = spark.sparkContext.defaultParallelism
+        built = plan_build(census, genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
+        expected = expected_result(built, census, settings)
+        result = replace(result, **{each: getattr(expected, each) for each in _OF_BUILD}, dry_run=dry_run)
+        if dry_run:
+            return replace(result, metrics=meter.metrics)
+        probe_put_if_absent(opened)
+        building = described(spark, "build: hash, pack and write window tables")
+        with typed_errors(f"building from {name}"), building:
+            reader = replace(reader, rows=rows)
+            frame = frame_of_splits(spark, _splits(_parts_of(plan, segments, parts)))
+            results = write_shards(Entries(frame, _NAMES, reader.entries), built, meter.address(address), now_ms)
+        finished = [shard for part in results for shard in part.shards]
+        sent = [shard.sent for shard in finished]
+        try:
+            check_written(built, results)
+            if log.state.genesis is None:
+                StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
+            catalog, publication = send_catalog(log, segments)
+            sent.append(publication.sent)
+            positions = {rows.store: plan.chains.end}
+            positions |= {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
+            if rows.topic is None:
+                positions |= {files_topic(topic): 1 for _, topic in census.topics}
+            state = publish_files(finished, sent, catalog, segments, positions, plan.reserved, log)
+        except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
+            # certainly not published; after other errors the outcome is unknown, and `orphans` deletes the objects
+            is_named = names_object(opened)
+            abandon([one for one in sent if not is_named(log.state, one.name)], opened)
+            raise
+    written = sum(shard.stored.size_bytes for shard in finished)
+    done = replace(result, shards=len(finished), written_bytes=written, log_number=state.number)
+    return replace(done, metrics=meter.metrics)
+
+
+def check_own_columns(schema: Schema) -> None:
+    """Raise `InvalidArgument` if entries of a schema need columns that rows of files lack."""
+    if own := schema.caller_columns:
+        raise InvalidArgument(f"entries of this index need column {own[0].name!r}, which rows of files lack")
+
+
+_OF_BUILD = ("entries", "without_key", "quarantined", "windows", "shards", "written_bytes", "requests", "cost_usd")
+
+
+def _check_queue(storage: str, topic: str, config: IndexConfig) -> None:
+    """Raise `InvalidArgument` if the topic's queue has entries that are of no file: they may hide rows."""
+    changed = config.changed(storage=storage, root=None)
+    with IndexReader.open(config=changed, environment=False) as reader, reader.export(topic) as batches:
+        if any(np.any(entries["queue_id"].to_numpy() == FILES_QUEUE) for entries in batches):
+            raise InvalidArgument(
+                f"queue {FILES_QUEUE} of topic {topic!r} has entries that are not rows of files: choose another topic, "
+                "so that offsets of one do not hide those of the other"
+            )
+
+
+def _decide(plan: FilePlan, mapping: RowMapping) -> None:
+    """Let the first rows decide the unit of times that are numbers. Raises `InvalidArgument` for missing fields."""
+    for listed, rows, segment in plan.new[:1]:
+        if lacking := rows.lacking(mapping):
+            fields = ", ".join(f"{option}{path}" for option, path in lacking)
+            raise InvalidArgument(f"no row at the beginning of {listed.uri} has {fields}; it has {rows.fields()[:30]}")
+        if mapping.unit is None:
+            next(rows.reading(mapping, segment.position, segment.end).batches(segment.position), None)
+
+
+def _counted(
+    spark: SparkSession, plan: FilePlan, reader: FileReader, scale: WindowScale, max_windows: int
+) -> tuple[Census, list[FilePart]]:
+    """Read all files once, in tasks."""
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parts: list[FilePart] = []
+        with between_tasks():
+            for made in count_batches(reader.counted(batches, parts), scale, max_windows):
+                facts = pickle.dumps((pickle.loads(made.column(0)[0].as_py()), parts))
+                yield pa.record_batch({"facts": pa.array([facts], pa.binary())})
+
+    frame: DataFrame = frame_of_splits(spark, _splits(plan.parts()))
+    with large_batches(spark):
+        taken = [pickle.loads(row[0]) for row in frame.mapInArrow(plainly(count), "facts binary").collect()]
+    total, parts = Census(), list[FilePart]()
+    for census, of_task in taken:
+        total.add(census)
+        parts += of_task
+    total.without_key = sum(part.keyless for part in parts)
+    return total, parts
+
+
+def one_unit(found_units: Collection[str | None]) -> str | None:
+    """Return the unit of times that are numbers. Raises `InvalidArgument` if tasks found different ones."""
+    units = sorted(unit for unit in found_units if unit is not None)
+    if len(units) > 1:
+        told = " and ".join(units)
+        raise InvalidArgument(f"times have the units {told} in different files: give their unit")
+    return units[0] if units else None
+
+
+def _with_parts(result: LinkedResult, plan: FilePlan, parts: Sequence[FilePart], unit: str | None) -> LinkedResult:
+    held_back = [plan.new[part.number][0].uri for part in parts if part.held_back]
+    return replace(
+        result,
+        files=len(plan.new),
+        rows=sum(part.rows - part.skipped for part in parts),
+        read_bytes=sum(listed.size_bytes for listed, _, _ in plan.new),
+        held_back=(*result.held_back, *held_back),
+        skipped_rows=sum(part.skipped for part in parts),
+        skipped_first=tuple([bad for part in parts for bad in part.bad][:_NAMED]),
+        unit=unit,
+    )
+
+
+def _parts_of(
+    plan: FilePlan, segments: Sequence[LinkedSegment], parts: Sequence[FilePart]
+) -> Iterator[tuple[list[Any], int]]:
+    """Yield the parts of all segments for their second reading, and the bytes of each."""
+    by_uri: dict[str, list[LinkedSegment]] = {}
+    for segment in segments:
+        by_uri.setdefault(segment.uri, []).append(segment)
+    counts = [0] * len(plan.new)
+    for part in parts:
+        counts[part.number] += 1
+    for part in sorted(parts, key=lambda part: (part.number, part.begin)):
+        listed = plan.new[part.number][0]
+        for segment in by_uri.get(listed.uri, ()):
+            if segment.position <= part.begin < segment.position + segment.length:
+                without_sums = structs.replace(segment, blocks=None, lines=None).to_json()
+                size = listed.size_bytes // counts[part.number]
+                yield [part.number, without_sums, part.begin, part.begin + part.length, None], size
+
+
+def publish_files(
+    shards: Sequence[FinishedObject],
+    sent: Sequence[SentObject],
+    catalog: StoredCatalog,
+    segments: Sequence[LinkedSegment],
+    positions: dict[str, int],
+    reserved: Reserved,
+    log: StorageLog,
+) -> LogState:
+    """Append the record of tables, of the catalog of their files' segments, and of positions; return the new state.
+
+    Raises `InvalidArgument` if another run has added files meanwhile, and as `Publication.record`.
+    """
+    publication = Publication(log, sent, named=names_object(log.storage))
+    publication.check()
+    stored = tuple(shard.stored for shard in shards)
+
+    def make(state: LogState) -> LogRecord | None:
+        if catalog.name in state.catalogs:
+            # an earlier attempt has appended the record
+            return None
+        reserved.check(state, log.storage)
+        check_behind(state, segments)
+        record = LogRecord(0, "build", 0, "", 0, stored, (), positions, put_before_ms=latest_ms(stored))
+        return replace(record, catalogs=(catalog,))
+
+    return publication.record("a build", make)
