@@ -739,19 +739,13 @@ class IndexService(Lookups[ItemT]):
         return None if about is None else (view, about, is_alone)
 
     def _viewed(
-        self,
-        chunks: Sequence[Chunk],
-        snapshot: Snapshot,
-        beside: list[Handle],
-        second_min: int,
-        second_max: int,
-        stored: bool,
+        self, chunks: Sequence[Chunk], snapshot: Snapshot, beside: list[Handle], second_min: int, second_max: int
     ) -> Viewed:
         """Return the handles of `_handles` that are not in a view, and the view (None: there is none)."""
         if compiled_views() is None:
             return (), None
-        view = snapshot.view(partial(LocalView, self._schema, stored=True))
-        return self._buffered(chunks, second_min, second_max) + beside, view if stored else view.local
+        view = snapshot.view(partial(LocalView, self._schema))
+        return self._buffered(chunks, second_min, second_max) + beside, view
 
     def _buffered(self, chunks: Sequence[Chunk], second_min: int, second_max: int) -> list[Handle]:
         found: list[Handle] = []

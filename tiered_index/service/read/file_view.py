@@ -209,18 +209,16 @@ class StoredSource:
 class LocalView:
     """The files of a catalog, `handles`, for lookups of rows of `schema`.
 
-    If `stored`, files in a storage are included; they are searched only as far as that needs no request.
+    Files in a storage are searched as far as that needs no request, or also in a storage that is a local folder.
     """
 
-    def __init__(self, schema: Schema, handles: Sequence[Handle], *, stored: bool = False) -> None:
+    def __init__(self, schema: Schema, handles: Sequence[Handle]) -> None:
         core = compiled_views()
         assert core is not None
         growing = [handle for handle in handles if isinstance(handle, UnsealedFile) and not handle.ended]
         rest = [handle for handle in handles if not isinstance(handle, UnsealedFile) or handle not in growing]
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
         self.handles: list[Handle] = [*growing, *rest]
-        self._has_stored = False
-        self._without_stored: LocalView | None = None
         labels = []
         files: list[tuple[LocalFile | None, int, int]] = []
         # for each handle the number of its first file
@@ -229,24 +227,11 @@ class LocalView:
             self._first.append(len(files))
             # labels in place of handles, so that an answer keeps no file open
             label = handle.label if isinstance(handle, UnsealedFile) else label_of(handle)
-            found = _local_in_core(handle, schema)
-            if found is None and stored:
-                found = _stored_in_core(handle, schema)
-                self._has_stored |= found is not None
-            for file in found or [None]:
+            for file in _local_in_core(handle, schema) or _stored_in_core(handle, schema) or [None]:
                 files.append((file, handle.second_min, handle.second_max))
                 labels.append(label)
         self.schema, self.labels = schema, labels
         self.core: View = core.View(row_form(schema), files, labels)
-
-    @property
-    def local(self) -> LocalView:
-        """The view without files in a storage, for lookups whose requests are counted or bounded."""
-        if not self._has_stored:
-            return self
-        if self._without_stored is None:
-            self._without_stored = LocalView(self.schema, self.handles)
-        return self._without_stored
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
         """Return the rows of the files for a lookup.

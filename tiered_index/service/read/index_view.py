@@ -381,14 +381,12 @@ class IndexView(Polled):
         logs = Logs.of([(self.name, state.lost, state.expired)])
         return Files(lambda *_: unread(error), logs=logs, states=[state])
 
-    def _viewed(
-        self, snapshot: Snapshot, problem: list[Handle], second_min: int, second_max: int, stored: bool
-    ) -> Viewed:
+    def _viewed(self, snapshot: Snapshot, problem: list[Handle], *_: int) -> Viewed:
         """As `Files.viewed`."""
-        return ((), None) if compiled_views() is None or not stored else (problem, snapshot.view(self._view))
+        return ((), None) if compiled_views() is None else (problem, snapshot.view(self._view))
 
     def _view(self, handles: list[Handle]) -> LocalView:
-        return LocalView(self.schema, handles, stored=True)
+        return LocalView(self.schema, handles)
 
     def whole(self, begun_s: float) -> WholeView | None:
         """Return a view of all files for a lookup that began at `begun_s`, and the facts for its answers.

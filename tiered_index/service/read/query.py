@@ -253,13 +253,11 @@ class QueryEngine:
         """Search a view, if there is one. Return the files as `_search`, and those that are still to be searched."""
         batch, files = scan.batch, run.files
         within = batch.first[2:] if batch.is_one else (int(batch.second_min.min()), int(batch.second_max.max()))
-        # for one lookup, the core answers for stored files as far as that needs no request
-        stored = lookup is not None or run.budget.is_free
         # the core has no deadline, which the search of many lookups may miss
-        beside, view = ((), None) if lookup is None and run.budget.is_timed else files.viewed(*within, stored)
+        beside, view = ((), None) if lookup is None and run.budget.is_timed else files.viewed(*within)
         if view is not None and not (files.logs.expired or batch.others):
             if lookup is None:
-                viewed = view.find_many(batch, run.searches.in_parts, stored=stored)
+                viewed = view.find_many(batch, run.searches.in_parts, stored=run.budget.is_free)
                 scan.viewed = viewed.noted
                 for reads, size_bytes in viewed.noted.spent_by.values():
                     # the core has read without a metered storage

@@ -81,11 +81,8 @@ class Files(NamedTuple):
     """Returns the files that may have answers in an inclusive range of epoch seconds."""
     freshness: tuple[Freshness, ...] = ()
     """Of storages that are read without a root, of a fenced writer, and of topics whose source is behind."""
-    viewed: Callable[[int, int, bool], Viewed] = lambda *_: ((), None)
-    """Returns the files that are not in a view, and the view (None: there is none).
-
-    The third argument: files in a storage may be in the view.
-    """
+    viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
+    """Returns the files in an inclusive range of epoch seconds that are not in a view, and the view (None: no view)."""
     logs: Logs = Logs()
     """The entries that answers lack by the logs."""
     states: Sequence[LogState] = ()
