@@ -44,7 +44,7 @@ from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.disk_cache import CacheFolder
 from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
 from tiered_index.service.read.logs import Logs
-from tiered_index.service.read.parts import ReaderParts, source_number
+from tiered_index.service.read.parts import ReaderParts, begun, source_number
 from tiered_index.service.read.polled import Polled, unread
 from tiered_index.service.read.root_view import RootView, UnsealedView
 from tiered_index.service.read.scan import FileReader, Files
@@ -147,7 +147,7 @@ class IndexView(Polled):
                 undo.callback(opened.close)
             ask = partial(writer_of, self.storage)
             # for the first call of `writer`
-            self._lease = parts.begin_all(parts.begin, [ask])[0] if self._with_writer else None
+            self._lease = begun(parts.begin, ask) if self._with_writer else None
             self.name = self.name or self.storage.uri
             self.genesis, unread = self._open_log(marker)
             self.schema = self.genesis.layout.schema

@@ -37,22 +37,6 @@ class ReaderParts:
         with active_context().without_deadline().active():
             return self.threads.submit(read)
 
-    def begin_all(
-        self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]
-    ) -> list[Future[T]]:
-        """Run each call by `begin`, or in the caller's thread if no thread can be started."""
-        begun: list[Future[T]] = []
-        for call in calls:
-            try:
-                begun.append(begin(call))
-            except NoThread:
-                begun.append(PoolFuture())
-                try:
-                    begun[-1].set_result(call())
-                except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
-                    begun[-1].set_exception(error)
-        return begun
-
     def in_time(
         self, calls: Sequence[tuple[str, Callable[[], T]]], late: Callable[[T], object] = lambda _: None
     ) -> list[T]:
@@ -65,7 +49,7 @@ class ReaderParts:
             return [calls[0][1]()]
         if calls:
             check_deadline(calls[0][0])
-        made = self.begin_all(self.threads.submit, [call for _, call in calls])
+        made = [begun(self.threads.submit, call) for _, call in calls]
         try:
             have_ended(made, remaining_s())
             unfinished = {future for future in made if not future.done()}
@@ -84,6 +68,24 @@ class ReaderParts:
         self.threads.close(until_s)
         self.range_reads.close(until_s)
         self.caches.clear()
+
+
+def begun(begin: Callable[[Callable[[], T]], Future[T]], call: Callable[[], T]) -> Future[T]:
+    """Run a call by `begin`, or in the caller's thread if no thread can be started."""
+    try:
+        return begin(call)
+    except NoThread:
+        return ended(call)
+
+
+def ended(call: Callable[[], T]) -> Future[T]:
+    """Run a call in the caller's thread."""
+    future = PoolFuture[T]()
+    try:
+        future.set_result(call())
+    except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
+        future.set_exception(error)
+    return future
 
 
 def hand_over(late: Callable[[T], object], future: Future[T]) -> None:

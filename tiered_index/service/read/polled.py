@@ -30,10 +30,10 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.compacted import DamagedFile
-from tiered_index.service.read.parts import ReaderParts
+from tiered_index.service.read.parts import ReaderParts, ended
 from tiered_index.storage.context import RequestContext, active_context, remaining_s
 from tiered_index.storage.metering import Usage
-from tiered_index.storage.pools import DaemonPool, NoThread, PoolFuture, have_ended
+from tiered_index.storage.pools import DaemonPool, NoThread, have_ended
 
 # after an error the state is tried again after this time at the latest, even if lookups don't need it
 _RETRY_S = 1.0
@@ -299,16 +299,6 @@ class Polled(ABC):
 
     def _late(self) -> StorageUnavailable:
         return StorageUnavailable(f"{self.name} did not answer within {self.patience_s:g} s")
-
-
-def ended(call: Callable[[], T]) -> Future[T]:
-    """Run a call in the caller's thread, because no thread can be started."""
-    reading = PoolFuture[T]()
-    try:
-        reading.set_result(call())
-    except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
-        reading.set_exception(error)
-    return reading
 
 
 def unread(error: TieredIndexError | None) -> list[Handle]:

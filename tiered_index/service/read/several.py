@@ -35,11 +35,11 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.read.budget import LookupBudget
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.index_view import IndexView
-from tiered_index.service.read.parts import ReaderParts
-from tiered_index.service.read.polled import Polled, Read, ended, unread, wait_for
+from tiered_index.service.read.parts import ReaderParts, begun
+from tiered_index.service.read.polled import Polled, Read, unread, wait_for
 from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT
 from tiered_index.storage.context import active_context, remaining_s
-from tiered_index.storage.pools import DaemonPool, NoThread
+from tiered_index.storage.pools import DaemonPool
 
 # a search ends by itself at the deadline; it is late after this time more
 _GRACE_S = 0.1
@@ -127,8 +127,8 @@ class Several:
         """
         self._parts.in_time([(f"listing the objects below {self.name}", self._list)])
         now_s = self._clock.monotonic_s()
-        begun = [(view, view.begin_due(now_s, is_timed=False)) for view in self.indexes]
-        readings = [(view, one[0]) for view, one in begun if one is not None]
+        due = [(view, view.begin_due(now_s, is_timed=False)) for view in self.indexes]
+        readings = [(view, one[0]) for view, one in due if one is not None]
         self._wait_for_first(readings)
         ended = [view.unopened for view, reading in readings if reading.done() and reading.result() is None]
         left = [view.name for view, reading in readings if not reading.done()]
@@ -247,10 +247,7 @@ class Several:
         return found
 
     def _begin(self, one: Polled, call: Callable[[], T]) -> Future[T]:
-        try:
-            return one.begin_search(self._threads, call)
-        except NoThread:
-            return ended(call)
+        return begun(partial(one.begin_search, self._threads), call)
 
     # Indexes that appear
 
