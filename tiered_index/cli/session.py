@@ -57,7 +57,7 @@ TOO_LITTLE_MEMORY = (
 _SETTINGS = "TIERED_INDEX_"
 # file of a damage that a service reported; a text because the client loads httpx
 _OF_SERVICE = "the index"
-# logger of repeated requests; a text because the module loads boto3
+# logger of repeated requests
 _RETRIES = "tiered_index.storage.retry"
 P = ParamSpec("P")
 # Python's form of bytes of the command line that are not UTF-8

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, urlsplit
 
-from tiered_index.errors import IndexClosed, InvalidArgument
+from tiered_index.errors import ConfigError, IndexClosed, InvalidArgument
 
 MAX_NAME_BYTES = 512
 # Regular expressions of a segment and of an object's name
@@ -314,6 +314,21 @@ def check_range(*numbers: int) -> None:
     """Raise `InvalidArgument` if a number of a range (start, length) or of a suffix (length) is negative."""
     if min(numbers) < 0:
         raise InvalidArgument(f"a range has no negative numbers: {', '.join(map(str, numbers))}")
+
+
+def check_endpoint(url: str, name: str = "endpoint_url") -> None:
+    """Raise `ConfigError` if `url` is not a service's URL or holds credentials. The message has the `name` alone."""
+    try:
+        parts = urlsplit(url)
+        plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and not parts.query and not parts.fragment
+        _ = parts.port  # raises ValueError if it is not a number
+    except ValueError:
+        plain = False
+    else:
+        if parts.username is not None or parts.password is not None:
+            raise ConfigError(f"{name} must not hold credentials; use the environment or a profile")
+    if not plain:
+        raise ConfigError(f"{name} must look like https://host[:port]")
 
 
 class BufferedWriter(Writer):

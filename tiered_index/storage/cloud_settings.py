@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tiered_index.errors import ConfigError, StorageMisconfigured
+from tiered_index.storage.base import check_endpoint
 
 SETTINGS = "docs/clouds.md has the settings"
 # Kinds of Google's credentials files that obstore reads
@@ -152,9 +153,10 @@ def _refuse(names: list[str]) -> None:
 
 def _url(name: str, value: str) -> str:
     """Return the URL of a service without its last slash."""
-    parts = urlsplit(value)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise StorageMisconfigured(f"{name} is not a URL such as https://host: correct it; {SETTINGS}")
+    try:
+        check_endpoint(value, name)
+    except ConfigError as error:
+        raise StorageMisconfigured(f"{error}; {SETTINGS}") from error
     return value.rstrip("/")
 
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageMisconfigured
-from tiered_index.storage.base import PART_BYTES, BufferedWriter, Bytes, StorageOptions, Writer
+from tiered_index.storage.base import PART_BYTES, BufferedWriter, Bytes, StorageOptions, Writer, check_endpoint
 from tiered_index.storage.buckets import Asked, BucketStorage, Listed
 from tiered_index.storage.cloud_settings import SETTINGS, CloudSettings, azure_settings, google_settings
 from tiered_index.storage.context import check_deadline, sending
@@ -60,6 +60,10 @@ class GoogleOptions(StorageOptions, Struct, frozen=True, kw_only=True):
     uri_parameters: ClassVar[tuple[str, ...]] = ("endpoint_url",)
     endpoint_url: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.endpoint_url is not None:
+            check_endpoint(self.endpoint_url)
+
 
 class AzureOptions(StorageOptions, Struct, frozen=True, kw_only=True):
     """The storage account and its address; None: those of the environment (docs/clouds.md)."""
@@ -67,6 +71,10 @@ class AzureOptions(StorageOptions, Struct, frozen=True, kw_only=True):
     uri_parameters: ClassVar[tuple[str, ...]] = ("account", "endpoint_url")
     account: str | None = None
     endpoint_url: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.endpoint_url is not None:
+            check_endpoint(self.endpoint_url)
 
 
 def _lacking(interface: str) -> Service:

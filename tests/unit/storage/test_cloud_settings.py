@@ -87,7 +87,7 @@ def test_azure(uri, environment, endpoint, account, further):
             "AZURE_STORAGE_USE_EMULATOR and AZURE_STORAGE_CONNECTION_STRING name different services",
         ),
         ("acc", {"AZURE_CLOUD": "AzureUSGovernment"}, "AZURE_CLOUD is set and has no effect here"),
-        ("acc", {"AZURE_STORAGE_ENDPOINT": "secret:80"}, "AZURE_STORAGE_ENDPOINT is not a URL"),
+        ("acc", {"AZURE_STORAGE_ENDPOINT": "secret:80"}, "AZURE_STORAGE_ENDPOINT must look like https"),
     ],
 )
 def test_what_has_no_effect_or_is_wrong_is_named_without_its_value(account, environment, told):

@@ -6,12 +6,11 @@ Credentials are not options: they come from Amazon's usual chain (environment, p
 from __future__ import annotations
 
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from tiered_index.errors import ConfigError
-from tiered_index.storage.base import StorageOptions
+from tiered_index.storage.base import StorageOptions, check_endpoint
 
 _CHOICES = {
     "addressing_style": ("path", "virtual", "auto"),
@@ -85,18 +84,3 @@ class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
             raise ConfigError(f"backoff_s must not be negative, not {self.backoff_s!r}")
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url)
-
-
-def check_endpoint(endpoint_url: str) -> None:
-    """Raise `ConfigError` if `endpoint_url` is not a service's URL or holds credentials. The message omits the URL."""
-    try:
-        parts = urlsplit(endpoint_url)
-        plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and not parts.query and not parts.fragment
-        _ = parts.port  # raises ValueError if it is not a number
-    except ValueError:
-        plain = False
-    else:
-        if parts.username is not None or parts.password is not None:
-            raise ConfigError("endpoint_url must not hold credentials; use the environment or a profile")
-    if not plain:
-        raise ConfigError("endpoint_url must look like https://host[:port]")

@@ -21,7 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tiered_index.errors import ConfigError, StorageMisconfigured
-from tiered_index.storage.s3.options import S3Options, check_endpoint
+from tiered_index.storage.base import check_endpoint
+from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     import boto3
@@ -87,9 +88,9 @@ def find_place(bucket: str, uri: str, options: S3Options) -> Place:
         return Place(options, _base_url(bucket, endpoint, options), certificates, place.session)
     if named and named != options.endpoint_url:
         try:
-            check_endpoint(named)
+            check_endpoint(named, "AWS_ENDPOINT_URL")
         except ConfigError as error:
-            raise StorageMisconfigured(f"opening {uri}: AWS_ENDPOINT_URL: {error}") from error
+            raise StorageMisconfigured(f"opening {uri}: {error}") from error
     options = replace(options, endpoint_url=named, region=region)
     return Place(options, _base_url(bucket, named or f"https://s3.{region}.amazonaws.com", options), certificates)
 
