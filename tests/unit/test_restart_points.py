@@ -173,7 +173,8 @@ def test_a_row_of_a_packed_file_costs_the_text_behind_the_point_before_it(tmp_pa
     assert len(read) > 0 and sum(read) / len(expected) < 1.5 * MIB
     with IndexReader.open(where[3]) as reader:
         stored = list(reader.segments().of("points:-/t/0"))
-    assert len(stored) == 4 and sum(one.rows for one in stored) < 20
+    # points are no messages
+    assert [one.rows for one in stored] == [None] * 4
     # a window has rows: no erasure leaves one
     erased = run_here("erase", "--topic", "t", "--key", "7", *where, "--yes", "--now", "--json")
     assert erased.document["segments"]["remaining"] == [], erased.err

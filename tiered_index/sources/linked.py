@@ -419,7 +419,7 @@ class FileLinker:
         if begin >= end or not points:
             return
         place = points_store(self._store), begin
-        if self.index.send_columns(*place, end - begin, encode_points([*points.items()]), len(points)):
+        if self.index.send_columns(*place, end - begin, encode_points([*points.items()])):
             self._points_sent.append(place)
         self._points_end = end
         del reading.points[: len([offset for offset, _ in offsets if offset < end]) - 1]

@@ -30,7 +30,7 @@ further-segment-lost: a packed text that is longer than its bound ends there
   + None
   tests/unit/cli/test_linked_files.py::test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row[gzip-0]
 grown-text-read-again: lines that were appended make a text a changed one
-  in linked.py:_has_grown
+  in chains.py:has_grown
   - return f"{crc32(known):08x}" == segment.etag.rpartition("-")[2]
   + return False
   tests/unit/cli/test_linked_files.py::test_new_files_and_new_lines_are_indexed_once
@@ -45,10 +45,40 @@ last-line-read-early: a last line without newline is indexed before it is whole
   + return True
   tests/unit/cli/test_linked_files.py::test_new_files_and_new_lines_are_indexed_once
 change-while-read-untold: a file that is changed while it is read is not named
-  in linked.py:_has_changed
-  - return now.place != listed.place or not _has_grown(now, segment, now.head())
+  in chains.py:has_changed
+  - return now.place != listed.place or not has_grown(now, segment, now.head())
   + return False
   tests/unit/cli/test_linked_files.py::test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_next_run
+topic-by-field-unnamed: a topic by a field of the rows is not known to have files
+  in FileLinker._topics_of
+  - self._put_name(files_topic(topic))
+  tests/unit/cli/test_linked_files.py::test_the_topic_of_a_row_may_be_one_of_its_fields
+rows-not-archived: rows are indexed, and their copies are lost
+  in FileLinker._put_waiting
+  - self._archiver.send()
+  + pass
+  tests/unit/cli/test_linked_files.py::test_archived_rows_come_back_without_their_files_until_they_are_erased
+rows-before-a-bad-one-lost: rows that wait for the archive are lost if a row ends the run
+  in FileLinker._all
+  - self._put_waiting()
+  -             raise
+  + raise
+  tests/unit/cli/test_linked_files.py::test_the_archive_has_the_rows_before_one_that_ends_the_run
+windows-not-erased: restart points keep the text of erased rows
+  in restart.py:windows_to_erase
+  - if not row["window"]
+  + if row
+  tests/unit/test_restart_points.py::test_a_row_of_a_packed_file_costs_the_text_behind_the_point_before_it
+next-member-misplaced: the text behind a restarted member is read from its checksum on
+  in RestartedText.read
+  - len(self._inflater.unused_data) + _TRAILER_BYTES
+  + len(self._inflater.unused_data)
+  tests/unit/test_restart_points.py::test_the_text_from_each_point_on_is_that_of_the_file[isal-members]
+lines-of-blocks-not-counted: the number of a line is that in its block
+  in FileRows._text
+  - segment.lines[0] + sum(segment.lines[1][:first])
+  + segment.lines[0]
+  tests/unit/cli/test_linked_files.py::test_the_number_of_a_line_comes_back[linked]
 queue-of-messages-unchecked: offsets of rows hide messages of the same topic
   in FileLinker._go_on_from_log
   - self._check_queue(self.topic)

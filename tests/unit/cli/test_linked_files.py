@@ -296,10 +296,13 @@ def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_p
     assert found("c4") == ([n for n in range(160) if n % 7 == 4], [])
 
 
-def test_the_archive_has_the_rows_before_one_that_ends_the_run(tmp_path, where, ingest, found):
+def test_the_archive_has_the_rows_before_one_that_ends_the_run(tmp_path, monkeypatch, where, ingest, found):
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 700)
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 30) + b"{broken\n" + lines(30, 40))
     assert run_here("ingest", log, *KEYS, *where, "--slots", 32, "--items", 1000, "--archive").code == 2
+    before = found("c2")
+    assert before[1] == [] and 0 < len(before[0]) < len(expected("c2", 30))
     assert ingest(log, "--skip-bad", "--archive")["skipped"] == 1
     log.unlink()
     assert found("c2") == (expected("c2", 40), [])
