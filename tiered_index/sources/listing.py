@@ -58,7 +58,7 @@ class PinnedFile(LocalFile):
             raise FileMoved(f"{self.path} is another file now")
         return handle
 
-    ranges = open
+    ranges = ahead = open
 
 
 class FileMoved(InvalidArgument):

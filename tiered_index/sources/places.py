@@ -10,7 +10,9 @@ import select
 import sys
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.storage import disk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import beside
+from tiered_index.storage.pools import DaemonPool
 
 # Extensions of file names
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
@@ -30,6 +33,8 @@ NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 STDIN = "-"
 # Least bytes of one request
 _BUFFER_BYTES = 1 << 20
+# Bytes of a request that reads ahead, and most requests of a file at the same time
+_PIECE_BYTES, _AHEAD = 4 << 20, 4
 # Longest time to gather a block from stdin
 _MOMENT_S = 0.2
 
@@ -50,7 +55,7 @@ class LocalFile:
         except OSError as error:
             raise InvalidArgument(f"{self.path}: {error.strerror}") from error
 
-    ranges = open
+    ranges = ahead = open
 
 
 class ObjectReader(io.RawIOBase):
@@ -84,6 +89,69 @@ class ObjectReader(io.RawIOBase):
         return len(part)
 
 
+class ReadAhead(io.RawIOBase):
+    """An object of `size_bytes` as a file that is read from a position on: the next pieces are read at the same time.
+
+    A seek begins anew. Memory: `_AHEAD` pieces of `_PIECE_BYTES`. One thread at a time, in addition to its own.
+    """
+
+    def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
+        super().__init__()
+        self._storage, self._name, self._size_bytes = storage, name, size_bytes
+        self._pool = DaemonPool(_AHEAD, "tiered-index-ahead")
+        self._at = self._asked = 0
+        self._pieces = deque[Future[bytes]]()
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position of the next read, without a request."""
+        at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
+        if at != self._at:
+            self._forget()
+            self._at = self._asked = at
+        return at
+
+    def readinto(self, buffer: object) -> int:
+        """Read into `buffer`, up to the end of a piece; return the byte count. Errors: `Storage.get_range`."""
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        if not self._rest and len(view):
+            while len(self._pieces) < _AHEAD and self._asked < self._size_bytes:
+                length = min(_PIECE_BYTES, self._size_bytes - self._asked)
+                self._pieces.append(self._pool.submit(self._storage.get_range, self._name, self._asked, length))
+                self._asked += length
+            if self._pieces:
+                self._rest = memoryview(self._pieces.popleft().result())
+        length = min(len(view), len(self._rest))
+        view[:length], self._rest = self._rest[:length], self._rest[length:]
+        self._at += length
+        return length
+
+    def _forget(self) -> None:
+        for piece in self._pieces:
+            piece.cancel()
+        self._pieces.clear()
+        self._rest = memoryview(b"")
+
+    def close(self) -> None:
+        """Forget the pieces. Requests that have begun are not waited for. Idempotent."""
+        if not self.closed:
+            self._forget()
+            self._pool.close(time.monotonic())
+        super().close()
+
+
 @dataclass(frozen=True)
 class StoredFile:
     """One object; `uri` names it, without parameters."""
@@ -99,6 +167,10 @@ class StoredFile:
     def open(self) -> AbstractContextManager[IO[bytes]]:
         """Return the bytes, seekable, buffered for sequential reads."""
         return io.BufferedReader(ObjectReader(self.storage, self.name, self.size_bytes), _BUFFER_BYTES)
+
+    def ahead(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable, for a read from a position to the end, whose next pieces are read meanwhile."""
+        return io.BufferedReader(ReadAhead(self.storage, self.name, self.size_bytes), _BUFFER_BYTES)
 
     def ranges(self) -> AbstractContextManager[IO[bytes]]:
         """Return the bytes, seekable; each read is one request."""

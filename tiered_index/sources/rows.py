@@ -511,8 +511,12 @@ def compression_of(head: bytes) -> str | None:
 
 @contextlib.contextmanager
 def decompressed(file: File, compression: str | None, *, noting: bool = False) -> Iterator[IO[bytes]]:
-    """Yield the text of a file. Read it by `read_text`. `noting`: a `PackedText`, if it may have restart points."""
-    with file.open() as raw:
+    """Yield the text of a file. Read it by `read_text`.
+
+    `noting`: it is read as a whole. So its next pieces are read ahead, and it is a `PackedText`, if it may have restart
+    points.
+    """
+    with file.ahead() if noting else file.open() as raw:
         if compression in RESTARTED and noting:
             yield cast(IO[bytes], PackedText(raw, compression))
         elif compression == "gzip":
