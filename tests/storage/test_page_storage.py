@@ -1,5 +1,6 @@
-"""The storage that docs/embedding.md shows to authors of storages keeps the contract."""
+"""The storage that docs/examples shows to authors of storages keeps the contract."""
 
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,15 @@ import pytest
 from tiered_index.storage.base import Storage
 from tiered_index.testing.storage_conformance import StorageConformance
 
-_PAGE = Path(__file__).parents[2] / "docs/embedding.md"
+_EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sql_storage.py"
 
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    (program,) = [block for block in _PAGE.read_text().split("```python\n")[1:] if "class SqlStorage" in block]
-    program = program.partition("```")[0]
+    program = _EXAMPLE.read_text()
     lines = [line for line in program.splitlines() if line.strip()]
-    assert len(lines) < 120, "the page promises about 100 lines"
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(program, str(_PAGE), "exec"), names)
-    return names
+    assert len(lines) < 120, "docs/embedding.md promises about 100 lines"
+    return runpy.run_path(str(_EXAMPLE))
 
 
 class TestSqlStorage(StorageConformance):
