@@ -306,7 +306,7 @@ class Held:
         assert self.go_on.wait(PATIENCE_S)
         call = Call("get_range", "object", 1, 1)
         try:
-            for _, usage in active_context().usages:
+            for usage in active_context().usages:
                 usage.begin(call)
         except BudgetExceeded:
             self.refused.set()
