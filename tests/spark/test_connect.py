@@ -11,7 +11,7 @@ from tests.spark.commands import run_program
 
 @pytest.mark.slow
 def test_the_data_sources_work_over_spark_connect(tmp_path: Path) -> None:
-    lines, _ = run_program("connect_program", tmp_path)
+    lines, _ = run_program("connect_program", tmp_path, timeout=1_200)
     told = {name: value for line in lines for name, value in line.items()}
     assert (told["written"], told["of_key"], told["hashed"]) == (500, [907, 807], True)
     # a repeated stream adds nothing

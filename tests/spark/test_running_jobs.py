@@ -33,6 +33,7 @@ from tiered_index.spark import session as session_module
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.audit import audit
 from tiered_index.spark.frames import large_batches, shuffles_deleted
+from tiered_index.spark.metrics import described
 from tiered_index.spark.session import ship_package
 from tiered_index.spark.workers import spare_collections
 from tiered_index.spark.writing.log_sources import SKIPPED
@@ -65,6 +66,16 @@ def test_jobs_have_descriptions_and_leave_no_shuffle_files(spark, storage, confi
     # files of the entries in ranges that differ, not of all; Spark deletes them when Java collects garbage
     left = {name: size for name, size in _shuffle_files(spark).items() if name not in before}
     assert sum(left.values()) < 10_000
+
+
+def test_java_prints_no_traces_of_the_tasks_of_a_step(spark: Any) -> None:
+    log4j = spark.sparkContext._jvm.org.apache.logging.log4j
+    log = log4j.LogManager.getLogger("org.apache.spark.executor.Executor")
+    before = log.getLevel().toString()
+    with pytest.raises(ValueError, match="fails"), described(spark, "count: fail"):
+        assert log.getLevel().toString() == "OFF" != before
+        raise ValueError("fails")
+    assert log.getLevel().toString() == before
 
 
 def _jobs_described(spark: Any) -> list[str]:
