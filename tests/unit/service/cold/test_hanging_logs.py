@@ -104,14 +104,14 @@ def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(made, storage,
 def test_a_refresh_behind_a_lookup_is_counted_to_it(storage, reader, monkeypatch):
     hang = storage.hang("list", name_prefix="log/")
     advance(reader)
-    real = reader_module.wait_for
+    real = polled.wait_for
 
     def wait_until_it_is_sent(*how):
         assert hang.entered.wait(30)
         return real(*how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reader_module, "wait_for", wait_until_it_is_sent)
+        patch.setattr(polled, "wait_for", wait_until_it_is_sent)
         result = reader.query("t", "all", timeout_s=LONG_S)
     assert result.explain.requests == 1
     (log,) = (report for report in result.explain.files if report.file == "log")
