@@ -16,6 +16,7 @@ from tests.server.conftest import serving
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.client import IndexClient
 from tiered_index.config import IndexConfig
+from tiered_index.service.read.rows import once
 
 BEGIN_S = 1_700_000_000
 KEYS = ("--topic", "orders", "--key", "order_id", "--time", "at")
@@ -133,6 +134,15 @@ def test_answers_of_batches_and_of_several_indexes_have_files_and_rows(indexed, 
         table = reader.query("orders", "7", max_count=100).to_arrow()
         assert table.select(["file", "row"]).to_pylist() == expected
         assert table["source"].to_pylist()[-1] == f"file://{tmp_path}/more"
+
+
+def test_pages_without_repeated_entries_have_the_places_of_the_rest(indexed):
+    with IndexReader.open(indexed["storage"]) as reader:
+        page = reader.query("orders", "7", max_count=4)
+        first = page.items[0]
+        rest = once(page, {(first.source, first.queue_id, first.offset)})
+        assert rest.items == page.items[1:] and rest.places == page.places[1:] and len(rest.places) == 3
+        assert once(page, set()).places == page.places
 
 
 def test_an_answer_in_a_notebook_shows_the_newest_rows(indexed):

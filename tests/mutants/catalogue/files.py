@@ -133,6 +133,26 @@ damaged-times-untyped: a time that is no finite number ends the run with an unty
   - (ValueError, OverflowError)
   + OverflowError
   tests/unit/test_row_times.py::test_a_float_that_is_no_number_is_a_bad_time
+places-of-the-wrong-row: an answer gives the offset of an entry as its row
+  in row_places.py:file_place
+  - offset - segment.start + segment.position
+  + offset
+  tests/server/test_rows_of_files.py::test_entries_have_the_file_and_the_row_in_every_answer
+places-lost-with-repeats: a page without repeated entries gives the places of all of them
+  in rows.py:once
+  - places = tuple([by_item[id(item)] for item in items])
+  + places = page.places
+  tests/server/test_rows_of_files.py::test_pages_without_repeated_entries_have_the_places_of_the_rest
+offsets-given-twice: two jobs give the same offsets to different files
+  in linking.py:check_behind
+  - segment.start < max(ends, default=0)
+  + segment.start < 0
+  tests/unit/cli/test_linked_files.py::test_offsets_that_another_job_has_given_are_refused
+piece-read-ahead-lost: a piece of an object that was read ahead is left out
+  in ReadAhead.readinto
+  - self._asked += length
+  + self._asked += length + 1
+  tests/unit/test_read_ahead.py::test_all_bytes_are_read_in_order_from_any_position[5000]
 cut-off-message-unseen: an Arrow file that is cut off is read up to there
   in ArrowTable._size
   - position + 8 + length + body > end

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from tests.integration.cli.command_lines import run_here
 from tiered_index import IndexReader, IndexService
@@ -175,6 +176,20 @@ def test_a_lost_catalog_of_files_is_named_and_its_offsets_are_never_used_again(t
 def members(text):
     """Return gzip of many members."""
     return b"".join(gzip.compress(text[at : at + 900]) for at in range(0, len(text), 900))
+
+
+def test_offsets_that_another_job_has_given_are_refused(tmp_path, where, ingest):
+    """A Spark build may add files while a writer is open: the writer reads the log again, and continues behind."""
+    (tmp_path / "a.log").write_bytes(lines(0, 50))
+    assert ingest(tmp_path / "a.log")["rows"] == 50
+    with IndexService.open(root=where[1], storage=where[3]) as index:
+        (known,) = index.segment_archive.segments().linked()
+        moved = structs.replace(known, uri=f"{known.uri}.2", start=known.start + 1)
+        with pytest.raises(StorageUnavailable, match="another job has added files of the log"):
+            index.link([moved])
+        assert [*index.segment_archive.segments().linked()] == [known]
+        index.link([structs.replace(moved, start=known.end)])
+        assert len([*index.segment_archive.segments().linked()]) == 2
 
 
 class Crash(Exception):
