@@ -20,7 +20,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from html import escape
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, overload
 
@@ -590,6 +589,8 @@ class QueryResult(Answer[ItemT]):
 
     def _repr_html_(self) -> str:
         """Return the answer for notebooks: its status, and a table of the newest entries."""
+        from html import escape  # only notebooks need it
+
         cells_of = self._newest()
         names = ("time", "topic", *(("queue_id", "offset") if self._shown_places() is None else ("file", "row")))
         head = "".join(f"<th>{name}</th>" for name in names)

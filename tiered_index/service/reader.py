@@ -27,7 +27,6 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.service.jobs.row_places import RowPlaces
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
@@ -57,9 +56,10 @@ from tiered_index.types import ItemT, OpenedT, shortened
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexSettings
+    from tiered_index.service.jobs.segment_archive import SegmentArchive
 
 
-class _Archives(Mapping[str | None, SegmentArchive]):
+class _Archives(Mapping[str | None, "SegmentArchive"]):
     """The segment archives of the indexes that the reader has at the time of each access."""
 
     def __init__(self, now: Callable[[], dict[str | None, SegmentArchive]]) -> None:
@@ -316,6 +316,9 @@ class IndexReader(Lookups[ItemT]):
         return None if self._several is None else view.storage.uri
 
     def _archive_of(self, view: IndexView) -> SegmentArchive:
+        # imported here: few lookups need it, and it loads the jobs
+        from tiered_index.service.jobs.segment_archive import SegmentArchive
+
         refresh = partial(self._read_log, view.storage.uri)
         return SegmentArchive(
             view.storage,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segment import LinkedSegment
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.segments import MissingCatalog
 from tiered_index.types import FilePlace
+
+if TYPE_CHECKING:
+    from tiered_index.service.jobs.segment_archive import SegmentArchive
 
 FILES_QUEUE = 0
 """The queue of the rows of files of one topic."""
