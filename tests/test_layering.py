@@ -12,6 +12,7 @@ LAZY = {
     ("config.py", "tiered_index.conversion"): "most readers have only a URI and paths, which need no conversion",
     ("kernels.py", "tiered_index.zipped"): "only a package in a zip file needs it",
     ("service/read/lookups.py", "tiered_index.service.read.export"): "a lookup of one key needs no Arrow",
+    ("service/reader.py", "tiered_index.service.jobs.segment_archive"): "few readers ask for archived segments",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of classes of PySpark",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
     ("spark/session.py", "tiered_index.spark.datasource.lookup_function"): "the same",
