@@ -48,7 +48,7 @@ def document_of(response: httpx.Response) -> dict[str, Any]:
 def item_type_of(declared: str) -> type[types.IndexItem]:
     """Return the class of the entries of a response by its header `COLUMNS`."""
     document = json.loads(declared)
-    return Schema(document["name"], tuple(Column.served(*one) for one in document["columns"])).item_type()
+    return Schema(document["name"], tuple(Column.served(*column) for column in document["columns"])).item_type()
 
 
 def items_of(documents: Iterable[dict[str, Any]], item_type: Any) -> tuple[types.IndexItem, ...]:
@@ -57,17 +57,17 @@ def items_of(documents: Iterable[dict[str, Any]], item_type: Any) -> tuple[types
     Members that are no columns, such as the file of a row, are left out.
     """
     by_kind: dict[str, Callable[[Any], Any]] = {"S": bytes.fromhex, "f": lambda value: nan if value is None else value}
-    decoders = {one.name: by_kind.get(types.value_kind(one)) for one in dataclasses.fields(item_type)}
-    columns = ({name: one[name] for name in decoders if name in one} for one in documents)
+    decoders = {values.name: by_kind.get(types.value_kind(values)) for values in dataclasses.fields(item_type)}
+    columns = ({name: values[name] for name in decoders if name in values} for values in documents)
     special = [(name, decode) for name, decode in decoders.items() if decode is not None]
-    return tuple(item_type(**one | {name: decode(one[name]) for name, decode in special}) for one in columns)
+    return tuple(item_type(**values | {name: decode(values[name]) for name, decode in special}) for values in columns)
 
 
 def _common(document: dict[str, Any]) -> dict[str, Any]:
     """Return the members of every kind of answer. A part of a batch lacks some of them."""
-    found = {name: typed(document[name], hint) for name, hint in _HINTS.items() if name in document}
-    seen = {name: found.pop(name) for name in types.Provenance._fields if name in found}
-    return {**found, "seen": types.Provenance(**seen)}
+    members = {name: typed(document[name], hint) for name, hint in _HINTS.items() if name in document}
+    seen = {name: members.pop(name) for name in types.Provenance._fields if name in members}
+    return {**members, "seen": types.Provenance(**seen)}
 
 
 def result_of(response: httpx.Response) -> types.QueryResult:
@@ -78,8 +78,8 @@ def result_of(response: httpx.Response) -> types.QueryResult:
 def _result(document: dict[str, Any], response: httpx.Response) -> types.QueryResult:
     item_type, documents = item_type_of(response.headers[COLUMNS]), document["items"]
     page = {name: document[name] for name in ("cursor", "timestamp_resolution_ms")} | _common(document)
-    if not {"file", "row"} & {*types.own_columns(item_type)} and any("file" in one for one in documents):
-        files = (types.FilePlace(one["file"], one["row"]) if "file" in one else None for one in documents)
+    if not {"file", "row"} & {*types.own_columns(item_type)} and any("file" in item for item in documents):
+        files = (types.FilePlace(item["file"], item["row"]) if "file" in item else None for item in documents)
         page["places"] = tuple(files)
     return types.QueryResult(items=items_of(documents, item_type), item_type=item_type, **page)
 
@@ -87,7 +87,7 @@ def _result(document: dict[str, Any], response: httpx.Response) -> types.QueryRe
 def results_of(response: httpx.Response) -> list[types.QueryResult]:
     """Return the answers of a batch. Each has the explain and freshness of the whole batch."""
     document = document_of(response)
-    return [_result(document | one, response) for one in document["results"]]
+    return [_result(document | result, response) for result in document["results"]]
 
 
 def table_of(response: httpx.Response) -> tuple[pa.Table, dict[str, Any]]:
@@ -121,11 +121,11 @@ def messages_of(response: httpx.Response) -> MessagesResult:
     document, item_type = document_of(response), item_type_of(response.headers[COLUMNS])
     messages = tuple(
         Fetched(
-            item=items_of([one["item"]], item_type)[0] if one["item"] is not None else None,
-            message=_Message(one["message"]) if one["message"] is not None else None,
-            **{name: one[name] for name in ("state", "read_from", "problem")},
+            item=items_of([fetched["item"]], item_type)[0] if fetched["item"] is not None else None,
+            message=_Message(fetched["message"]) if fetched["message"] is not None else None,
+            **{name: fetched[name] for name in ("state", "read_from", "problem")},
         )
-        for one in document["messages"]
+        for fetched in document["messages"]
     )
     counts = {name: document["explain"][name] for name in ("message_requests", "message_bytes")}
     page = {name: document[name] for name in ("cursor", "collisions")} | _common(document)

@@ -94,22 +94,29 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
         self._http, self._pid = self._opened(), os.getpid()
 
     async def _call(
-        self, decode: Decode[T], path: str, asked: Any, *, accept: str = JSON, is_repeatable: bool = True, **sent: Any
+        self,
+        decode: Decode[T],
+        path: str,
+        parameters: Any,
+        *,
+        accept: str = JSON,
+        is_repeatable: bool = True,
+        **sent: Any,
     ) -> T:
         """Send a request, perhaps several times, and return the decoded response. Raises the error of a problem.
 
-        `asked` are the parameters of the URL; `sent` is the body of a POST: `json`, or `content`, an Arrow stream.
+        `parameters` are the parameters of the URL; `sent` is the body of a POST: `json`, or `content`, an Arrow stream.
         """
         if self._pid != os.getpid():
             # a forked child must not use its parent's connections
             self._http, self._pid = self._opened(), os.getpid()
-        limit_s = {**asked, **sent.get("json", {})}.get("timeout_s")
+        limit_s = {**parameters, **sent.get("json", {})}.get("timeout_s")
         try:
             request = self._http.build_request(
                 "POST" if sent else "GET",
                 f"{self.url}{path}",
                 # a member of an enumeration may be formatted as another text
-                params={n: str.__str__(v) if isinstance(v, str) else v for n, v in asked.items() if v is not None},
+                params={n: str.__str__(v) if isinstance(v, str) else v for n, v in parameters.items() if v is not None},
                 headers={"accept": accept} | ({"content-type": ARROW} if "content" in sent else {}),
                 timeout=httpx.Timeout(float(limit_s) + _MORE_S if limit_s else 2 * _MORE_S, connect=_CONNECT_S),
                 **sent,
@@ -165,9 +172,9 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
         if failed:
             raise PartialAnswer(f"{len(failed)} files could not be read", failed=tuple(failed.values()))
 
-    async def _batch(self, lookups: Lookups, asked: dict[str, Any], decode: Decode[T], accept: str = JSON) -> T:
-        rows = [vars(one) for one in check_lookups(lookups, asked.pop("max_count", 64))]
-        return await self._call(decode, "/v1/query:batch", {}, accept=accept, json={"lookups": rows, **asked})
+    async def _batch(self, lookups: Lookups, parameters: dict[str, Any], decode: Decode[T], accept: str = JSON) -> T:
+        rows = [vars(lookup) for lookup in check_lookups(lookups, parameters.pop("max_count", 64))]
+        return await self._call(decode, "/v1/query:batch", {}, accept=accept, json={"lookups": rows, **parameters})
 
     async def query_many(self, lookups: Lookups, **options: Unpack[Options]) -> list[QueryResult]:
         """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness apply to all of them.
@@ -243,9 +250,9 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
         table = columns if isinstance(columns, pa.Table) else pa.table(columns)
         with pa.BufferOutputStream() as sink, pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
-        asked = {"source": source, "position": position, "after": after, "durable": durable}
+        parameters = {"source": source, "position": position, "after": after, "durable": durable}
         sent: Any = {"is_repeatable": source is not None, "content": sink.getvalue().to_pybytes()}
-        return await self._call(answers.document_of, "/v1/entries", asked, **sent)
+        return await self._call(answers.document_of, "/v1/entries", parameters, **sent)
 
     async def close(self) -> None:
         """Release connections."""
@@ -290,8 +297,8 @@ def _iterated(method: _Call[P, AsyncIterator[T]]) -> Callable[Concatenate[IndexC
 
     @functools.wraps(method)
     def call(self: IndexClient, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        found = method(self._client, *args, **kwargs)
-        while (item := _ended(anext(found, None))) is not None:
+        items = method(self._client, *args, **kwargs)
+        while (item := _ended(anext(items, None))) is not None:
             yield item
 
     return call

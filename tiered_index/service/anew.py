@@ -268,15 +268,17 @@ class _Sending:
     def _nothing(self) -> LogState:
         return LogState(self._state.number, genesis=self._state.genesis)
 
-    def _sums(self, state: LogState, found: list[Handle]) -> tuple[int, int]:
-        with self._export(state, found) as batches:
+    def _sums(self, state: LogState, handles: list[Handle]) -> tuple[int, int]:
+        with self._export(state, handles) as batches:
             for _ in batches:
                 pass
             return batches.entries, batches.checksum
 
-    def _export(self, state: LogState, found: list[Handle]) -> _Entries:
+    def _export(self, state: LogState, handles: list[Handle]) -> _Entries:
         held = contextlib.ExitStack()
         # an export leaves out a copy in `uploaded` that the log doesn't name, because it may have been merged
-        found = [replace(one, folder=COMPACTED) if isinstance(one, CompactedFile) else one for one in found]
+        handles = [
+            replace(handle, folder=COMPACTED) if isinstance(handle, CompactedFile) else handle for handle in handles
+        ]
         storage = self._index.storage
-        return _Entries(_ALL, self._schema, state, found, storage, lambda: None, lambda uri: self._state, held)
+        return _Entries(_ALL, self._schema, state, handles, storage, lambda: None, lambda uri: self._state, held)

@@ -138,8 +138,8 @@ class IndexService(Lookups[ItemT]):
         )
         with contextlib.ExitStack() as undo:
             places = RowPlaces(lambda: {None: self.segment_archive}, self.durable_positions)
-            given = config, clock or SystemClock(), disk or Disk(), storage, places
-            parts = self._parts = open_parts(undo, *given, begins_anew=begins_anew, takes_over=takes_over)
+            arguments = config, clock or SystemClock(), disk or Disk(), storage, places
+            parts = self._parts = open_parts(undo, *arguments, begins_anew=begins_anew, takes_over=takes_over)
             self._marker = parts.marker
             self._schema: Schema = parts.layout.schema
             self._rule = parts.layout.hash
@@ -309,10 +309,10 @@ class IndexService(Lookups[ItemT]):
         """
         self._check_writable()
         source, source_position = check_position(source, source_position)
-        batch, given = batch_columns(columns, self._schema, self._topics, self._rule, self._defaults)
+        batch, topic_ids = batch_columns(columns, self._schema, self._topics, self._rule, self._defaults)
         positions = {source: source_position} if source is not None and source_position is not None else {}
         if len(batch["second"]) or positions:
-            agree = partial(self._topics.give, given) if given else None
+            agree = partial(self._topics.give, topic_ids) if topic_ids else None
             size_bytes = sum(values.nbytes for values in batch.values())
             try:
                 self._buffer.append_columns(batch, size_bytes, positions, agree)
@@ -371,9 +371,9 @@ class IndexService(Lookups[ItemT]):
         Raises `CorruptFile` if the segment differs from its copy or overlaps another one, `StorageUnavailable` (repeat
         the call), `WriterFenced`.
         """
-        given = SourceSegment(store, start, size_bytes, read, modified_ms, rewritten_ms, queues, messages=messages)
+        segment = SourceSegment(store, start, size_bytes, read, modified_ms, rewritten_ms, queues, messages=messages)
         # `read`, `queues` and `messages` are the caller's, and may raise any error
-        return self._write(partial(self._segments.archive, given), Exception)
+        return self._write(partial(self._segments.archive, segment), Exception)
 
     def record_ranges(self, lost: Sequence[LostObject]) -> None:
         """Record ranges of a source that were skipped or rewritten, so that answers name them. Idempotent.
@@ -405,8 +405,8 @@ class IndexService(Lookups[ItemT]):
         def read(position: int, length: int) -> bytes:
             return file[position : position + length]
 
-        given = SourceSegment(store, start, len(file), read, columns=columns, messages=lambda: (rows, times))
-        return self._write(partial(self._segments.send, given))
+        segment = SourceSegment(store, start, len(file), read, columns=columns, messages=lambda: (rows, times))
+        return self._write(partial(self._segments.send, segment))
 
     def name_columns(self, places: Sequence[tuple[str, int]]) -> int:
         """Add the records of all objects that `send_columns` uploaded to the archive, by one log record.
@@ -567,10 +567,10 @@ class IndexService(Lookups[ItemT]):
         """
         if self._refused == IndexClosed.FORKED:
             return {"index_id": self.index_id, "problems": [f"process: {self._refused}"]}
-        found = self._parts.health(self._workers)
+        summary = self._parts.health(self._workers)
         if self._refused == IndexClosed.INTERRUPTED:
-            found["problems"].append(f"writer: {self._refused}")
-        return found
+            summary["problems"].append(f"writer: {self._refused}")
+        return summary
 
     def close(self) -> None:
         """Flush, stop the workers, and release lease and lock. Raise the first error after everything is released.
@@ -733,7 +733,7 @@ class IndexService(Lookups[ItemT]):
         now = positions, fenced = self._flusher.positions, session.fenced
         if known is None or known[0] is not positions or known[1] is not fenced:
             state = snapshot.state
-            about = self._freshness(state), [(None, one) for one in state.lost.values()]
+            about = self._freshness(state), [(None, lost_object) for lost_object in state.lost.values()]
             snapshot.whole = known = *now, None if session.expired_by(state) else about
         about = known[2]
         return None if about is None else (view, about, is_alone)
@@ -748,13 +748,13 @@ class IndexService(Lookups[ItemT]):
         return self._buffered(chunks, second_min, second_max) + beside, view
 
     def _buffered(self, chunks: Sequence[Chunk], second_min: int, second_max: int) -> list[Handle]:
-        found: list[Handle] = []
+        handles: list[Handle] = []
         for chunk in chunks:
             if chunk.count:
                 buffered = BufferedChunk(chunk, self._topics, self._schema, self._rule)
                 if buffered.second_min <= second_max and buffered.second_max >= second_min:
-                    found.append(buffered)
-        return found
+                    handles.append(buffered)
+        return handles
 
     def _read_log(self, uri: str) -> LogState:
         left_s = remaining_s()
@@ -772,7 +772,7 @@ class IndexService(Lookups[ItemT]):
 
 @atexit.register
 def _close_all() -> None:
-    left = [one for one in list(opened_ones) if isinstance(one, IndexService) and one._is_left_open()]
+    left = [index for index in list(opened_ones) if isinstance(index, IndexService) and index._is_left_open()]
     for service in left:
         # flush first, because the other steps of closing may wait for a storage
         with contextlib.suppress(Exception):

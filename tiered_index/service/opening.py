@@ -157,7 +157,7 @@ class Parts:
             own = [file for file in recovered.unsealed if file.lane == appender.name]
             appender.adopt(own, goes_on=session.claimed)
         try:
-            active = [one.active.journal for one in self.appenders if one.active is not None]
+            active = [appender.active.journal for appender in self.appenders if appender.active is not None]
             topics.give(pair for journal in active for pair in journal.topics.items())
         except InvalidArgument:
             # the active files bind one id to two topics: each keeps its own topic table, and the next files start empty
@@ -237,8 +237,8 @@ class Parts:
             "put_entries": self.buffer.taken_entries,
             "refused_puts": self.buffer.refused,
             "steps": {
-                name: one.to_dict()
-                for name, one in {
+                name: step.to_dict()
+                for name, step in {
                     "seal": self._context.seals,
                     **self.lifecycle.times,
                     "merge": self.merger.times,
@@ -261,7 +261,11 @@ class Parts:
         error = self.flusher.error
         if not isinstance(error, DiskFull):
             return None
-        failed = [one for one in list(self.lifecycle.errors.values()) if isinstance(one, StorageError)]
+        failed = [
+            error_of_step
+            for error_of_step in list(self.lifecycle.errors.values())
+            if isinstance(error_of_step, StorageError)
+        ]
         away = failed[0] if failed else self.session.log_error
         if away is None:
             return error
@@ -276,9 +280,9 @@ class Parts:
 
     def errors(self, workers: Iterable[Rounds]) -> list[tuple[str, BaseException]]:
         """Return every present error, with the name of its origin."""
-        found: list[tuple[str, BaseException | None]] = [
+        errors: list[tuple[str, BaseException | None]] = [
             ("flush", self.flusher.error),
-            *((f"{one.name} files", one.trouble) for one in self.appenders),
+            *((f"{appender.name} files", appender.trouble) for appender in self.appenders),
             ("put", self.buffer.refusal),
             *self.lifecycle.errors.items(),
             *((f"merge of {window}", error) for window, error in list(self.merger.errors.items())),
@@ -288,7 +292,7 @@ class Parts:
             *((worker.name, worker.error) for worker in workers if not isinstance(worker.error, TieredIndexError)),
             ("writer", self.session.fenced),
         ]
-        return [(name, error) for name, error in found if error is not None]
+        return [(name, error) for name, error in errors if error is not None]
 
 
 def open_parts(
@@ -343,9 +347,9 @@ def open_parts(
         log.rely()
         kept_log.keep(log.state)
 
-    given = config, root, session, marker, wanted, uri or storage.uri, root_id, begins_anew, takes_over
+    arguments = config, root, session, marker, wanted, uri or storage.uri, root_id, begins_anew, takes_over
     with _side_by_side(config):
-        marker, layout, state = _join(*given, before_deletions)
+        marker, layout, state = _join(*arguments, before_deletions)
     undo.callback(_release, session)
     folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
     cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
@@ -395,14 +399,14 @@ def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> In
                 "declare narrower columns"
             )
         return IndexDescriptor("", geometry, config.offset_space)
-    given = config.given
+    given_names = config.given
     layout = stored.layout
-    preset = PRESETS[config.preset] if "preset" in given else layout.preset
+    preset = PRESETS[config.preset] if "preset" in given_names else layout.preset
     schema = layout.schema if preset == layout.preset else preset.schema
     if config.item_type is not None:
         schema = Schema.of(config.item_type)
     _check_fingerprint(schema)
-    offset_space = config.offset_space if "offset_space" in given else stored.offset_space
+    offset_space = config.offset_space if "offset_space" in given_names else stored.offset_space
     slots = layout.slots if config.slots is None else config.slots
     items = layout.items if config.items is None else config.items
     rule = layout.hash if config.hash is None else config.hash
@@ -455,8 +459,8 @@ def _join(
         if known is None or marker is None or isinstance(error, StorageMisconfigured):
             raise
         session.log_error = without_frames(error)
-        kept = _kept_log(root, known)
-        session.kept_expired, session.kept_positions = kept.expired, kept.positions
+        kept_state = _kept_log(root, known)
+        session.kept_expired, session.kept_positions = kept_state.expired, kept_state.positions
         _log.warning("starting without the storage; files stay local until it answers: %s", str(error))
         return marker, layout, None
     return marker, layout, session.log.state

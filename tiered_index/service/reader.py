@@ -228,12 +228,12 @@ class IndexReader(Lookups[ItemT]):
 
     def _read_all(self, polled: Sequence[Polled], until_s: float | None) -> list[BaseException]:
         """Read states again, in parallel, and return their errors."""
-        readings = [(one, one.begin_asked()[0]) for one in polled]
+        readings = [(index, index.begin_asked()[0]) for index in polled]
         late = wait_for(readings, until_s)
         errors: list[BaseException | None] = []
-        for one, reading in readings:
-            if one in late:
-                errors.append(one.away or BudgetExceeded(f"timeout_s was reached while reading {one.name}"))
+        for index, reading in readings:
+            if index in late:
+                errors.append(index.away or BudgetExceeded(f"timeout_s was reached while reading {index.name}"))
             else:
                 errors.append(reading.exception())
         return [error for error in errors if error is not None]
@@ -279,8 +279,8 @@ class IndexReader(Lookups[ItemT]):
 
         views = self._views
         calls = [(f"reading the lease of {view.storage.uri}", partial(look, view)) for view in views]
-        found = self._parts.in_time(calls)
-        return {view.storage.uri: writer for view, writer in zip(views, found, strict=True)}
+        holders = self._parts.in_time(calls)
+        return {view.storage.uri: writer for view, writer in zip(views, holders, strict=True)}
 
     @property
     def genesis(self) -> IndexDescriptor:
@@ -402,13 +402,13 @@ class IndexReader(Lookups[ItemT]):
         adopt: Callable[[IndexView], None],
     ) -> IndexView:
         """Return the view of one of several indexes, which is not open yet."""
-        patience_s, given = config.source_timeout_s, (config, self._clock, self._parts, backend)
-        return make(*given, name=uri, with_writer=self._with_writers, patience_s=patience_s, adopt=adopt)
+        patience_s, arguments = config.source_timeout_s, (config, self._clock, self._parts, backend)
+        return make(*arguments, name=uri, with_writer=self._with_writers, patience_s=patience_s, adopt=adopt)
 
     def _open_several(self, name: str, listed: Callable[[], Listed], undo: contextlib.ExitStack) -> Sequence[IndexView]:
         """Open indexes in parallel, and return the views of those that answer. Raises as `Several.open`."""
-        given = name, self.config, self._clock, self._parts, listed
-        self._several = several = Several(*given, self._read, is_prefix=self._storages is None)
+        arguments = name, self.config, self._clock, self._parts, listed
+        self._several = several = Several(*arguments, self._read, is_prefix=self._storages is None)
 
         def close() -> None:
             for view in several.close():

@@ -180,9 +180,9 @@ class BucketStorage(Storage):
         return self._read(what, name, act)
 
     def head(self, name: str) -> ObjectInfo:
-        found = self._head(name)
-        if found is not None and found[1] is not None:
-            return ObjectInfo(name, found[0], found[1])
+        size_and_time = self._head(name)
+        if size_and_time is not None and size_and_time[1] is not None:
+            return ObjectInfo(name, size_and_time[0], size_and_time[1])
         # some gateways leave these headers out: a listing has them, too
         key = self._key(name)
         for listed, size, modified_ms in self._listed(f"looking at {name!r}", key, ""):
@@ -194,13 +194,13 @@ class BucketStorage(Storage):
         """Return the object's size and time of change, each None if the answer lacks it."""
         key, what = self._key(name), f"looking at {name!r}"
         try:
-            found: tuple[int, int | None] | None = self._read(what, name, lambda reads: reads.head(key))
+            size_and_time: tuple[int, int | None] | None = self._read(what, name, lambda reads: reads.head(key))
         except ObjectNotFound:
             # a HEAD's 404 does not say whether bucket or object is missing
             self._prove(what)
             raise
         self._has_answered = True
-        return found
+        return size_and_time
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; one request for each 1,000."""

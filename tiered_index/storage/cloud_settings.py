@@ -81,15 +81,15 @@ def google_settings(endpoint_url: str | None, environment: Mapping[str, str]) ->
     The endpoint is that of the URI, else of `STORAGE_EMULATOR_HOST`, else of `GOOGLE_BASE_URL`. An emulator gets no
     credentials.
     """
-    given = _set(environment)
-    _refuse([name for name, values in _NOT_FOR_GOOGLE.items() if given.get(name, "").lower() not in ("", *values)])
-    if not any(name in given for name in (*_GOOGLE_FILES, "GOOGLE_SERVICE_ACCOUNT_KEY", "STORAGE_EMULATOR_HOST")):
-        _refuse([name for name in given if name in _METADATA or _OF_GCLOUD.fullmatch(name)])
-    if path := given.get("GOOGLE_APPLICATION_CREDENTIALS"):
+    variables = _set(environment)
+    _refuse([name for name, values in _NOT_FOR_GOOGLE.items() if variables.get(name, "").lower() not in ("", *values)])
+    if not any(name in variables for name in (*_GOOGLE_FILES, "GOOGLE_SERVICE_ACCOUNT_KEY", "STORAGE_EMULATOR_HOST")):
+        _refuse([name for name in variables if name in _METADATA or _OF_GCLOUD.fullmatch(name)])
+    if path := variables.get("GOOGLE_APPLICATION_CREDENTIALS"):
         _check_credentials(Path(path))
-    emulator = given.get("STORAGE_EMULATOR_HOST")
+    emulator = variables.get("STORAGE_EMULATOR_HOST")
     if endpoint_url or not emulator:
-        endpoint = endpoint_url or given.get("GOOGLE_BASE_URL")
+        endpoint = endpoint_url or variables.get("GOOGLE_BASE_URL")
         return CloudSettings(endpoint and _url("GOOGLE_BASE_URL", endpoint), {})
     endpoint = _url("STORAGE_EMULATOR_HOST", emulator if "://" in emulator else f"http://{emulator}")
     # wins over all other credentials
@@ -102,12 +102,12 @@ def azure_settings(account: str | None, endpoint_url: str | None, environment: M
     The URI's settings win over the connection string, and that over other variables. Azure's own names win over those
     of obstore.
     """
-    given = _set(environment)
-    unknown = {name for name in given if name.startswith("AZURE_STORAGE_")} - _FOR_AZURE
+    variables = _set(environment)
+    unknown = {name for name in variables if name.startswith("AZURE_STORAGE_")} - _FOR_AZURE
     _refuse(sorted(unknown))
-    _refuse([name for name, values in _NOT_OF_AZURE.items() if given.get(name, "").lower() not in ("", *values)])
-    connection = _connection(given)
-    named = next((given[variable] for variable in _ACCOUNTS if variable in given), None)
+    _refuse([name for name, values in _NOT_OF_AZURE.items() if variables.get(name, "").lower() not in ("", *values)])
+    connection = _connection(variables)
+    named = next((variables[variable] for variable in _ACCOUNTS if variable in variables), None)
     name = account or connection.get("accountname") or named or _account_in(connection.get("blobendpoint", ""))
     if not name:
         raise ConfigError(
@@ -124,16 +124,19 @@ def azure_settings(account: str | None, endpoint_url: str | None, environment: M
         arguments["sas_key"] = token.removeprefix("?")
     else:
         for variable in _KEYS:
-            if variable in given:
-                arguments["account_key"] = _base64(variable, given[variable])
+            if variable in variables:
+                arguments["account_key"] = _base64(variable, variables[variable])
                 break
     if len(arguments) == len(("account_name", "use_emulator")):
-        has_others = any(f"AZURE_STORAGE_{one}" in given or f"AZURE_{one}" in given for one in _OF_AZURE)
-        _refuse([variable for variable in _NOT_FOR_AZURE if variable in given and not has_others])
+        has_others = any(
+            f"AZURE_STORAGE_{name_of_other}" in variables or f"AZURE_{name_of_other}" in variables
+            for name_of_other in _OF_AZURE
+        )
+        _refuse([variable for variable in _NOT_FOR_AZURE if variable in variables and not has_others])
     endpoint = endpoint_url or _endpoint_in(connection, name)
     for variable in _ENDPOINTS:
-        if endpoint is None and variable in given:
-            endpoint = _url(variable, given[variable])
+        if endpoint is None and variable in variables:
+            endpoint = _url(variable, variables[variable])
     return CloudSettings(endpoint, arguments)
 
 
@@ -182,10 +185,10 @@ def _check_credentials(path: Path) -> None:
         raise StorageMisconfigured(f"{name} names {path}, whose type is not {known}; {SETTINGS}")
 
 
-def _connection(given: Mapping[str, str]) -> dict[str, str]:
+def _connection(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the parts of the connection string, by name in lower case; those of the emulator if one is chosen."""
     parts: dict[str, str] = {}
-    for part in given.get(_CONNECTION, "").split(";"):
+    for part in variables.get(_CONNECTION, "").split(";"):
         name, is_pair, value = part.strip().partition("=")
         if is_pair and value.strip():
             parts[name.strip().lower()] = value.strip()
@@ -199,11 +202,11 @@ def _connection(given: Mapping[str, str]) -> dict[str, str]:
         raise StorageMisconfigured(f"{_CONNECTION} has {shown:.40}, which has no effect here: remove it")
     is_development = parts.get("usedevelopmentstorage", "").lower() == "true"
     # any word that is not a clear no: a misspelt one must not lead to the real cloud
-    is_emulated = given.get(_EMULATOR, "false").lower() not in _NO
+    is_emulated = variables.get(_EMULATOR, "false").lower() not in _NO
     if is_emulated and parts and not is_development:
         raise StorageMisconfigured(f"{_EMULATOR} and {_CONNECTION} name different services: unset one; {SETTINGS}")
     if is_emulated or is_development:
-        host = given.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000").rstrip("/")
+        host = variables.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000").rstrip("/")
         return {**_EMULATED, "blobendpoint": f"{host}/{_EMULATED['accountname']}"}
     if parts and not {"accountname", "blobendpoint"} & parts.keys():
         raise StorageMisconfigured(f"{_CONNECTION} has neither AccountName nor BlobEndpoint: copy the string again")

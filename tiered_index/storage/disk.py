@@ -251,10 +251,10 @@ def absolute_path(given: str | Path) -> Path:
 def local_path(uri: SplitResult, example: str) -> Path:
     """Return the absolute path that a storage's URI names. Raises `ConfigError`, which shows an `example`."""
     if uri.netloc not in {"", "localhost"}:
-        given = f"{uri.netloc}{uri.path}"
+        rest = f"{uri.netloc}{uri.path}"
         # with a colon it is perhaps a port, a drive, or SQLite's name of a database in memory
-        near = "" if ":" in given else f"; did you mean {uri.scheme}://{quote(str(absolute_path(unquote(given))))}?"
-        raise ConfigError(f"{uri.scheme}://{given} is not absolute: write {example}{near}")
+        near = "" if ":" in rest else f"; did you mean {uri.scheme}://{quote(str(absolute_path(unquote(rest))))}?"
+        raise ConfigError(f"{uri.scheme}://{rest} is not absolute: write {example}{near}")
     path = unquote(uri.path)
     if not path.startswith("/") or "\0" in path or (path.endswith("/") and uri.scheme == "sqlite"):
         names = "is" if uri.scheme == "file" else "names a file,"

@@ -99,8 +99,8 @@ class MemoryStorage(SizedStorage):
         with self._shelf.lock:
             # DEL sorts after every character of a name
             names = self._shelf.objects.irange(max(prefix, start_after), f"{prefix}\x7f")
-            found = [(name, *self._shelf.objects[name]) for name in names if name != start_after]
-        for name, data, modified_ms in found:
+            objects = [(name, *self._shelf.objects[name]) for name in names if name != start_after]
+        for name, data, modified_ms in objects:
             yield ObjectInfo(name, len(data), modified_ms)
 
     def delete_many(self, names: Iterable[str]) -> None:
@@ -124,10 +124,10 @@ class MemoryStorage(SizedStorage):
     def _find(self, name: str) -> tuple[bytes, int]:
         check_name(name)
         with self._shelf.lock:
-            found: tuple[bytes, int] | None = self._shelf.objects.get(name)
-        if found is None:
+            object_there: tuple[bytes, int] | None = self._shelf.objects.get(name)
+        if object_there is None:
             raise ObjectNotFound(name, self.uri)
-        return found
+        return object_there
 
 
 class _MemoryWriter(Writer):

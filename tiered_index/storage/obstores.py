@@ -123,12 +123,12 @@ class StoreReads(Reads):
 
     def head(self, key: str) -> tuple[int, int | None] | None:
         try:
-            found = self.send("head", self._store, key)
+            metadata = self.send("head", self._store, key)
         except self.errors as error:
             if "missing from response" in str(error):
                 return None
             raise
-        return int(found["size"]), epoch_ms(found["last_modified"]) or None
+        return int(metadata["size"]), epoch_ms(metadata["last_modified"]) or None
 
     def pages(self, prefix: str, after: str) -> Iterator[Sequence[Listed]]:
         """As `Reads.pages`. A page that ends a listing counts as a request only if it has objects."""
@@ -142,10 +142,10 @@ class StoreReads(Reads):
                 # obstore strips slashes from the end
                 offset = max(after, start).partition("//")[0].rstrip("/") or None
                 listing = self.send("list", self._store, folder, offset=offset, chunk_size=PAGE)
-            found = next(listing, ())
-            if found and not is_sent:
+            objects = next(listing, ())
+            if objects and not is_sent:
                 sending()
-            page = [(str(one["path"]), int(one["size"]), epoch_ms(one["last_modified"])) for one in found]
+            page = [(str(listed["path"]), int(listed["size"]), epoch_ms(listed["last_modified"])) for listed in objects]
             if is_later and self._lists_anew and page and page[0][0] <= after:
                 problem = f"{self._uri}: the service {WAYS_ROUND[START_AFTER]}"
                 raise StorageMisconfigured.lacking(f"{problem}: {self.service.odd}")

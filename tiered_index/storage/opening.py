@@ -97,9 +97,9 @@ def spelled(uri: str) -> str:
     scheme, separator, rest = uri.partition("://")
     if not separator or (known := _SPELLINGS.get(scheme.lower())) is None:
         return uri
-    if known != "az" or (found := _OF_HADOOP.fullmatch(rest)) is None:
+    if known != "az" or (parts_of_hadoop := _OF_HADOOP.fullmatch(rest)) is None:
         return f"{known}://{rest}"
-    container, account, domain, path, query = found.groups()
+    container, account, domain, path, query = parts_of_hadoop.groups()
     parameters = f"account={account}" + ("" if query is None else f"&{query[1:]}")
     if domain.lower() != _AZURES_DOMAIN and "endpoint_url=" not in parameters:
         parameters += f"&endpoint_url=https://{account}.blob.{domain}"
@@ -130,20 +130,24 @@ def _entry_points() -> dict[str, EntryPoint]:
     # imported on use: it takes as long to import as the rest of this layer
     from importlib.metadata import entry_points
 
-    return {found.name: found for found in entry_points(group="tiered_index.storages") if found.name not in _BUILT_IN}
+    return {
+        entry_point.name: entry_point
+        for entry_point in entry_points(group="tiered_index.storages")
+        if entry_point.name not in _BUILT_IN
+    }
 
 
 def _storage_class(scheme: str) -> type[Storage]:
     """Return the class of a known scheme. Raises `ConfigError` if the class of another package can't be loaded."""
     if scheme in _BUILT_IN:
         return cast(type[Storage], pkgutil.resolve_name(_BUILT_IN[scheme]))
-    found = _entry_points()[scheme]
+    entry_point = _entry_points()[scheme]
     try:
-        kind = found.load()
+        kind = entry_point.load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the storage {scheme}:// ({found.value}) can't be loaded: {error}") from error
+        raise ConfigError(f"the storage {scheme}:// ({entry_point.value}) can't be loaded: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Storage)):
-        raise ConfigError(f"the storage {scheme}:// ({found.value}) is not a subclass of Storage")
+        raise ConfigError(f"the storage {scheme}:// ({entry_point.value}) is not a subclass of Storage")
     return kind
 
 
@@ -177,18 +181,18 @@ def split_uri(uri: str) -> SplitResult:
 def _parameters(parts: SplitResult) -> dict[str, str]:
     """Return the query's parameters. Raises `ConfigError` for one that is unknown, empty or repeated."""
     known = _storage_class(parts.scheme).options_type.uri_parameters
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in known:
             choice = f"known: {', '.join(known)}" if known else "there are none"
             shown = f" {name!r}" if value and _WORD.fullmatch(name) else ""
             raise ConfigError(f"unknown parameter{shown} in a {parts.scheme}:// URI ({choice})")
-        if not value or name in found:
+        if not value or name in parameters:
             raise ConfigError(
-                f"parameter {name!r} of a {parts.scheme}:// URI {'comes twice' if name in found else 'is empty'}"
+                f"parameter {name!r} of a {parts.scheme}:// URI {'comes twice' if name in parameters else 'is empty'}"
             )
-        found[name] = value
-    return found
+        parameters[name] = value
+    return parameters
 
 
 def child_storages(storage: Storage, listed: Storage | None = None) -> Iterator[Storage]:
@@ -240,8 +244,8 @@ class PrefixedStorage(WrapperStorage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix, start_after)
-        found = self.inner.list(self._base + prefix, start_after=self._base + start_after)
-        return (replace(info, name=info.name[len(self._base) :]) for info in found)
+        infos = self.inner.list(self._base + prefix, start_after=self._base + start_after)
+        return (replace(info, name=info.name[len(self._base) :]) for info in infos)
 
     def close(self) -> None:
         """Leave `inner` open."""

@@ -215,19 +215,19 @@ def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
         # the caller runs the rest
         futures += map(submit, parts[1:])
     try:
-        found = [parts[0]()]
+        results = [parts[0]()]
         for part, future in zip(parts[1:], futures, strict=False):
             if future.cancel():
-                found.append(part())
+                results.append(part())
             elif not have_ended([future], remaining_s()):
                 raise BudgetExceeded("timeout_s was reached while waiting for parts of a file")
             else:
-                found.append(future.result())
-        found += [part() for part in parts[1 + len(futures) :]]
+                results.append(future.result())
+        results += [part() for part in parts[1 + len(futures) :]]
     finally:
         for future in futures:
             future.cancel()
-    return found
+    return results
 
 
 def each(parts: Sequence[T], act: Callable[[T], object], threads: int) -> None:

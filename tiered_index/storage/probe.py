@@ -64,13 +64,13 @@ def check_storage(storage: Storage, clock: Clock | None = None) -> None:
     Multipart uploads are left out: an upload of a large file reports itself that the service refuses it.
     Passes on other errors. Raises `StorageUnavailable` if the storage does not answer.
     """
-    for found in probe(storage, clock, uploads=False):
-        if isinstance(found.error, StorageMisconfigured):
-            raise found.error
-        if found.state == "missing":
-            raise StorageMisconfigured.lacking(f"{storage.uri} can't keep an index: {found.what}: {found.result}")
-        if found.state == "worked round":
-            _log.warning("%s: %s: %s", storage.uri, found.what, found.result)
+    for finding in probe(storage, clock, uploads=False):
+        if isinstance(finding.error, StorageMisconfigured):
+            raise finding.error
+        if finding.state == "missing":
+            raise StorageMisconfigured.lacking(f"{storage.uri} can't keep an index: {finding.what}: {finding.result}")
+        if finding.state == "worked round":
+            _log.warning("%s: %s: %s", storage.uri, finding.what, finding.result)
 
 
 def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:

@@ -193,12 +193,12 @@ class SqliteStorage(SizedStorage):
 
     def _rows(self, bounds: Any, database: sqlite3.Connection) -> Sequence[tuple[int, ObjectInfo]]:
         """Return first chunks and descriptions of objects. Raises `CorruptFile`."""
-        found = []
+        rows = []
         for name, *numbers in database.execute(_OBJECTS, bounds).fetchall():
             if type(name) is not str or any(type(number) is not int or number < 0 for number in numbers):
                 raise errors.CorruptFile(str(self.path), f"the row of an object has wrong values: {numbers!r:.99}")
-            found.append((numbers[0], ObjectInfo(name, *numbers[1:])))
-        return found
+            rows.append((numbers[0], ObjectInfo(name, *numbers[1:])))
+        return rows
 
     def _remove(self, name: str, database: sqlite3.Connection) -> int | None:
         """Remove an object, and return its size in bytes; None: it was not there."""

@@ -201,7 +201,7 @@ class StorageConformance:
             storage.put_if_absent("empty", b"x")
 
     def test_the_probe_finds_every_ability(self, storage: Storage) -> None:
-        assert {one.what: one.result for one in probe(storage) if one.state == "missing"} == {}
+        assert {finding.what: finding.result for finding in probe(storage) if finding.state == "missing"} == {}
         assert list(storage.list()) == []
 
     # Put-if-absent and races.
@@ -286,8 +286,8 @@ class StorageConformance:
             assert [info.name for info in storage.list(prefix)] == expected, prefix
             for start_after in (*_STARTS, longest):
                 after = [name for name in expected if name > start_after]
-                found = [info.name for info in storage.list(prefix, start_after=start_after)]
-                assert found == after, (prefix, start_after)
+                names = [info.name for info in storage.list(prefix, start_after=start_after)]
+                assert names == after, (prefix, start_after)
 
     def test_list_returns_the_objects_of_all_pages(self, storage: Storage) -> None:
         names = [f"log/{n:05d}" for n in range(self.many)]

@@ -87,7 +87,7 @@ failed-batch-called-complete: a batch's answer is called complete although a fil
   tests/property/test_query_many.py::test_a_lost_object_fails_the_batch_or_is_named
 failure-is-a-short-list: an unreadable file makes the answer short, without an error
   in _unfailed
-  - if one.scan.errors and one.run.fails(one.scan):
+  - if index_pass.scan.errors and index_pass.run.fails(index_pass.scan):
   + if one.scan.errors and one.run.fails(one.scan) and not one.scan.notes:
   tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept
 lost-object-is-a-short-list: an object that the log names but the storage lacks is skipped

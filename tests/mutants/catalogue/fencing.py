@@ -41,17 +41,17 @@ publish-repeated: a record that the log already has is appended again
   tests/faults/test_writers.py::test_a_record_that_arrives_late_does_not_publish_a_file_twice
 lease-honoured-too-long: a lease is still valid in the millisecond in which it ends
   in LeaseWatch._left_s
-  - max(age_ms, watched_ms) >= found.lease.ttl_ms
-  + max(age_ms, watched_ms) > found.lease.ttl_ms
+  - max(age_ms, watched_ms) >= current.lease.ttl_ms
+  + max(age_ms, watched_ms) > current.lease.ttl_ms
   tests/unit/service/test_log_and_lease.py::test_a_lease_holds_off_other_roots_until_it_ends
 lease-release-ignored: a released lease keeps other writers out until it ends
   in LeaseWatch._left_s
-  - found is None or found.lease.released
+  - current is None or current.lease.released
   + found is None
   tests/faults/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 lease-of-own-root: a killed writer's own lease locks out its root
   in LeaseWatch._left_s
-  - (found.lease.place == place) if found.lease.place else (found.lease.root_id == root_id)
+  - (current.lease.place == place) if current.lease.place else (current.lease.root_id == root_id)
   + False
   tests/faults/test_fencing.py::TestFencing::test_a_root_and_an_index_have_one_writer_and_its_end_is_noticed[file]
 lease-not-asked: a writer claims an index whose lease another writer holds
@@ -81,7 +81,7 @@ host-beside-a-merge: a host publishes a file that a merge has taken
   tests/unit/service/pending/test_faults.py::test_the_log_accepts_the_writer_or_the_merge[False-writer]
 pending-counts-as-published: answers count as complete beyond the begin of a pending file
   in LogState.as_of_ms
-  - if one.lane != "quarantine"]
+  - if waiting.lane != "quarantine"]
   + if not one.lane]
   tests/unit/service/pending/test_pending_files.py::test_answers_are_complete_only_up_to_the_begin_of_a_pending_file
 fenced-writer-accepts: a fenced writer still accepts puts
@@ -118,7 +118,7 @@ build-published-twice: a build publishes again although its record was stored an
   tests/spark/test_publishing.py::test_an_append_whose_answer_was_lost_is_found_and_not_repeated
 merge-published-twice: a merge whose record was stored, but the response lost, fails as if overtaken
   in service/jobs/job.py:publish.make
-  - if any(is_named(one.name) for one in sent) or not
+  - if any(is_named(stored.name) for stored in sent) or not
   + if not
   tests/unit/service/merge/test_readers_and_writers.py::test_publishing_again_after_an_unknown_outcome_finds_its_own_record
 expiry-by-a-fenced-writer: a fenced writer expires entries by its own rule

@@ -104,20 +104,20 @@ class EraseTask:
         segment = self.segment
         log = StorageLog(storage, SystemClock())
         archive = SegmentArchive(storage, lambda: log.state, log.open)
-        found = self.find(archive, segment)
-        told, file = replace(found, patches=(), file=None), found.file
+        erased_part = self.find(archive, segment)
+        told, file = replace(erased_part, patches=(), file=None), erased_part.file
         result = SegmentResult(self.number, {}, 0, (), found=told)
-        if not found.patches and file is None:
+        if not erased_part.patches and file is None:
             return result
         erased = structs.replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
         if segment.columns is not None and file is not None:
             columns, object_bytes = (segment.columns[0], footer_bytes_of(file)), segment_object_bytes(len(file))
-            more: dict[str, Any] = {"rows": found.rows, "times": found.times}
+            more: dict[str, Any] = {"rows": erased_part.rows, "times": erased_part.times}
             erased = structs.replace(erased, size_bytes=len(file), object_bytes=object_bytes, columns=columns, **more)
 
         def pieces(length: int) -> Iterator[bytes]:
             if file is None:
-                return patched(_checked(archive, segment, length), found.patches)
+                return patched(_checked(archive, segment, length), erased_part.patches)
             return (file[at : at + length] for at in range(0, len(file), length))
 
         try:

@@ -251,7 +251,7 @@ def record_expiry(
         if not (plan.objects or plan.segments or plan.expired != state.expired):
             return None
         ends = plan.expired.segments
-        lines = [one.name for one in state.archive.values() if one.end <= ends.get(one.store, 0)]
+        lines = [segment.name for segment in state.archive.values() if segment.end <= ends.get(segment.store, 0)]
         names = (*(stored.name for stored in plan.objects), *lines)
         return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)
 

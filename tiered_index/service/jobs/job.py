@@ -249,7 +249,7 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
     `StorageUnavailable`, and `WriterFenced`. After the last three a job's objects are deleted, unless a record may
     still name them.
     """
-    sent = [one for result in results for one in result.sent]
+    sent = [stored for result in results for stored in result.sent]
     publication = Publication(log, sent, epoch, names_object(log.storage))
     rewrite.check_proof(results)
     publication.check()
@@ -263,7 +263,9 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
         def is_named(name: str) -> bool:
             return state.names(name) or segments.names_object(name)
 
-        if any(is_named(one.name) for one in sent) or not (sent or any(is_named(one.name) for one in replaced)):
+        if any(is_named(stored.name) for stored in sent) or not (
+            sent or any(is_named(stored.name) for stored in replaced)
+        ):
             return None  # an earlier try appended the record
         return replace(rewrite.record(segments, results), epoch=epoch or 0)
 
@@ -273,7 +275,7 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
         # a writer's objects are kept after other errors, and another plan makes objects of its own
         publication.resolve(log.state)
         raise
-    added = ", ".join(sorted(one.name for one in sent)) or "none"
+    added = ", ".join(sorted(stored.name for stored in sent)) or "none"
     what = rewrite.what, len(replaced), rewrite.entries, added
     _log.info("carried out %s of %d objects with %d entries; new objects: %s", *what)
     return state
@@ -282,7 +284,10 @@ def publish(rewrite: Rewrite, results: Sequence[TaskResult], log: StorageLog, ep
 def removal(segments: Segments, removed: Iterable[ArchivedSegment]) -> dict[str, Any]:
     """Return the fields of a record that removes archived segments of a state: `remove` and `hide`."""
     parts = [segments.removal(segment) for segment in removed]
-    return {name: tuple(one for part in parts for one in part.get(name, ())) for name in ("remove", "hide")}
+    return {
+        name: tuple(name_or_segment for part in parts for name_or_segment in part.get(name, ()))
+        for name in ("remove", "hide")
+    }
 
 
 def replace_input(rewrite: Rewrite, log: StorageLog) -> list[TaskResult]:

@@ -106,9 +106,9 @@ def read_sealed(pending: PendingFile, read: Read) -> tuple[SealedFile, tuple[int
     sealed, pieces = document.sealed, document.pieces
     size = sealed.count * sealed.layout.schema.entry.itemsize
     wanted = (pending.file_id, pending.count, position, _PIECE_BYTES, -(-position // _PIECE_BYTES), pending.hash)
-    found = (sealed.file_id, sealed.count, size, document.piece_bytes, len(pieces), sealed.layout.hash)
+    described = (sealed.file_id, sealed.count, size, document.piece_bytes, len(pieces), sealed.layout.hash)
     CorruptFile.unless_equal(
-        pending.name, "the pending file differs from its description in the log", wanted, found, offset=position
+        pending.name, "the pending file differs from its description in the log", wanted, described, offset=position
     )
     return sealed, pieces
 
@@ -124,9 +124,9 @@ def verified_pieces(pending: PendingFile, pieces: Sequence[int], read: Read) -> 
             data = read(start, length)
             for number, crc32 in enumerate(expected):
                 at = number * _PIECE_BYTES
-                found = zlib.crc32(data[at : min(at + _PIECE_BYTES, length)])
+                computed = zlib.crc32(data[at : min(at + _PIECE_BYTES, length)])
                 problem = "entries of the pending file do not match their CRC32"
-                CorruptFile.unless_equal(pending.name, problem, crc32, found, offset=start + at)
+                CorruptFile.unless_equal(pending.name, problem, crc32, computed, offset=start + at)
             return data[:length]
 
         yield read_again(verified)

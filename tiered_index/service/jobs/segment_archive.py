@@ -511,10 +511,12 @@ def _compare(known: ArchivedSegment, source: SourceSegment) -> None:
     problem = f"has another size than its archived copy {known.name}: it was rewritten"
     CorruptFile.unless_equal(where, problem, known.size_bytes, source.size_bytes)
     head = source.exactly(0, min(HEAD_BYTES, source.size_bytes))
-    found = zlib.crc32(head)
+    computed = zlib.crc32(head)
     whole, expected = known.source or (known.crc32, known.head_crc32)
-    if found == expected and (source.modified_ms is None or source.modified_ms >= known.published_ms):
+    if computed == expected and (source.modified_ms is None or source.modified_ms >= known.published_ms):
         for piece in source.pieces(HEAD_BYTES, len(head)):
-            found = zlib.crc32(piece, found)
+            computed = zlib.crc32(piece, computed)
         expected = whole
-    CorruptFile.unless_equal(where, f"differs from its archived copy {known.name}: it was rewritten", expected, found)
+    CorruptFile.unless_equal(
+        where, f"differs from its archived copy {known.name}: it was rewritten", expected, computed
+    )

@@ -423,12 +423,12 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
 def _note_catalogs(state: LogState, report: Report) -> None:
     """Note the catalogs that were given up, unless all their segments have expired since then."""
     lost: dict[str, list[int]] = {}
-    for one in state.lost.values():
-        lacking = one.range
+    for lost_object in state.lost.values():
+        lacking = lost_object.range
         if lacking is None or lacking.catalog is None:
             continue
         if lacking.end > state.expired.segments.get(lacking.source, 0):
-            lost.setdefault(lacking.catalog, []).append(one.count)
+            lost.setdefault(lacking.catalog, []).append(lost_object.count)
     for name, counts in lost.items():
         report.note(f"{name} was given up: messages of up to {sum(counts):,} segments of {len(counts):,} logs are lost")
 

@@ -111,7 +111,7 @@ def encode(state: dict[str, Any]) -> bytes:
 
 
 def _has_lost_catalog(state: dict[str, Any]) -> bool:
-    return any((one.get("range") or {}).get("kind") == "catalog" for one in state.get("lost", ()))
+    return any((lost.get("range") or {}).get("kind") == "catalog" for lost in state.get("lost", ()))
 
 
 def decode(data: bytes, file: str, base: Base | None) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def decode(data: bytes, file: str, base: Base | None) -> dict[str, Any]:
 
 
 def _earlier_fields(stored: _Earlier, file: str, base: Base | None) -> dict[str, Any]:
-    if any(isinstance(one, StoredObject) is (stored.tables is not UNSET) for one in stored.objects):
+    if any(isinstance(stored_object, StoredObject) is (stored.tables is not UNSET) for stored_object in stored.objects):
         raise ValueError("`objects` are neither all documents nor all rows")
     objects: list[Any] = list(stored.objects)
     if stored.tables is not UNSET:
@@ -156,21 +156,24 @@ def _fields(
     if stored.chain and not (last and stored.chain.endswith(last)):
         raise ValueError("`chain` does not end with the digest of the last record")
     names = len(objects) + len(added), len(archive) + len(stored.archive)
-    objects.update((one.name, one) for one in added)
-    archive.update((one.name, one) for one in stored.archive)
+    objects.update((stored_object.name, stored_object) for stored_object in added)
+    archive.update((segment.name, segment) for segment in stored.archive)
     if (len(objects), len({segment.place for segment in archive.values()})) != names:
         raise ValueError("An object or segment occurs twice")
-    for one in added:
-        check_slots(one, stored.genesis, "checkpoint")
+    for stored_object in added:
+        check_slots(stored_object, stored.genesis, "checkpoint")
     fields = {name: value for name, value in stored.members().items() if name not in ("tables", "since", "hide")}
-    lost = {one.name: one for one in stored.lost}
-    pending = {one.name: one for one in stored.pending}
-    if len({one.file_id for one in pending.values()}) != len(stored.pending) or pending.keys() & objects.keys():
+    lost = {gone.name: gone for gone in stored.lost}
+    pending = {waiting.name: waiting for waiting in stored.pending}
+    if len({waiting.file_id for waiting in pending.values()}) != len(stored.pending) or pending.keys() & objects.keys():
         raise ValueError("A pending file occurs twice")
-    catalogs, hidden = {one.name: one for one in stored.catalogs}, {one.name: one for one in stored.hide}
+    catalogs, hidden = (
+        {catalog.name: catalog for catalog in stored.catalogs},
+        {segment.name: segment for segment in stored.hide},
+    )
     if (len(catalogs), len(hidden)) != (len(stored.catalogs), len(stored.hide)):
         raise ValueError("A catalog or hidden segment occurs twice")
-    if any(one.catalog not in catalogs for one in hidden.values()):
+    if any(segment.catalog not in catalogs for segment in hidden.values()):
         raise ValueError("A hidden segment is of a catalog that is not there")
     named = {"objects": objects, "archive": archive, "lost": lost, "pending": pending}
     return {**fields, "chain": stored.chain or last, **named, "catalogs": catalogs, "hidden": hidden}

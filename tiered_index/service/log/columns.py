@@ -71,7 +71,7 @@ def columns_of(objects: Iterable[StoredObject]) -> dict[str, Any]:
         for name, prefix, at in zip(map(attrgetter("name"), stored), prefixes, map(len, prefixes), strict=True)
     ]
     tables: dict[tuple[Any, ...], int] = {}
-    parts = [(None, 0, 0) if one.shard is None else _part(one.shard, tables) for one in stored]
+    parts = [(None, 0, 0) if described.shard is None else _part(described.shard, tables) for described in stored]
     columns |= {name: [part[at] for part in parts] for at, name in enumerate(("table", "slot_low", "slot_high"))}
     said = [[name, begin, length, [at.base, at.split, at.join], origin] for name, begin, length, at, origin in tables]
     return {"tables": said, "objects": {name: columns[name] for name in COLUMNS}}

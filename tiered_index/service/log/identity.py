@@ -184,21 +184,21 @@ class Identity:
         if seen.digest and (deep or state.number == seen.number):
             try:
                 # the next record has its digest, unless an older version wrote it
-                found = state.digest if state.number == seen.number else self._record(seen.number + 1).previous
-                found = found or self._record(seen.number).digest
+                digest = state.digest if state.number == seen.number else self._record(seen.number + 1).previous
+                digest = digest or self._record(seen.number).digest
             except ObjectNotFound as error:
                 raise self._gone(seen.number) from error
-            self.check_same(seen.number, seen.digest, found)
+            self.check_same(seen.number, seen.digest, digest)
 
-    def check_same(self, number: int, expected: str, found: str) -> None:
+    def check_same(self, number: int, expected: str, digest: str) -> None:
         """Raise `StorageBehind` if record `number` has another digest than the `expected` one of the record seen."""
-        if found != expected:
+        if digest != expected:
             raise StorageBehind(
                 f"{self._uri}/{log_name(number)}",
                 f"this record differs from the one seen under its number: the storage was restored, or it "
                 f"has another history of the index. Nothing local was deleted; {_WAY_ON}",
                 expected=expected,
-                found=found,
+                found=digest,
             )
 
     def cut_off(self, number: int, last: int) -> StorageBehind:
@@ -211,19 +211,19 @@ class Identity:
             found=last,
         )
 
-    def is_followed(self, one: ListedCheckpoint, behind: int) -> bool:
+    def is_followed(self, checkpoint: ListedCheckpoint, behind: int) -> bool:
         """Return whether the log continues from the record of a checkpoint, for `behind` records."""
         try:
-            before = self._record(one.number)
-            if not before.digest.startswith(one.digest):
+            before = self._record(checkpoint.number)
+            if not before.digest.startswith(checkpoint.digest):
                 return False
-            for number in range(one.number + 1, one.number + behind + 1):
+            for number in range(checkpoint.number + 1, checkpoint.number + behind + 1):
                 after = self._record(number)
                 if after.previous not in ("", before.digest):
                     return False
                 before = after
         except (ObjectNotFound, CorruptFile) as error:
-            _log.debug("%s can't be compared with the log: %s", one.name, error)
+            _log.debug("%s can't be compared with the log: %s", checkpoint.name, error)
         return True
 
     def mixed(self, state: LogState, stray: ListedCheckpoint) -> StorageBehind:

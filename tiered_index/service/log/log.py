@@ -137,13 +137,13 @@ class Checkpoints:
 
     def look(self) -> None:
         """List the checkpoints: a request."""
-        found = list(own_objects(self.storage, CHECKPOINT_PREFIX))
+        infos = list(own_objects(self.storage, CHECKPOINT_PREFIX))
         self.listed = sorted(
             _ListedCheckpoint(*checkpoint_of(info.name), info.name, info.size_bytes, info.modified_ms)
-            for info in found
+            for info in infos
             if not is_summary(info.name)
         )
-        self._summaries = [info.name for info in found if is_summary(info.name)]
+        self._summaries = [info.name for info in infos if is_summary(info.name)]
 
     def states(self) -> Iterator[LogState]:
         """Yield the states of listed checkpoints that verify, the newest first, then an empty state. Each costs a GET.
@@ -152,16 +152,16 @@ class Checkpoints:
         """
         tried: set[str] = set()
         listings_left = _LISTINGS - 1
-        while one := next((one for one in reversed(self.listed) if one.name not in tried), None):
+        while newest := next((listed for listed in reversed(self.listed) if listed.name not in tried), None):
             try:
-                if (whole := base_of(one.name)) and whole not in {other.name for other in self.listed}:
-                    raise CorruptFile(one.name, "its base checkpoint is missing")
-                state = self.state_of(one.name)
+                if (whole := base_of(newest.name)) and whole not in {other.name for other in self.listed}:
+                    raise CorruptFile(newest.name, "its base checkpoint is missing")
+                state = self.state_of(newest.name)
                 CorruptFile.unless_equal(
-                    one.name, "the number differs from the checkpoint name", one.number, state.number
+                    newest.name, "the number differs from the checkpoint name", newest.number, state.number
                 )
-                if not state.digest.startswith(one.digest):
-                    raise CorruptFile(one.name, "the checkpoint's digest differs from its name")
+                if not state.digest.startswith(newest.digest):
+                    raise CorruptFile(newest.name, "the checkpoint's digest differs from its name")
             except ObjectNotFound:
                 if listings_left:
                     listings_left -= 1
@@ -170,12 +170,12 @@ class Checkpoints:
             except CorruptFile as error:
                 _log.warning("ignoring a checkpoint: %s", error)
             else:
-                self._number, self._size_bytes = one.number, one.size_bytes
-                self._known, self._swept = [one.number], one.number
-                is_alone = sum(other.number == one.number for other in self.listed) == 1
-                self.read_ms = one.modified_ms if is_alone else 0
+                self._number, self._size_bytes = newest.number, newest.size_bytes
+                self._known, self._swept = [newest.number], newest.number
+                is_alone = sum(other.number == newest.number for other in self.listed) == 1
+                self.read_ms = newest.modified_ms if is_alone else 0
                 yield state
-            tried.add(one.name)
+            tried.add(newest.name)
         self._number, self._size_bytes, self._known, self._swept, self.read_ms = 0, 0, [], 0, None
         yield LogState()
 
@@ -185,19 +185,19 @@ class Checkpoints:
         A checkpoint of an earlier version may have only the changes since another one, and costs two GETs.
         """
         whole = base_of(name) or name
-        data, *changes = side_by_side([partial(self.storage.get, one) for one in dict.fromkeys((whole, name))])
+        data, *changes = side_by_side([partial(self.storage.get, needed) for needed in dict.fromkeys((whole, name))])
         state = LogState.decode(data, whole)
         return LogState.decode(changes[0], name, state) if changes else state
 
     def newer(self, number: int) -> list[str]:
         """Return the names of the listed checkpoints that are newer than record `number`."""
-        return [one.name for one in self.listed if one.number > number]
+        return [checkpoint.name for checkpoint in self.listed if checkpoint.number > number]
 
     def drop_newer(self, number: int) -> None:
         """Delete checkpoints newer than record `number`, the end of a restored log."""
         if newer := self.newer(number):
             self.storage.delete_many(newer)
-            self.listed = [one for one in self.listed if one.number <= number]
+            self.listed = [checkpoint for checkpoint in self.listed if checkpoint.number <= number]
 
     def drop_summaries(self) -> None:
         """Delete the summaries of earlier versions. An error is logged; the next call tries again."""
@@ -211,15 +211,19 @@ class Checkpoints:
     def foreign(self, state: LogState) -> list[_ListedCheckpoint]:
         """Return the listed checkpoints that certainly belong to another history than `state`."""
         return [
-            one
-            for one in self.listed
-            if one.digest and one.number <= state.number and state.digest_at(one.number) not in ("", one.digest)
+            checkpoint
+            for checkpoint in self.listed
+            if checkpoint.digest
+            and checkpoint.number <= state.number
+            and state.digest_at(checkpoint.number) not in ("", checkpoint.digest)
         ]
 
     def unknown(self, state: LogState) -> list[_ListedCheckpoint]:
         """Return the listed checkpoints that may belong to another history: older than the digests in `state`."""
         return [
-            one for one in self.listed if one.digest and one.number <= state.number and not state.digest_at(one.number)
+            checkpoint
+            for checkpoint in self.listed
+            if checkpoint.digest and checkpoint.number <= state.number and not state.digest_at(checkpoint.number)
         ]
 
     @property
@@ -248,20 +252,24 @@ class Checkpoints:
 
         Checkpoints of another history are kept, because they prove it.
         """
-        kept, over = self._known[-_KEPT:], self._known[:-_KEPT]
+        newest, over = self._known[-_KEPT:], self._known[:-_KEPT]
         # checkpoints of earlier versions to which the kept ones have the changes
-        bases = {base_of(one.name) for one in self.listed if one.number >= kept[0]}
-        old = [one for one in self.listed if one.number < kept[0] and one.name not in bases]
+        bases = {base_of(checkpoint.name) for checkpoint in self.listed if checkpoint.number >= newest[0]}
+        old = [
+            checkpoint for checkpoint in self.listed if checkpoint.number < newest[0] and checkpoint.name not in bases
+        ]
         at_once = 1 if self._is_large else _SWEPT_AT_ONCE
-        if len(kept) < _KEPT or len({one.number for one in old}.union(over)) < at_once:
+        if len(newest) < _KEPT or len({checkpoint.number for checkpoint in old}.union(over)) < at_once:
             return
-        names = {one.name for one in old} - {one.name for one in (*self.foreign(state), *self.unknown(state))}
-        for number in range(self._swept, kept[0]):
+        names = {checkpoint.name for checkpoint in old} - {
+            checkpoint.name for checkpoint in (*self.foreign(state), *self.unknown(state))
+        }
+        for number in range(self._swept, newest[0]):
             if digest := state.digest_at(number):
                 names.add(checkpoint_name(number, digest))
         self.storage.delete_many(sorted(names - bases))
-        self.listed = [one for one in self.listed if one.name not in names]
-        self._known, self._swept = kept, kept[0]
+        self.listed = [checkpoint for checkpoint in self.listed if checkpoint.name not in names]
+        self._known, self._swept = newest, newest[0]
 
 
 # time between listings of a log that is used several times a second: only a listing notices another log, and holes
@@ -380,19 +388,19 @@ class StorageLog:
 
         `open` does this. Omit it only if something else decides which history is right.
         """
-        found, state = self._checkpoints.foreign(self.state), self.state
-        if found:
+        strays, state = self._checkpoints.foreign(self.state), self.state
+        if strays:
             # list again, because a writer may have deleted them meanwhile
             self._checkpoints.look()
-            found = self._checkpoints.foreign(state)
+            strays = self._checkpoints.foreign(state)
         unknown = self._checkpoints.unknown(state)[-_CHECKED:]
-        if found := [*found, *(one for one in unknown if not self._is_followed(one))]:
-            raise self.identity.mixed(state, max(found))
+        if strays := [*strays, *(checkpoint for checkpoint in unknown if not self._is_followed(checkpoint))]:
+            raise self.identity.mixed(state, max(strays))
 
-    def _is_followed(self, one: _ListedCheckpoint) -> bool:
+    def _is_followed(self, checkpoint: _ListedCheckpoint) -> bool:
         """Return whether the log continues from the record of a checkpoint, up to the place of the next checkpoint."""
-        behind = self._checkpoints.every or (_RECORDS_OF_LARGE if one.size_bytes >= _SMALL_BYTES else 1)
-        return self.identity.is_followed(one, behind)
+        behind = self._checkpoints.every or (_RECORDS_OF_LARGE if checkpoint.size_bytes >= _SMALL_BYTES else 1)
+        return self.identity.is_followed(checkpoint, behind)
 
     def rely(self) -> None:
         """Make the known records durable in the storage, and their position durable in the root.
@@ -428,12 +436,12 @@ class StorageLog:
         at_once = 1 if active_context().submit is None else _READ_AT_ONCE
         for begin in range(0, len(infos), at_once):
             some = infos[begin : begin + at_once]
-            for info, found in zip(some, side_by_side([partial(self._found, info) for info in some]), strict=True):
-                if isinstance(found, ObjectNotFound):
-                    raise CorruptFile(info.name, "record is listed, but the storage does not have it") from found
-                if isinstance(found, Exception):
-                    raise found
-                yield found
+            for info, record in zip(some, side_by_side([partial(self._found, info) for info in some]), strict=True):
+                if isinstance(record, ObjectNotFound):
+                    raise CorruptFile(info.name, "record is listed, but the storage does not have it") from record
+                if isinstance(record, Exception):
+                    raise record
+                yield record
                 self._listed = info
 
     def _found(self, info: ObjectInfo) -> LogRecord | Exception:
@@ -708,16 +716,16 @@ class StorageLog:
         if not state.number:
             return
         try:
-            found = digest_of(self.storage.get(log_name(state.number)))
-            if found != state.digest:
+            digest = digest_of(self.storage.get(log_name(state.number)))
+            if digest != state.digest:
                 # perhaps damaged on the way
-                found = read_again(partial(self.record, state.number)).digest
+                digest = read_again(partial(self.record, state.number)).digest
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
         if state.digest:
-            self.identity.check_same(state.number, state.digest, found)
+            self.identity.check_same(state.number, state.digest, digest)
         # a checkpoint of an older version lacks the digest
-        self.advance(replace(state, digest=found, chain=found[:DIGEST_DIGITS]))
+        self.advance(replace(state, digest=digest, chain=digest[:DIGEST_DIGITS]))
 
     def advance(self, state: LogState) -> None:
         """Set the state to a later state of this log. Ignore an earlier one."""
@@ -758,7 +766,7 @@ def publishing(
         if not fresh:
             return None
         # their uploads as pending files have the same entries
-        waiting = tuple(one.name for o in fresh if (one := state.pending_of(o.file_id)) is not None)
+        waiting = tuple(pending.name for o in fresh if (pending := state.pending_of(o.file_id)) is not None)
         return LogRecord(0, "publish", epoch, "", 0, fresh, waiting, positions=positions, put_before_ms=put_before_ms)
 
     return make

@@ -125,19 +125,19 @@ class Publication:
         A wrong size raises `CorruptFile` for a job, `StorageUnavailable` for a writer. The objects of an overdue job
         may be missing: `record` refuses them.
         """
-        for one in self._objects:
+        for sent in self._objects:
             try:
-                size = self._storage.head(one.name).size_bytes
+                size = self._storage.head(sent.name).size_bytes
             except ObjectNotFound:
                 if self._epoch is None and self.is_overdue:
                     return
                 raise
-            if self._epoch is not None and size != one.size_bytes:
+            if self._epoch is not None and size != sent.size_bytes:
                 raise StorageUnavailable(
-                    f"{self._storage.uri}: {one.name} has {size:,} bytes after its upload, not {one.size_bytes:,}"
+                    f"{self._storage.uri}: {sent.name} has {size:,} bytes after its upload, not {sent.size_bytes:,}"
                 )
             problem = "object has another size than was written"
-            CorruptFile.unless_equal(one.name, problem, one.size_bytes, size)
+            CorruptFile.unless_equal(sent.name, problem, sent.size_bytes, size)
 
     @property
     def sent(self) -> SentObject:
@@ -153,7 +153,7 @@ class Publication:
     def _age_s(self) -> float:
         """Seconds since the sending began, by this host's clock. A clock that was set back counts like one that ran."""
         now_ms = self.log.clock.now_ms()
-        return max((abs(now_ms - one.began_ms) for one in self._objects), default=0) / 1000
+        return max((abs(now_ms - sent.began_ms) for sent in self._objects), default=0) / 1000
 
     def record(self, what: str, make: Make, holder: Callable[[LogState], object] = lambda state: "others") -> LogState:
         """Append the record that `make` returns (None: others were first). Return the log's state.
@@ -186,7 +186,7 @@ class Publication:
 
     def resolve(self, state: LogState) -> None:
         """Delete the objects that `state` does not name. Call it only if no later record can name them."""
-        left = [one for one in self._objects if not self._named(state, one.name)]
+        left = [sent for sent in self._objects if not self._named(state, sent.name)]
         abandon(left, self._storage)
 
     def _overdue(self, what: str) -> TieredIndexError:
@@ -204,9 +204,9 @@ class Publication:
 
 def abandon(objects: Iterable[SentObject], storage: Storage) -> None:
     """Delete objects that no record will name. After an error `orphans` deletes them later."""
-    for one in objects:
+    for sent in objects:
         with contextlib.suppress(StorageError, DiskFull):  # an orphan only costs space
-            storage.delete(one.name)
+            storage.delete(sent.name)
 
 
 def stored_file(
@@ -247,6 +247,6 @@ def unlike(stored: StoredObject, other: StoredObject, *names: str) -> str | None
     It compares file, number and times of entries, hash rule, shard, and the fields `names`.
     """
     for name in (*_OF_ENTRIES, *names):
-        if (expected := getattr(stored, name)) != (found := getattr(other, name)):
-            return f"{name} {found!r}, the log says {expected!r}"
+        if (expected := getattr(stored, name)) != (present := getattr(other, name)):
+            return f"{name} {present!r}, the log says {expected!r}"
     return None

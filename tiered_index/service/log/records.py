@@ -339,10 +339,10 @@ class LostObject(Stored, frozen=True):
     def joined(self, later: LostObject) -> LostObject:
         """Return one lost object, of this name, for two ranges of one source."""
         assert self.range is not None and later.range is not None
-        one, other = self.range, later.range
-        counts = [count for count in (one.messages, other.messages) if count is not None]
-        begin, end = min(one.begin, other.begin), max(one.end, other.end)
-        both = replace(one, begin=begin, end=end, messages=sum(counts) if counts else None)
+        mine, theirs = self.range, later.range
+        counts = [count for count in (mine.messages, theirs.messages) if count is not None]
+        begin, end = min(mine.begin, theirs.begin), max(mine.end, theirs.end)
+        both = replace(mine, begin=begin, end=end, messages=sum(counts) if counts else None)
         return replace(
             self,
             second_min=min(self.second_min, later.second_min),
@@ -432,7 +432,7 @@ class LogRecord:
                 "version": document_version(
                     self.expired,
                     self.archive,
-                    (*self.pending, *self.catalogs, *self.hide, *(one for one in self.lost if one.is_of_catalog)),
+                    (*self.pending, *self.catalogs, *self.hide, *(lost for lost in self.lost if lost.is_of_catalog)),
                     *chain.values(),
                 ),
                 "kind": self.kind,
@@ -472,10 +472,10 @@ def optional_members(
     """Return the fields that records and checkpoints have only if they are not empty."""
     archived = [segment.to_json() for segment in archive]
     streams = {stream: batch.to_json() for stream, batch in batches.items()}
-    losses = [one.to_json() for one in lost]
+    losses = [lost_object.to_json() for lost_object in lost]
     members: dict[str, Any] = {"archive": archived, "batches": streams, "lost": losses}
     groups = {"pending": pending, "catalogs": catalogs, "hide": hidden}
-    members |= {name: [one.to_json() for one in group] for name, group in groups.items()}
+    members |= {name: [part.to_json() for part in group] for name, group in groups.items()}
     present = {name: member for name, member in members.items() if member}
     return {**present, "expired": expired.to_json()} if expired else present
 
@@ -513,11 +513,11 @@ def verified_text(data: bytes, file: str, newest: int) -> tuple[bytes, int]:
     expected = f"{crc32(body):08x}\n".encode()
     if not mark or tail != expected:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
-    found = decoded(body, _Version, file, "the text before its CRC32").version
-    if type(found) is not int or not 1 <= found <= newest:
-        problem = f"log version {found} is newer than this reader: upgrade tiered_index"
-        raise UnsupportedVersion(file, problem, expected=newest, found=found)
-    return body, found
+    version = decoded(body, _Version, file, "the text before its CRC32").version
+    if type(version) is not int or not 1 <= version <= newest:
+        problem = f"log version {version} is newer than this reader: upgrade tiered_index"
+        raise UnsupportedVersion(file, problem, expected=newest, found=version)
+    return body, version
 
 
 class _Version(Struct):
@@ -539,7 +539,7 @@ def _check_seconds(second_min: int, second_max: int) -> None:
 
 def latest_ms(added: Iterable[StoredObject]) -> int:
     """Return the last time at which the sending of one of the objects began, epoch ms; 0: there are none."""
-    return max((one.published_ms for one in added), default=0)
+    return max((stored.published_ms for stored in added), default=0)
 
 
 class _StoredBatch(Struct):
@@ -564,7 +564,9 @@ class Common(Struct, kw_only=True):
         """Return all fields by name."""
         members = {name: getattr(self, name) for name in self.__struct_fields__}
         stored = self.batches.items()
-        members["batches"] = {name: StreamBatch(one.number, one.entries, int(one.checksum, 16)) for name, one in stored}
+        members["batches"] = {
+            name: StreamBatch(batch.number, batch.entries, int(batch.checksum, 16)) for name, batch in stored
+        }
         members["expired"] = self.expired.read() if self.expired else NOTHING
         return members
 

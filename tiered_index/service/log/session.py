@@ -113,45 +113,45 @@ class LeaseWatch:
 
     def _left_s(self, root_id: str, place: str, waits: bool) -> float:
         """Return the seconds to watch the lease; 0: it lets others claim. Raises `LockHeld`."""
-        found = _current(self._storage)
-        if found is None or found.lease.released:
+        current = _current(self._storage)
+        if current is None or current.lease.released:
             return 0.0
-        if (found.lease.place == place) if found.lease.place else (found.lease.root_id == root_id):
+        if (current.lease.place == place) if current.lease.place else (current.lease.root_id == root_id):
             return 0.0
         now_s = self._clock.monotonic_s()
-        was_renewed = self._name not in ("", found.name)
-        if self._name != found.name:
-            self._name, self._since_s = found.name, now_s
-        age_ms, watched_ms = found.age_ms(self._storage), (now_s - self._since_s) * 1000
-        if max(age_ms, watched_ms) >= found.lease.ttl_ms:
+        was_renewed = self._name not in ("", current.name)
+        if self._name != current.name:
+            self._name, self._since_s = current.name, now_s
+        age_ms, watched_ms = current.age_ms(self._storage), (now_s - self._since_s) * 1000
+        if max(age_ms, watched_ms) >= current.lease.ttl_ms:
             return 0.0
-        left_s = (found.lease.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
-        if waits and not was_renewed and age_ms <= -found.lease.ttl_ms:
+        left_s = (current.lease.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
+        if waits and not was_renewed and age_ms <= -current.lease.ttl_ms:
             return left_s
         take_over = "`tiered-index recover --take-over`, with --root and --storage, does not wait"
-        if _has_ended(found):
+        if _has_ended(current):
             raise LockHeld(
-                f"{self._storage.uri} has the lease of process {found.lease.pid} on {found.lease.host}, with another "
-                f"root. This host has no such process now: it probably was killed. The lease ends in {left_s:.0f} s; "
-                f"{take_over}",
-                pid=found.lease.pid,
-                host=found.lease.host,
+                f"{self._storage.uri} has the lease of process {current.lease.pid} on {current.lease.host}, with "
+                f"another root. This host has no such process now: it probably was killed. The lease ends in "
+                f"{left_s:.0f} s; {take_over}",
+                pid=current.lease.pid,
+                host=current.lease.host,
             )
         raise LockHeld.by(
             self._storage.uri,
-            found.lease.pid,
-            found.lease.host,
+            current.lease.pid,
+            current.lease.host,
             f" with another root; its lease ends in {left_s:.0f} s unless it is renewed. If that writer is gone, "
             f"{take_over}",
         )
 
 
-def _has_ended(found: _Found) -> bool:
+def _has_ended(current: _Found) -> bool:
     """Return whether the holder's host is this one, and has no such process. A container does not see all processes."""
-    if found.lease.host != socket.gethostname():
+    if current.lease.host != socket.gethostname():
         return False
     try:
-        os.kill(found.lease.pid, 0)
+        os.kill(current.lease.pid, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
@@ -164,13 +164,13 @@ def writer_of(storage: Storage) -> Writer | None:
 
     It costs at least two requests.
     """
-    found = _current(storage)
-    if found is None:
+    current = _current(storage)
+    if current is None:
         return None
     # a renewal in the storage's future proves nothing
-    is_young = not found.lease.released and abs(found.age_ms(storage)) < found.lease.ttl_ms
-    state: WriterState = "closed" if found.lease.released else "alive" if is_young else "gone"
-    return Writer(state, found.lease.host, found.lease.pid, found.written_ms)
+    is_young = not current.lease.released and abs(current.age_ms(storage)) < current.lease.ttl_ms
+    state: WriterState = "closed" if current.lease.released else "alive" if is_young else "gone"
+    return Writer(state, current.lease.host, current.lease.pid, current.written_ms)
 
 
 def _current(storage: Storage) -> _Found | None:
@@ -404,14 +404,14 @@ class StorageSession:
 
         def make(state: LogState) -> LogRecord | None:
             known = dict(state.lost)
-            for one in lost:
-                assert one.range is not None
-                same = [old for old in known.values() if _is_like(old, one)]
-                if any(_holds(old, one) for old in same):
+            for part in lost:
+                assert part.range is not None
+                same = [old for old in known.values() if _is_like(old, part)]
+                if any(_holds(old, part) for old in same):
                     continue
-                grown = same[-1].joined(one) if len(same) >= _MOST_RANGES else one
+                grown = same[-1].joined(part) if len(same) >= _MOST_RANGES else part
                 known[grown.name] = grown
-            added = tuple([one for name, one in known.items() if state.lost.get(name) != one])
+            added = tuple([part for name, part in known.items() if state.lost.get(name) != part])
             return LogRecord(0, "ranges", self.epoch, "", 0, lost=added) if added else None
 
         self.log.append("skipped ranges", self.epoch, make)

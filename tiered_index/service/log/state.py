@@ -46,17 +46,17 @@ def _newest(
     known: tuple[int | None, int | None], more: Iterable[StoredObject | LostObject]
 ) -> tuple[int | None, int | None]:
     """Return the last seconds outside the quarantine and in it, of those `known` and of `more`; None: there is none."""
-    found: tuple[list[int], list[int]] = ([], [])
-    for second, seconds in zip(known, found, strict=True):
+    seconds_by_lane: tuple[list[int], list[int]] = ([], [])
+    for second, seconds in zip(known, seconds_by_lane, strict=True):
         seconds.extend([] if second is None else [second])
-    for one in more:
-        if isinstance(one, LostObject) and one.range is not None:
+    for stored in more:
+        if isinstance(stored, LostObject) and stored.range is not None:
             continue  # nothing of it was published
-        in_window = one.shard is not None and one.shard.window_s >= QUARANTINE_S
+        in_window = stored.shard is not None and stored.shard.window_s >= QUARANTINE_S
         # the lane of a lost file is not known
-        in_lane = one.lane == "quarantine" if isinstance(one, StoredObject) else one.shard is None
-        found[in_window or in_lane].append(one.second_max)
-    main, quarantine = found
+        in_lane = stored.lane == "quarantine" if isinstance(stored, StoredObject) else stored.shard is None
+        seconds_by_lane[in_window or in_lane].append(stored.second_max)
+    main, quarantine = seconds_by_lane
     return max(main, default=None), max(quarantine, default=None)
 
 
@@ -145,7 +145,7 @@ class LogState:
 
     def pending_of(self, file_id: str) -> PendingFile | None:
         """Return the pending object of file `file_id`; None: there is none."""
-        return next((one for one in self.pending.values() if one.file_id == file_id), None)
+        return next((waiting for waiting in self.pending.values() if waiting.file_id == file_id), None)
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object of file `file_id`; None: there is none."""
@@ -153,14 +153,14 @@ class LogState:
 
     def segment_at(self, store: str, start: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that begins at offset `start`; None: there is none."""
-        found = self.segment_holding(store, start)
-        return found if found is not None and found.start == start else None
+        segment = self.segment_holding(store, start)
+        return segment if segment is not None and segment.start == start else None
 
     def segment_holding(self, store: str, offset: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that has byte `offset` of its log; None: there is none."""
-        found = self.segments_of(store)
-        at = bisect_right(found, offset, key=_START) - 1
-        return found[at] if at >= 0 and offset < found[at].end else None
+        segments = self.segments_of(store)
+        at = bisect_right(segments, offset, key=_START) - 1
+        return segments[at] if at >= 0 and offset < segments[at].end else None
 
     def segments_of(self, store: str) -> list[ArchivedSegment]:
         """Return the archived segments of `store`, by their start."""
@@ -187,7 +187,7 @@ class LogState:
         newest_ms = self.newest_ms
         bounds_ms = [self.put_before_ms] if self.put_before_ms else []
         # the quarantine does not count, because no answer is complete up to its times
-        bounds_ms += [one.created_ms for one in self.pending.values() if one.lane != "quarantine"]
+        bounds_ms += [waiting.created_ms for waiting in self.pending.values() if waiting.lane != "quarantine"]
         if newest_ms is None or not bounds_ms:
             return newest_ms
         return min(newest_ms, min(bounds_ms) // 1000 * 1000)
@@ -296,8 +296,8 @@ def _with_catalogs(
     catalogs, hidden = before.catalogs, before.hidden
     gone = {name for name in record.remove if name in catalogs}
     if gone:
-        catalogs = {name: one for name, one in catalogs.items() if name not in gone}
-        hidden = {name: one for name, one in hidden.items() if one.catalog not in gone}
+        catalogs = {name: catalog for name, catalog in catalogs.items() if name not in gone}
+        hidden = {name: segment for name, segment in hidden.items() if segment.catalog not in gone}
     for added in record.catalogs:
         if added.name in catalogs:
             raise CorruptFile(file, f"adds {added.name!r}, which exists already")
@@ -306,21 +306,21 @@ def _with_catalogs(
                 file, f"adds {added.name!r}, whose segments of {store!r} overlap those of another catalog"
             )
         catalogs = {**catalogs, added.name: added}
-    for one in record.hide:
-        known = catalogs.get(one.catalog)
-        if known is None or one.store not in known.rows.numbers or one.name in hidden:
-            raise CorruptFile(file, f"hides {one.name!r}, which {one.catalog!r} does not show")
-        hidden = {**hidden, one.name: one}
+    for segment in record.hide:
+        known = catalogs.get(segment.catalog)
+        if known is None or segment.store not in known.rows.numbers or segment.name in hidden:
+            raise CorruptFile(file, f"hides {segment.name!r}, which {segment.catalog!r} does not show")
+        hidden = {**hidden, segment.name: segment}
     return catalogs, hidden
 
 
 def overlapped(catalogs: Iterable[StoredCatalog], added: StoredCatalog) -> str | None:
     """Return a store of whose log `added` and one of `catalogs` have a common range; None: there is none."""
-    for one in catalogs:
-        numbers = one.rows.numbers
+    for catalog in catalogs:
+        numbers = catalog.rows.numbers
         for log in added.rows.logs:
             if (number := numbers.get(log.store)) is not None:
-                other = one.rows.logs[number]
+                other = catalog.rows.logs[number]
                 if log.start < other.end and other.start < log.end:
                     return log.store
     return None
@@ -394,7 +394,7 @@ class LogReplay:
             catalogs=catalogs,
             hidden=hidden,
             batches={**held, **later},
-            lost=now.lost | {one.name: one for one in record.lost},
+            lost=now.lost | {lost.name: lost for lost in record.lost},
             expired=now.expired.joined(record.expired) if record.expired else now.expired,
             roots=now.roots | root,
             put_before_ms=max(now.put_before_ms, record.put_before_ms),
@@ -433,7 +433,11 @@ class LogReplay:
     def _stores(self, known: dict[str, list[ArchivedSegment]]) -> dict[str, list[ArchivedSegment]]:
         stores, archive, placed = dict(known), self._now.archive, self._placed
         for store in self._thinned & stores.keys():
-            stores[store] = [one for one in stores[store] if archive.get(one.name) is one and one.place not in placed]
+            stores[store] = [
+                present
+                for present in stores[store]
+                if archive.get(present.name) is present and present.place not in placed
+            ]
         for segment in placed.values():
             if archive.get(segment.name) is segment:
                 store = segment.store

@@ -115,9 +115,9 @@ def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32], 
     core = compiled_views()
     assert core is not None
     bounds = batch.second_min, batch.second_max, batch.max_count
-    asked = batch.topic_index, batch.key_hash, masked_hash, batch.fingerprint, *bounds
+    columns = batch.topic_index, batch.key_hash, masked_hash, batch.fingerprint, *bounds
     return core.ViewBatch(  # type: ignore[no-any-return]
-        view, batch.topics, *map(np.ascontiguousarray, asked), stored, batch.after_rows
+        view, batch.topics, *map(np.ascontiguousarray, columns), stored, batch.after_rows
     )
 
 
@@ -194,42 +194,42 @@ class LookupBatch:
     def __init__(self, lookups: Sequence[Lookup], *, allow_partial: bool = False, order_columns: int = 3) -> None:
         """`order_columns`: the number of columns of an order key. Raises `InvalidCursor`, too."""
         self.allow_partial = allow_partial
-        asked = lookups if isinstance(lookups, LookupColumns) else LookupColumns.of(lookups)
+        columns = lookups if isinstance(lookups, LookupColumns) else LookupColumns.of(lookups)
         self.lookups: Sequence[Lookup | PreparedLookup] = lookups
-        for topic in asked.topics if not set(map(type, asked.topics)) <= {str} else ():
+        for topic in columns.topics if not set(map(type, columns.topics)) <= {str} else ():
             check_topic(topic)
-        given = {topic: check_topic(topic) for topic in dict.fromkeys(asked.topics)}
-        self.topics = list(dict.fromkeys(given.values()))
+        topics_checked = {topic: check_topic(topic) for topic in dict.fromkeys(columns.topics)}
+        self.topics = list(dict.fromkeys(topics_checked.values()))
         if len(self.topics) > 1:
-            places = {topic: self._topic_places[checked] for topic, checked in given.items()}
-            self.topic_index = np.fromiter(map(places.__getitem__, asked.topics), np.int64, len(lookups))
+            places = {topic: self._topic_places[checked] for topic, checked in topics_checked.items()}
+            self.topic_index = np.fromiter(map(places.__getitem__, columns.topics), np.int64, len(lookups))
         else:
             self.topic_index = np.zeros(len(lookups), np.int64)
-        self.second_min, self.second_max, self.max_count = asked.ranges()
+        self.second_min, self.second_max, self.max_count = columns.ranges()
         self.range_ends = self.second_max
         try:
-            units = code_units(asked.keys)
+            units = code_units(columns.keys)
         except (TypeError, ValueError):  # also Arrow's errors; `check_key` raises one that names the key
-            for key in asked.keys:
+            for key in columns.keys:
                 check_key(key)
             raise
         for number in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1]:
-            check_key(asked.keys[number])
+            check_key(columns.keys[number])
         # a character beyond 16 bits has two of these units, and so has no valid text another one
         if units.units.itemsize > 1 and (units.units & 0xF800 == 0xD800).any():
-            for key in asked.keys:
+            for key in columns.keys:
                 check_key(key)
         self.java_hash, self.fingerprint = java_hash_batch(self.topics or ["-"], self.topic_index, units)
         self.key_hash = key_hashes(self.java_hash, "abs")
-        if asked.cursors.count(None) < len(lookups):
-            self._continue(asked, order_columns)
-        self.others = self._other_spellings(asked.keys, units)
+        if columns.cursors.count(None) < len(lookups):
+            self._continue(columns, order_columns)
+        self.others = self._other_spellings(columns.keys, units)
 
-    def _continue(self, asked: LookupColumns, order_columns: int) -> None:
+    def _continue(self, columns: LookupColumns, order_columns: int) -> None:
         """Set where the lookups with a cursor begin. Raises `InvalidCursor`."""
         topics = map(self.topics.__getitem__, self.topic_index.tolist())
         ranges = zip(self.second_min.tolist(), self.range_ends.tolist(), strict=True)
-        each = zip(asked.cursors, topics, asked.keys, ranges, strict=True)
+        each = zip(columns.cursors, topics, columns.keys, ranges, strict=True)
         self.after = {
             number: decode_cursor(cursor, query_digest(topic, key, *within), order_columns)
             for number, (cursor, topic, key, within) in enumerate(each)
@@ -300,7 +300,7 @@ class LookupBatch:
         """
         if self.others:
             return self._as_spelled.under(rule) + tuple(
-                itertools.chain.from_iterable(one.under(rule) for one in self.others)
+                itertools.chain.from_iterable(batch.under(rule) for batch in self.others)
             )
         if rule == "abs" or not len(self._two_hashes):
             return (self,)
@@ -320,12 +320,14 @@ class LookupBatch:
         made = self._copy()
         begins = np.array([expired.begin_of(topic) for topic in self.topics], np.int64)
         made.second_min = np.maximum(self.second_min, begins[self.topic_index])
-        found = {at: erased for at, topic in enumerate(self.topics) if (erased := expired.erased_of(topic)) is not None}
-        for place in np.flatnonzero(np.isin(self.key_hash, expired.erased.hashes)).tolist() if found else ():
-            if (erased := found.get(int(self.topic_index[place]))) is not None:
+        erased_topics = {
+            at: erased for at, topic in enumerate(self.topics) if (erased := expired.erased_of(topic)) is not None
+        }
+        for place in np.flatnonzero(np.isin(self.key_hash, expired.erased.hashes)).tolist() if erased_topics else ():
+            if (erased := erased_topics.get(int(self.topic_index[place]))) is not None:
                 begin = erased.begin_of(int(self.key_hash[place]), int(self.fingerprint[place]))
                 made.second_min[place] = max(made.second_min[place], begin)
-        made.queues = {(at, queue): begin for at, one in found.items() for queue, begin in one.queues.items()}
+        made.queues = {(at, queue): begin for at, one in erased_topics.items() for queue, begin in one.queues.items()}
         return made
 
     def within_index(self, number: int) -> Self:
@@ -390,9 +392,9 @@ class LookupBatch:
             (items,) = (stored == self.key_hash[0]).nonzero() if among is None or len(among) else (_ZERO[:0],)
             return _Matched(_ZERO, items, np.zeros(len(items), np.int64), np.ones(len(items), np.int64))
         if among is None and (loops := compiled()) is not None:
-            found = np.empty((3, len(stored)), np.int64)
-            count = loops.match(stored, self._sorted_hashes, self._hash_starts, *found)
-            return _Matched(self._by_hash, *found[:, :count])
+            pairs = np.empty((3, len(stored)), np.int64)
+            count = loops.match(stored, self._sorted_hashes, self._hash_starts, *pairs)
+            return _Matched(self._by_hash, *pairs[:, :count])
         by_hash = self._by_hash if among is None else among[stable_order(self.key_hash[among])]
         sorted_hashes = self.key_hash[by_hash]
         first = np.searchsorted(sorted_hashes, stored, "left")
@@ -424,17 +426,17 @@ class LookupBatch:
             keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
         for (at, queue_id), begin in self.queues.items():
             keep &= (self.topic_index[lookups] != at) | (items["queue_id"] != queue_id) | (seconds >= begin)
-        kept = np.flatnonzero(keep)
-        rows = np.empty(len(kept), schema.row)
-        rows["second"] = seconds[kept]
-        rows["key_hash"] = self.key_hash[lookups[kept]]
+        places = np.flatnonzero(keep)
+        rows = np.empty(len(places), schema.row)
+        rows["second"] = seconds[places]
+        rows["key_hash"] = self.key_hash[lookups[places]]
         for name in rows.dtype.names or ():
             if name not in ("second", "key_hash"):
-                rows[name] = items[name][kept]
-        if self.after and len(kept):
-            later = self._are_after(lookups[kept], rows, schema)
-            kept, rows = kept[later], rows[later]
-        return Matches(lookups[kept], rows)
+                rows[name] = items[name][places]
+        if self.after and len(places):
+            later = self._are_after(lookups[places], rows, schema)
+            places, rows = places[later], rows[later]
+        return Matches(lookups[places], rows)
 
     def _are_after(self, owners: npt.NDArray[np.int64], rows: Array, schema: Schema) -> npt.NDArray[np.bool_]:
         """Return which rows (bool, m) come after the end of the page before of their lookup (`owners`, m)."""
@@ -481,13 +483,13 @@ class LookupBatch:
         """Return the numbers of the lookups whose range overlaps the inclusive seconds."""
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
-    def page_ends(self, lookups: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
-        """Return the second of the first row after each lookup's page (n), or `NEVER`. `found`: by `OrderedRows`."""
+    def page_ends(self, lookups: npt.NDArray[np.int64], matches: Matches) -> npt.NDArray[np.int64]:
+        """Return the second of the first row after each lookup's page (n), or `NEVER`. `matches`: by `OrderedRows`."""
         most = self.max_count[lookups]
-        starts = np.searchsorted(found.lookups, lookups)
-        enough = np.searchsorted(found.lookups, lookups, "right") - starts > most
+        starts = np.searchsorted(matches.lookups, lookups)
+        enough = np.searchsorted(matches.lookups, lookups, "right") - starts > most
         ends = np.full(len(lookups), NEVER)
-        ends[enough] = found.rows["second"][starts[enough] + most[enough]]
+        ends[enough] = matches.rows["second"][starts[enough] + most[enough]]
         return ends
 
 
@@ -618,13 +620,13 @@ class MatchAccumulator:
         # the most rows that are held without a cut
         self._most = int(self.batch.max_count[0]) - 1 if self.skips else _HELD_ROWS
 
-    def add(self, found: Matches) -> None:
+    def add(self, matches: Matches) -> None:
         """Add rows."""
-        if not len(found.rows):
+        if not len(matches.rows):
             return
         with self._lock:
-            self._parts.append(found)
-            self._count += len(found.rows)
+            self._parts.append(matches)
+            self._count += len(matches.rows)
             if self._count > self._most:
                 # sorting takes longest, so it waits for the end unless a lookup has too many rows
                 if self.skips or self._has_more():
@@ -723,16 +725,16 @@ def matching(
     def look(picked: Any, lookups: npt.NDArray[np.int64]) -> None:
         gathered.add(batch.select(picked, lookups, seconds_of(picked), topic_pairs, schema))
 
-    found = batch.matched(items["key_hash"], among)
+    pairs = batch.matched(items["key_hash"], among)
     if len(batch) == 1:
-        picked = pick(found.items)
-        return batch.select(picked, found.first, seconds_of(picked), topic_pairs, schema)
-    if int(found.counts.sum()) <= PAIRS_AT_A_TIME or found.items_a_hash <= batch.max_count.min():
-        for places, lookups in found.pairs():
+        picked = pick(pairs.items)
+        return batch.select(picked, pairs.first, seconds_of(picked), topic_pairs, schema)
+    if int(pairs.counts.sum()) <= PAIRS_AT_A_TIME or pairs.items_a_hash <= batch.max_count.min():
+        for places, lookups in pairs.pairs():
             look(pick(places), lookups)
         return gathered.found()
     # a hot key with many lookups: newest items first, until each lookup has its page
-    matched = found.items
+    matched = pairs.items
     seconds = seconds_of(pick(matched))
     order = np.argsort(-seconds, kind="stable")
     matched, seconds = matched[order], seconds[order]

@@ -177,13 +177,13 @@ class Filters:
         if whole is not None:
             return ~blocks_may_hold(_words(whole)[numbers], hashes)
         pieces, place = np.unique(numbers // _BLOCKS_A_PIECE, return_inverse=True)
-        found = []
+        blocks_read = []
         for piece in pieces.tolist():
             data = self._piece(stored, piece)
             if data is None:
                 return nothing
-            found.append(data.ljust(PIECE_BYTES, b"\0"))
-        words = _words(b"".join(found))
+            blocks_read.append(data.ljust(PIECE_BYTES, b"\0"))
+        words = _words(b"".join(blocks_read))
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
     def record_miss(self, stored: StoredObject, hash64: int) -> None:
@@ -239,10 +239,10 @@ class Filters:
 
     def adopt(self, stored: StoredObject, data: bytes) -> bool:
         """Cache a file's verified filter only in memory. Return whether it is kept."""
-        kept = self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
+        is_kept = self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
         # after the filter, so that a thread that sees the number finds the filter
         self.kept += 1
-        return kept
+        return is_kept
 
     def whole(self, stored: StoredObject) -> bytes | None:
         """Return a file's verified filter, and keep it in memory; None: it is in no cache."""

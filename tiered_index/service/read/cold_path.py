@@ -289,7 +289,7 @@ class ColdPath:
 
         If `damaged` is given, damaged runs are left out, and their errors are added to it by position.
         """
-        found: list[memoryview] = []
+        checked: list[memoryview] = []
         pieces: dict[int, memoryview] = {}
         missing: list[Run] = []
         for run in runs:
@@ -298,9 +298,9 @@ class ColdPath:
                 missing.append(run)
             else:
                 piece = pieces[run.offset] = memoryview(block)
-                found.append(piece)
+                checked.append(piece)
         if not missing:
-            return found
+            return checked
         spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
         if (cuts := self._cuts(spans)) > 0:
             spans = cut_spans(spans, cuts)
@@ -433,8 +433,8 @@ class ColdPath:
         """Forget notes and disk cache entries of objects that are not in `named`."""
         self.filters.forget_unnamed(named)
         # copied first, because lookups of other threads add files
-        kept = {name: file for name, file in list(self.in_core.items()) if name in named}
-        self.core_bytes, self.in_core = sum(file.size_bytes for file in kept.values()), kept
+        still_named = {name: file for name, file in list(self.in_core.items()) if name in named}
+        self.core_bytes, self.in_core = sum(file.size_bytes for file in still_named.values()), still_named
         if self._folder is not None:
             self._folder.forget_unnamed(named)
 
@@ -464,9 +464,9 @@ class ColdPath:
     def _trailer_at_hand(self, stored: StoredObject) -> Trailer | None:
         """Return a file's trailer from the disk cache. None: only the file has it."""
         length = stored.size_bytes - stored.directory_position
-        if self._folder is not None and (kept := self._folder.read(stored.name, "trailer", length)) is not None:
+        if self._folder is not None and (cached := self._folder.read(stored.name, "trailer", length)) is not None:
             with contextlib.suppress(CorruptFile):  # a wrong cache entry: read the storage
-                trailer = verified_trailer(stored, kept)
+                trailer = verified_trailer(stored, cached)
                 self._keep_trailer(stored, trailer)
                 return trailer
         # another thread may have read it
@@ -483,10 +483,10 @@ class ColdPath:
         if self._folder is not None:
             self._folder.write(stored.name, "trailer", fetched[filter_bytes:])
         if filter_bytes:
-            found = fetched[:filter_bytes]
+            filter_data = fetched[:filter_bytes]
             try:
-                _check_filter(stored, found, trailer.tail.filter_crc32)
-                self.filters.keep(stored, found)
+                _check_filter(stored, filter_data, trailer.tail.filter_crc32)
+                self.filters.keep(stored, filter_data)
             except CorruptFile as error:
                 _log.warning("ignoring the filter of %s: %s", stored.name, error)
         return trailer
@@ -498,12 +498,12 @@ class ColdPath:
             if gap_bytes := span.gap_bytes:
                 for usage in active_context().usages:
                     usage.count_between(gap_bytes)
-            found = list(whole_runs(span.pieces(data), stored.name, damaged))
-            for run, piece in found:
+            whole = list(whole_runs(span.pieces(data), stored.name, damaged))
+            for run, piece in whole:
                 # a copy, because a view would keep the whole span in memory
                 block = data if run.length == len(data) else bytes(piece)
                 self.caches.blocks.put((self._index_id, stored.name, run.offset), block, run.length)
-            return [(run.offset, piece) for run, piece in found]
+            return [(run.offset, piece) for run, piece in whole]
 
         try:
             return self._checked(stored, span.start, span.length, check, partial(check, damaged=damaged))

@@ -97,8 +97,8 @@ class LocalBytes:
         """Return the rows that answer each lookup, in any order."""
         metadata = self._trailer.metadata
         interval = metadata.second_min, metadata.second_max
-        found = search_batch(self.in_core(), batch, metadata.layout.schema, *interval)
-        return collected(search_file(self, batch)) if found is None else found
+        matches = search_batch(self.in_core(), batch, metadata.layout.schema, *interval)
+        return collected(search_file(self, batch)) if matches is None else matches
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
         """Return each run's verified bytes in the map. See `FileBytes.verified`."""
@@ -124,8 +124,8 @@ class StorageBytes:
     def trailer_of(self, schema: Schema) -> Trailer:
         """Return the trailer. Raises `SchemaMismatch` if the entries have another schema."""
         trailer = self.trailer()
-        if (found := trailer.metadata.layout.schema) != schema:
-            raise SchemaMismatch(f"{self.file} stores {found.name} entries, the index {schema.name}")
+        if (stored_schema := trailer.metadata.layout.schema) != schema:
+            raise SchemaMismatch(f"{self.file} stores {stored_schema.name} entries, the index {schema.name}")
         return trailer
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
@@ -142,20 +142,20 @@ class StorageBytes:
             away = self.away(batch)
         if not away.all() and cold.prepare_search(stored):
             away = away | cold.filters.excludes_many(stored, batch.filter_hashes(keyed=cold.keyed))
-        found = collected(search_file(self, batch, away))
-        if batch.is_one and len(found.rows):
-            return found
+        matches = collected(search_file(self, batch, away))
+        if batch.is_one and len(matches.rows):
+            return matches
         missed = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
-        missed[found.lookups] = False
+        missed[matches.lookups] = False
         # a page does not show what the file lacks
         missed[list(batch.after)] = False
-        for lacking, _ in found.damage:
+        for lacking, _ in matches.damage:
             missed[lacking] = False
         if missed.any():
             first = int(missed.argmax())
             if not self.lacks_topic(batch.topics[int(batch.topic_index[first])]):
                 cold.filters.record_miss(stored, int(batch.filter_hashes(keyed=cold.keyed)[first]))
-        return found
+        return matches
 
     def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:
         """Return which lookups (bool, n) have no answer in the file, by their range or a cached filter."""
@@ -237,11 +237,11 @@ class CompactedFile:
     def search(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, in any order."""
         if self.local is not None:
-            found = self.local.search(batch)
-            if found.damage and self.stored is not None:
+            matches = self.local.search(batch)
+            if matches.damage and self.stored is not None:
                 # the storage has the damaged parts
-                raise found.damage[0][1]
-            return found
+                raise matches.damage[0][1]
+            return matches
         assert self.stored is not None
         return self.stored.search(batch)
 
@@ -330,5 +330,5 @@ def verify_tables(file: CompactedFile) -> None:
         parts.append(("slot table", HEADER_SIZE, metadata.layout.items_position, metadata.slots_crc32))
     for name, start, stop, expected in parts:
         with memoryview(file.local.data) as whole, whole[start:stop] as piece:
-            found = zlib.crc32(piece)
-        CorruptFile.unless_equal(file.local.file, f"{name} does not match its CRC32", expected, found, offset=start)
+            computed = zlib.crc32(piece)
+        CorruptFile.unless_equal(file.local.file, f"{name} does not match its CRC32", expected, computed, offset=start)

@@ -89,7 +89,7 @@ class Export(Iterator[pa.RecordBatch]):
         wanted: ExportRange,
         schema: Schema,
         state: LogState,
-        found: Sequence[Handle],
+        handles: Sequence[Handle],
         storage: Storage,
         check_open: Callable[[], None],
         read_log: Callable[[str], LogState],
@@ -105,7 +105,7 @@ class Export(Iterator[pa.RecordBatch]):
         settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
         self._cold = ColdPath(storage, keyed=schema.keyed, settings=settings)
         held.callback(self._cold.close)
-        self._files = sorted(self._chosen(found), key=lambda file: (file.second_min, file.name))
+        self._files = sorted(self._chosen(handles), key=lambda file: (file.second_min, file.name))
         assert state.genesis is not None
         self.most_entries = sum(file.count for file in self._files)
         self.log_number = state.number
@@ -156,10 +156,10 @@ class Export(Iterator[pa.RecordBatch]):
         """Return the batches as an Arrow stream."""
         return pa.RecordBatchReader.from_batches(self.schema, self).__arrow_c_stream__(requested_schema)
 
-    def _chosen(self, found: Sequence[Handle]) -> Iterator[_File]:
+    def _chosen(self, handles: Sequence[Handle]) -> Iterator[_File]:
         """Yield the files that have the entries, each entry once. Raises the error of a file that can't be read."""
         files, copies = self._state.files, dict[str, CompactedFile]()
-        for handle in found:
+        for handle in handles:
             if isinstance(handle, DamagedFile):
                 raise handle.error.with_traceback(None)
             # stored objects come from the log's state below, and the buffer was flushed before
@@ -225,12 +225,14 @@ class Export(Iterator[pa.RecordBatch]):
     def _batch(self, items: Array, begin_s: int, names: Mapping[int, str]) -> pa.RecordBatch:
         wanted = self._wanted
         seconds = items["time_diff_s"].astype(np.int64) + begin_s
-        kept = (seconds >= wanted.second_min) & (seconds <= wanted.second_max)
-        kept &= self._state.expired.keeps(items, seconds, names)
+        is_wanted = (seconds >= wanted.second_min) & (seconds <= wanted.second_max)
+        is_wanted &= self._state.expired.keeps(items, seconds, names)
         if wanted.topics is not None:
-            kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in names.items() if name in wanted.topics])
-        if not kept.all():
-            items, seconds = items[kept], seconds[kept]
+            is_wanted &= np.isin(
+                items["topic_id"], [topic_id for topic_id, name in names.items() if name in wanted.topics]
+            )
+        if not is_wanted.all():
+            items, seconds = items[is_wanted], seconds[is_wanted]
         arrays = []
         for field in self.schema:
             if field.name == "topic":

@@ -104,15 +104,15 @@ def _unpacked(
 
 def collected(parts: Iterable[Matches]) -> Matches:
     """Return the rows and the damage of `search_file` together."""
-    found = list(parts)
-    if len(found) == 1:
-        return found[0]
-    damage = tuple([one for part in found for one in part.damage])
-    found = [part for part in found if len(part.rows)]
-    if not found:
+    filled = list(parts)
+    if len(filled) == 1:
+        return filled[0]
+    damage = tuple([part_damage for part in filled for part_damage in part.damage])
+    filled = [part for part in filled if len(part.rows)]
+    if not filled:
         return Matches.lacking(*damage)
-    rows = np.concatenate([part.rows.view(np.void) for part in found]).view(found[0].rows.dtype)
-    return Matches(np.concatenate([part.lookups for part in found]), rows, damage)
+    rows = np.concatenate([part.rows.view(np.void) for part in filled]).view(filled[0].rows.dtype)
+    return Matches(np.concatenate([part.lookups for part in filled]), rows, damage)
 
 
 def search_file(
@@ -157,7 +157,7 @@ def search_file(
         for window in _windows(runs, _WINDOW_BYTES, gap_bytes):
             part = starts[first : first + len(window) + 1]
             asked = lookups[part[0] : part[-1]]
-            yield from (found for found in search.read(window, part - part[0], asked) if len(found.rows))
+            yield from (matches for matches in search.read(window, part - part[0], asked) if len(matches.rows))
             first += len(window)
     if search.lacking:
         offset, errors = next(iter(search.lacking)), search.damaged
@@ -210,9 +210,9 @@ class _Search:
                 return
             each = [asking[run.offset][1] for run in runs]
             starts, lookups = np.cumsum([0, *map(len, each)]), np.concatenate(each)
-        found = self._picked(runs, pieces, starts, lookups)
-        if found is not None:
-            yield found
+        matches = self._picked(runs, pieces, starts, lookups)
+        if matches is not None:
+            yield matches
             return
         try:
             yield self._matched(runs, pieces, lookups)
@@ -237,10 +237,10 @@ class _Search:
         if self._core is None:
             return None
         counts = np.array([run.count for run in runs], np.int64)
-        found = self._core.picked(pieces, counts, starts, np.ascontiguousarray(lookups))
-        if found is None:
+        picked = self._core.picked(pieces, counts, starts, np.ascontiguousarray(lookups))
+        if picked is None:
             return None
-        return Matches(np.frombuffer(found[0], np.int64), np.frombuffer(found[1], self.schema.row))
+        return Matches(np.frombuffer(picked[0], np.int64), np.frombuffer(picked[1], self.schema.row))
 
     def _matched(self, runs: Sequence[Run], pieces: Sequence[memoryview], lookups: Int64) -> Matches:
         """Return the rows of runs by NumPy. Raises `CorruptFile` for a run that can't be unpacked."""
@@ -323,9 +323,9 @@ class _GiantSlot:
         self._damaged[place] = True
         self._give_up(self._short[place])
 
-    def settle(self, found: Matches) -> None:
-        """Close the lookups that have enough rows. `found` has their first rows so far (`OrderedRows.first`)."""
-        last = self._batch.page_ends(self._lookups, found)
+    def settle(self, matches: Matches) -> None:
+        """Close the lookups that have enough rows. `matches` has their first rows so far (`OrderedRows.first`)."""
+        last = self._batch.page_ends(self._lookups, matches)
         unread = self._needing & self._unread
         newest = np.where(unread, self._newest, NEVER).max(axis=0)
         # whether a block behind an unread one was read
@@ -356,8 +356,8 @@ def _with_giants(
             asked = [
                 owners[run.offset].asking(run) if run.offset in owners else asking[run.offset][1] for run in window
             ]
-            for found in search.read(window, np.cumsum([0, *map(len, asked)]), np.concatenate(asked)):
-                gathered.add(found)
+            for matches in search.read(window, np.cumsum([0, *map(len, asked)]), np.concatenate(asked)):
+                gathered.add(matches)
             for run in window:
                 if (giant := owners.get(run.offset)) is not None:
                     (giant.miss if run.offset in search.damaged else giant.take)(run)
@@ -366,8 +366,8 @@ def _with_giants(
         first = gathered.first()
         for giant in giants:
             giant.settle(first)
-    if len((found := gathered.found()).rows):
-        yield found
+    if len((matches := gathered.found()).rows):
+        yield matches
     # a lookup needs only the blocks that were chosen for it
     search.lacking = {offset: lookups for offset, lookups in search.lacking.items() if offset not in owners}
     search.lacking |= {giant.runs[0].offset: giant.lacking for giant in giants if len(giant.lacking)}

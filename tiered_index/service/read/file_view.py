@@ -93,13 +93,13 @@ class BatchRows:
     noted: BatchNotes
 
 
-def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
+def reports_of(noted: Noted, prices: PriceTable) -> list[FileReport]:
     """Return a report of each file in range, except those that are `left`. The files have no times of their own."""
     reports = []
-    for number, (label, note) in enumerate(zip(found.handles, found.notes, strict=True)):
+    for number, (label, note) in enumerate(zip(noted.handles, noted.notes, strict=True)):
         if note in (_AWAY, _LEFT):
             continue
-        outcome, spent = _SKIPPED.get(note, "read"), found.spent_by.get(number)
+        outcome, spent = _SKIPPED.get(note, "read"), noted.spent_by.get(number)
         requests, size = spent or (0, 0)
         # a stored file that needed no request
         cached = outcome == "read" and spent is None and label.place == "storage"
@@ -119,17 +119,17 @@ def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
     return reports
 
 
-def excluded_by(found: Noted) -> int:
+def excluded_by(noted: Noted) -> int:
     """Return the number of stored files that a view has excluded by filter or topic."""
-    return sum([note in (_BY_FILTER, _BY_TOPIC) for note in found.notes])
+    return sum([note in (_BY_FILTER, _BY_TOPIC) for note in noted.notes])
 
 
-def with_reads_of(found: Noted, reports: Sequence[FileReport], prices: PriceTable) -> list[FileReport]:
+def with_reads_of(noted: Noted, reports: Sequence[FileReport], prices: PriceTable) -> list[FileReport]:
     """Return reports of files that are `left`, with the requests that the core made for them."""
-    if not found.spent_by:
+    if not noted.spent_by:
         return list(reports)
-    labels, notes = found.handles, found.notes
-    spent_by = {labels[number].file_id: spent for number, spent in found.spent_by.items() if notes[number] == _LEFT}
+    labels, notes = noted.handles, noted.notes
+    spent_by = {labels[number].file_id: spent for number, spent in noted.spent_by.items() if notes[number] == _LEFT}
     return [
         report
         if (spent := spent_by.get(report.file)) is None
@@ -252,8 +252,8 @@ class LocalView:
 
         `stored`: also search files in a storage that is a local folder.
         """
-        asked = in_core(self.core, batch, batch.under("mask")[0].key_hash, stored=stored)
-        parts = in_parts(asked.find, len(batch))
+        answers = in_core(self.core, batch, batch.under("mask")[0].key_hash, stored=stored)
+        parts = in_parts(answers.find, len(batch))
         matches = [
             Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, self.schema.row))
             for lookups, rows, _, _ in parts
@@ -263,7 +263,7 @@ class LocalView:
             counts = np.add.reduceat(counts, self._first)
         low, high = int(batch.second_min.min()), int(batch.second_max.max())
         away = [handle.second_min > high or handle.second_max < low for handle in self.handles]
-        left = self._left(asked.left, [some for _, _, some, _ in parts])
+        left = self._left(answers.left, [some for _, _, some, _ in parts])
         notes, spent_by = [], {}
         for place, (rows, reads, size, in_range, searched) in enumerate(counts.tolist()):
             if reads:
@@ -293,18 +293,18 @@ class LocalView:
         `files` are to be searched for all lookups. `pairs` have a file and a lookup each.
         """
         left: dict[int, npt.NDArray[np.int64] | None] = {bisect_right(self._first, file) - 1: None for file in files}
-        found = np.concatenate([np.frombuffer(some, np.int64) for some in pairs]).reshape(-1, 2)
-        places = np.searchsorted(self._first, found[:, 0], "right") - 1
+        rows = np.concatenate([np.frombuffer(some, np.int64) for some in pairs]).reshape(-1, 2)
+        places = np.searchsorted(self._first, rows[:, 0], "right") - 1
         for place in np.unique(places).tolist():
-            left.setdefault(place, found[places == place, 1])
+            left.setdefault(place, rows[places == place, 1])
         return left
 
-    def left(self, found: ViewRows) -> list[Handle]:
+    def left(self, rows: ViewRows) -> list[Handle]:
         """Return the files that the caller of `find` has to search."""
-        if not found.has_left:
+        if not rows.has_left:
             return []
         # one for all shards of a table
-        places = {bisect_right(self._first, number) - 1 for number, note in enumerate(found.notes) if note == _LEFT}
+        places = {bisect_right(self._first, number) - 1 for number, note in enumerate(rows.notes) if note == _LEFT}
         return [self.handles[place] for place in sorted(places)]
 
 
@@ -327,10 +327,10 @@ def _stored_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None] | 
     if isinstance(handle, CompactedFile) and handle.local is None and handle.stored is not None:
         return [_of_object(handle.stored.cold, handle.stored.stored, handle.hash, schema)]
     if isinstance(handle, WindowTable):
-        shards = sorted(handle.shards, key=lambda one: one.part.slot_low)
+        shards = sorted(handle.shards, key=lambda shard: shard.part.slot_low)
         # shards of a giant slot have the same slot, and are left to the caller
-        if all(one.part.slot_high <= other.part.slot_low for one, other in itertools.pairwise(shards)):
-            return [_of_object(handle.cold, one, handle.hash, schema) for one in shards]
+        if all(shard.part.slot_high <= other.part.slot_low for shard, other in itertools.pairwise(shards)):
+            return [_of_object(handle.cold, shard, handle.hash, schema) for shard in shards]
     return None
 
 

@@ -398,7 +398,7 @@ class IndexView(Polled):
             return None
         if snapshot.whole is None:
             with self.catalog.reading() as snapshot:
-                state, lost = snapshot.state, [(None, one) for one in snapshot.state.lost.values()]
+                state, lost = snapshot.state, [(None, lost_object) for lost_object in snapshot.state.lost.values()]
                 # a tuple, because None says that it is not known yet
                 snapshot.whole = ()
                 if self._root_view is None and not state.expired and not self._closed:

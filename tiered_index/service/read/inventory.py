@@ -49,11 +49,11 @@ class Leftovers:
     def __init__(self, storage: Storage) -> None:
         self._log = StorageLog(storage, SystemClock())
 
-    def without(self, found: Sequence[Handle], state: LogState) -> Sequence[Handle]:
-        """Return the handles in `found` without merged files, as of a state of the log."""
+    def without(self, handles: Sequence[Handle], state: LogState) -> Sequence[Handle]:
+        """Return the handles in `handles` without merged files, as of a state of the log."""
         over: set[str] = set()
         begun: dict[str, int] = {}
-        for handle in found:
+        for handle in handles:
             if handle.file_id in state.files:
                 continue
             if isinstance(handle, CompactedFile):
@@ -69,12 +69,12 @@ class Leftovers:
                 over |= begun.keys() & self._log.removed_files(state, min(begun.values()))
             except (StorageError, CorruptFile, BudgetExceeded) as error:
                 unsure = [
-                    DamagedFile(one.file_id, one.place, without_frames(error), one.second_min, one.second_max)
-                    for one in found
-                    if one.file_id in begun
+                    DamagedFile(file.file_id, file.place, without_frames(error), file.second_min, file.second_max)
+                    for file in handles
+                    if file.file_id in begun
                 ]
                 over |= begun.keys()
-        return [*(one for one in found if one.file_id not in over), *unsure] if over else found
+        return [*(file for file in handles if file.file_id not in over), *unsure] if over else handles
 
 
 def describe_handle(handle: Handle) -> dict[str, Any]:

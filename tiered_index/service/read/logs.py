@@ -27,16 +27,16 @@ class Logs(NamedTuple):
     @classmethod
     def of(cls, indexes: Iterable[tuple[str | None, Mapping[str, LostObject], Expired]]) -> Logs:
         """Make it from the URI, the lost objects and the expired entries of each index."""
-        told = [one for one in indexes if one[1] or one[2]]
+        told = [index for index in indexes if index[1] or index[2]]
         if not told:
             return _NOTHING
-        lost = [(source, one) for source, given_up, _ in told for one in given_up.values()]
+        lost = [(source, index) for source, given_up, _ in told for index in given_up.values()]
         return cls(lost, [(source, gone) for source, _, gone in told if gone])
 
     @classmethod
     def joined(cls, parts: Sequence[Logs]) -> Logs:
         """Join the lost objects and expired entries of several indexes."""
-        return cls([one for part in parts for one in part.lost], [one for part in parts for one in part.expired])
+        return cls([item for part in parts for item in part.lost], [item for part in parts for item in part.expired])
 
     def kept(self, batch: LookupBatch) -> Kept:
         """Return lookups without the expired entries of the only index."""
@@ -44,7 +44,7 @@ class Logs(NamedTuple):
             return {}
         [(_, gone)] = self.expired
         # for all rules, because an object that replaces a removed one may have another rule
-        return {rule: [one.without(gone) for one in batch.under(rule)] for rule in HASH_RULES}
+        return {rule: [under_rule.without(gone) for under_rule in batch.under(rule)] for rule in HASH_RULES}
 
     def provenance(
         self,
@@ -61,8 +61,8 @@ class Logs(NamedTuple):
         """
         if not self.lost and not self.expired:
             return Provenance(freshness, unknown_topics)
-        asked = second_min, second_max, *hashes
-        lost = [one.told(source) for source, one in self.lost if one.concerns(*asked, topic=topic)]
+        bounds = second_min, second_max, *hashes
+        lost = [one.told(source) for source, one in self.lost if one.concerns(*bounds, topic=topic)]
         times = [one.latest_ms if topic is None else one.before_ms(topic) for _, one in self.expired]
         # the latest of several indexes; 0 means that nothing has expired, because entries may be older than the epoch
         expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)

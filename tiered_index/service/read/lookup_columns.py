@@ -64,8 +64,8 @@ class LookupColumns(Sequence[Lookup]):
         count = _numbers(self.max_counts)
         if low is not None and high is not None and count is not None and (low <= high).all() and (count >= 1).all():
             return low // 1000, high // 1000, np.minimum(count, _MOST)
-        given = zip(self.begins_ms, self.ends_ms, self.max_counts, strict=True)
-        checked = [check_range(*each, f"lookup {number}: ") for number, each in enumerate(given)]
+        ranges = zip(self.begins_ms, self.ends_ms, self.max_counts, strict=True)
+        checked = [check_range(*each, f"lookup {number}: ") for number, each in enumerate(ranges)]
         table = np.array([(low, high, min(count, _MOST)) for low, high, count in checked], np.int64).reshape(-1, 3)
         return table[:, 0], table[:, 1], table[:, 2]
 
@@ -91,17 +91,20 @@ def check_lookups(lookups: Iterable[Lookup | tuple[str, str]], max_count: int = 
     if isinstance(lookups, LookupColumns):
         return lookups
     try:
-        given = list(lookups)
+        listed = list(lookups)
     except TypeError as error:
         raise InvalidArgument(f"lookups must be an iterable of Lookup or (topic, key), not {lookups!r:.80}") from error
-    if given and set(map(type, given)) == {tuple} and set(map(len, given)) == {2}:  # type: ignore[arg-type]
+    if listed and set(map(type, listed)) == {tuple} and set(map(len, listed)) == {2}:  # type: ignore[arg-type]
         # the common case, without an object per pair: a batch has thousands
-        pairs: list[tuple[Any, Any]] = given  # type: ignore[assignment]
+        pairs: list[tuple[Any, Any]] = listed  # type: ignore[assignment]
         topics, keys = [topic for topic, _ in pairs], [key for _, key in pairs]
         if set(map(type, topics)) == set(map(type, keys)) == {str}:
-            nothing: list[Any] = [None] * len(given)
-            return LookupColumns(topics, keys, nothing, nothing, [max_count] * len(given), nothing)
-    return [one if isinstance(one, Lookup) else _lookup(number, one, max_count) for number, one in enumerate(given)]
+            nothing: list[Any] = [None] * len(listed)
+            return LookupColumns(topics, keys, nothing, nothing, [max_count] * len(listed), nothing)
+    return [
+        lookup if isinstance(lookup, Lookup) else _lookup(number, lookup, max_count)
+        for number, lookup in enumerate(listed)
+    ]
 
 
 def _lookup(number: int, pair: object, max_count: int) -> Lookup:

@@ -112,10 +112,10 @@ class Lookups(ABC, Generic[ItemT]):
         bounds = LookupLimits(**limits) if limits else NO_LIMITS
         is_plain_call = compiled_views() is not None and not is_traced() and is_plain(key)
         if is_plain_call and (whole := self._whole_view(topic, key)) is not None:
-            asked = whole, topic, key, begin_ms, end_ms, max_count, cursor
-            found = copy_context().run(_counted, engine, *asked) if limits else engine.plain_answer(*asked)
-            if found is not None:
-                return found
+            arguments = whole, topic, key, begin_ms, end_ms, max_count, cursor
+            answer = copy_context().run(_counted, engine, *arguments) if limits else engine.plain_answer(*arguments)
+            if answer is not None:
+                return answer
         self._check_open()
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         return self._answer("query", lambda search_all: engine.query(search_all, lookup), allow_partial, bounds)
@@ -259,15 +259,15 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_open()
         self._check_one_index()
         second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
-        given = topics_of(topics)
-        wanted = ExportRange(None if given is None else frozenset(map(check_topic, given)), second_min, second_max)
+        names = topics_of(topics)
+        wanted = ExportRange(None if names is None else frozenset(map(check_topic, names)), second_min, second_max)
         with contextlib.ExitStack() as held:
             files = held.enter_context(self._taking(self._begin()))
-            found = self._once(files, second_min, second_max)
-            kept = held.pop_all()
-            held.push(kept)  # closed if the export can't begin
-            own = self._cold_paths[0].storage, self._check_open, self._read_log, kept
-            made = Export(wanted, self.schema, files.states[0], found, *own, not_asked=files.not_asked)
+            handles = self._once(files, second_min, second_max)
+            resources = held.pop_all()
+            held.push(resources)  # closed if the export can't begin
+            own = self._cold_paths[0].storage, self._check_open, self._read_log, resources
+            made = Export(wanted, self.schema, files.states[0], handles, *own, not_asked=files.not_asked)
             held.pop_all()
         if made.missing and not allow_partial:
             made.close()
@@ -396,11 +396,11 @@ class Lookups(ABC, Generic[ItemT]):
         try:
             with span(kind) as traced:
                 # in a copy: an interrupted lookup can't leave its bounds to later calls
-                found = copy_context().run(self._run, answer, allow_partial, limits)
+                result = copy_context().run(self._run, answer, allow_partial, limits)
                 if traced is not None and traced.is_recording():
-                    traced.set_attributes(_span_attributes(found))
-            status = getattr(found, "status", "partial" if getattr(found, "failed", ()) else "complete")
-            return found
+                    traced.set_attributes(_span_attributes(result))
+            status = getattr(result, "status", "partial" if getattr(result, "failed", ()) else "complete")
+            return result
         except TieredIndexError as error:
             status = type(error).__name__
             raise
@@ -437,12 +437,12 @@ class Lookups(ABC, Generic[ItemT]):
 
     def _once(self, files: Files, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the files of inclusive epoch seconds, without local ones that a record has removed."""
-        found = files.handles(second_min, second_max)
+        handles = files.handles(second_min, second_max)
         if len(files.states) != 1 or files.not_asked is not None:
-            return found
+            return handles
         if self._leftovers is None:
             self._leftovers = Leftovers(self._cold_paths[0].storage)
-        return self._leftovers.without(found, files.states[0])
+        return self._leftovers.without(handles, files.states[0])
 
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` if this reads several indexes as one."""
@@ -480,10 +480,10 @@ class Lookups(ABC, Generic[ItemT]):
         """Read new records of the log of storage `uri`, update its catalog, and return the state."""
 
 
-def _counted(engine: QueryEngine, *asked: Any) -> QueryResult[Any] | None:
+def _counted(engine: QueryEngine, *arguments: Any) -> QueryResult[Any] | None:
     """Return the `plain_answer` of a lookup with limits, from files that need no request."""
     request_context.set(_COUNTED)
-    return engine.plain_answer(*asked)
+    return engine.plain_answer(*arguments)
 
 
 opened_ones: weakref.WeakSet[Lookups[Any]] = weakref.WeakSet()
@@ -492,8 +492,8 @@ opened_ones: weakref.WeakSet[Lookups[Any]] = weakref.WeakSet()
 
 def _refuse_after_fork() -> None:
     # here and not in each call, because a put takes less time than asking the system for the process id
-    for one in list(opened_ones):
-        one._refused = IndexClosed.FORKED
+    for index in list(opened_ones):
+        index._refused = IndexClosed.FORKED
 
 
 os.register_at_fork(after_in_child=_refuse_after_fork)

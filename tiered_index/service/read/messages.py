@@ -227,7 +227,7 @@ class MessageLookup:
         """Look up, fetch, continue past collisions. Raises as `query`, and the first `Fetched.error` unless partial."""
         started = time.perf_counter()
         lookup = self.lookup
-        found: list[Fetched] = []
+        messages: list[Fetched] = []
         collisions = 0
         cursor, page = lookup.cursor, lookup.max_count
         seen = Provenance()
@@ -236,39 +236,39 @@ class MessageLookup:
             resume = cursor
             answer = self._look_up(lookup.begin_ms, lookup.end_ms, page, cursor)
             cursor, ahead, seen = answer.cursor, list(answer.items), seen.joined(answer.seen)
-            while ahead and len(found) < lookup.max_count and not self._is_full and self._may_read:
-                left = min(lookup.max_count - len(found), self._may_read)
+            while ahead and len(messages) < lookup.max_count and not self._is_full and self._may_read:
+                left = min(lookup.max_count - len(messages), self._may_read)
                 if not (count := self._fitting(ahead[:left])):
                     cursor = resume
                     break
                 items, ahead = ahead[:count], ahead[count:]
                 resolved = self._resolve(items, ahead, is_last=answer.cursor is None)
-                carrying = [place for place, one in enumerate(resolved) if one.carries_key]
-                kept = resolved[: carrying[left - 1] + 1] if len(carrying) > left else resolved
-                behind = len(kept) < len(resolved)
-                found += [one for one in kept if one.carries_key]
-                collisions += sum(not one.carries_key for one in kept)
-                last = kept[-1].item if behind else items[-1]
+                carrying = [place for place, fetched in enumerate(resolved) if fetched.carries_key]
+                page_messages = resolved[: carrying[left - 1] + 1] if len(carrying) > left else resolved
+                behind = len(page_messages) < len(resolved)
+                messages += [fetched for fetched in page_messages if fetched.carries_key]
+                collisions += sum(not fetched.carries_key for fetched in page_messages)
+                last = page_messages[-1].item if behind else items[-1]
                 assert last is not None
                 resume = cursor = encode_cursor(self.order_key(last), digest) if behind or ahead else answer.cursor
-            if len(found) >= lookup.max_count or cursor is None or self.exceeded is not None or self._is_full:
+            if len(messages) >= lookup.max_count or cursor is None or self.exceeded is not None or self._is_full:
                 break
             if not self._may_read:
                 break
-            page = max(lookup.max_count - len(found), _PAGE)
+            page = max(lookup.max_count - len(messages), _PAGE)
         reports = self._reports()
         failed = {(report.source, report.file): report for answer in self.pages for report in answer.failed}
         failed |= self._failures(reports)
         partial = failed or self.exceeded is not None
         result = MessagesResult(
-            messages=tuple(found),
+            messages=tuple(messages),
             status="partial" if partial else "truncated" if cursor is not None else "complete",
             cursor=cursor,
             failed=tuple(failed.values()),
             collisions=collisions,
             explain=self._explain(reports, started),
-            message_requests=sum(one.requests for one in self.fetched),
-            message_bytes=sum(one.bytes for one in self.fetched),
+            message_requests=sum(fetched.requests for fetched in self.fetched),
+            message_bytes=sum(fetched.bytes for fetched in self.fetched),
             seen=seen,
         )
         if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
@@ -285,28 +285,28 @@ class MessageLookup:
         resolved: list[tuple[tuple[int, ...], Fetched]] = []
         while items:
             hidden = []
-            for one in self._fetch(items):
-                assert one.item is not None
-                order = self._order(one.item)
-                own = self._own_entry(one.instead) if one.instead is not None else None
+            for fetched in self._fetch(items):
+                assert fetched.item is not None
+                order = self._order(fetched.item)
+                own = self._own_entry(fetched.instead) if fetched.instead is not None else None
                 if own is None or self._order(own) == order:
-                    resolved.append((order, one))
+                    resolved.append((order, fetched))
                     continue
                 in_range = self._second_min <= own.timestamp_ms // 1000 <= self._second_max
-                if one.message is not None and not one.is_near:
-                    resolved.append((order, one))
+                if fetched.message is not None and not fetched.is_near:
+                    resolved.append((order, fetched))
                 elif not in_range:
-                    if one.message is not None:
-                        problem = f"{one.read_from}: the message there has an entry of another second"
-                        one = replace(one, state="missing", message=None, problem=problem)
-                    resolved.append((order, one))
+                    if fetched.message is not None:
+                        problem = f"{fetched.read_from}: the message there has an entry of another second"
+                        fetched = replace(fetched, state="missing", message=None, problem=problem)
+                    resolved.append((order, fetched))
                 if in_range and self._order(own) > order:
                     hidden.append(own)
             items = [own for own in hidden if self._order(own) < end]
             for own in hidden:
                 if self._order(own) > end and (is_last or (ahead and self._order(own) < self._order(ahead[-1]))):
                     insort(ahead, own, key=self._order)
-        return [one for _, one in sorted(resolved, key=itemgetter(0))]
+        return [fetched for _, fetched in sorted(resolved, key=itemgetter(0))]
 
     @property
     def _may_read(self) -> int:
@@ -372,14 +372,16 @@ class MessageLookup:
     def _reports(self) -> list[FileReport]:
         """Return a report for each archived segment, and for other places that cost a request or failed."""
         groups: dict[tuple[str | None, str, bool], list[Fetched]] = {}
-        for one in self.fetched:
-            if one.item is not None and (one.requests or one.error is not None or one.state == "archived"):
-                place = (one.item.source, one.read_from or "messages", one.error is not None)
-                groups.setdefault(place, []).append(one)
+        for fetched in self.fetched:
+            if fetched.item is not None and (
+                fetched.requests or fetched.error is not None or fetched.state == "archived"
+            ):
+                place = (fetched.item.source, fetched.read_from or "messages", fetched.error is not None)
+                groups.setdefault(place, []).append(fetched)
         reports = []
         for (source, file, failed), several in groups.items():
-            times = [one.item.timestamp_ms for one in several if one.item is not None]
-            requests, read = sum(one.requests for one in several), sum(one.bytes for one in several)
+            times = [fetched.item.timestamp_ms for fetched in several if fetched.item is not None]
+            requests, read = sum(fetched.requests for fetched in several), sum(fetched.bytes for fetched in several)
             reports.append(
                 FileReport(
                     file=file,
@@ -390,7 +392,7 @@ class MessageLookup:
                     requests=requests,
                     bytes=read,
                     cost_usd=self.budget.usage.prices.cost_usd({"get_range": requests}, read),
-                    matched=sum(one.message is not None and one.carries_key for one in several),
+                    matched=sum(fetched.message is not None and fetched.carries_key for fetched in several),
                     error=str(several[0].error) if failed else None,
                     source=source,
                 )
@@ -400,7 +402,7 @@ class MessageLookup:
     def _failures(self, reports: Sequence[FileReport]) -> dict[tuple[str | None, str], FileReport]:
         """Return the failed reports. Raises their error, unless it is of the budget or partial answers are allowed."""
         failed = {(report.source, report.file): report for report in reports if report.outcome == "failed"}
-        errors = [one.error for one in self.fetched if one.error is not None]
+        errors = [fetched.error for fetched in self.fetched if fetched.error is not None]
         hard = [error for error in errors if not isinstance(error, BudgetExceeded)]
         if hard and not self.allow_partial:
             if all(type(error) is type(hard[0]) for error in hard):
@@ -412,7 +414,7 @@ class MessageLookup:
 
     def _refusal(self) -> BudgetExceeded | None:
         """Return an error if the budget was exceeded before all messages were read, with their number."""
-        errors = [one.error for one in self.fetched if isinstance(one.error, BudgetExceeded)]
+        errors = [fetched.error for fetched in self.fetched if isinstance(fetched.error, BudgetExceeded)]
         if not errors:
             return None
         left = f"{len(errors)} of the messages were not read"

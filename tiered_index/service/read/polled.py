@@ -315,18 +315,20 @@ def wait_for(readings: Iterable[tuple[Polled, Read]], until_s: float | None) -> 
     """
     late, pending = [], list(readings)
     while pending:
-        pauses = [one.patience_s / 4 for one, _ in pending] + ([] if until_s is None else [until_s - time.monotonic()])
+        pauses = [index.patience_s / 4 for index, _ in pending] + (
+            [] if until_s is None else [until_s - time.monotonic()]
+        )
         have_ended((reading for _, reading in pending), None if math.isinf(min(pauses)) else min(pauses))
         is_over = until_s is not None and time.monotonic() >= until_s
         still = []
-        for one, reading in pending:
+        for index, reading in pending:
             if reading.done():
                 continue
-            if is_silent := one.is_silent:
-                one.leave()
+            if is_silent := index.is_silent:
+                index.leave()
             if is_silent or is_over:
-                late.append(one)
+                late.append(index)
             else:
-                still.append((one, reading))
+                still.append((index, reading))
         pending = still
     return late

@@ -33,17 +33,17 @@ _MAX_CHILDREN = 1000
 def children_of(shared: Storage, prices: PriceTable) -> list[Storage]:
     """List the folders of the storage `shared`, each as a storage. Raises `ConfigError` for too many."""
     listed = MeteredStorage(shared, prices)
-    found = list(itertools.islice(child_storages(shared, listed), _MAX_CHILDREN + 1))
-    if len(found) > _MAX_CHILDREN:
+    children = list(itertools.islice(child_storages(shared, listed), _MAX_CHILDREN + 1))
+    if len(children) > _MAX_CHILDREN:
         raise ConfigError(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes themselves")
-    return found
+    return children
 
 
 class Child(IndexView):
     """A folder directly below `prefix`, a URI, that may be an index. Its storage is given; see `IndexView`."""
 
-    def __init__(self, prefix: str, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, prefix: str, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
         self._prefix = prefix
         # whether it was no index at the last look
         self._is_empty = False

@@ -179,9 +179,9 @@ class QueryEngine:
         if self.sources is None:
             return passes[0].scan.answers.answers()
         joined = MatchAccumulator(batch, self.answered)
-        for one in passes:
-            joined.add(one.scan.answers.found().of_index(one.run.number, self.answered))
-        joined.skipped = any(one.scan.answers.skipped for one in passes)
+        for index_pass in passes:
+            joined.add(index_pass.scan.answers.found().of_index(index_pass.run.number, self.answered))
+        joined.skipped = any(index_pass.scan.answers.skipped for index_pass in passes)
         return joined.answers()
 
     def plain_answer(
@@ -225,14 +225,18 @@ class QueryEngine:
         results = QueryResults(
             batch=batch,
             answers=answers,
-            failed=tuple([report for one in passes for report, _ in one.errors]),
+            failed=tuple([report for index_pass in passes for report, _ in index_pass.errors]),
             told=_explain(passes, self._fold(answers.folded)),
             freshness=files.freshness,
             unknown=frozenset(_unknown_to_all(passes)),
             schema=self.answered,
             form=self.form,
             provenance=files.logs.provenance if files.logs.lost or files.logs.expired else None,
-            lacking={(one.run.source, file): numbers for one in passes for file, numbers in one.scan.lacking.items()},
+            lacking={
+                (index_pass.run.source, file): numbers
+                for index_pass in passes
+                for file, numbers in index_pass.scan.lacking.items()
+            },
         )
         return _within_budget(passes, results)
 
@@ -266,12 +270,12 @@ class QueryEngine:
                     scan.answers.add(matches)
                 scan.partly = {viewed.left[place].file_id: some for place, some in viewed.partly.items()}
                 return [*beside, *viewed.seen], [*beside, *viewed.left]
-            if (found := view.find(lookup)) is not None:
-                scan.viewed = found
-                rows = np.frombuffer(found.rows, self.schema.row)
+            if (view_rows := view.find(lookup)) is not None:
+                scan.viewed = view_rows
+                rows = np.frombuffer(view_rows.rows, self.schema.row)
                 scan.answers.add(Matches(np.zeros(len(rows), np.int64), rows))
-                scan.answers.skipped = found.skipped
-                left = [*beside, *view.left(found)]
+                scan.answers.skipped = view_rows.skipped
+                left = [*beside, *view.left(view_rows)]
                 return left, left
         handles = files.handles(*within)
         return handles, handles
@@ -293,13 +297,13 @@ class QueryEngine:
         passes = _unfailed(search_all(search))
         files = _files(passes)
         sums: dict[str, TopicSummary] = {}
-        for _, stats in [stats for one in passes for stats in one.scan.stats]:
+        for _, stats in [stats for index_pass in passes for stats in index_pass.scan.stats]:
             of_topics: dict[str, list[TopicStats | None]] = {}
             for name, each in stats:
                 of_topics.setdefault(name, []).append(each)
             for name, of_topic in of_topics.items():
                 sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), of_topic)
-        failed = tuple([report for one in passes for report, _ in one.errors])
+        failed = tuple([report for index_pass in passes for report, _ in index_pass.errors])
         result = TopicsResult(
             topics=tuple(sums[name] for name in sorted(sums)),
             status="partial" if failed else "complete",
@@ -323,8 +327,8 @@ class QueryEngine:
             self._read(run, scan, handles_of(run.files))
             return Pass(run, scan)
 
-        [found] = _unfailed(search_all(search))
-        return found.scan.stats
+        [index_pass] = _unfailed(search_all(search))
+        return index_pass.scan.stats
 
     def count(self, kind: str, status: str) -> None:
         """Count a lookup that has ended."""
@@ -382,18 +386,18 @@ class LookupScan(Scan):
         """See `Scan.look`."""
         batch, damage = self.batch, list[Damage]()
         some, matched = self.partly.get(handle.file_id, (None, 0))
-        asked = batch if some is None else batch.only(some)
-        for one in self.kept.get(handle.hash) or asked.under(handle.hash):
-            found = handle.search(one)
-            if len(found.rows):
-                check_schema(found.rows, self.schema, handle.file_id)
-                if one.key_hash is not batch.key_hash:
-                    found.rows["key_hash"] = batch.key_hash[found.lookups]
-                if self.schema.keyed and one.fingerprint is not batch.fingerprint:
-                    found.rows["fingerprint"] = batch.fingerprint[found.lookups]
-                self.answers.add(found)
-            matched += len(found.rows)
-            damage += found.damage
+        asked_batch = batch if some is None else batch.only(some)
+        for under_rule in self.kept.get(handle.hash) or asked_batch.under(handle.hash):
+            matches = handle.search(under_rule)
+            if len(matches.rows):
+                check_schema(matches.rows, self.schema, handle.file_id)
+                if under_rule.key_hash is not batch.key_hash:
+                    matches.rows["key_hash"] = batch.key_hash[matches.lookups]
+                if self.schema.keyed and under_rule.fingerprint is not batch.fingerprint:
+                    matches.rows["fingerprint"] = batch.fingerprint[matches.lookups]
+                self.answers.add(matches)
+            matched += len(matches.rows)
+            damage += matches.damage
         if damage:
             self.lacking[handle.file_id] = {at for places, _ in damage for at in places.tolist()}
             # a missing object first, because the log has to be read for it
@@ -438,50 +442,50 @@ class ViewFields:
         self._schema, self._form, self._item_type, self._prices = schema, form, item_type, prices
         self.plain_items = form.in_core
 
-    def field(self, found: ViewRows, name: str) -> Any:
+    def field(self, rows: ViewRows, name: str) -> Any:
         """See `LaterFields.field`."""
         match name:
             case "items":
-                return self._form.items(found.topic, self._rows(found))
+                return self._form.items(rows.topic, self._rows(rows))
             case "places":
-                return self._form.places_of(found.topic, self._rows(found))
+                return self._form.places_of(rows.topic, self._rows(rows))
             case "status":
-                return "truncated" if found.has_more else "complete"
+                return "truncated" if rows.has_more else "complete"
             case "cursor":
-                return self._cursor(found) if found.has_more else None
+                return self._cursor(rows) if rows.has_more else None
             case "failed":
                 return ()
             case "explain":
-                reports = reports_of_pass((), found, self._prices)
-                return _explained([reports], NOTHING, found.elapsed_ms, 0)
+                reports = reports_of_pass((), rows, self._prices)
+                return _explained([reports], NOTHING, rows.elapsed_ms, 0)
             case "seen":
-                freshness, lost = found.about
-                freshness = freshness_of(freshness, (found.topic,))
-                unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found) or ()
-                interval = found.second_min, found.second_max
-                hashes = found.key_hash, found.masked_hash
-                return Logs(lost).provenance(freshness, unknown, found.topic, *interval, *hashes)
+                freshness, lost = rows.about
+                freshness = freshness_of(freshness, (rows.topic,))
+                unknown = () if rows.knows_topic or len(rows) else _unknown((rows.topic,), (), rows) or ()
+                interval = rows.second_min, rows.second_max
+                hashes = rows.key_hash, rows.masked_hash
+                return Logs(lost).provenance(freshness, unknown, rows.topic, *interval, *hashes)
             case "item_type":
                 return self._item_type
         raise AttributeError(name)
 
-    def table(self, found: ViewRows) -> pa.Table:
+    def table(self, rows: ViewRows) -> pa.Table:
         """See `LaterFields.table`."""
-        return self._form.table(found.topic, self._rows(found))
+        return self._form.table(rows.topic, self._rows(rows))
 
-    def _rows(self, found: ViewRows) -> Array:
-        return np.frombuffer(found.rows, self._schema.row)[: found.max_count]
+    def _rows(self, rows: ViewRows) -> Array:
+        return np.frombuffer(rows.rows, self._schema.row)[: rows.max_count]
 
-    def _cursor(self, found: ViewRows) -> str:
-        asked = found.key, found.topic, found.second_min, found.second_max
-        return cursor_after(self._rows(found), self._schema, *asked)
+    def _cursor(self, rows: ViewRows) -> str:
+        arguments = rows.key, rows.topic, rows.second_min, rows.second_max
+        return cursor_after(self._rows(rows), self._schema, *arguments)
 
 
 def _unfailed(passes: Sequence[Pass[ScanT]]) -> Sequence[Pass[ScanT]]:
     """Return passes. Raises errors that fail the lookup, except a spent budget (see `_within_budget`)."""
-    for one in passes:
-        if one.scan.errors and one.run.fails(one.scan):
-            error = _error([each for one in passes for each in one.errors])
+    for index_pass in passes:
+        if index_pass.scan.errors and index_pass.run.fails(index_pass.scan):
+            error = _error([each for index_pass in passes for each in index_pass.errors])
             # break the cycle of error, traceback and frame, which would keep memory maps open
             for each in passes:
                 each.scan.errors.clear()
@@ -494,21 +498,21 @@ def _unfailed(passes: Sequence[Pass[ScanT]]) -> Sequence[Pass[ScanT]]:
 
 def _files(passes: Sequence[Pass[Any]]) -> Files:
     """Return the files of all passes."""
-    taken = [one.run.files for one in passes]
+    taken = [index_pass.run.files for index_pass in passes]
     return taken[0] if len(taken) == 1 else Files.joined(taken)
 
 
 def _within_index(lookup: PreparedLookup, number: int) -> PreparedLookup:
     """Return a lookup that continues an answer of several indexes, for the index of a number."""
     after = None if lookup.after is None else order_within_index(lookup.after, number)
-    return lookup._replace(after=after, others=tuple([_within_index(one, number) for one in lookup.others]))
+    return lookup._replace(after=after, others=tuple([_within_index(other, number) for other in lookup.others]))
 
 
 def _unknown_to_all(passes: Sequence[Pass[LookupScan]]) -> tuple[str, ...]:
     """Return the topics that no file of any index has."""
     if len(passes) == 1:
         return passes[0].unknown or ()
-    unknown = [one.unknown for one in passes if one.unknown is not None]
+    unknown = [index_pass.unknown for index_pass in passes if index_pass.unknown is not None]
     return tuple([topic for topic in unknown[0] if all(topic in each for each in unknown)]) if unknown else ()
 
 
@@ -518,8 +522,11 @@ def _explain(passes: Sequence[Pass[Any]], folded: int) -> Callable[[], Explain]:
     # counted now, because an abandoned search may still make a request
     total, elapsed_ms = budget.spent(), (time.perf_counter() - budget.begun) * 1000
     # not the passes, which hold files
-    noted = [(tuple(one.scan.notes), one.scan.viewed, one.run.prices, one.run.source) for one in passes]
-    outdated = [report for one in passes for report in one.scan.outdated]
+    noted = [
+        (tuple(index_pass.scan.notes), index_pass.scan.viewed, index_pass.run.prices, index_pass.run.source)
+        for index_pass in passes
+    ]
+    outdated = [report for index_pass in passes for report in index_pass.scan.outdated]
     return lambda: _explained([*itertools.starmap(reports_of_pass, noted), outdated], total, elapsed_ms, folded)
 
 
@@ -562,13 +569,15 @@ def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | N
 
 def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicSummary:
     """Add one more file to a topic's summary. `stats` are those of its ids or shards."""
-    said = [one for one in stats if one is not None]
-    begins = [one.second_min * 1000 for one in said] + [ms for ms in (before.begin_ms,) if ms is not None]
-    ends = [one.second_max * 1000 for one in said] + [ms for ms in (before.end_ms,) if ms is not None]
+    said = [topic_stats for topic_stats in stats if topic_stats is not None]
+    begins = [topic_stats.second_min * 1000 for topic_stats in said] + [
+        ms for ms in (before.begin_ms,) if ms is not None
+    ]
+    ends = [topic_stats.second_max * 1000 for topic_stats in said] + [ms for ms in (before.end_ms,) if ms is not None]
     return TopicSummary(
         topic=before.topic,
-        entries=before.entries + sum(one.entries for one in said),
-        bytes=before.bytes + sum(one.bytes for one in said),
+        entries=before.entries + sum(topic_stats.entries for topic_stats in said),
+        bytes=before.bytes + sum(topic_stats.bytes for topic_stats in said),
         begin_ms=min(begins, default=None),
         end_ms=max(ends, default=None),
         uncounted_files=before.uncounted_files + (len(said) < len(stats)),
@@ -579,7 +588,7 @@ def _within_budget(passes: Sequence[Pass[Any]], result: R) -> R:
     """Return the answer, or raise `BudgetExceeded` with it if files were not read and it may not be partial."""
     if passes[0].run.allow_partial or not result.failed:
         return result
-    errors = [each for one in passes for each in one.errors]
+    errors = [each for index_pass in passes for each in index_pass.errors]
     over = [(report, error) for report, error in errors if not isinstance(error, FolderDenied)]
     if not over:
         return result

@@ -210,7 +210,7 @@ class RootView:
             if (state != UNSEALED or name.endswith(JOURNAL_SUFFIX)) and (file_id := file_id_of(name)) is not None
         }
         files = {
-            file_id: one for file_id, state in folders.items() if (one := self._locate(file_id, state)) is not None
+            file_id: file for file_id, state in folders.items() if (file := self._locate(file_id, state)) is not None
         }
         for file_id, claimed in _claims(files.values()):
             if _is_short(files.get(file_id), claimed):
@@ -231,10 +231,10 @@ class RootView:
         if (self._root.path / ASIDE).exists():
             problem = "`tiered-index recover` was interrupted after files were set aside: run it again"
             beside.append(_damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem)))
-        handles = [one.handle for one in files.values() if one.handle is not None]
-        self._unsealed = {one.file_id: one for one in handles if isinstance(one, UnsealedView)}
-        self._opened = {(one.place, one.file_id): one for one in handles if isinstance(one, CompactedFile)}
-        reads = reduce(max_positions, (one.reads for one in files.values()), self._newest_reads())
+        handles = [file.handle for file in files.values() if file.handle is not None]
+        self._unsealed = {file.file_id: file for file in handles if isinstance(file, UnsealedView)}
+        self._opened = {(file.place, file.file_id): file for file in handles if isinstance(file, CompactedFile)}
+        reads = reduce(max_positions, (file.reads for file in files.values()), self._newest_reads())
         return RootLook(handles + beside, reads)
 
     def _newest_reads(self) -> dict[str, int]:
@@ -308,11 +308,11 @@ class RootView:
 def _claims(files: Iterable[_Located]) -> list[tuple[str, int]]:
     """Return the number of durable entries of files by id, as their successors state it."""
     claims: list[Any] = []
-    for one in files:
-        if isinstance(one.handle, UnsealedView):
-            claims.append(one.handle.journal.predecessor)
-        elif isinstance(one.handle, CompactedFile):
-            claims.append(one.handle.metadata().more.get("predecessor"))
+    for file in files:
+        if isinstance(file.handle, UnsealedView):
+            claims.append(file.handle.journal.predecessor)
+        elif isinstance(file.handle, CompactedFile):
+            claims.append(file.handle.metadata().more.get("predecessor"))
     return [(str(file_id), int(count)) for file_id, count in filter(None, claims)]
 
 

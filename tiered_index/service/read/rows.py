@@ -235,13 +235,13 @@ def stable_order(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return keys & 0xFFFFFFFF
 
 
-def differing(rows: Array, kept: Array, schema: Schema) -> int:
+def differing(rows: Array, kept_rows: Array, schema: Schema) -> int:
     """Return the number of rows (n) that differ from the kept rows (n) of the same identity, except in topic id."""
     differ = np.zeros(len(rows), bool)
     for name in {*(rows.dtype.names or ())} - {"topic_id", "queue_id", "offset", *schema.identity_extra}:
-        one, other = rows[name], kept[name]
+        ours, theirs = rows[name], kept_rows[name]
         # NaN counts as equal to NaN
-        differ |= (one != other) & ((one == one) | (other == other))
+        differ |= (ours != theirs) & ((ours == ours) | (theirs == theirs))
     return int(differ.sum())
 
 

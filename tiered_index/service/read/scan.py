@@ -243,9 +243,9 @@ class _Pace:
 
     def note(self, ended: Sequence[_Search]) -> None:
         """Adjust the pace to the results of the searches that ended."""
-        found = [search.matched or 0 for search in ended]
-        self._searched, self._matched = len(found), sum(found)
-        if without := found.count(0):
+        counts = [search.matched or 0 for search in ended]
+        self._searched, self._matched = len(counts), sum(counts)
+        if without := counts.count(0):
             self._width *= 2
             self._fast = max(_FIRST_FILES, self._fast) * 4**without
 

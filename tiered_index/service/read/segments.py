@@ -62,7 +62,9 @@ class Segments:
     def all(self) -> Iterator[Segment]:
         """Yield all segments, archived and linked ones, by store and first offset. Memory: a few groups of rows."""
         lines = (segment for store in self.state.stores for segment in self.state.segments_of(store))
-        listed = [self._shown(self._rows(one, 0, len(one.rows.groups))) for one in self.state.catalogs.values()]
+        listed = [
+            self._shown(self._rows(catalog, 0, len(catalog.rows.groups))) for catalog in self.state.catalogs.values()
+        ]
         return heapq.merge(lines, *listed, key=_place)
 
     @property
@@ -84,13 +86,13 @@ class Segments:
     def object_bytes(self) -> int:
         """The bytes of all objects with segments. Those that expired count until a merge of catalogs."""
         lines = sum(segment.object_bytes for segment in self.state.archive.values())
-        hidden = sum(one.object_bytes for one in self.state.hidden.values())
+        hidden = sum(hidden_segment.object_bytes for hidden_segment in self.state.hidden.values())
         return lines + sum(log.object_bytes for _, log in self._logs()) - hidden
 
     @cached_property
     def stores(self) -> tuple[str, ...]:
         """The stores that have segments, sorted."""
-        hiding = {one.store for one in self.state.hidden.values()}
+        hiding = {hidden_segment.store for hidden_segment in self.state.hidden.values()}
         listed = {
             store
             for store, parts in self.state.listed_logs.items()
@@ -139,7 +141,7 @@ class Segments:
     def of_log(self, store: str, begin: int = 0) -> Iterator[Segment]:
         """Yield the segments of `store` that end behind offset `begin`, archived and linked, by their first offset."""
         lines = (segment for segment in self.state.segments_of(store) if segment.end > begin)
-        parts = [self._part(one, log, begin) for one, log in self._parts(store) if log.end > begin]
+        parts = [self._part(catalog, log, begin) for catalog, log in self._parts(store) if log.end > begin]
         return heapq.merge(lines, *parts, key=_place) if parts else iter(list(lines))
 
     def first(self, store: str) -> ArchivedSegment | None:
@@ -149,8 +151,8 @@ class Segments:
     def last(self, store: str) -> ArchivedSegment | None:
         """Return the last archived segment of `store`; None: it has none."""
         end = self.end(store)
-        found = self.holding(store, end - 1) if end else None
-        return found if found is None or isinstance(found, ArchivedSegment) else None
+        newest = self.holding(store, end - 1) if end else None
+        return newest if newest is None or isinstance(newest, ArchivedSegment) else None
 
     def end(self, store: str) -> int:
         """Return the offset after the last segment of `store`; 0: it has none."""
@@ -166,7 +168,7 @@ class Segments:
 
     def bytes_an_offset(self, store: str) -> float | None:
         """Return the mean bytes of an offset in the segments of `store`; None: it has none."""
-        lines = [(one.size_bytes, one.start, one.end) for one in self.state.segments_of(store)[-1:]]
+        lines = [(newest.size_bytes, newest.start, newest.end) for newest in self.state.segments_of(store)[-1:]]
         listed = [(log.object_bytes, log.start, log.end) for _, log in self._parts(store)[-1:]]
         return next((size / (end - start) for size, start, end in (*lines, *listed)), None)
 
@@ -177,8 +179,8 @@ class Segments:
 
     def holding(self, store: str, offset: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that has `offset` of its log; None: there is none."""
-        found = self.segment(store, offset)
-        return found if isinstance(found, ArchivedSegment) else None
+        segment = self.segment(store, offset)
+        return segment if isinstance(segment, ArchivedSegment) else None
 
     def segment(self, store: str, offset: int) -> Segment | None:
         """Return the segment of `store`, archived or linked, that has `offset` of its log; None: there is none.
@@ -191,8 +193,8 @@ class Segments:
 
     def at(self, store: str, start: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that begins at offset `start`; None: there is none."""
-        found = self.holding(store, start)
-        return found if found is not None and found.start == start else None
+        segment = self.holding(store, start)
+        return segment if segment is not None and segment.start == start else None
 
     def overlapping(self, store: str, start: int, end: int) -> ArchivedSegment | None:
         """Return the last archived segment of `store` with an offset from `start` to before `end`; None: none."""
@@ -209,8 +211,8 @@ class Segments:
 
     def named(self, names: Iterable[str]) -> list[ArchivedSegment]:
         """Return the archived segments whose objects have one of `names`, in the order of `names`."""
-        found = [self._named(name) for name in dict.fromkeys(names)]
-        return [segment for segment in found if segment is not None and segment.end > self._expired(segment.store)]
+        segments = [self._named(name) for name in dict.fromkeys(names)]
+        return [segment for segment in segments if segment is not None and segment.end > self._expired(segment.store)]
 
     def names_object(self, name: str) -> bool:
         """Return whether the log names an object: a catalog, or that of a segment.
@@ -232,7 +234,7 @@ class Segments:
         """Return the fields of a record that removes `segment`, which `at` has returned: `remove` or `hide`."""
         if segment.name in self.state.archive:
             return {"remove": (segment.name,)}
-        (catalog,) = [one for one, log in self._parts(segment.store) if log.start <= segment.start < log.end]
+        (catalog,) = [stored for stored, log in self._parts(segment.store) if log.start <= segment.start < log.end]
         return {"hide": (hidden_in(catalog, segment),)}
 
     def has_expired(self, catalog: StoredCatalog) -> bool:
@@ -255,14 +257,14 @@ class Segments:
                     group = stored.rows.groups[number]
                     if self.cache.get(self._key(stored, group), counts_miss=False) is None:
                         wanted[stored.name, number] = stored, group
-        reads = [partial(self._data, *one) for one in wanted.values()]
+        reads = [partial(self._data, *place) for place in wanted.values()]
         for at in range(0, len(reads) if len(reads) > 1 else 0, _AT_ONCE):
             side_by_side(reads[at : at + _AT_ONCE])
 
     # Catalogs
 
     def _logs(self) -> Iterator[tuple[StoredCatalog, LogRows]]:
-        return ((one, log) for one in self.state.catalogs.values() for log in one.rows.logs)
+        return ((catalog, log) for catalog in self.state.catalogs.values() for log in catalog.rows.logs)
 
     def _parts(self, store: str) -> Sequence[tuple[StoredCatalog, LogRows]]:
         return self.state.listed_logs.get(store, ())
@@ -271,7 +273,7 @@ class Segments:
         return self.state.expired.segments.get(store, 0)
 
     def _hides(self, store: str) -> bool:
-        return any(one.store == store for one in self.state.hidden.values())
+        return any(hidden_segment.store == store for hidden_segment in self.state.hidden.values())
 
     @cached_property
     def _prefixes(self) -> dict[str, str]:
@@ -284,15 +286,15 @@ class Segments:
         store = self._prefixes.get(f"{SEGMENTS_PREFIX}{parts[0]}/")
         if store is None or len(parts) != 3 or not parts[1].isdecimal() or name in self.state.hidden:
             return None
-        found = self._listed(store, int(parts[1]), 0)
-        return found if isinstance(found, ArchivedSegment) and found.name == name else None
+        listed = self._listed(store, int(parts[1]), 0)
+        return listed if isinstance(listed, ArchivedSegment) and listed.name == name else None
 
     def _listed(self, store: str, offset: int, expired: int) -> Segment | None:
         for stored, log in self._parts(store):
             if log.start <= offset < log.end:
-                found = self._row_at(stored, store, offset)
-                is_shown = offset < found.end > expired and found.name not in self.state.hidden
-                return found if is_shown else None
+                row = self._row_at(stored, store, offset)
+                is_shown = offset < row.end > expired and row.name not in self.state.hidden
+                return row if is_shown else None
         return None
 
     def _row_at(self, stored: StoredCatalog, store: str, offset: int) -> Segment:
@@ -312,7 +314,11 @@ class Segments:
 
     def _shown(self, segments: Iterable[Segment]) -> Iterator[Segment]:
         expired, hidden = self.state.expired.segments, self.state.hidden
-        return (one for one in segments if one.name not in hidden and one.end > expired.get(one.store, 0))
+        return (
+            segment
+            for segment in segments
+            if segment.name not in hidden and segment.end > expired.get(segment.store, 0)
+        )
 
     def _rows(self, stored: StoredCatalog, first: int, end: int) -> Iterator[Segment]:
         """Yield the segments in groups [`first`, `end`), also hidden ones."""

@@ -109,7 +109,7 @@ class TimeRangeSkipList(Generic[V]):
 
     def overlapping(self, begin: int, end: int) -> list[Node[V]]:
         """Return the nodes whose interval overlaps the inclusive range [begin, end], greatest begin first."""
-        found: list[Node[V]] = []
+        nodes: list[Node[V]] = []
         node = self._head
         for i in range(self._height - 1, -1, -1):
             # skip the nodes that begin after `end`, which are first
@@ -127,10 +127,10 @@ class TimeRangeSkipList(Generic[V]):
                 level -= 1
                 following, reach = links[level]
             if following is None:
-                return found
+                return nodes
             node = following
             if reach >= begin and begin <= node.end and node.begin <= end:
-                found.append(node)
+                nodes.append(node)
 
     def _path(self, key: tuple[int, int]) -> list[Node[V]]:
         """Return the last node before `key`, for each level."""

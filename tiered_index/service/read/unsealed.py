@@ -185,8 +185,8 @@ class UnsealedEntries(LocalHandle):
     def search(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, in any order, from all chains together, or by a scan."""
         schema, interval = self.layout.schema, (self.second_min, self.second_max)
-        if (found := search_batch(self.in_core(), batch, schema, *interval)) is not None:
-            return found
+        if (matches := search_batch(self.in_core(), batch, schema, *interval)) is not None:
+            return matches
         walked = self._walked(batch.key_hash, batch.overlapping(*interval))
         if walked is None:
             return matching(batch, self._searched(), self._seconds_of, self._topics(), schema)
@@ -198,10 +198,10 @@ class UnsealedEntries(LocalHandle):
     ) -> tuple[Array, npt.NDArray[np.int64]] | None:
         """Return the entries with wanted hashes, and the number of that hash; None: see `walk_chains`."""
         layout = self.layout
-        found = walk_chains(self._map, layout, self.table.heads, hashes, wanted, _CHAIN_LIMIT)
-        if found is None:
+        walked = walk_chains(self._map, layout, self.table.heads, hashes, wanted, _CHAIN_LIMIT)
+        if walked is None:
             return None
-        return np.frombuffer(self._map, layout.schema.entry, layout.items, layout.items_position)[found[0]], found[1]
+        return np.frombuffer(self._map, layout.schema.entry, layout.items, layout.items_position)[walked[0]], walked[1]
 
     def _searched(self) -> Array:
         """Return the entries that a search scans. They were verified before they came into the table."""

@@ -72,7 +72,9 @@ class WindowTable:
 
     def has_other_shards(self, shards: Sequence[StoredObject]) -> bool:
         """Return whether `shards` differ from the table's."""
-        return len(shards) != len(self.shards) or {one.name for one in shards} != {one.name for one in self.shards}
+        return len(shards) != len(self.shards) or {shard.name for shard in shards} != {
+            shard.name for shard in self.shards
+        }
 
     @property
     def known_topics(self) -> frozenset[str] | None:
@@ -100,7 +102,7 @@ class WindowTable:
 
         Of a giant slot's shards, the newest ones come first, until each lookup has its page.
         """
-        found: list[Matches] = []
+        parts: list[Matches] = []
         gathered: MatchAccumulator | None = None
         for newer, shards in itertools.groupby(self._asked(batch), lambda asked: asked[0]):
             reads = []
@@ -110,19 +112,19 @@ class WindowTable:
                     away = away | (batch.page_ends(np.arange(len(batch)), gathered.first()) > stored.second_max)
                 if not away.all():
                     reads.append(partial(_search_shard, StorageBytes(self.cold, stored), batch, away))
-            found += side_by_side(reads)
-            filled = [part for part in found if len(part.rows)]
+            parts += side_by_side(reads)
+            filled = [part for part in parts if len(part.rows)]
             if self._has_giants and filled:
                 schema = self.cold.trailer(self.shards[0]).metadata.layout.schema
                 gathered = MatchAccumulator(batch, schema)
                 for part in filled:
                     gathered.add(part)
-        return collected(found)
+        return collected(parts)
 
     def topic_stats(self) -> NamedStats:
         """See `Handle.topic_stats`. The metadata of shards is read in parallel."""
         trailers = side_by_side([partial(self.cold.trailer, stored) for stored in self.shards])
-        return [one for trailer in trailers for one in trailer.metadata.stats_by_topic()]
+        return [topic_stats for trailer in trailers for topic_stats in trailer.metadata.stats_by_topic()]
 
     def _asked(self, batch: LookupBatch) -> list[tuple[int, StoredObject, npt.NDArray[np.bool_]]]:
         """Return each shard that may have answers, with the number of newer shards of its slots, these shards last.
@@ -139,15 +141,15 @@ class WindowTable:
                 if not StorageBytes(self.cold, stored).away(batch)[0]
             ]
         slots = self.slots.slots_of(batch.key_hash)
-        asked = []
+        asked_shards = []
         for newer, stored in zip(self._newer, self.shards, strict=True):
             shard = stored.part
             away = (slots < shard.slot_low) | (slots >= shard.slot_high)
             if not away.all():
                 away |= StorageBytes(self.cold, stored).away(batch)
             if not away.all():
-                asked.append((newer, stored, away))
-        return sorted(asked, key=itemgetter(0)) if self._has_giants else asked
+                asked_shards.append((newer, stored, away))
+        return sorted(asked_shards, key=itemgetter(0)) if self._has_giants else asked_shards
 
     def _places_of(self, slot: int) -> tuple[int, int]:
         """Return the first place of a shard that may have a slot, and the end."""
@@ -222,5 +224,5 @@ def apply_changes(catalog: Catalog, state: LogState, cold: ColdPath, as_of_s: fl
     """
     changed = state.changed_since(catalog.snapshot.state)
     with catalog.changing(state, as_of_s):
-        found = catalog.all() if changed is None else [file for file in map(catalog.get, changed) if file is not None]
-        apply_log_state(catalog, found, state, cold, changed=changed)
+        handles = catalog.all() if changed is None else [file for file in map(catalog.get, changed) if file is not None]
+        apply_log_state(catalog, handles, state, cold, changed=changed)

@@ -28,7 +28,7 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "") -> Iterator[
     The sort key of an object is ``text``, of a folder ``text/``: then every name below a folder sorts between its
     neighbours.
     """
-    found: dict[str, os.DirEntry[str]] = {}
+    entries_by_name: dict[str, os.DirEntry[str]] = {}
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -42,10 +42,10 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "") -> Iterator[
                 name = stem + text + "/" * is_folder
                 is_listed = name.startswith(prefix) and name > start_after and entry.is_file(follow_symlinks=False)
                 if is_listed or (is_folder and _may_hold(name, prefix, start_after)):
-                    found[name] = entry
+                    entries_by_name[name] = entry
     except FileNotFoundError:
         return  # removed since its parent was read
-    for name, entry in sorted(found.items()):
+    for name, entry in sorted(entries_by_name.items()):
         if name.endswith("/"):
             yield from walk(Path(entry), prefix, start_after, name)
         else:

@@ -112,9 +112,9 @@ def place_of_session(uri: str, options: S3Options) -> Place:
         )
     # without a region, Amazon's is "aws-global"
     known = client.meta.region_name if client.meta.region_name not in (None, "aws-global") else "us-east-1"
-    found = replace(options, region=known, addressing_style=style)
+    place_options = replace(options, region=known, addressing_style=style)
     bundle = base.get_config_variable("ca_bundle")
-    return Place(found, endpoint, str(bundle) if bundle else None, session)
+    return Place(place_options, endpoint, str(bundle) if bundle else None, session)
 
 
 def client_of(place: Place, uri: str) -> S3Client:

@@ -112,8 +112,8 @@ def trusted(place: Place) -> str | None:
     try:
         return str(importlib.import_module("certifi").where())
     except ImportError:
-        found = importlib.util.find_spec("botocore")
-        return str(Path(found.origin).parent / "cacert.pem") if found is not None and found.origin else None
+        botocore = importlib.util.find_spec("botocore")
+        return str(Path(botocore.origin).parent / "cacert.pem") if botocore is not None and botocore.origin else None
 
 
 def _needs_session(environment: Mapping[str, str]) -> bool:

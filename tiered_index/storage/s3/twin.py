@@ -79,16 +79,19 @@ class Boto3Reads(Reads):
         return (answer["ContentLength"], modified and epoch_ms(modified)) if "ContentLength" in answer else None
 
     def pages(self, prefix: str, after: str) -> Iterator[list[Listed]]:
-        asked = {"Prefix": prefix} | ({"StartAfter": after} if after else {})
+        parameters = {"Prefix": prefix} | ({"StartAfter": after} if after else {})
         while True:
-            answer = self._client.list_objects_v2(Bucket=self._bucket, **asked)
+            answer = self._client.list_objects_v2(Bucket=self._bucket, **parameters)
             if not answer.keys() & {"IsTruncated", "Name", "Contents"}:
                 raise StorageMisconfigured(f"listing {prefix!r} in {self._uri}: the response is not a listing: {NO_S3}")
-            asked["ContinuationToken"] = answer.get("NextContinuationToken", "")
-            if answer.get("IsTruncated") and not asked["ContinuationToken"]:
+            parameters["ContinuationToken"] = answer.get("NextContinuationToken", "")
+            if answer.get("IsTruncated") and not parameters["ContinuationToken"]:
                 raise StorageUnavailable(f"{self._uri}: a listing continues without a NextContinuationToken")
             try:
-                yield [(one["Key"], one["Size"], epoch_ms(one["LastModified"])) for one in answer.get("Contents", ())]
+                yield [
+                    (listed["Key"], listed["Size"], epoch_ms(listed["LastModified"]))
+                    for listed in answer.get("Contents", ())
+                ]
             except KeyError as error:
                 raise StorageMisconfigured.lacking(f"{self._uri}: a listing lacks {error} of an object") from error
             if not answer.get("IsTruncated"):

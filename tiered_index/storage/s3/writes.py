@@ -150,10 +150,10 @@ class Writes:
 
     def uploads(self, prefix: str) -> Iterator[tuple[str, str, int]]:
         """Yield key, id and start (epoch milliseconds) of each unfinished upload below `prefix`."""
-        doing, asked = "listing unfinished uploads", {"Prefix": prefix}
+        doing, parameters = "listing unfinished uploads", {"Prefix": prefix}
         markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
         while True:
-            answer = self.send("list_multipart_uploads", doing, **asked)
+            answer = self.send("list_multipart_uploads", doing, **parameters)
             if not answer.keys() & {"IsTruncated", "Bucket", "Uploads"}:
                 raise StorageMisconfigured(f"{doing} in {self.uri}: the response is not a listing: {NO_S3}")
             for upload in answer.get("Uploads", ()):
@@ -172,7 +172,7 @@ class Writes:
             for parameter, field in markers.items():
                 if not answer.get(field):
                     raise StorageUnavailable(f"{self.uri}: a listing continues without a marker ({field} is missing)")
-                asked[parameter] = str(answer[field])
+                parameters[parameter] = str(answer[field])
 
     def _body(self, data: Bytes) -> dict[str, Any]:
         """Return the parameters of a write: the body (only a memoryview is copied), and how the service checks it."""
