@@ -36,12 +36,12 @@ def typed_errors(what: str) -> Iterator[None]:
     except Exception as error:
         text = _text(error)
         # the last error of a chain of causes is the one that the task raised
-        for found in reversed(list(_OURS.finditer(text))):
-            kind = _KINDS.get(found["kind"]) or getattr(errors, found["kind"], None)
+        for quoted in reversed(list(_OURS.finditer(text))):
+            kind = _KINDS.get(quoted["kind"]) or getattr(errors, quoted["kind"], None)
             if isinstance(kind, type) and issubclass(kind, TieredIndexError):
                 # in front of it, a notebook would print the traces of Java and of the worker
                 _log.debug("%s failed", what, exc_info=error)
-                raise _again(kind, found["text"], what) from None
+                raise _again(kind, quoted["text"], what) from None
         if _NO_ROOM in text:
             raise DiskFull(
                 f"{what}: a disk of an executor is full: give Spark's local folder (spark.local.dir), TMPDIR and a "

@@ -113,13 +113,13 @@ def repartitioned_by_hash(frame: DataFrame, count: int, place: Column) -> DataFr
 
 def hashed_into(count: int) -> npt.NDArray[np.int64]:
     """Return for each of `count` partitions an integer (i64, `count`) that Spark's hash partitioning places in it."""
-    found = np.full(count, -1, np.int64)
+    number_of_partition = np.full(count, -1, np.int64)
     first = 0
-    while (found < 0).any():
+    while (number_of_partition < 0).any():
         numbers = np.arange(first, first + max(64, 4 * count), dtype=np.int64)
         first = int(numbers[-1]) + 1
-        found[_murmur3(numbers) % count] = numbers
-    return found
+        number_of_partition[_murmur3(numbers) % count] = numbers
+    return number_of_partition
 
 
 def _murmur3(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -166,7 +166,9 @@ def gathered(items: Iterable[_T], size: Callable[[_T], int], most: int) -> Itera
 
 def arrow_schema(columns: str) -> pa.Schema:
     """Return the Arrow schema of columns in Spark's notation, like ``side int, identity binary``."""
-    return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (one.split() for one in columns.split(", "))])
+    return pa.schema(
+        [(name, _ARROW_TYPES[kind]) for name, kind in (declared.split() for declared in columns.split(", "))]
+    )
 
 
 def arrow_type_of(kind: Any) -> pa.DataType:

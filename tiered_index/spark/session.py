@@ -101,11 +101,11 @@ def check_java() -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"Spark needs Java, and {java} does not run ({error}): {_ADVICE}") from error
     text = answer.stderr + answer.stdout
-    found = re.search(r'version "(?:1\.)?([0-9]+)', text)
-    if found is None:
+    version = re.search(r'version "(?:1\.)?([0-9]+)', text)
+    if version is None:
         raise ConfigError(f"Spark needs Java, and {java} -version says {text[:200]!r}: {_ADVICE}")
-    if int(found[1]) < _OLDEST_JAVA:
-        raise ConfigError(f"Spark needs Java 17 or 21, and {java} is Java {found[1]}: {_ADVICE}")
+    if int(version[1]) < _OLDEST_JAVA:
+        raise ConfigError(f"Spark needs Java 17 or 21, and {java} is Java {version[1]}: {_ADVICE}")
 
 
 def pack_package(target: Path) -> Path:

@@ -23,13 +23,13 @@ def check_classic(spark: object) -> None:
     check_version("Spark", str(getattr(spark, "version", "")))
 
 
-def check_version(what: str, found: str, least: tuple[int, int] = OLDEST) -> None:
+def check_version(what: str, version: str, least: tuple[int, int] = OLDEST) -> None:
     """Raise `ConfigError` if a version is older than `least`; a version without numbers passes."""
-    numbers = re.match(r"(\d+)\.(\d+)", found)
+    numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is not None and (int(numbers[1]), int(numbers[2])) < least:
         oldest = ".".join(map(str, least))
         needed = "streams into an index need" if least == OLDEST_OF_STREAMS else "this package needs"
         raise ConfigError(
-            f"{what} {found} is too old: {needed} {oldest} or later, on driver and executors: "
+            f"{what} {version} is too old: {needed} {oldest} or later, on driver and executors: "
             f"pip install 'pyspark[sql]>={oldest}', and a cluster of that version"
         )

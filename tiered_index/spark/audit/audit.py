@@ -159,35 +159,35 @@ def _check_on(spark: SparkSession, state: LogState, storage: Storage, address: S
     segments = segments_in_order(storage, state, report)
     work: list[Any] = [*state.inputs.values(), *islice(segments, _SEGMENTS_AT_ONCE)]
     while work:
-        _check_work(spark, sorted(work, key=lambda one: -one.size_bytes), address, report)
+        _check_work(spark, sorted(work, key=lambda part: -part.size_bytes), address, report)
         work = list(islice(segments, _SEGMENTS_AT_ONCE))
 
 
 def _check_work(spark: SparkSession, work: list[Any], address: StorageAddress, report: Report) -> None:
     """Check objects and archived segments in tasks, in the given order, and add their findings."""
     cores = spark.sparkContext.defaultParallelism
-    count = min(len(work), max(cores, min(_TASKS_A_CORE * cores, sum(one.size_bytes for one in work) // _TASK_BYTES)))
+    count = min(len(work), max(cores, min(_TASKS_A_CORE * cores, sum(part.size_bytes for part in work) // _TASK_BYTES)))
     with broadcast(spark, work) as shared:
 
         def check(numbers: Iterable[int]) -> Iterator[Report]:
-            found = Report()
+            part_report = Report()
             with contextlib.closing(address.open()) as storage:
                 for number in numbers:
                     for place in range(number, len(shared.value), count):
-                        _check_one(shared.value[place], storage, found)
-            yield found
+                        _check_one(shared.value[place], storage, part_report)
+            yield part_report
 
-        for found in spark.sparkContext.parallelize(range(count), count).mapPartitions(check).collect():
-            report.add_report(found)
+        for part_report in spark.sparkContext.parallelize(range(count), count).mapPartitions(check).collect():
+            report.add_report(part_report)
 
 
-def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Report) -> None:
+def _check_one(stored: StoredObject | ArchivedSegment, storage: Storage, report: Report) -> None:
     try:
-        check_object(storage, one, None, found, deep=True)
+        check_object(storage, stored, None, report, deep=True)
     except StorageError as error:
         # a class that can be pickled
         kind = StorageMisconfigured if isinstance(error, StorageMisconfigured) else StorageUnavailable
-        found.unchecked.append((one.name, kind(str(error))))
+        report.unchecked.append((stored.name, kind(str(error))))
 
 
 def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, report: Report) -> None:
@@ -202,7 +202,7 @@ def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, re
     gone = {name for name in (*seen.inputs, *of_log) if now.input_of(name) is None and not there.names_object(name)}
     taken_back = {defect.file for defect in report.findings if defect.file in gone}
     report.findings[:] = [defect for defect in report.findings if defect.file not in gone]
-    report.missing[:] = [one for one in report.missing if one.object not in gone]
+    report.missing[:] = [missing for missing in report.missing if missing.object not in gone]
     if not report.missing:
         report.notes[:] = [note for note in report.notes if note != DELETED]
     for name in sorted(taken_back):

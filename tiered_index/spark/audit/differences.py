@@ -303,9 +303,11 @@ def may_hold(
     hashes = hashes.astype(np.int64)
     slots = [hashes % base, *([(2**31 - hashes) % base] if rule == "both" else [])]
     hidden = np.zeros(len(hashes), np.bool_)
-    for one in damaged:
-        inside = (seconds >= one.stored.second_min) & (seconds <= one.stored.second_max)
-        hidden |= inside & np.logical_or.reduce([(slot >= one.base_low) & (slot < one.base_high) for slot in slots])
+    for unread in damaged:
+        inside = (seconds >= unread.stored.second_min) & (seconds <= unread.stored.second_max)
+        hidden |= inside & np.logical_or.reduce(
+            [(slot >= unread.base_low) & (slot < unread.base_high) for slot in slots]
+        )
     return hidden
 
 
@@ -313,11 +315,11 @@ def _difference(row: Any, schema: Schema) -> Difference:
     identity = _fields(row["identity"], identity_dtype(schema), schema)
 
     def side(name: str) -> dict[str, Any] | None:
-        one = row[name]
-        if one is None:
+        joined = row[name]
+        if joined is None:
             return None
-        value = _fields(one["value"], value_dtype(schema), schema)
-        return value | ({} if one["wrong"] is None else {"topic": one["wrong"]})
+        value = _fields(joined["value"], value_dtype(schema), schema)
+        return value | ({} if joined["wrong"] is None else {"topic": joined["wrong"]})
 
     place = identity["key_hash"], identity["queue_id"], identity["offset"]
     held = row["held"]

@@ -128,8 +128,8 @@ class Sides:
     def rows(self, objects: Sequence[StoredObject], picked: Picked, make: Make, columns: str) -> Iterator[DataFrame]:
         """Yield the rows that tasks `make` from the picked entries of both sides; valid in the block. Driver."""
         spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
-        largest = sorted(objects, key=lambda one: -one.size_bytes)
-        size = sum(one.size_bytes for one in objects)
+        largest = sorted(objects, key=lambda stored: -stored.size_bytes)
+        size = sum(stored.size_bytes for stored in objects)
         # four a core, fewer if there is little to read
         tasks = max(self.cores, min(4 * self.cores, size // _LEAST_BYTES), size // _MOST_BYTES)
         tasks = min(len(objects), tasks)
@@ -146,8 +146,8 @@ class Sides:
                 objects, picked = shared.value
                 with closing(address.open()) as storage:
                     for number in numbers:
-                        for one in objects[number::tasks]:
-                            yield from stored_entries(one, storage, schema, picked)
+                        for stored in objects[number::tasks]:
+                            yield from stored_entries(stored, storage, schema, picked)
 
             # the hash distinguishes topics, not the number
             fields = [name for name in self.entries.names if name not in ("topic_id", SKIPPED)]
@@ -168,16 +168,16 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
         hashed = columns
         columns = columns | {"key_hash": picked.as_compared(columns["key_hash"])}
         topics, keys = batch.column("topic").dictionary_encode(), batch.column("key")
-        kept = picked.rows(columns)
+        wanted_rows = picked.rows(columns)
         if picked.expired:
             names, ids = dict(enumerate(topics.dictionary.to_pylist())), topics.indices.to_numpy()
-            judged = {name: values[kept] for name, values in hashed.items()} | {"topic_id": ids[kept]}
-            kept = kept[picked.expired.keeps(judged, columns["second"][kept], names)]
-        if len(kept) == len(batch):
+            judged = {name: values[wanted_rows] for name, values in hashed.items()} | {"topic_id": ids[wanted_rows]}
+            wanted_rows = wanted_rows[picked.expired.keeps(judged, columns["second"][wanted_rows], names)]
+        if len(wanted_rows) == len(batch):
             yield Part(SOURCE, columns, topics, keys)
-        elif len(kept):
-            taken = {name: values[kept] for name, values in columns.items()}
-            yield Part(SOURCE, taken, topics.take(pa.array(kept)), keys.take(pa.array(kept)))
+        elif len(wanted_rows):
+            taken = {name: values[wanted_rows] for name, values in columns.items()}
+            yield Part(SOURCE, taken, topics.take(pa.array(wanted_rows)), keys.take(pa.array(wanted_rows)))
 
 
 def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[Part | Unread]:
@@ -209,13 +209,13 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
             whole["second"] = items["time_diff_s"].astype(np.int64) + begin_s
             whole["key_hash"] = picked.as_compared(items["key_hash"])
-            kept = picked.rows(whole)
+            wanted_rows = picked.rows(whole)
             if picked.expired:
                 names = dict(trailer.metadata.topics)
-                kept = kept[picked.expired.keeps(items[kept], whole["second"][kept], names)]
-            for start in range(0, len(kept), _BATCH_ROWS):
-                some: Any = kept[start : start + _BATCH_ROWS]
-                if len(kept) == len(items):
+                wanted_rows = wanted_rows[picked.expired.keeps(items[wanted_rows], whole["second"][wanted_rows], names)]
+            for start in range(0, len(wanted_rows), _BATCH_ROWS):
+                some: Any = wanted_rows[start : start + _BATCH_ROWS]
+                if len(wanted_rows) == len(items):
                     # views, not copies
                     some = slice(start, start + len(some))
                 columns = {name: values[some] for name, values in whole.items()}
@@ -231,8 +231,8 @@ def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.
         return None
     names = {topic_id: name.encode(errors="surrogatepass").decode(errors="replace") for topic_id, name in table}
     encoded = pa.array(np.ascontiguousarray(ids, ids.dtype.newbyteorder("="))).dictionary_encode()
-    found = encoded.dictionary.to_pylist()
-    texts = pa.array([names.get(topic_id, f"(topic id {topic_id})") for topic_id in found], pa.string())
+    topic_ids = encoded.dictionary.to_pylist()
+    texts = pa.array([names.get(topic_id, f"(topic id {topic_id})") for topic_id in topic_ids], pa.string())
     return pa.DictionaryArray.from_arrays(encoded.indices, texts)
 
 

@@ -48,8 +48,8 @@ class Ranges:
     def of(cls, objects: Sequence[StoredObject], entries: int) -> Ranges:
         """Return ranges for about `entries` entries on each side, over the seconds of objects."""
         bits = min(_MOST_BITS, max(_LEAST_BITS, (entries // _ENTRIES).bit_length() + 1 >> 1))
-        first = min((one.second_min for one in objects), default=0)
-        last = max((one.second_max for one in objects), default=0)
+        first = min((stored.second_min for stored in objects), default=0)
+        last = max((stored.second_max for stored in objects), default=0)
         return cls(bits, first, (last - first >> bits) + 1)
 
     def __len__(self) -> int:
@@ -62,8 +62,8 @@ class Ranges:
     def numbers(self, columns: Columns) -> npt.NDArray[np.int64]:
         """Return the ranges (i64, n) of entries."""
         hashes = columns["key_hash"].astype(np.int64) >> (31 - self.bits)
-        found: npt.NDArray[np.int64] = self.periods(columns["second"].astype(np.int64)) << self.bits | hashes
-        return found
+        range_numbers: npt.NDArray[np.int64] = self.periods(columns["second"].astype(np.int64)) << self.bits | hashes
+        return range_numbers
 
     def marking(self, differ: npt.NDArray[np.bool_]) -> Ranges:
         """Return these ranges with marks: `differ` is whether each differs (bool, one for each)."""
@@ -112,7 +112,7 @@ def sums_of(
             # sums of less than 2^21 halves are exact in float64
             sums[part.side, place] += np.bincount(numbers, halves, len(ranges)).astype(np.int64)
     for side, each in enumerate(sums):
-        found = np.flatnonzero(each[0])
-        columns = [np.full(len(found), side, np.int32), found.astype(np.int32), *each[:, found]]
-        arrays = [*map(pa.array, columns), pa.nulls(len(found), pa.string())]
+        places = np.flatnonzero(each[0])
+        columns = [np.full(len(places), side, np.int32), places.astype(np.int32), *each[:, places]]
+        arrays = [*map(pa.array, columns), pa.nulls(len(places), pa.string())]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)

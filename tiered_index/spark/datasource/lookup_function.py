@@ -52,13 +52,13 @@ class LookupFunction:
         """Return the columns: those of a read with option key. Raises `InvalidArgument`, the storage's errors."""
         if not uri.isConstantExpression or not isinstance(uri.value, str):
             raise InvalidArgument(f"{_USAGE}: the URI must be a constant text, not a column")
-        for name, given, kinds in (
+        for name, argument, kinds in (
             ("topic", topic, ("string", "void")),
             ("key", key, ("string", "void")),
             ("begin_ms", begin_ms, ("int", "bigint", "void")),
             ("end_ms", end_ms, ("int", "bigint", "void")),
         ):
-            if given is not None and (kind := given.dataType.simpleString()) not in kinds:
+            if argument is not None and (kind := argument.dataType.simpleString()) not in kinds:
                 needed = "text is" if kinds[0] == "string" else "epoch milliseconds (unix_millis(time)) are"
                 raise InvalidArgument(f"{_USAGE}: {name} is {kind}; {needed} needed")
         genesis = StorageAddress(uri.value).state().genesis
@@ -93,8 +93,8 @@ def _columns(schema: Schema) -> list[Any]:
     """Return a function for each of the caller's columns that gets its value of an item, in Spark's type."""
     columns: StructType = columns_of(schema)
     return [
-        (lambda item, name=one.name: decimal.Decimal(getattr(item, name)))
-        if isinstance(columns[one.name].dataType, DecimalType)
-        else attrgetter(one.name)
-        for one in schema.caller_columns
+        (lambda item, name=own_column.name: decimal.Decimal(getattr(item, name)))
+        if isinstance(columns[own_column.name].dataType, DecimalType)
+        else attrgetter(own_column.name)
+        for own_column in schema.caller_columns
     ]

@@ -61,9 +61,9 @@ class MessageSettings:
     columns: StructType
 
     @classmethod
-    def of(cls, format_name: str, given: Mapping[str, str]) -> MessageSettings:
+    def of(cls, format_name: str, texts: Mapping[str, str]) -> MessageSettings:
         """Return the settings of a user's options. Raises `InvalidArgument`, `ConfigError`."""
-        options = Options(format_name, given, _OPTIONS)
+        options = Options(format_name, texts, _OPTIONS)
         body = options.choice("body", ("plain", "stored", "none"))
         columns = from_arrow_schema(arrow_schema(_COLUMNS + (", body binary" if body != "none" else "")))
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
@@ -75,14 +75,14 @@ class MessageSettings:
     @property
     def folder(self) -> Path:
         """The local folder of segments. Raises `InvalidArgument` if the path is no folder."""
-        given = local_path(self.path)
-        if given is None or not given.is_dir():
-            raise InvalidArgument(f"{given or self.path}: no such folder")
-        return _commit_log(given)
+        folder = local_path(self.path)
+        if folder is None or not folder.is_dir():
+            raise InvalidArgument(f"{folder or self.path}: no such folder")
+        return _commit_log(folder)
 
 
-def _commit_log(given: Path) -> Path:
-    return given if given.name == "commitlog" and not (given / "commitlog").is_dir() else given / "commitlog"
+def _commit_log(folder: Path) -> Path:
+    return folder if folder.name == "commitlog" and not (folder / "commitlog").is_dir() else folder / "commitlog"
 
 
 # A message counts as at least 2 KiB, so a batch has at most 4,096.
@@ -112,7 +112,7 @@ class MessageReader(DataSourceReader):
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
         stretches = list(_stretches(self._settings))
         for before, after in itertools.pairwise(stretches):
-            stores = {one.archived.store if one.archived else "" for one in (before, after)}
+            stores = {stretch.archived.store if stretch.archived else "" for stretch in (before, after)}
             if len(stores) == 1 and before.end != after.begin and not self._settings.skip_corrupt:
                 raise MissingOffsets(self._settings.path, "no segment has them", before.end, after.begin)
         return list(map(TaskPartition, stretches))
@@ -127,8 +127,8 @@ def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
     if settings.archive is not None:
         with settings.archive.open() as storage:
             known = Segments(StorageLog(storage, SystemClock()).open(), storage)
-            for one in archived_segments(known, settings.store, settings.path):
-                yield Stretch(one.start, one.end, archived=one)
+            for archived in archived_segments(known, settings.store, settings.path):
+                yield Stretch(archived.start, archived.end, archived=archived)
         return
     folder = settings.folder
     if not folder.is_dir():

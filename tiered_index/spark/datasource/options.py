@@ -17,9 +17,9 @@ _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
 class Options:
     """The user's options for the source `name`. Raises `InvalidArgument` for unknown options, no or several paths."""
 
-    def __init__(self, name: str, given: Mapping[str, str], known: Sequence[str]) -> None:
+    def __init__(self, name: str, texts: Mapping[str, str], known: Sequence[str]) -> None:
         self._name = name
-        self._given = {option.lower(): value for option, value in given.items()}
+        self._given = {option.lower(): value for option, value in texts.items()}
         places = {option.lower(): option for option in known}
         if "paths" in self._given:
             raise InvalidArgument(f"{name}: one path is read at a time; load each and take the union")
@@ -63,11 +63,11 @@ class Options:
         value = self.text(option)
         if value is None:
             return None
-        found = _BYTES.fullmatch(value.strip().lower())
-        if found is None or not int(found[1]):
+        size = _BYTES.fullmatch(value.strip().lower())
+        if size is None or not int(size[1]):
             like = "a number of bytes like 67108864 or 64m"
             raise InvalidArgument(f"{self._name}: option {option} is {like}, not {value!r}")
-        return int(found[1]) * _UNITS[found[2]]
+        return int(size[1]) * _UNITS[size[2]]
 
     def choice(self, option: str, choices: Sequence[str]) -> str:
         """Return an option's value, one of `choices`, the first one if it is not set."""

@@ -113,7 +113,9 @@ def _runs(objects: Sequence[StoredObject], partition_bytes: int) -> Iterator[tup
         parts += [(ObjectPart(stored, part, number), size) for part in range(number)]
     reached = itertools.accumulate(size for _, size in parts)
     # task n has the parts whose bytes, accumulated, end in the nth range of `partition_bytes`
-    for _, task in itertools.groupby(zip(parts, reached, strict=True), lambda one: (one[1] - 1) // partition_bytes):
+    for _, task in itertools.groupby(
+        zip(parts, reached, strict=True), lambda part_end: (part_end[1] - 1) // partition_bytes
+    ):
         yield tuple(part for (part, _), _ in task)
 
 
@@ -174,15 +176,17 @@ def _scanned(items: Array, metadata: Metadata, selection: EntrySelection, expire
     """Return the columns, in native byte order, of the items that have not expired and that a selection has."""
     seconds = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
     hashes = normal_hashes(items["key_hash"])
-    kept = expired.keeps(items, seconds, dict(metadata.topics))
+    is_wanted = expired.keeps(items, seconds, dict(metadata.topics))
     if selection.second_min > EARLIEST or selection.second_max < LATEST:
-        kept &= (seconds >= selection.second_min) & (seconds <= selection.second_max)
+        is_wanted &= (seconds >= selection.second_min) & (seconds <= selection.second_max)
     if selection.topic is not None:
-        kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in metadata.topics if name == selection.topic])
+        is_wanted &= np.isin(
+            items["topic_id"], [topic_id for topic_id, name in metadata.topics if name == selection.topic]
+        )
     if selection.queues is not None:
-        kept &= np.isin(items["queue_id"], selection.queues)
-    columns = {name: items[name][kept] for name in items.dtype.names or ()}
-    return {**columns, "key_hash": hashes[kept], "second": seconds[kept]}
+        is_wanted &= np.isin(items["queue_id"], selection.queues)
+    columns = {name: items[name][is_wanted] for name in items.dtype.names or ()}
+    return {**columns, "key_hash": hashes[is_wanted], "second": seconds[is_wanted]}
 
 
 def _arrow(columns: dict[str, Any], metadata: Metadata, wanted: Any) -> pa.RecordBatch:

@@ -71,18 +71,18 @@ class EntryColumns:
         """Return the fields of a frame with these columns. Raises `InvalidArgument`, which names the wrong column."""
         needed = [*FIELDS, *(column.name for column in schema.caller_columns)]
         key = "keys" if "key" not in kinds and "keys" in kinds else "key"
-        given = {name: key if name == "key" else name for name in (*needed, "topic_id")}
+        columns_of_fields = {name: key if name == "key" else name for name in (*needed, "topic_id")}
         for name in needed:
-            if given[name] not in kinds:
+            if columns_of_fields[name] not in kinds:
                 there = ", ".join(kinds) or "no columns"
                 raise InvalidArgument(f"column {name!r} is missing; the DataFrame has {there}")
-        if unknown := [name for name in kinds if name not in given.values()]:
-            fields = ", ".join(given)
+        if unknown := [name for name in kinds if name not in columns_of_fields.values()]:
+            fields = ", ".join(columns_of_fields)
             raise InvalidArgument(
                 f"column {unknown[0]!r} is not a field of an entry; these are {fields}: rename or drop it"
             )
-        names = tuple(name for name in given if given[name] in kinds)
-        check_fields({name: kinds[given[name]] for name in names}, given)
+        names = tuple(name for name in columns_of_fields if columns_of_fields[name] in kinds)
+        check_fields({name: kinds[columns_of_fields[name]] for name in names}, columns_of_fields)
         return cls(names, key)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

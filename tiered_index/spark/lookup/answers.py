@@ -85,14 +85,14 @@ class Answers:
     skip_null: bool
     spent: Any
 
-    def columns(self, asked: DataFrame) -> StructType:
-        """Return the columns of answers for rows of `asked`."""
+    def columns(self, frame: DataFrame) -> StructType:
+        """Return the columns of answers for rows of `frame`."""
         from pyspark.sql.pandas.types import from_arrow_schema
         from pyspark.sql.types import StructType
 
         own = [("status", pa.string()), ("failed", _FAILED), ("position", pa.int32()), *entry_columns(self.schema)]
-        kept = [field for field in asked.schema.fields if field.name != LOOKUP]
-        return StructType([*kept, *from_arrow_schema(pa.schema(own)).fields])
+        others = [field for field in frame.schema.fields if field.name != LOOKUP]
+        return StructType([*others, *from_arrow_schema(pa.schema(own)).fields])
 
     def open_reader(self) -> IndexReader:
         """Return the reader of a task, which closes it."""
@@ -175,9 +175,9 @@ class Answers:
         for begin, end, key in zip(low, high, texts, strict=True) if is_bounded else ():
             if begin is not None and end is not None and begin > end:
                 raise InvalidArgument(f"begin_ms {begin} is after end_ms {end}, for key {shown(key)!r}")
-        asked = LookupColumns(names, texts, low, high, [self.max_count] * len(keys), [None] * len(keys))
+        lookups = LookupColumns(names, texts, low, high, [self.max_count] * len(keys), [None] * len(keys))
         try:
-            return reader.query_many(asked, self.allow_partial)
+            return reader.query_many(lookups, self.allow_partial)
         except InvalidArgument as error:
             raise InvalidArgument(f"columns {self.names['topic']} and {self.names['key']}: {error}") from error
 

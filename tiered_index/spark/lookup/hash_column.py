@@ -25,7 +25,7 @@ def hash_key(topic: Column | str, key: Column | str, rule: Literal["abs", "mask"
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     known_rule(rule)
-    topics, keys = ((F.col(one) if isinstance(one, str) else one).cast("string") for one in (topic, key))
+    topics, keys = ((F.col(column) if isinstance(column, str) else column).cast("string") for column in (topic, key))
     hashed = _by_java(F.concat(topics, F.lit("#"), keys))
     if hashed is None:
         return _by_arrow(topics, keys, rule).alias("hash_key")

@@ -234,12 +234,12 @@ class Keys:
     names: Mapping[str, str]
 
     def rows(self) -> DataFrame:
-        """Return the rows with the columns of `given`, and a struct `LOOKUP` of the fields."""
+        """Return the rows with the columns of `columns`, and a struct `LOOKUP` of the fields."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-        given = [column.alias(field) for field, column in self.given.items()]
+        columns = [column.alias(field) for field, column in self.given.items()]
         lookup = F.struct(*(self.fields[name].alias(name) for name in _FIELDS)).alias(LOOKUP)
-        return self.frame.select("*", *given, lookup)
+        return self.frame.select("*", *columns, lookup)
 
     def column(self, name: str) -> Any:
         """Return a field as a column of `rows`."""

@@ -64,8 +64,8 @@ def with_messages(
             source = RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
             yield from message_batches(batches, source, allow_partial=allow_partial)
 
-    asked = answers.withColumn(LOOKUP, F.struct(topic.alias("topic"), key.alias("key")))
-    return asked.mapInArrow(plainly(fetch), StructType([*answers.schema.fields, *from_arrow_schema(_MESSAGE).fields]))
+    keyed = answers.withColumn(LOOKUP, F.struct(topic.alias("topic"), key.alias("key")))
+    return keyed.mapInArrow(plainly(fetch), StructType([*answers.schema.fields, *from_arrow_schema(_MESSAGE).fields]))
 
 
 def message_batches(
@@ -102,14 +102,14 @@ def _fetched(source: RocketmqMessages, rows: pa.RecordBatch) -> list[Fetched | N
     return found
 
 
-def _row(one: Fetched | None, *, allow_partial: bool) -> Mapping[str, Any]:
-    if one is None:
+def _row(fetched: Fetched | None, *, allow_partial: bool) -> Mapping[str, Any]:
+    if fetched is None:
         return {}
-    if one.error is not None and one.message is None and not allow_partial:
-        raise one.error
-    row: dict[str, Any] = {"message_state": one.state, "message_problem": one.problem}
-    message = one.message
-    if not one.carries_key:
+    if fetched.error is not None and fetched.message is None and not allow_partial:
+        raise fetched.error
+    row: dict[str, Any] = {"message_state": fetched.state, "message_problem": fetched.problem}
+    message = fetched.message
+    if not fetched.carries_key:
         row["message_state"] = "other_key"
     elif isinstance(message, Message):
         row |= {"message_tags": message.tags, "message_properties": list(message.properties.items())}

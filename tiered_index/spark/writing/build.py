@@ -164,7 +164,7 @@ def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) ->
     If an object has no counts by topic, its entries count under the joined names of its topics.
     """
     assert state.genesis is not None
-    found: Counter[str] = Counter()
+    entries: Counter[str] = Counter()
     settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0)
     keyed, objects = state.genesis.layout.schema.keyed, [state.objects[name] for name in names]
     with (
@@ -177,14 +177,14 @@ def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) ->
                 trailer = read.result()
             except (ObjectNotFound, CorruptFile):
                 # this build replaces it
-                found["(not readable)"] += stored.count
+                entries["(not readable)"] += stored.count
                 continue
             stats = trailer.metadata.stats_by_topic()
-            known = {topic: one.entries for topic, one in stats if one is not None}
+            known = {topic: topic_stats.entries for topic, topic_stats in stats if topic_stats is not None}
             if sum(known.values()) != stored.count:
                 known = {", ".join(sorted(trailer.metadata.topic_names)) or "(not named)": stored.count}
-            found.update(known)
-    return tuple(sorted(found.items()))
+            entries.update(known)
+    return tuple(sorted(entries.items()))
 
 
 def publish_tables(
@@ -200,7 +200,7 @@ def publish_tables(
     Raises as `check_windows`, `CorruptFile`, `JobOverdue`: then nothing is published. After the storage's errors the
     outcome may be unknown.
     """
-    tables = [one.stored.shard for one in shards if one.stored.shard is not None]
+    tables = [shard.stored.shard for shard in shards if shard.stored.shard is not None]
     windows = sorted({(t.begin_s, t.begin_s + t.window_s) for t in tables if t.window_s != QUARANTINE_S})
     publication = Publication(log, [shard.sent for shard in shards])
     publication.check()

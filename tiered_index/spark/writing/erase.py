@@ -114,8 +114,8 @@ class _Work:
         find = partial(find_hidden, stones=stones, schema=schema)
         return {
             name: held
-            for found in run_in_tasks(*self._where, "find: find the entries to erase", find, groups)
-            for name, held in found.items()
+            for erased_by_name in run_in_tasks(*self._where, "find: find the entries to erase", find, groups)
+            for name, held in erased_by_name.items()
         }
 
     @property

@@ -64,12 +64,12 @@ def files_below(path: Path) -> list[Path]:
         return [path]
     names = [p.relative_to(path).as_posix() for p in sorted(_all_below(path))]
     check_outside_tables(str(path), open_storage)
-    found = [path / name for name in _shown(str(path), names)]
-    if not found:
+    paths = [path / name for name in _shown(str(path), names)]
+    if not paths:
         raise InvalidArgument(
             f"{path} has no Parquet or NDJSON file, and is not a RocketMQ store: it has no commitlog/"
         )
-    return found
+    return paths
 
 
 def _all_below(folder: Path) -> list[Path]:
@@ -78,7 +78,7 @@ def _all_below(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise InvalidArgument(f"{error.filename}: {error.strerror}") from error
 
-    found: list[Path] = []
+    paths: list[Path] = []
     for above, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if name in TABLES or not _is_hidden(name)]
         if links := [path for name in folders if (path := Path(above, name)).is_symlink()]:
@@ -86,8 +86,8 @@ def _all_below(folder: Path) -> list[Path]:
                 f"{links[0]} is a link to a folder, which is not followed: give the paths of the folders themselves"
             )
         # a broken link is an error when it is opened
-        found += [path for name in names if (path := Path(above, name)).is_file() or path.is_symlink()]
-    return found
+        paths += [path for name in names if (path := Path(above, name)).is_file() or path.is_symlink()]
+    return paths
 
 
 def _shown(folder: str, names: Sequence[str]) -> list[str]:
@@ -144,11 +144,11 @@ def partition_columns(below: Sequence[str], fields: Mapping[str, object] | None 
     key is text, one of another field integers. A column of no field is integers unless that would change its text
     (``007``). Raises `InvalidArgument` unless all files have the same columns.
     """
-    found = [_values(name) for name in below]
-    for name, values in zip(below, found, strict=True):
-        if list(values) != list(found[0]):
+    partitions = [_values(name) for name in below]
+    for name, values in zip(below, partitions, strict=True):
+        if list(values) != list(partitions[0]):
             raise InvalidArgument(
-                f"folders of {below[0]} and {name} are named for other columns ({', '.join(found[0]) or 'none'}; "
+                f"folders of {below[0]} and {name} are named for other columns ({', '.join(partitions[0]) or 'none'}; "
                 f"{', '.join(values) or 'none'}): give folders of the same columns"
             )
     named = {name: column for name, column in (fields or {}).items() if isinstance(column, str)}
@@ -156,8 +156,8 @@ def partition_columns(below: Sequence[str], fields: Mapping[str, object] | None 
     of_texts = {column for name, column in used.items() if name in _TEXTS}
     of_others = {column for name, column in used.items() if name not in _TEXTS}
     columns = {}
-    for column in found[0] if found else ():
-        columns[column] = texts = pa.array([values[column] for values in found], pa.string())
+    for column in partitions[0] if partitions else ():
+        columns[column] = texts = pa.array([values[column] for values in partitions], pa.string())
         with contextlib.suppress(pa.ArrowInvalid):
             numbers = texts.cast(pa.int64())
             if column not in of_texts and (column in of_others or numbers.cast(pa.string()).equals(texts)):

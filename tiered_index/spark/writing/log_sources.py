@@ -66,7 +66,7 @@ class LogEntries:
 def log_entries(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> LogEntries:
     """Return the entries of local stores."""
     folders = [store.commitlog for store in stores]
-    splits = [[str(f), one.start, one.end] for f in folders for one in CommitLogReader(f).segments()]
+    splits = [[str(f), segment.start, segment.end] for f in folders for segment in CommitLogReader(f).segments()]
     return LogEntries(frame_of_splits(spark, splits), partial(_read_local, skip_corrupt=skip_corrupt))
 
 
@@ -86,8 +86,8 @@ def archive_entries(
 
 def archived_segments(segments: Segments, store: str | None, where: str) -> list[ArchivedSegment]:
     """Return the segments that an index has archived, of one store or all. Raises `InvalidArgument` for none."""
-    found = segments_by_store(segments, () if store is None else (store,), where)
-    return [segment for of_store in found.values() for segment in of_store]
+    by_store = segments_by_store(segments, () if store is None else (store,), where)
+    return [segment for of_store in by_store.values() for segment in of_store]
 
 
 def _archive_of(source: str) -> tuple[str, str | None]:

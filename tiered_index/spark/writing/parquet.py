@@ -47,8 +47,8 @@ def _written(storage: Storage | None, name: str) -> tuple[int, int]:
         return info.size_bytes, info.modified_ms
     # of an open file, because network disks may give older times of a closed one
     with LocalFile(Path(name)).open() as handle:
-        found = os.fstat(handle.fileno())
-    return found.st_size, found.st_mtime_ns
+        status = os.fstat(handle.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def _table(storage: Storage | None, name: str) -> tuple[ParquetTable, tuple[int, int]]:

@@ -163,12 +163,12 @@ def _place_of(batch: pa.RecordBatch, row: int) -> str:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    one = batch.slice(row, 1)
+    single_row = batch.slice(row, 1)
     try:
-        values = one.to_pylist()[0]
+        values = single_row.to_pylist()[0]
     except UnicodeDecodeError:
-        raw = [c.cast(pa.large_binary()) if is_text(c.type) else c for c in one.columns]
-        values = {name: c[0].as_py() for name, c in zip(one.schema.names, raw, strict=True)}
+        raw = [c.cast(pa.large_binary()) if is_text(c.type) else c for c in single_row.columns]
+        values = {name: c[0].as_py() for name, c in zip(single_row.schema.names, raw, strict=True)}
     has = f"a row {values!r:.200}"
     return has if context is None else f"{has} of partition {context.partitionId()}"
 
@@ -339,10 +339,10 @@ def plan_build(
     partitions = _partitions(tables, loads, aim // item_size)
     # the source's ids, then those assigned, in order of name
     topics = TopicTable()
-    given = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
-    topics.give(given)
+    named_by_source = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
+    topics.give(named_by_source)
     others = sorted(name for topic_id, name in census.topics if topic_id is None)
-    named = tuple(dict.fromkeys((*given, *((topics.assign(name), name) for name in others))))
+    named = tuple(dict.fromkeys((*named_by_source, *((topics.assign(name), name) for name in others))))
     return BuildPlan(genesis, scale, tuple(tables), named, sequence, partitions, PIECE_ITEMS)
 
 

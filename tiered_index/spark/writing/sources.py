@@ -75,10 +75,12 @@ def _is_store(path: str) -> bool:
 
 def _paths(source: object) -> list[str]:
     """Return the paths of a source: archives, storage URIs, or absolute local paths, which exist."""
-    given = [source] if isinstance(source, str | os.PathLike) else source
-    if not isinstance(given, Sequence | set | frozenset) or not all(isinstance(p, str | os.PathLike) for p in given):
+    sources = [source] if isinstance(source, str | os.PathLike) else source
+    if not isinstance(sources, Sequence | set | frozenset) or not all(
+        isinstance(p, str | os.PathLike) for p in sources
+    ):
         raise InvalidArgument(f"a source is a DataFrame of Spark, a path or a list of paths, not {shown_kind(source)}")
-    paths = [os.fspath(path) for path in given]
+    paths = [os.fspath(path) for path in sources]
     if not paths:
         raise InvalidArgument("no source is given")
     if archives := [path for path in paths if is_archive(path)]:
@@ -117,26 +119,26 @@ def files_of(
     Raises `InvalidArgument`, the storage's errors.
     """
     # names relative to the given paths: their folders may be columns
-    found, below = list[tuple[str, str]](), list[str]()
+    places, below = list[tuple[str, str]](), list[str]()
     for path in _paths(source):
         place = local_path(path)
         if place is None:
-            found += (stored := find_stored(address_of, path))
+            places += (stored := find_stored(address_of, path))
             meant = {*readings(path.partition("?")[0])}
             below += [name if uri.partition("?")[0] in meant else "" for uri, name in stored]
         else:
             files = files_below(place)
-            found += [("", str(file)) for file in files]
+            places += [("", str(file)) for file in files]
             below += [file.relative_to(place).as_posix() for file in files]
-    kind, partitions = kind_of_all(found, address_of, ("parquet", *texts)), partition_columns(below, columns)
+    kind, partitions = kind_of_all(places, address_of, ("parquet", *texts)), partition_columns(below, columns)
     if kind == "parquet":
-        return ParquetFiles.of(found, address_of, partitions)
+        return ParquetFiles.of(places, address_of, partitions)
     if named := [name for name in partitions if name in (*FIELDS, "keys", "topic_id")]:
         raise InvalidArgument(
             f"folders have values of {named[0]!r} in their names, but fields of {kind.upper()} must be in the lines: "
             "give a DataFrame that has the folders' columns, as spark.read makes it"
         )
-    return found
+    return places
 
 
 def check_source(source: SourceLike, columns: Mapping[str, object], schema: Schema, address_of: AddressOf) -> None:
@@ -331,18 +333,18 @@ def _entries_of_files(
     spark: SparkSession, files: ParquetFiles, fields: Mapping[str, Field], columns: Mapping[str, Any], schema: Schema
 ) -> Entries:
     """Return the entries of files, which tasks read; `fields` are the parsed `columns`."""
-    given: dict[str, Field] = {}
+    entry_fields: dict[str, Field] = {}
     kinds: dict[str, pa.DataType] = {}
     for name in _wanted(columns, files.schema.names, schema):
-        column, value = given[name] = fields.get(name, (name, None))
+        column, value = entry_fields[name] = fields.get(name, (name, None))
         if column is None:
             kinds[name] = pa.scalar(value).type
         else:
             column = _checked_name(name, column, files)
-            given[name], kinds[name] = (column, None), files.schema.field(column).type
+            entry_fields[name], kinds[name] = (column, None), files.schema.field(column).type
     check_fields(kinds, columns)
     parts = files.parts(spark.sparkContext.defaultParallelism)
-    return Entries(_numbers(spark, len(parts)), tuple(given), EntryReader(files, parts, given))
+    return Entries(_numbers(spark, len(parts)), tuple(entry_fields), EntryReader(files, parts, entry_fields))
 
 
 def _field(given: str | Column) -> Field | None:
