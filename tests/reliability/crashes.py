@@ -214,6 +214,10 @@ class Crashes:
                             act()
                 if disk.struck > seen and world.service is not None:
                     seen = disk.struck
+                    if any(problem.startswith("log: ") for problem in world.service.health()["problems"]):
+                        # it started without its storage, and says so until its life cycle has claimed the index
+                        with contextlib.suppress(*failures):
+                            world.service.run_lifecycle()
                     _check(world)
                 step = next(steps, None)
             if not struck and world.service is not None:
