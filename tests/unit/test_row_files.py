@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.sources import rows
 from tiered_index.sources.listing import local_file
-from tiered_index.sources.rows import RowMapping, open_rows
+from tiered_index.sources.rows import Dialect, RowMapping, open_rows
 
 BEGIN_S = 1_700_000_000
 
 
-def read(path, keys=("k",), time="at", start=0):
+def read(path, keys=("k",), time="at", start=0, dialect=None):
     """Return (position, size, key) of all entries, the bad rows, and the reading."""
     listed = local_file(path)
-    opened = open_rows(listed.file, listed.size_bytes, listed.head())
+    opened = open_rows(listed.file, listed.size_bytes, listed.head(), dialect)
     reading = opened.reading(RowMapping(keys, time, "s"), 0, max(1, opened.length_bound(0)))
     entries, bad = [], []
     for batch in reading.batches(start):
@@ -56,6 +56,43 @@ def test_records_of_several_lines_are_found_at_their_bytes(tmp_path, monkeypatch
         number = int(key.removeprefix("key-"))
         [record] = csv.reader([data[position : position + size].decode().removesuffix("\r")], strict=True)
         assert record == [key, *cells[number], str(BEGIN_S + number)]
+
+
+@pytest.mark.parametrize(("delimiter", "quote"), [("^", "'"), ("\t", ""), (None, "'"), ("|", '"'), ("\x01", "")])
+@pytest.mark.parametrize("block_bytes", [40, 2 << 20])
+def test_delimiter_and_quote_may_be_given(tmp_path, monkeypatch, delimiter, quote, block_bytes):
+    monkeypatch.setattr(rows, "BLOCK_BYTES", block_bytes)
+    mark = delimiter or ";"
+    notes = ['5" disk', "it's", "plain"] if not quote else [f"a{mark}b", "two\nlines", f"a {quote} in it", '5" disk']
+    records = []
+    for number in range(60):
+        note = notes[number % len(notes)]
+        cell = quote + note.replace(quote, 2 * quote) + quote if quote else note
+        records.append(f"key-{number}{mark}{cell}{mark}{BEGIN_S + number}")
+    path = tmp_path / "a.txt"
+    data = "\n".join([mark.join(("k", "note", "at")), *records, ""]).encode()
+    path.write_bytes(data)
+    entries, bad, reading = read(path, dialect=Dialect(delimiter, quote))
+    assert not bad and len(entries) == 60
+    assert all(data[at : at + size].decode() == records[int(key[4:])] for at, size, key in entries)
+    # the format says how a row is read again
+    text = reading._text
+    assert Dialect.of(text.format) == Dialect(mark, quote)
+    assert Dialect.of(f"{text.format}+gzip") == Dialect(mark, quote)
+    assert [text.row(record.encode())["note"] for record in records[:3]] == notes[:3]
+
+
+def test_without_a_dialect_the_format_names_none(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"k;at\nv1;{BEGIN_S}\n")
+    _, _, reading = read(path)
+    assert (reading._text.format, Dialect.of("csv"), Dialect.of("ndjson+gzip")) == ("csv", None, None)
+
+
+@pytest.mark.parametrize("dialect", [("ab", '"'), ("é", '"'), ("\n", '"'), ("", '"'), (",", "''"), ("'", "'")])
+def test_a_dialect_has_two_different_characters(dialect):
+    with pytest.raises(InvalidArgument, match=r"--delimiter|--quote is one ASCII character"):
+        Dialect(*dialect)
 
 
 def test_a_quote_that_stays_open_takes_one_row(tmp_path, monkeypatch):

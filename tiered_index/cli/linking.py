@@ -51,6 +51,26 @@ class RowOptions:
     time_unit: Literal["auto", "s", "ms", "us", "ns"] | None = _files(
         None, "--time-unit", help="Unit of times that are numbers. Default: auto, by the first one."
     )
+    delimiter: str | None = _files(
+        None, metavar="CHAR", help="Character between values of CSV. Default: comma, tab, ; or |, by the header."
+    )
+    quote: str | None = _files(None, metavar="CHAR", help='Quote around values of CSV, or none. Default: ".')
+
+    def mapping(self, keys: Sequence[str] | None) -> tuple[str | None, RowMapping]:
+        """Return the topic of all rows (None: a field has it) and the mapping. Raises `InvalidArgument`."""
+        # imported here: other sources do not need it
+        from tiered_index.sources.rows import TOPIC_FIELD, Dialect, RowMapping
+
+        if self.topic is None:
+            raise InvalidArgument("--topic is missing: it names the topic of the rows")
+        unit = None if self.time_unit in (None, "auto") else self.time_unit
+        path = self.topic.removeprefix(TOPIC_FIELD) if self.topic.startswith(TOPIC_FIELD) else None
+        dialect = None
+        if self.delimiter is not None or self.quote is not None:
+            delimiter = "\t" if self.delimiter == "\\t" else self.delimiter
+            dialect = Dialect(delimiter, {None: '"', "none": ""}.get(self.quote, self.quote or "none"))
+        mapping = RowMapping(tuple(keys or ()), self.time or "timestamp", unit, path, dialect)  # type: ignore[arg-type]
+        return (self.topic if path is None else None), mapping
 
 
 def state_root(storage: str) -> Path:
@@ -77,15 +97,10 @@ def ingest_rows(
     # imported here: other sources do not need it
     from tiered_index.sources.linked import FileLinker
     from tiered_index.sources.listing import HEAD_BYTES, check_exists, listed_files
-    from tiered_index.sources.rows import TOPIC_FIELD, RowMapping
 
     if options.topic is None:
         check_exists(sources[0])
-        raise InvalidArgument("--topic is missing: it names the topic of the rows")
-    unit = None if options.time_unit in (None, "auto") else options.time_unit
-    topic_field = options.topic.removeprefix(TOPIC_FIELD) if options.topic.startswith(TOPIC_FIELD) else None
-    topic = options.topic if topic_field is None else None
-    mapping = RowMapping(tuple(keys or ()), options.time or "timestamp", unit, topic_field)  # type: ignore[arg-type]
+    topic, mapping = options.mapping(keys)
     config = session.config(**settings)
     if config.root is None and config.storage is not None and not dry_run:
         config = session.config(root=state_root(config.storage), **settings)
@@ -173,7 +188,7 @@ def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
     """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
     from tiered_index.sources.rows import open_rows
 
-    rows = open_rows(files[0].file, files[0].size_bytes, files[0].head())
+    rows = open_rows(files[0].file, files[0].size_bytes, files[0].head(), mapping.dialect)
     if lacking := rows.lacking(mapping):
         fields = ", ".join(f"{option}{path}" for option, path in lacking)
         there = listed_names(rows.fields(), 30)
@@ -184,7 +199,7 @@ def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None,
     """Write the first rows as they would be indexed."""
     from tiered_index.sources.rows import open_rows
 
-    rows = open_rows(files[0].file, files[0].size_bytes, files[0].head())
+    rows = open_rows(files[0].file, files[0].size_bytes, files[0].head(), mapping.dialect)
     entries: list[dict[str, Any]] = []
     for batch in rows.reading(mapping, 0, rows.length_bound(0)).batches(0):
         for bad in batch.bad[:_SHOWN]:

@@ -16,7 +16,7 @@ from tiered_index.kernels import crc32
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources.listing import HEAD_BYTES, SourceFile, local_file, stored_file
 from tiered_index.sources.places import LocalFile, StoredFile
-from tiered_index.sources.rows import BLOCK_BYTES, RowFile, is_growing_text, open_rows
+from tiered_index.sources.rows import BLOCK_BYTES, Dialect, RowFile, is_growing_text, open_rows
 
 
 class FileChains:
@@ -88,14 +88,16 @@ class FileChains:
                 return before.lines[0] + sum(before.lines[1])
         return None
 
-    def reserved(self, listed: SourceFile, head: bytes, position: int) -> tuple[RowFile, LinkedSegment] | None:
+    def reserved(
+        self, listed: SourceFile, head: bytes, position: int, dialect: Dialect | None
+    ) -> tuple[RowFile, LinkedSegment] | None:
         """Return the rows of a file, and an open segment at the end of the log for those behind `position`.
 
-        `head` are its first bytes. None: it has no byte there. Raises `CorruptFile`, and `InvalidArgument` for a file
-        of another form.
+        `head` are its first bytes, and `dialect` is for CSV. None: it has no byte there. Raises `CorruptFile`, and
+        `InvalidArgument` for a file of another form.
         """
         published_ms = SystemClock().now_ms()
-        rows = open_rows(listed.file, listed.size_bytes, head)
+        rows = open_rows(listed.file, listed.size_bytes, head, dialect)
         if (length := rows.length_bound(position)) <= 0:
             return None
         of_file = listed.uri, self.store, self.end, length, rows.format, listed.size_bytes, listed.etag(head)
@@ -128,7 +130,7 @@ def is_torn(listed: SourceFile, head: bytes, position: int) -> bool:
 
 def may_grow(segment: LinkedSegment) -> bool:
     """Return whether lines may be appended to the file of a segment."""
-    return segment.format in ("ndjson", "csv")
+    return segment.format.partition(":")[0] in ("ndjson", "csv") and "+" not in segment.format
 
 
 def end_of(chain: Sequence[LinkedSegment]) -> int:

@@ -32,7 +32,7 @@ from tiered_index.sources.chains import FileChains, end_of, has_changed, has_gro
 from tiered_index.sources.listing import SourceFile, reopened
 from tiered_index.sources.restart import encode_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
-from tiered_index.sources.rows import RowBatch, RowFile, RowMapping, RowReading, open_rows
+from tiered_index.sources.rows import Dialect, RowBatch, RowFile, RowMapping, RowReading, open_rows
 from tiered_index.systems import files_key
 
 # files whose offsets one record reserves, and about the bytes that are read before a record finishes them
@@ -303,7 +303,7 @@ class FileLinker:
         if is_torn(listed, head, position):
             self.counts.held_back.append(listed.uri)
             return []
-        reserved = self._chains.reserved(listed, head, position)
+        reserved = self._chains.reserved(listed, head, position, self.mapping.dialect)
         return [] if reserved is None else [(listed, *reserved)]
 
     def _go_on(self, pending: Sequence[LinkedSegment], position: int = 0) -> None:
@@ -341,7 +341,8 @@ class FileLinker:
             if listed is not None and (
                 listed.is_same(segment.size_bytes, segment.etag) or has_grown(listed, segment, head)
             ):
-                return self._read(listed, open_rows(listed.file, listed.size_bytes, head), segment, offset)
+                rows = open_rows(listed.file, listed.size_bytes, head, Dialect.of(segment.format))
+                return self._read(listed, rows, segment, offset)
         # its rows before the offset are indexed
         self.counts.changed.append(segment.uri)
         length = min(offset - segment.start, segment.length)

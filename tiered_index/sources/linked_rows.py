@@ -39,6 +39,7 @@ from tiered_index.sources.rows import (
     SUM_BYTES,
     ColumnsFile,
     CsvFile,
+    Dialect,
     NdjsonFile,
     RowMapping,
     TextFile,
@@ -128,7 +129,7 @@ class FileRows:
         self._lock = threading.Lock()
         # by the store of a log
         self._mappings: dict[str, RowMapping | None] = {}
-        self._opened: OrderedDict[tuple[str, str], CsvFile | ColumnsFile] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, str, str], CsvFile | ColumnsFile] = OrderedDict()
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files in one of the indexes. No request."""
@@ -289,9 +290,10 @@ class FileRows:
 
     def _text_file(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> TextFile:
         kind, _, compression = segment.format.partition("+")
+        of_text = file, compression or None, segment.size_bytes
         if kind == "ndjson":
-            return NdjsonFile(file, compression or None, segment.size_bytes)
-        opened = self._kept(segment, lambda: CsvFile(file, compression or None, segment.size_bytes), search, file)
+            return NdjsonFile(*of_text)
+        opened = self._kept(segment, lambda: CsvFile(*of_text, Dialect.of(segment.format)), search, file)
         assert isinstance(opened, CsvFile)
         return opened
 
@@ -299,7 +301,7 @@ class FileRows:
         self, segment: LinkedSegment, make: Callable[[], CsvFile | ColumnsFile], search: Search, file: object
     ) -> CsvFile | ColumnsFile:
         """Return a file with its header or footer, which is read once."""
-        name = segment.uri, segment.etag
+        name = segment.uri, segment.etag, segment.format
         with self._lock:
             if name in self._opened:
                 self._opened.move_to_end(name)

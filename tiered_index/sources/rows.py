@@ -56,6 +56,7 @@ _PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _LIKELY_S = 631_152_000, 4_102_444_800
 TOPIC_FIELD = "field:"
 """Begin of a `--topic` that is a field of the rows."""
+_DELIMITERS = (",", "\t", ";", "|")
 _NUMBER_TEXT = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
 _HEAD_BYTES = 64 << 10
@@ -77,18 +78,52 @@ _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\xc0\xc1\xf5-\xff]")
 _DAMAGE = (EOFError, gzip.BadGzipFile, gzip_error, zlib.error, lzma.LZMAError, OSError)
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The characters of CSV: `delimiter` between values, None if the header decides; `quote` around values, "" if none.
+
+    Each is one ASCII character other than a newline. Raises `InvalidArgument`.
+    """
+
+    delimiter: str | None = None
+    quote: str = '"'
+
+    def __post_init__(self) -> None:
+        for option, mark in (("--delimiter", self.delimiter), ("--quote", self.quote or None)):
+            if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in "\0\r\n"):
+                raise InvalidArgument(f"{option} is one ASCII character other than a newline, not {mark!r}")
+        if self.delimiter == self.quote:
+            raise InvalidArgument(f"--delimiter and --quote are both {self.quote!r}: they must differ")
+
+    @property
+    def delimiters(self) -> Sequence[str]:
+        """The characters of which one is between values."""
+        found_out = [mark for mark in _DELIMITERS if mark != self.quote]
+        return found_out if self.delimiter is None else [self.delimiter]
+
+    @classmethod
+    def of(cls, segment_format: str) -> Dialect | None:
+        """Return the dialect that the format of a segment names; None: it names none."""
+        _, _, marks = segment_format.partition("+")[0].partition(":")
+        if not re.fullmatch("[0-9a-f]{4}", marks):
+            return None
+        named = bytes.fromhex(marks).decode("latin-1")
+        return cls(named[0], named[1].strip("\0"))
+
+
 @dataclass
 class RowMapping:
     """The fields with the keys, the time and perhaps the topic of a row: JMESPaths, or names of columns.
 
     `unit` is that of times that are numbers. None: the first ones decide, for the whole run. `topic` None: all rows
-    have one topic.
+    have one topic. `dialect` is that of CSV files; None: their headers decide.
     """
 
     keys: Sequence[str]
     time: str
     unit: Unit | None = None
     topic: str | None = None
+    dialect: Dialect | None = None
     is_guessed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -657,17 +692,19 @@ class NdjsonFile(TextFile):
         return False
 
 
-_DELIMITERS = (",", "\t", ";", "|")
 # most bytes of a record of several lines
 _MOST_QUOTED = 1 << 20
 
 
 class CsvFile(TextFile):
-    """A header, and records. A value in quotes may have newlines."""
+    """A header, and records. A value in quotes may have newlines.
+
+    If a dialect is given, the format names it: ``csv:``, and delimiter and quote as two hexadecimal digits each.
+    """
 
     kind = "csv"
 
-    def __init__(self, file: File, compression: str | None, size_bytes: int) -> None:
+    def __init__(self, file: File, compression: str | None, size_bytes: int, dialect: Dialect | None = None) -> None:
         super().__init__(file, compression, size_bytes)
         header, mark, _ = self.head.partition(b"\n")
         self._begin = len(header) + len(mark)
@@ -675,7 +712,11 @@ class CsvFile(TextFile):
             text = header.removeprefix(b"\xef\xbb\xbf").decode().rstrip("\r")
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"{file}: the header is not UTF-8") from error
-        self.delimiter = max(_DELIMITERS, key=text.count)
+        marks = dialect or Dialect()
+        self.delimiter, self.quote = max(marks.delimiters, key=text.count), marks.quote
+        if dialect is not None:
+            named = f"{ord(self.delimiter):02x}{ord(self.quote or chr(0)):02x}"
+            self.format = self.format.replace(self.kind, f"{self.kind}:{named}", 1)
         self.header = self._cells(text)
 
     @property
@@ -688,22 +729,25 @@ class CsvFile(TextFile):
     def _cells(self, line: str) -> list[str]:
         before = csv.field_size_limit(MAX_ROW_BYTES)
         try:
-            return next(csv.reader([line], delimiter=self.delimiter, strict=True), [])
+            quoting = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
+            marks: dict[str, Any] = {"delimiter": self.delimiter, "quotechar": self.quote or None, "quoting": quoting}
+            return next(csv.reader([line], strict=True, **marks), [])
         except csv.Error as error:
             raise InvalidArgument(f"not CSV: {error}") from error
         finally:
             csv.field_size_limit(before)
 
     def split(self, lines: bytes) -> Iterator[bytes]:
-        if not _has_odd_line(lines):
+        if not self.has_odd_line(lines):
             yield from io.BytesIO(lines)
             return
+        quote = self.quote.encode()
         # the lines of a record whose quote is open. After `_MOST_QUOTED` bytes its first line is a bad row
         held: list[bytes] = []
         held_bytes, waiting = 0, deque[bytes]()
         stream = io.BytesIO(lines)
         while line := waiting.popleft() if waiting else stream.readline():
-            is_odd = line.count(b'"') % 2
+            is_odd = line.count(quote) % 2
             if not held and not (is_odd and self.is_cut(line)):
                 yield line
                 continue
@@ -721,7 +765,7 @@ class CsvFile(TextFile):
             yield b"".join(held)
 
     def is_cut(self, row: bytes) -> bool:
-        if row.count(b'"') % 2 == 0 or len(row) > _MOST_QUOTED:
+        if not self.quote or row.count(self.quote.encode()) % 2 == 0 or len(row) > _MOST_QUOTED:
             return False
         try:
             self._cells(row.decode(errors="replace").rstrip("\r\n"))
@@ -743,7 +787,7 @@ class CsvFile(TextFile):
         names = [_column_name(path, mapping, self.header) for _, path in mapping.names]
         if None in names or len(set(self.header)) != len(self.header):
             raise Unclear
-        if _has_odd_line(lines):
+        if self.has_odd_line(lines):
             raise Unclear
         try:
             lines.decode()  # Arrow accepts invalid UTF-8 as text
@@ -752,7 +796,7 @@ class CsvFile(TextFile):
         table = pyarrow.csv.read_csv(
             io.BytesIO(lines),
             pyarrow.csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=self.header),
-            pyarrow.csv.ParseOptions(delimiter=self.delimiter),
+            pyarrow.csv.ParseOptions(delimiter=self.delimiter, quote_char=self.quote or False),
             pyarrow.csv.ConvertOptions(
                 column_types=dict.fromkeys(cast(list[str], names), pa.string()), include_columns=[*dict.fromkeys(names)]
             ),
@@ -769,15 +813,14 @@ class CsvFile(TextFile):
     def is_complete(self, line: bytes) -> bool:
         return False  # the last value may be incomplete
 
-
-def _has_odd_line(lines: bytes) -> bool:
-    """Return whether a line has an odd number of quotes: one of them may be open at the line's end."""
-    if b'"' not in lines:
-        return False
-    units = np.frombuffer(lines, np.uint8)
-    quotes, ends = np.flatnonzero(units == ord('"')), np.flatnonzero(units == 10)
-    # the number of quotes before each end of a line: all are even only if those of each line are
-    return len(quotes) % 2 == 1 or bool((np.searchsorted(quotes, ends) & 1).any())
+    def has_odd_line(self, lines: bytes) -> bool:
+        """Return whether a line has an odd number of quotes: one of them may be open at the line's end."""
+        if not self.quote or self.quote.encode() not in lines:
+            return False
+        units = np.frombuffer(lines, np.uint8)
+        quotes, ends = np.flatnonzero(units == ord(self.quote)), np.flatnonzero(units == 10)
+        # the number of quotes before each end of a line: all are even only if those of each line are
+        return len(quotes) % 2 == 1 or bool((np.searchsorted(quotes, ends) & 1).any())
 
 
 def _column_name(path: str, mapping: RowMapping, there: Sequence[str]) -> str | None:
@@ -850,7 +893,7 @@ class TextReading(RowReading):
 
     def _cut_bytes(self, lines: bytes) -> int:
         """Return the bytes of a last row that also has the next line."""
-        if not isinstance(self._text, CsvFile) or not _has_odd_line(lines):
+        if not isinstance(self._text, CsvFile) or not self._text.has_odd_line(lines):
             return 0
         last = b""
         for row in self._text.split(lines):
@@ -1082,8 +1125,8 @@ def _other_form(head: bytes) -> str | None:
     return None if form is None or not _NO_TEXT.search(head) else form
 
 
-def open_rows(file: File, size_bytes: int, head: bytes) -> RowFile:
-    """Return the rows of a file by `head`, its first 64 KiB. Raises `InvalidArgument`."""
+def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:
+    """Return the rows of a file by `head`, its first 64 KiB; `dialect` is for CSV. Raises `InvalidArgument`."""
     if head.startswith(_PARQUET):
         return ParquetFile(file)
     if head.startswith((FILE_MAGIC, STREAM_MAGIC)):
@@ -1105,6 +1148,9 @@ def open_rows(file: File, size_bytes: int, head: bytes) -> RowFile:
         return NdjsonFile(file, compression, size_bytes)
     if (form := _other_form(text)) is not None:
         raise InvalidArgument(f"{file} is {form}: convert it to NDJSON, CSV, Parquet or Arrow")
-    if b"\0" not in begin and any(mark.encode() in line for mark in _DELIMITERS):
-        return CsvFile(file, compression, size_bytes)
-    raise InvalidArgument(f"{file} is neither NDJSON nor CSV, Parquet or Arrow: convert it to one of these")
+    if b"\0" not in begin and any(mark.encode() in line for mark in (dialect or Dialect()).delimiters):
+        return CsvFile(file, compression, size_bytes, dialect)
+    raise InvalidArgument(
+        f"{file} is neither NDJSON nor CSV, Parquet or Arrow: convert it to one of these, "
+        "or give the --delimiter of CSV"
+    )

@@ -579,6 +579,31 @@ def test_arrow_rows_and_records_of_several_lines_come_back(tmp_path, ingest, whe
     )
 
 
+@pytest.mark.parametrize(
+    ("mark", "quote", "options"),
+    [("^", "'", ("--delimiter", "^", "--quote", "'")), ("\t", "", ("--delimiter", "\\t", "--quote", "none"))],
+)
+def test_rows_of_csv_come_back_by_the_delimiter_and_quote_that_were_given(
+    tmp_path, ingest, found, where, mark, quote, options
+):
+    def records(begin, end):
+        cells = ([n % 40, f"{quote}c{n % 7}{quote}", BEGIN_S + n, f'5" x, y {n}', f",{n}"] for n in range(begin, end))
+        return "".join(f"{mark.join(map(str, row))}\n" for row in cells)
+
+    log = tmp_path / "a.txt"
+    log.write_text(mark.join(("order_id", "customer.id", "at", "note", "n")) + "\n" + records(0, 100))
+    assert ingest(log, *options)["entries"] == 200
+    with log.open("a") as appended:
+        appended.write(records(100, 130))
+    (tmp_path / "b.gz").write_bytes(gzip.compress(log.read_bytes()))
+    document = ingest(log, tmp_path / "b.gz", *options)
+    assert (document["rows"], document["changed"]) == (30 + 130, [])
+    # the command that reads needs no option
+    assert found("c3") == (sorted([n for n in range(130) if n % 7 == 3] * 2), [])
+    refused = run_here("ingest", log, *KEYS, *where, "--delimiter", "ab")
+    assert (refused.code, "--delimiter is one ASCII character" in refused.err) == (2, True)
+
+
 def test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_next_run(
     tmp_path, monkeypatch, ingest, found
 ):

@@ -127,17 +127,10 @@ def build(
 
 def _rows_of(options: RowOptions, keys: Sequence[str] | None) -> RowsOfFiles:
     """Return the fields of rows of files. Raises `InvalidArgument`, which names a missing option."""
-    if options.topic is None:
-        raise InvalidArgument("--topic is missing: it names the topic of the rows")
-    from tiered_index.sources.rows import TOPIC_FIELD
     from tiered_index.spark.writing.linked import RowsOfFiles
 
-    unit = None if options.time_unit in (None, "auto") else options.time_unit
-    path = options.topic.removeprefix(TOPIC_FIELD) if options.topic.startswith(TOPIC_FIELD) else None
-    topic = options.topic if path is None else None
-    rows = RowsOfFiles(tuple(keys or ()), options.time or "timestamp", unit, topic, path)
-    rows.mapping()
-    return rows
+    topic, mapping = options.mapping(keys)
+    return RowsOfFiles(tuple(mapping.keys), mapping.time, mapping.unit, topic, mapping.topic, mapping.dialect)
 
 
 def _build_files(

@@ -42,7 +42,7 @@ from tiered_index.sources.chains import FileChains, as_it_is, has_grown, is_torn
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
 from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.rows import ColumnsFile, ParquetFile, RowBatch, RowFile, RowMapping, open_rows
+from tiered_index.sources.rows import ColumnsFile, Dialect, ParquetFile, RowBatch, RowFile, RowMapping, open_rows
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
@@ -78,6 +78,7 @@ class RowsOfFiles:
     - `unit`: the unit of times that are numbers, ``s``, ``ms``, ``us`` or ``ns``; None: the first one decides.
     - `topic`: the topic of all rows; None: it is at the path `topic_path`.
     - `topic_path`: the path of the topic.
+    - `dialect`: the characters of CSV; None: the header of a file decides.
     """
 
     keys: tuple[str, ...]
@@ -85,10 +86,11 @@ class RowsOfFiles:
     unit: Any
     topic: str | None
     topic_path: str | None = None
+    dialect: Dialect | None = None
 
     def mapping(self) -> RowMapping:
         """Return the mapping, which may decide the unit of times. Raises `InvalidArgument`."""
-        return RowMapping(self.keys, self.time, self.unit, self.topic_path)
+        return RowMapping(self.keys, self.time, self.unit, self.topic_path, self.dialect)
 
     @property
     def queue_id(self) -> int:
@@ -203,7 +205,8 @@ class FileReader:
                     segment = typed(document, LinkedSegment)
                     head = self._head(files, segment)
                     file = files.file(segment.uri, segment.size_bytes)
-                    yield number, segment, open_rows(file, segment.size_bytes, head), begin, end, lines_before
+                    opened = open_rows(file, segment.size_bytes, head, Dialect.of(segment.format))
+                    yield number, segment, opened, begin, end, lines_before
                     self._head(files, segment)
 
     def _storage(self, uri: str) -> Storage:
@@ -299,7 +302,7 @@ class FilePlan:
             head = listed.head()
             if is_torn(listed, head, position):
                 plan.held_back.append(listed.uri)
-            elif (reserved := chains.reserved(listed, head, position)) is not None:
+            elif (reserved := chains.reserved(listed, head, position, rows.dialect)) is not None:
                 plan.new.append((listed, *reserved))
         return plan
 
