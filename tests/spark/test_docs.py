@@ -22,31 +22,26 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import DOCS, programs, section
 from tiered_index import IndexReader
 
-# The number of programs in each section. A test here or in test_kafka_rows.py runs each.
-_RUN = {
-    ("spark.md", "Step by step"): 17,
-    ("spark.md", "A Delta or Iceberg table"): 1,
-    ("spark.md", "SQL and DataFrames"): 4,
-    ("spark.md", "Streams into an index"): 2,
-}
+# The number of programs in each section. A test here runs each.
+_RUN = {("spark.md", "Step by step"): 12, ("spark.md", "A Delta or Iceberg table"): 1}
 
 
-def run(page: str, *names: str, most: int | None = None) -> dict[str, Any]:
-    """Run the programs of sections one after another; return the names that they set."""
+def run(example: str) -> dict[str, Any]:
+    """Run a program of the page, which is in a file of docs/examples; return the names that it sets."""
+    assert f"](examples/{example})" in (DOCS / "spark.md").read_text()
     named: dict[str, Any] = {}
-    for program in (one for name in names for one in programs(section(page, name))[:most]):
-        exec(compile(program, page, "exec"), named)
+    exec(compile((DOCS / "examples" / example).read_text(), example, "exec"), named)
     return named
 
 
 @pytest.mark.long
 def test_the_programs_on_data_sources_run(spark: Any) -> None:
-    run("spark.md", "SQL and DataFrames")
+    run("spark_data_sources.py")
 
 
 @pytest.mark.long
 def test_the_program_on_streams_runs(spark: Any) -> None:
-    run("spark.md", "Streams into an index", most=1)
+    run("spark_stream.py")
 
 
 def test_every_program_is_in_a_section_that_a_test_runs():
@@ -96,7 +91,7 @@ def test_the_program_on_tables_runs_with_files_in_place_of_a_connector(spark: An
 
 @pytest.mark.long
 def test_records_of_kafka_become_entries_once(spark: Any) -> None:
-    found = run("spark.md", "Kafka")
+    found = run("spark_kafka.py")
     at = datetime(2023, 11, 15, tzinfo=UTC)
     rows = [
         (b"k", None, "t", 3, 4, at, 0, None),
@@ -126,7 +121,7 @@ def test_each_cell_of_step_by_step_prints_what_the_page_shows(session: Any) -> N
     page = section("spark.md", "Step by step")
     cells = _CELL.findall(page)
     assert len(cells) == page.count("```python\n")
-    assert sum(bool(expected) for _, expected in cells) == page.count("```text\n") >= 15
+    assert sum(bool(expected) for _, expected in cells) == page.count("```text\n") >= 11
     names: dict[str, Any] = {}
     try:
         for cell, expected in cells:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.pages import programs, section
+from tests.spark.pages import DOCS, programs, section
 from tiered_index import IndexReader, IndexService
 from tiered_index.kafka.archive import encode_records
 from tiered_index.kafka.columns import RecordColumns
@@ -41,10 +41,10 @@ ASKED += ["0x000000000000002a", "0x610962"]
 
 @pytest.fixture(scope="module")
 def recipe():
-    """The schema and the mapping on the page."""
-    program = programs(section("spark.md", "Streams into an index"))[1].partition("spark = open_session()")[0]
+    """The schema and the mapping of the example."""
+    program = (DOCS / "examples/spark_kafka.py").read_text().partition("spark = open_session()")[0]
     names: dict[str, object] = {}
-    exec(compile(program, "docs/spark.md", "exec"), names)
+    exec(compile(program, "spark_kafka.py", "exec"), names)
     return names["KAFKA"], names["entries_of"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.brokers.jars import class_path
-from tests.spark.pages import programs, section
+from tests.spark.pages import DOCS, section
 from tests.spark.sessions import local_session
 from tiered_index import IndexReader
 from tiered_index.spark import build, register
@@ -51,9 +51,9 @@ def test_rows_of_sparks_source_make_the_entries_of_ingest(spark, broker, topics,
     expected = entries(followed)
     assert len(expected) == 181
 
-    # the page's mapping and its block that reads a topic
+    # the example's mapping, and the page's block that reads a topic
     names = {"spark": spark}
-    exec(programs(section(*PAGE))[0].partition("spark = open_session()")[0], names)
+    exec((DOCS / "examples/spark_kafka.py").read_text().partition("spark = open_session()")[0], names)
     (block,) = re.findall(r"^```text\n(records = .*?)^```", section(*PAGE), re.MULTILINE | re.DOTALL)
     block = block.replace("broker:9092", broker.address).replace('"orders"', repr(topic))
     exec(block, names)
