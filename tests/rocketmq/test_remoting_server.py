@@ -67,7 +67,7 @@ class FakeBroker:
             self.running += 1
             self.most = max(self.most, self.running)
         if request.code == HELD:
-            self.usage.append(active_context().usages[-1][1])
+            self.usage.append(active_context().usages[-1])
             self.held.release()
             assert self.release.wait(60)
         with self._lock:

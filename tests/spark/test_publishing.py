@@ -26,7 +26,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.spark import SourceRange, build
 from tiered_index.spark.writing import build as build_module
-from tiered_index.spark.writing.build import _check, check_windows, publish_tables
+from tiered_index.spark.writing.build import check_windows, check_written, publish_tables
 from tiered_index.storage.memory import MemoryStorage
 
 TABLE = messages(900, days=2)
@@ -148,11 +148,11 @@ def test_results_that_are_not_what_was_counted_are_not_published():
     storage = MemoryStorage()
     plan = planned(TABLE)
     results = written(TABLE, plan, storage)
-    _check(plan, results)
+    check_written(plan, results)
     with pytest.raises(InvalidArgument, match="changes"):
-        _check(plan, results[1:])
+        check_written(plan, results[1:])
     with pytest.raises(CorruptFile, match="other entries"):
-        _check(plan, [replace(results[0], read_checksum=results[0].read_checksum ^ 1), *results[1:]])
+        check_written(plan, [replace(results[0], read_checksum=results[0].read_checksum ^ 1), *results[1:]])
 
 
 @pytest.mark.parametrize("operation", ["write", "put"])

@@ -296,7 +296,11 @@ def _tables(entries: Export) -> Iterator[pa.Table]:
 def _places_of(reader: IndexReader) -> RowPlaces | None:
     """Return the places of rows of files; None: the index has no files."""
     archive = reader.segment_archive
-    return RowPlaces(lambda: {None: archive}, reader.durable_positions) if archive.segments().have_links else None
+    return (
+        RowPlaces(lambda: [archive.state()], lambda: {None: archive}, reader.durable_positions)
+        if archive.segments().have_links
+        else None
+    )
 
 
 def _schema_of(entries: Export, form: Format, *, with_places: bool) -> pa.Schema:

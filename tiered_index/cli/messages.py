@@ -50,7 +50,9 @@ def messages_source(store: Path | None, reader: IndexReader | None, config: Inde
 
 def file_rows(stack: contextlib.ExitStack, reader: IndexReader, topic: str) -> FileRows | None:
     """Return the source of the rows of a topic, which `stack` closes; None: it has no files."""
-    if not has_files(reader.segment_archives.values(), partial(position_names, reader), topic):
+    if not has_files(
+        [archive.state() for archive in reader.segment_archives.values()], partial(position_names, reader), topic
+    ):
         return None
     # imported here: it loads the readers of files
     from tiered_index.sources.linked_rows import FileRows

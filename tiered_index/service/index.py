@@ -23,6 +23,7 @@ import logging
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import replace
@@ -39,7 +40,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.kernels import compiled_views
 from tiered_index.retention import Expired
-from tiered_index.service.jobs.row_places import RowPlaces
+from tiered_index.service.jobs.row_places import RowPlaces, alive
 from tiered_index.service.jobs.segment_archive import (
     MessagesOf,
     QueuesOf,
@@ -137,7 +138,12 @@ class IndexService(Lookups[ItemT]):
             for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
         )
         with contextlib.ExitStack() as undo:
-            places = RowPlaces(lambda: {None: self.segment_archive}, self.durable_positions)
+            this = weakref.ref(self)
+            places = RowPlaces(
+                lambda: [alive(this).log_state],
+                lambda: {None: alive(this).segment_archive},
+                lambda: alive(this).durable_positions(),
+            )
             arguments = config, clock or SystemClock(), disk or Disk(), storage, places
             parts = self._parts = open_parts(undo, *arguments, begins_anew=begins_anew, takes_over=takes_over)
             self._marker = parts.marker

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
@@ -26,7 +27,7 @@ from tiered_index.errors import (
     StorageError,
     TieredIndexError,
 )
-from tiered_index.service.jobs.row_places import RowPlaces
+from tiered_index.service.jobs.row_places import RowPlaces, alive
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
@@ -124,13 +125,18 @@ class IndexReader(Lookups[ItemT]):
                 views = self._open_several(f"the list of {len(uris)} indexes", lambda: uris, undo)
             self._schema = views[0].schema
             self._prices = config.prices
+            this = weakref.ref(self)
             self._engine = QueryEngine(
                 self._schema,
                 config.item_type or self._schema.item_type(),
                 config.query_threads,
                 self._prices,
                 None if self._several is None else {},
-                RowPlaces(lambda: self.segment_archives, self.durable_positions),
+                RowPlaces(
+                    lambda: [view.log_state for view in alive(this)._views],
+                    lambda: alive(this).segment_archives,
+                    lambda: alive(this).durable_positions(),
+                ),
             )
             if self._several is None:
                 self._read(views)

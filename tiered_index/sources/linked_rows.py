@@ -133,7 +133,7 @@ class FileRows:
 
     def has(self, topic: str) -> bool:
         """Return whether a topic has files in one of the indexes. No request."""
-        return has_files(self._archives.values(), self._names, topic)
+        return has_files([archive.state() for archive in self._archives.values()], self._names, topic)
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of files are in the answers."""

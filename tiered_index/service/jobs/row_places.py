@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from tiered_index.errors import IndexClosed
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.service.read.segments import MissingCatalog
@@ -13,7 +15,9 @@ from tiered_index.types import FilePlace
 
 if TYPE_CHECKING:
     from tiered_index.service.jobs.segment_archive import SegmentArchive
+    from tiered_index.service.log.state import LogState
 
+T = TypeVar("T")
 FILES_QUEUE = 0
 """The queue of the rows of files of one topic."""
 FILES_QUEUES = (FILES_QUEUE, TOPICS_QUEUE)
@@ -25,17 +29,26 @@ def files_topic(topic: str) -> str:
     return f"files-topic:{topic}"
 
 
-def has_files(archives: Iterable[SegmentArchive], names: Callable[[], Iterable[str]], topic: str) -> bool:
-    """Return whether a topic has, or had, rows of files in one of the indexes with these archives. No request.
+def has_files(states: Sequence[LogState], names: Callable[[], Iterable[str]], topic: str) -> bool:
+    """Return whether a topic has, or had, rows of files in one of the indexes with these states. No request.
 
     `names` returns the names of all positions of the indexes.
     """
-    states = [archive.state() for archive in archives]
     of_topic, of_topics = (
         any(store in state.listed_logs or store in state.given_up for state in states)
         for store in (linked_store(topic, queue_id) for queue_id in FILES_QUEUES)
     )
     return of_topic or (of_topics and files_topic(topic) in names())
+
+
+def alive(index: weakref.ref[T]) -> T:
+    """Return the index behind a reference. An answer must not keep an index open that nothing else refers to.
+
+    Raises `IndexClosed` if it is gone.
+    """
+    if (there := index()) is None:
+        raise IndexClosed("the index of this answer is gone: keep it open while you ask for files and rows")
+    return there
 
 
 def file_place(segment: LinkedSegment, offset: int) -> FilePlace:
@@ -48,9 +61,11 @@ def file_place(segment: LinkedSegment, offset: int) -> FilePlace:
 class RowPlaces:
     """The places of the rows of files.
 
-    `archives` returns the archives of the indexes, by the `source` of entries, and `names` the names of all positions.
+    `states` returns the states of the indexes' logs, `archives` their archives, by the `source` of entries, and `names`
+    the names of all positions. The archives load the jobs, so they are asked for only if there are files.
     """
 
+    states: Callable[[], Sequence[LogState]]
     archives: Callable[[], Mapping[str | None, SegmentArchive]]
     names: Callable[[], Iterable[str]]
 
@@ -61,9 +76,9 @@ class RowPlaces:
 
         It reads parts of catalogs that are in no cache, but no file. Raises `StorageUnavailable`, `CorruptFile`.
         """
-        archives = self.archives()
-        if not has_files(archives.values(), self.names, topic):
+        if not has_files(self.states(), self.names, topic):
             return None
+        archives = self.archives()
         stores = {queue_id: linked_store(topic, queue_id) for queue_id in FILES_QUEUES}
         entries = list(zip(sources, queue_ids, offsets, strict=True))
         wanted: dict[str | None, set[tuple[str, int]]] = {}
