@@ -30,15 +30,15 @@ def no_collector():
 def test_repeated_views_of_a_root_keep_nothing(open_index, tmp_path, monkeypatch, no_collector):
     storage = MemoryStorage()
     service = open_index(storage_backend=storage, items=16, background=False, local_keep_s=0.0)
-    real = RootView._of_journal
+    real = RootView._view
     moves = []
 
-    def move_then_view(view, file_id):
+    def move_then_view(view, file_id, reads):
         if moves:
             moves.pop()()
-        return real(view, file_id)
+        return real(view, file_id, reads)
 
-    monkeypatch.setattr(RootView, "_of_journal", move_then_view)
+    monkeypatch.setattr(RootView, "_view", move_then_view)
     with IndexReader.open(root=tmp_path / "root", storage_backend=storage, query_threads=2) as reader:
         for number in range(LOOKS):
             for place in range(20):

@@ -8,7 +8,7 @@ checks objects; everything else runs in one thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -532,12 +532,12 @@ def _note_foreign(info: ObjectInfo, report: Report) -> None:
 
 def check_root(root: Root, report: Report, progress: Progress) -> dict[str, CompactedFile]:
     """Check every file of `root`. Return its compacted files by id, for comparison with the storage."""
+    _check_names(root, report)
     files = FileList(root)
     try:
         files.check()
     except CorruptFile as error:
         report.add(str(files.path), LIST, error.problem)
-    _check_names(root, files.removed(), report)
     local: dict[str, CompactedFile] = {}
     told = {Path(defect.file).stem for defect in report.findings}
     for number, handle in enumerate(RootView(root).look().handles, 1):
@@ -550,8 +550,7 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
     return local
 
 
-def _check_names(root: Root, removed: Container[str], report: Report) -> None:
-    """Report files without a journal, except parts of files that the root's list `removed`, and unknown names."""
+def _check_names(root: Root, report: Report) -> None:
     for state in STATES:
         with disk_errors(f"listing {root.folder(state)}"):
             names = root.disk.names(root.folder(state))
@@ -569,10 +568,7 @@ def _check_names(root: Root, removed: Container[str], report: Report) -> None:
                 and not any(root.index_path(later, path.stem).exists() for later in (COMPACTED, UPLOADED))
                 and path.exists()
             ):
-                if path.stem in removed:
-                    report.note(f"{path}: a part of a file that was deleted; the next start deletes it")
-                else:
-                    report.add(str(path), "journal", "its journal is missing")
+                report.add(str(path), "journal", "its journal is missing")
 
 
 def _check_file(root: Root, handle: Handle, report: Report) -> None:

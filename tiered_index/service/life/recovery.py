@@ -5,8 +5,7 @@
 3. An unsealed file has the entries that its journal confirms. Chains and slots are rebuilt. A file without confirmed
    entries is deleted, because its name may not be durable.
 4. A damaged file is kept unchanged, and each lookup that needs it reports it. The same holds for a file that is in the
-   root's list but in no folder. A file that can't be deleted is left to the life cycle. A part of a file that the list
-   names as removed is deleted: a power cut has brought it back.
+   root's list but in no folder. A file that can't be deleted is left to the life cycle.
 5. A file that the disk refuses to read or write may be whole, so recovery ends with an error.
 
 One thread, under the root's lock, before anything else runs.
@@ -146,7 +145,6 @@ class _Recovery:
         self._root, self._cold, self._state, self.recovered, self._beat = root, cold, state, recovered, beat
         self._ids: dict[str, set[str]] = {}
         self._journals: dict[str, _ReadJournal] = {}
-        self._removed: frozenset[str] = frozenset()
 
     def run(self, layout: Layout, listed: FileList) -> None:
         """Recover the files into `recovered`."""
@@ -157,7 +155,6 @@ class _Recovery:
             _log.error("recovery: %s", error)
             gone = {}
             recovered.damaged.append(DamagedFile(LIST, LIST, error))
-        self._removed = listed.removed()
         with _way_out(), disk_errors(f"recovering {root.path}"):
             if temporaries := root.temporaries():
                 for path in temporaries:
@@ -306,9 +303,6 @@ class _Recovery:
                     recovered.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
                     continue
                 alone = True
-            if file_id in self._removed and (journal is None or not path.exists()):
-                recovered.drop([journal_path, path], f"{file_id}: a part of a deleted file was deleted")
-                continue
             try:
                 if unread is not None:
                     raise unread

@@ -13,16 +13,15 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal, read_on
 from tiered_index.format.metadata import NamedStats
-from tiered_index.format.names import JOURNAL_SUFFIX, STATES, UNSEALED, file_id_of
+from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.log.reads import reads_in
 from tiered_index.service.log.records import max_positions
@@ -150,16 +149,22 @@ class RootLook(NamedTuple):
     reads: dict[str, int]
 
 
-class _Located(NamedTuple):
-    """A file as one look has found it.
+class _Found(NamedTuple):
+    """The files of one look so far.
 
-    `entries` is the number of durable entries by its journal; None: it is compacted, or damaged. `handle`: None if the
-    journal has no entries. `reads` says how much of topics was read, by the journal.
+    `counts` has the number of durable entries by journal. `reads` has how much of topics was read, by file.
     """
 
-    handle: Handle | None
-    entries: int | None = None
-    reads: dict[str, int] = {}  # noqa: RUF012 - never changed
+    handles: dict[str, Handle]
+    unsealed: dict[str, UnsealedView]
+    opened: dict[tuple[str, str], CompactedFile]
+    counts: dict[str, int]
+    reads: dict[str, dict[str, int]]
+
+    def is_short(self, file_id: str, claimed: int) -> bool:
+        """Return whether the newest state of a file is a journal with fewer entries than `claimed`."""
+        is_newest = self.handles.get(file_id) in (None, self.unsealed.get(file_id))
+        return is_newest and self.counts.get(file_id, claimed) < claimed
 
 
 class RootView:
@@ -200,125 +205,129 @@ class RootView:
             raise disk_error(error, f"reading {self._root.path}") from error
 
     def _look(self) -> RootLook:
-        beside: list[Handle] = []
+        found = _Found({}, {}, {}, {}, {})
+        handles, unsealed, opened = found.handles, found.unsealed, found.opened
         # read before the folders: a file leaves the list before it is deleted
-        listed = self._listed(beside)
-        folders = {
-            file_id: state
-            for state in STATES
-            for name in self._root.names(state)
-            if (state != UNSEALED or name.endswith(JOURNAL_SUFFIX)) and (file_id := file_id_of(name)) is not None
-        }
-        files = {
-            file_id: file for file_id, state in folders.items() if (file := self._locate(file_id, state)) is not None
-        }
-        for file_id, claimed in _claims(files.values()):
-            if _is_short(files.get(file_id), claimed):
-                # it grew after it was read, and before the next file began: its entries are durable now
-                files[file_id] = self._locate(file_id, UNSEALED) or _Located(None)
-            if _is_short(short := files.get(file_id), claimed):
-                problem = "ends before entries that were durable when the next file began"
-                error = CorruptFile(
-                    str(self._root.journal_path(file_id)), problem, expected=claimed, found=short and short.entries
+        listed = self._listed(handles)
+        moved = [
+            file_id
+            for name in self._root.names(UNSEALED)
+            if name.endswith(JOURNAL_SUFFIX) and (file_id := file_id_of(name)) is not None
+            if not self._find_unsealed(found, file_id)
+        ]
+        for state in (COMPACTED, UPLOADED):
+            for name in self._root.names(state):
+                if (file_id := file_id_of(name)) is not None and (state, file_id) not in opened:
+                    self._find_compacted(found, file_id, state)
+        for file_id in moved:
+            # otherwise it was found in its next folder: a writer crashed or could not delete the rest
+            if file_id not in handles:
+                self._find_moved(found, file_id)
+        claims = [view.journal.predecessor for view in unsealed.values()]
+        claims += [file.metadata().more.get("predecessor") for file in opened.values()]
+        for file_id, claimed in (claim for claim in claims if claim):
+            if not found.is_short(file_id, claimed):
+                continue
+            # it grew after it was read, and before the next file began: its entries are durable now
+            if not self._find_unsealed(found, file_id):
+                self._find_moved(found, file_id)
+            elif found.is_short(file_id, claimed):
+                short = CorruptFile(
+                    str(self._root.journal_path(file_id)),
+                    "ends before entries that were durable when the next file began",
+                    expected=claimed,
+                    found=found.counts[file_id],
                 )
-                files[file_id] = _Located(_damaged(file_id, UNSEALED, error))
-        absent = listed.keys() - files.keys()
+                handles[file_id] = _damaged(file_id, UNSEALED, short)
+        absent = listed.keys() - handles.keys() - found.counts.keys()
         if absent and self._files is not None:
             # read again after the folders: a file that is in both lists must be in a folder
-            for file_id in absent & self._listed(beside, again=True).keys():
-                error = self._files.missing(file_id, listed[file_id])
-                beside.append(DamagedFile(file_id, UNSEALED, error, *(listed[file_id].seconds or ())))
+            for file_id in absent & self._listed(handles, again=True).keys():
+                seconds = listed[file_id].seconds or ()
+                handles[file_id] = DamagedFile(
+                    file_id, UNSEALED, self._files.missing(file_id, listed[file_id]), *seconds
+                )
         if (self._root.path / ASIDE).exists():
             problem = "`tiered-index recover` was interrupted after files were set aside: run it again"
-            beside.append(_damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem)))
-        handles = [file.handle for file in files.values() if file.handle is not None]
-        self._unsealed = {file.file_id: file for file in handles if isinstance(file, UnsealedView)}
-        self._opened = {(file.place, file.file_id): file for file in handles if isinstance(file, CompactedFile)}
-        reads = reduce(max_positions, (file.reads for file in files.values()), self._newest_reads())
-        return RootLook(handles + beside, reads)
-
-    def _newest_reads(self) -> dict[str, int]:
-        """Return how much of topics was read by the newest compacted file: it has what the files before it say."""
-        newest = max(self._opened.values(), key=lambda file: file.sequence, default=None)
-        if newest is None:
+            handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
+        reads = found.reads
+        if opened:
+            # each file begins with the positions of the one before
+            newest = max(opened.values(), key=lambda file: file.sequence)
+            told = self._newest
+            if told is None or told[0] is not newest:
+                self._newest = told = newest, reads_in(newest.metadata().source_positions)
+            reads[newest.file_id] = told[1]
+        else:
             # it would keep the disk space of a file that has left the root
             self._newest = None
-            return {}
-        if self._newest is None or self._newest[0] is not newest:
-            self._newest = newest, reads_in(newest.metadata().source_positions)
-        return self._newest[1]
+        self._opened, self._unsealed = opened, unsealed
+        all_reads: dict[str, int] = reduce(max_positions, reads.values(), {})
+        return RootLook(list(handles.values()), all_reads)
 
-    def _locate(self, file_id: str, state: str) -> _Located | None:
-        """Open a file in `state` or a later one. Return None if it has left the root.
+    def _find_unsealed(self, found: _Found, file_id: str) -> bool:
+        """Read a journal. Return False if the file has moved to its next state, or lacks a part."""
+        try:
+            view = self._view(file_id, found.reads)
+        except FileNotFoundError:
+            return False
+        except (TieredIndexError, ValueError) as error:
+            # a traceback would keep this frame, and every mapping in it, alive
+            found.handles[file_id] = _damaged(file_id, UNSEALED, error.with_traceback(None))
+            return True
+        found.counts[file_id] = view.count if view is not None else 0
+        if view is not None:
+            found.handles[file_id] = found.unsealed[file_id] = view
+        return True
 
-        A file moves only to later states. One whose journal is still there lacks its entries, unless the list has
-        removed it.
-        """
-        for place in STATES[STATES.index(state) :]:
+    def _find_compacted(self, found: _Found, file_id: str, state: str) -> bool:
+        """Open a file in `state`, or in the state after it. Return False if it has left the root."""
+        for place in (COMPACTED, UPLOADED)[state == UPLOADED :]:
             try:
-                if place == UNSEALED:
-                    return self._of_journal(file_id)
-                opened = self._opened.get((place, file_id))
-                return _Located(opened or open_local(self._root.index_path(place, file_id)))
+                file = self._opened.get((place, file_id)) or open_local(self._root.index_path(place, file_id))
             except FileNotFoundError:
                 continue
-            except (TieredIndexError, ValueError) as error:
-                # a traceback would keep this frame, and every mapping in it, alive
-                return _Located(_damaged(file_id, place, error.with_traceback(None)))
-        if state != UNSEALED:
-            return None
-        try:
-            # again, because a file without entries that count loses them before its journal
-            return self._of_journal(file_id)
-        except FileNotFoundError:
-            is_removed = self._files is not None and file_id in self._files.removed()
-            if is_removed or not self._root.journal_path(file_id).exists():
-                return None
-            missing = FileNotFoundError(
-                errno.ENOENT, os.strerror(errno.ENOENT), str(self._root.index_path(UNSEALED, file_id))
-            )
-            # a copy in the storage replaces it
-            return _Located(_damaged(file_id, UNSEALED, missing))
+            except TieredIndexError as error:
+                found.handles[file_id] = _damaged(file_id, place, error.with_traceback(None))
+            else:
+                found.handles[file_id] = found.opened[place, file_id] = file
+            return True
+        return False
 
-    def _of_journal(self, file_id: str) -> _Located:
-        """Return an unsealed file by its journal. Raises `FileNotFoundError` if a part is missing."""
+    def _find_moved(self, found: _Found, file_id: str) -> None:
+        """Find a file that has left `unsealed`. One whose journal is still there lacks its entries."""
+        if self._find_compacted(found, file_id, COMPACTED):
+            return
+        for seen in (found.handles, found.unsealed, found.counts):
+            seen.pop(file_id, None)
+        # again, because a file without entries that count loses them before its journal
+        if not self._find_unsealed(found, file_id) and self._root.journal_path(file_id).exists():
+            path = str(self._root.index_path(UNSEALED, file_id))
+            missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            # a copy in the storage replaces it
+            found.handles[file_id] = _damaged(file_id, UNSEALED, missing)
+
+    def _listed(self, handles: dict[str, Handle], *, again: bool = False) -> dict[str, ListedFile]:
+        try:
+            return self._files.read(again=again) if self._files is not None else {}
+        except CorruptFile as error:
+            handles[LIST] = _damaged(LIST, LIST, error.with_traceback(None))
+            return {}
+
+    def _view(self, file_id: str, reads: dict[str, dict[str, int]]) -> UnsealedView | None:
+        """Return the entries of a file; None: it has none. Add how much of topics was read to `reads`."""
         journal_path = self._root.journal_path(file_id)
         state = state_of(journal_path.stat())  # before the read: later appends are seen at the next look
         known = self._unsealed.get(file_id)
         if known is not None and (known.state == state or known.read_on(journal_path)):
-            return _Located(known, known.count, known.reads)
+            reads[file_id] = known.reads
+            return known
         journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
-        if journal is None:
-            return _Located(None, 0)
-        reads = reads_in(journal.positions)
-        if not journal.count:
-            return _Located(None, 0, reads)
-        view = UnsealedView(self._root.index_path(UNSEALED, file_id), journal, state)
-        return _Located(view, view.count, reads)
-
-    def _listed(self, beside: list[Handle], *, again: bool = False) -> dict[str, ListedFile]:
-        """Return the root's list. If it is damaged, add a handle that fails to `beside`, and return none."""
-        try:
-            return self._files.read(again=again) if self._files is not None else {}
-        except CorruptFile as error:
-            beside.append(_damaged(LIST, LIST, error.with_traceback(None)))
-            return {}
-
-
-def _claims(files: Iterable[_Located]) -> list[tuple[str, int]]:
-    """Return the number of durable entries of files by id, as their successors state it."""
-    claims: list[Any] = []
-    for file in files:
-        if isinstance(file.handle, UnsealedView):
-            claims.append(file.handle.journal.predecessor)
-        elif isinstance(file.handle, CompactedFile):
-            claims.append(file.handle.metadata().more.get("predecessor"))
-    return [(str(file_id), int(count)) for file_id, count in filter(None, claims)]
-
-
-def _is_short(located: _Located | None, claimed: int) -> bool:
-    """Return whether the newest state of a file is a journal with fewer entries than `claimed`."""
-    return located is not None and located.entries is not None and located.entries < claimed
+        if journal is not None:
+            reads[file_id] = reads_in(journal.positions)
+        if journal is None or not journal.count:
+            return None
+        return UnsealedView(self._root.index_path(UNSEALED, file_id), journal, state)
 
 
 def _damaged(file_id: str, place: str, error: Exception) -> DamagedFile:

@@ -2,10 +2,9 @@
 
 The folders have the root's files. The list detects a file that someone deleted. A file is added after its first entries
 are durable, and removed before it is deleted. So after a crash the root may have a file that is not in the list, but
-never lacks a file that is. The list also names the files that it had last: a part of one may have come back after a
-power cut, and nobody misses the rest. The list is stored twice. If both copies are damaged, missing files are unknown:
-lookups fail until `recover` deletes the list. If the list can't be written, the root has none. Threads: any; a lock
-protects it. Only the holder of the root's lock may call `note` and `forget`.
+never lacks a file that is. The list is stored twice. If both copies are damaged, missing files are unknown: lookups
+fail until `recover` deletes the list. If the list can't be written, the root has none. Threads: any; a lock protects
+it. Only the holder of the root's lock may call `note` and `forget`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from tiered_index.stored import Count, Crc32, Seconds, decoded
 _log = logging.getLogger(__name__)
 
 LIST = "files"
-# removed files whose ids the list keeps: many more than a power cut can bring back
-_REMOVED_KEPT = 1000
 
 
 class ListedFile(Struct, frozen=True):
@@ -44,14 +41,8 @@ class ListedFile(Struct, frozen=True):
 
 
 class _Files(Struct):
-    """The list as stored. `removed` has the ids of the files that left it last, the last one last."""
-
     files: dict[str, ListedFile]
     crc32: Crc32
-    removed: tuple[str, ...] = ()
-
-
-_EMPTY = _Files({}, 0)
 
 
 class FileList:
@@ -61,7 +52,7 @@ class FileList:
         self._root = root
         self.path = root.path / LIST
         self._lock = threading.Lock()
-        self._last: _Files | None = _EMPTY  # None: both copies damaged
+        self._last: dict[str, ListedFile] | None = {}  # None: both copies damaged
         self._state: tuple[int, int, int] | None = None  # the file's inode, size and time at the last read
         self._damage: CorruptFile | None = None  # of one copy or both
 
@@ -79,7 +70,7 @@ class FileList:
                     self._state = state
                 if self._last is None and self._damage is not None:
                     raise self._damage.with_traceback(None)
-                return self._last.files if self._last is not None else {}
+                return self._last or {}
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -127,23 +118,20 @@ class FileList:
         """
         with self._lock:
             # under the lock, so that an older list never replaces a newer one
-            wanted, last = listed(), self._last
-            if last is None or (wanted.keys() == last.files.keys() and self._damage is None):
+            wanted = listed()
+            if self._last is None or (wanted.keys() == self._last.keys() and self._damage is None):
                 return
-            leaving = last.files.keys() - wanted.keys()
-            removed = (*(name for name in last.removed if name not in wanted), *sorted(leaving))[-_REMOVED_KEPT:]
-            fresh = _Files(wanted, _crc32(wanted), removed)
             try:
-                self._root.write_file(self.path, [_encoded(fresh) * 2], f"writing {self.path}")
-                self._last, self._damage = fresh, None
+                self._root.write_file(self.path, [_encoded(wanted) * 2], f"writing {self.path}")
+                self._last, self._damage = wanted, None
             except TieredIndexError as error:
                 _log.warning("cannot write the list of files; a deleted file may go unnoticed: %s", error)
-                if not leaving:
+                if self._last.keys() <= wanted.keys():
                     return  # the root has all listed files
                 with disk_errors(f"deleting {self.path}"):
                     self._root.disk.unlink(self.path)
                     self._root.disk.sync_folder(self._root.path)
-                self._last = _EMPTY
+                self._last = {}
 
     def gone(self) -> dict[str, ListedFile]:
         """Return the listed files that are in no folder of the root. Raises typed errors of the disk."""
@@ -155,14 +143,7 @@ class FileList:
 
     def last(self, file_id: str) -> ListedFile | None:
         """Return a file of the list that was last read or written. For `listed` of `note`, which has the lock."""
-        return self._last.files.get(file_id) if self._last is not None else None
-
-    def removed(self) -> frozenset[str]:
-        """Return the ids of the files that left the list last, as the list was last read or written.
-
-        The root no longer needs them: another form or the log has their entries, or they have expired.
-        """
-        return frozenset(self._last.removed) if self._last is not None else frozenset()
+        return (self._last or {}).get(file_id)
 
     def missing(self, file_id: str, listed: ListedFile) -> CorruptFile:
         """Return the error for a listed file that is in no folder of the root."""
@@ -174,18 +155,16 @@ class FileList:
         )
 
 
-def _encoded(stored: _Files) -> bytes:
-    listed = {file_id: asdict(stored.files[file_id]) for file_id in sorted(stored.files)}
-    removed = {"removed": list(stored.removed)} if stored.removed else {}
-    return json.dumps({"files": listed, **removed, "crc32": stored.crc32}).encode() + b"\n"
+def _encoded(files: dict[str, ListedFile]) -> bytes:
+    listed = {file_id: asdict(files[file_id]) for file_id in sorted(files)}
+    return json.dumps({"files": listed, "crc32": _crc32(files)}).encode() + b"\n"
 
 
 def _crc32(files: dict[str, ListedFile]) -> int:
-    # without the removed files, of which earlier versions know nothing
     return zlib.crc32(json.dumps([[file_id, asdict(files[file_id])] for file_id in sorted(files)]).encode())
 
 
-def _parsed(data: bytes, file: str) -> _Files:
-    stored = decoded(data, _Files, file, "the list of files")
-    CorruptFile.unless_equal(file, "does not match its CRC32", stored.crc32, _crc32(stored.files))
-    return stored
+def _parsed(data: bytes, file: str) -> dict[str, ListedFile]:
+    listed = decoded(data, _Files, file, "the list of files")
+    CorruptFile.unless_equal(file, "does not match its CRC32", listed.crc32, _crc32(listed.files))
+    return listed.files
