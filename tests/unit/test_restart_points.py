@@ -1,4 +1,4 @@
-"""Restart points of gzip: the text from each of them on is that of the file, whatever its blocks and members are."""
+"""Restart points of packed text: from each of them on it is that of the file, whatever its blocks and members are."""
 
 import bz2
 import gzip
@@ -11,12 +11,13 @@ import random
 import zlib
 
 import pytest
+import zstandard
 
 from tests.integration.cli.command_lines import run_here
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile
 from tiered_index.sources import linked, restart
-from tiered_index.sources.restart import PackedText, RestartedText
+from tiered_index.sources.restart import FramedText, PackedText, RestartedText
 from tiered_index.sources.rows import read_text
 
 MIB = 1 << 20
@@ -110,6 +111,56 @@ def test_streams_of_bzip2_and_xz_are_points_without_a_window(monkeypatch, name, 
     assert {len(piece) for piece in iter(lambda: zeros.read(1 << 30), b"")} == {100_000}
 
 
+def frames(text, size, skipped=b"", **options):
+    packer = zstandard.ZstdCompressor(**options)
+    begin = b"\x50\x2a\x4d\x18" + len(skipped).to_bytes(4, "little") + skipped if skipped else b""
+    return b"".join(begin + packer.compress(text[at : at + size]) for at in range(0, len(text), size))
+
+
+def streamed_frames(text, size):
+    """Return frames that do not tell the length of their text."""
+    packed = b""
+    for at in range(0, len(text), size):
+        part = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+        packed += part.compress(text[at : at + size]) + part.flush()
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("packed", "text", "most_gap"),
+    [
+        pytest.param(frames(TEXT, 900_000), TEXT, 1.9 * MIB, id="frames"),
+        pytest.param(frames(TEXT, 900_000, b"size", write_checksum=True), TEXT, 1.9 * MIB, id="pzstd"),
+        pytest.param(frames(TEXT, 3_000), TEXT, 0.9 * MIB, id="small"),
+        pytest.param(streamed_frames(TEXT, 900_000), TEXT, 1.9 * MIB, id="streamed"),
+        pytest.param(frames(NOISE + bytes(NOISE), 900_000), NOISE + bytes(NOISE), 3.6 * MIB, id="raw and repeated"),
+    ],
+)
+def test_frames_of_zstd_are_points_without_a_window(packed, text, most_gap):
+    behind = b"\x5e\x2a\x4d\x18\x05\0\0\0table"
+    for data in (packed, packed + behind):
+        framed = FramedText(io.BytesIO(data))
+        assert read_all(framed, 70_000) == text
+        positions = [0, *(point.position for point in framed.points), len(text)]
+        assert len(positions) > 4 and not any(point.window for point in framed.points)
+        assert all(begin < end <= begin + most_gap for begin, end in itertools.pairwise(positions))
+        for point in framed.points:
+            assert read_all(RestartedText(io.BytesIO(data), point, 100_000, "zstd")) == text[point.position :]
+
+
+def test_one_frame_of_zstd_has_no_points_and_damage_is_an_error():
+    packed = frames(TEXT, len(TEXT), write_checksum=True)
+    framed = FramedText(io.BytesIO(packed))
+    assert (read_all(framed), framed.points) == (TEXT, [])
+    several = frames(TEXT, 900_000, write_checksum=True)
+    damaged = [packed[:-9], packed[:3], packed[:5], packed[:-2] + b"xx", several[:-9], several + b"garbage"]
+    damaged += [several[:50_000] + b"x" * 99 + several[50_099:]]
+    for data in damaged:
+        with pytest.raises(CorruptFile, match="damaged zstd"):
+            while read_text("f", FramedText(io.BytesIO(data)), "zstd", len(TEXT) + 1):
+                pass
+
+
 @pytest.mark.parametrize("bit", range(8))
 def test_a_block_may_begin_at_any_bit(bit):
     """The blocks in front of it have no text, and leave its bytes where they are."""
@@ -195,3 +246,22 @@ def test_a_changed_file_is_named_by_what_its_points_lead_to(tmp_path, where):
         done = run_here("query", "t", "499", "--messages", "--max", "3", *where, "--json")
         problems = [one["problem"] for one in done.document["messages"]]
         assert problems == [f"{(tmp_path / '0.gz').as_uri()} has changed since it was indexed"] * 3, done.err
+
+
+def test_a_row_of_frames_of_zstd_costs_the_text_behind_the_point_before_it(tmp_path, monkeypatch, where):
+    (tmp_path / "0.zst").write_bytes(frames(TEXT, 300_000, b"size"))
+    done = run_here("ingest", tmp_path / "*.zst", "--topic", "t", "--key", "n", "--time", "at", *where, "--json")
+    assert done.document["rows"] == 40_000, done.err
+    read, of_text = [], RestartedText.read
+
+    def counted(self, size):
+        data = of_text(self, size)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(RestartedText, "read", counted)
+    for number in (9_999, 20_000, 39_999):
+        read.clear()
+        found = run_here("query", "t", number, "--messages", *where, "--json").document["messages"]
+        assert [json.loads(one["message"]["body"])["n"] for one in found] == [number]
+        assert 0 < sum(read) < 1.4 * MIB

@@ -1,9 +1,9 @@
 """Restart points of packed text: places from which it is decompressed again without what is before them.
 
 A point of gzip is the begin of a block of Deflate. It needs the 32 KiB of text before it, the window, because a block
-may repeat them. The begin of a member of gzip, or of a stream of bzip2 or xz, needs none. No library notes blocks of
-gzip without a second decompression, so `PackedText` finds them by their headers. It takes a place only if decompressing
-from there with the window gives the same text. One thread uses a text.
+may repeat them. The begin of a member of gzip, of a stream of bzip2 or xz, or of a frame of zstd needs none. No library
+notes blocks of gzip without a second decompression, so `PackedText` finds them by their headers. It takes a place only
+if decompressing from there with the window gives the same text. One thread uses a text.
 """
 
 from __future__ import annotations
@@ -60,8 +60,14 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {
     "bzip2": bz2.BZ2Decompressor,
     "xz": lzma.LZMADecompressor,
 }
-RESTARTED = tuple(_UNPACKERS)
+RESTARTED = (*_UNPACKERS, "zstd")
 """The compressions that have restart points."""
+
+
+# of zstd (RFC 8878): the magic numbers of a frame, and of one that is skipped, with any low four bits in place of 0
+_FRAME, _SKIPPED_FRAME = 0xFD2FB528, 0x184D2A50
+# packed bytes that are decompressed together, up to the end of their last frame
+_FRAMES_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +220,115 @@ class PackedText:
         return self._tail[max(0, end - WINDOW_BYTES) : end]
 
 
+class _Frames:
+    """The bytes of frames of zstd, for a decompressor that ends behind some of them. It leaves out skipped frames.
+
+    `begin` is the position of the last frame, relative to where the file was. Bytes that are no frame are given as
+    they are, so that the decompressor refuses them.
+    """
+
+    closed = False
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._taken = raw, 0
+        self._chunks = self._parsed()
+        self._ready = b""
+        # of frames since `go_on`
+        self._bytes, self._is_behind = 0, False
+        self.begin = 0
+
+    def go_on(self) -> bool:
+        """Give further frames, and return whether there are some."""
+        self._bytes, self._is_behind = 0, False
+        self._ready = next(filter(None, self._chunks), b"")
+        return bool(self._ready)
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes; empty behind a frame that ends the run, or at the file's end."""
+        while not (self._ready or self._is_behind):
+            chunk = next(self._chunks, b"")
+            self._is_behind = chunk == b"" or (chunk is None and self._bytes >= _FRAMES_BYTES)
+            self._ready = chunk or b""
+        data, self._ready = self._ready[:size], self._ready[size:]
+        self._bytes += len(data)
+        return data
+
+    def close(self) -> None:
+        """Do nothing: the file is the caller's."""
+
+    def _parsed(self) -> Iterator[bytes | None]:
+        """Yield the bytes of frames by header and block, and None behind each frame."""
+        while True:
+            self.begin = self._taken
+            if not (magic := self._take(4)):
+                return
+            if int.from_bytes(magic, "little") & ~15 == _SKIPPED_FRAME:
+                left = int.from_bytes(self._take(4), "little")
+                while left and (skipped := self._take(min(left, _RESTARTED_BYTES))):
+                    left -= len(skipped)
+                continue
+            if int.from_bytes(magic, "little") != _FRAME:
+                yield magic
+                yield from iter(lambda: self._take(_FRAMES_BYTES), b"")
+                return
+            described = self._take(1)
+            flags = described[0] if described else 0
+            is_single = flags >> 5 & 1
+            # window, dictionary and length of the text
+            header_bytes = 1 - is_single + (0, 1, 2, 4)[flags & 3] + (is_single, 2, 4, 8)[flags >> 6]
+            yield magic + described + self._take(header_bytes)
+            is_last = False
+            while not is_last:
+                header = self._take(3)
+                number = int.from_bytes(header, "little")
+                # a block of one byte that is repeated has the number of repeats for its length
+                yield header + self._take(1 if number >> 1 & 3 == 1 else number >> 3)
+                is_last = bool(number & 1) or len(header) < 3
+            if flags >> 2 & 1:
+                yield self._take(4)
+            yield None
+
+    def _take(self, size: int) -> bytes:
+        """Return the next bytes of the file, fewer only at its end."""
+        data = self._raw.read(size)
+        while len(data) < size and (more := self._raw.read(size - len(data))):
+            data += more
+        self._taken += len(data)
+        return data
+
+
+class FramedText:
+    """The text of a file of any number of frames of zstd, from its begin, with restart points: frames need no window.
+
+    Raises `OSError` for damage. Memory: some blocks.
+    """
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._frames, self._text_bytes, self._last = _Frames(raw), 0, 0
+        self._unpacked: Any = None
+        self.points: list[RestartPoint] = []
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes of the text, at most `size`; empty at its end."""
+        while True:
+            if self._unpacked is None:
+                if not self._frames.go_on():
+                    return b""
+                if self._text_bytes - self._last >= SPACING_BYTES - _EARLY_BYTES:
+                    self._last = self._text_bytes
+                    self.points.append(RestartPoint(self._text_bytes, self._frames.begin * 8))
+                self._unpacked = pa.CompressedInputStream(pa.PythonFile(self._frames, "r"), "zstd")
+            if data := self._unpacked.read(size):
+                self._text_bytes += len(data)
+                return bytes(data)
+            self._unpacked = None
+
+
+def packed_text(raw: IO[bytes], compression: str) -> PackedText | FramedText:
+    """Return the text of a file from where it is: the begin of a member, of a stream or of a frame."""
+    return FramedText(raw) if compression == "zstd" else PackedText(raw, compression)
+
+
 def block_begins(data: bytes, length: int) -> npt.NDArray[np.int64]:
     """Return the bits of the first `length` bytes at which a block with codes of its own may begin.
 
@@ -291,7 +406,7 @@ class RestartedText:
         window = zlib.decompress(point.window) if point.window else b""
         self._inflater = zlib.decompressobj(_DEFLATE, window)
         # of members behind that of the block, or from one on that begins at the point
-        self._members = None if window else PackedText(raw, compression)
+        self._members: PackedText | FramedText | None = None if window else packed_text(raw, compression)
 
     def read(self, size: int) -> bytes:
         """Return the next bytes of the text, at most `size`; empty at its end."""

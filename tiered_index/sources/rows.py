@@ -43,7 +43,7 @@ from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, tim
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
-from tiered_index.sources.restart import RESTARTED, PackedText, RestartPoint
+from tiered_index.sources.restart import RESTARTED, FramedText, PackedText, RestartPoint, packed_text
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
 
 File = LocalFile | StoredFile
@@ -60,7 +60,14 @@ _DELIMITERS = (",", "\t", ";", "|")
 _NUMBER_TEXT = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
 _HEAD_BYTES = 64 << 10
-_MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGICS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    # pzstd begins with a frame that is skipped
+    b"\x50\x2a\x4d\x18": "zstd",
+}
 _PARQUET = b"PAR1"
 _UNPACK = {"gzip": "gzip -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "zstd": "zstd -dc"}
 # forms that are not read, by their first bytes
@@ -548,12 +555,11 @@ def compression_of(head: bytes) -> str | None:
 def decompressed(file: File, compression: str | None, *, noting: bool = False) -> Iterator[IO[bytes]]:
     """Yield the text of a file. Read it by `read_text`.
 
-    `noting`: it is read as a whole. So its next pieces are read ahead, and it is a `PackedText`, if it may have restart
-    points.
+    `noting`: it is read as a whole. So its next pieces are read ahead, and it has `points` if it may have some.
     """
     with file.ahead() if noting else file.open() as raw:
-        if compression in RESTARTED and noting:
-            yield cast(IO[bytes], PackedText(raw, compression))
+        if compression == "zstd" or (compression in RESTARTED and noting):
+            yield cast(IO[bytes], packed_text(raw, compression))
         elif compression == "gzip":
             yield cast(IO[bytes], GzipFile(fileobj=raw))
         elif compression == "bzip2":
@@ -562,8 +568,6 @@ def decompressed(file: File, compression: str | None, *, noting: bool = False) -
         elif compression == "xz":
             with lzma.open(raw) as text:
                 yield cast(IO[bytes], text)
-        elif compression == "zstd":
-            yield cast(IO[bytes], pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
         else:
             yield raw
 
@@ -839,7 +843,7 @@ class TextReading(RowReading):
         self._sums = BlockSums()
         self._lines = 0
         self.lines_before = None if position else 0
-        self._packed: PackedText | None = None
+        self._packed: PackedText | FramedText | None = None
         self.end = position
 
     @property
@@ -849,7 +853,7 @@ class TextReading(RowReading):
     def batches(self, start: int) -> Iterator[RowBatch]:
         text = self._text
         with decompressed(text.file, text.compression, noting=True) as handle:
-            self._packed = handle if isinstance(handle, PackedText) else None
+            self._packed = handle if isinstance(handle, PackedText | FramedText) else None
             self._skip_to(handle, self._position)
             carried, is_last = b"", False
             while not is_last:
