@@ -92,7 +92,9 @@ def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
             document = writer.get("/v1/query", params=asked).json()
             assert [(one["file"], one["row"]) for one in document["items"]] == expected
     asked = ("query", "orders", "7", "--max", 100, "--storage", indexed["storage"])
-    assert [(one["file"], one["row"]) for one in run_here(*asked, "--json").document["items"]] == expected
+    shown = run_here(*asked, "--json").document["items"]
+    assert [(one["file"], one["row"]) for one in shown] == expected
+    assert {name for one in shown for name in one} == {"topic", "timestamp_ms", "file", "row"}
     streamed = run_here("query", "orders", "7", "--all", "--storage", indexed["storage"], "--json").records[:-1]
     assert [(one["file"], one["row"]) for one in streamed] == expected
     head, _, *shown = run_here(*asked).out.strip().splitlines()

@@ -33,6 +33,8 @@ _LARGEST_PAGE = 100_000
 # Small: a message may have megabytes.
 _PAGE_OF_MESSAGES = 256
 _FEW = 64
+# Fields that rows of files have only inside the index.
+_OF_MESSAGES = ("topic_id", "queue_id", "offset", "size", "key_hash", "fingerprint")
 # More entries than a key can have.
 _EVERY = 2**62
 
@@ -273,9 +275,7 @@ def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
     for answer in pages:
         count += len(answer)
         if is_stream:
-            documents = [item.to_dict() for item in answer.items]
-            describe_places(documents, answer.places)
-            for document in documents:
+            for document in _documents(answer):
                 out.record(document)
         elif not out.as_json:
             items += answer.items
@@ -283,7 +283,7 @@ def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
     if is_stream:
         out.answer(pages.totals(count), streamed=True)
     elif out.as_json:
-        out.answer(pages.last.to_dict() | pages.seen() | pages.error())
+        out.answer(pages.last.to_dict() | {"items": _documents(pages.last)} | pages.seen() | pages.error())
     if items:
         own = own_columns(type(items[0]))
         queue, several = pages.words(topic).queue, any(item.source is not None for item in items)
@@ -297,6 +297,16 @@ def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
         out.table(columns, shown, right={*place, *own} - {"file", "topic id"})
     out.line(f"{count:,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
+
+
+def _documents(answer: QueryResult) -> list[dict[str, Any]]:
+    """Return the entries as JSON. Those of files have their file and row in place of the fields of messages."""
+    documents = [item.to_dict() for item in answer.items]
+    describe_places(documents, answer.places)
+    for document, place in zip(documents, answer.places or (), strict=answer.places is not None):
+        for name in _OF_MESSAGES if place is not None else ():
+            document.pop(name, None)
+    return documents
 
 
 def _own_value(value: Any) -> object:
