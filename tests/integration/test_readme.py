@@ -21,7 +21,14 @@ from tests.integration.cli.command_lines import clean_environment, run_here
 _ROOT = Path(__file__).parents[2]
 # the least number of their commands
 _PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4, "docs/restore.md": 7}
-_PAGES_OF_PROGRAMS = ("README.md", "docs/using.md", "docs/embedding.md", "docs/lifetime.md", "docs/restore.md")
+_PAGES_OF_PROGRAMS = ("README.md", "docs/using.md", "docs/embedding.md", "docs/lifetime.md")
+# programs of docs/examples that need no argument and no Spark, and their pages
+_EXAMPLES = {
+    "expire_and_erase.py": "docs/lifetime.md",
+    "export.py": "docs/restore.md",
+    "asyncio_reader.py": "docs/using.md",
+    "several_indexes.py": "docs/using.md",
+}
 _EACH_ALONE = """
 import sys
 for name, program in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -93,6 +100,9 @@ def test_programs_run(tmp_path: Path) -> None:
         of_page = _blocks(page, "python")
         assert of_page, page
         programs |= {f"{page}, program {number}": program for number, program in enumerate(of_page, 1)}
+    for example, page in _EXAMPLES.items():
+        assert f"](examples/{example})" in (_ROOT / page).read_text()
+        programs[example] = (_ROOT / "docs/examples" / example).read_text()
     run = _run(tmp_path, sys.executable, "-c", _EACH_ALONE, *itertools.chain(*programs.items()))
     assert run.returncode == 0, run.stderr
 

@@ -23,7 +23,7 @@ from tests.spark.pages import DOCS, programs, section
 from tiered_index import IndexReader
 
 # The number of programs in each section. A test here runs each.
-_RUN = {("spark.md", "Step by step"): 12, ("spark.md", "A Delta or Iceberg table"): 1}
+_RUN = {("spark.md", "Step by step"): 11, ("spark.md", "A Delta or Iceberg table"): 1}
 
 
 def run(example: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_each_cell_of_step_by_step_prints_what_the_page_shows(session: Any) -> N
     page = section("spark.md", "Step by step")
     cells = _CELL.findall(page)
     assert len(cells) == page.count("```python\n")
-    assert sum(bool(expected) for _, expected in cells) == page.count("```text\n") >= 11
+    assert sum(bool(expected) for _, expected in cells) == page.count("```text\n") >= 10
     names: dict[str, Any] = {}
     try:
         for cell, expected in cells:
