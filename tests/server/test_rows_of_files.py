@@ -94,7 +94,11 @@ def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
     asked = ("query", "orders", "7", "--max", 100, "--storage", indexed["storage"])
     shown = run_here(*asked, "--json").document["items"]
     assert [(one["file"], one["row"]) for one in shown] == expected
-    assert {name for one in shown for name in one} == {"topic", "timestamp_ms", "file", "row"}
+    names = {"topic", "timestamp_ms", "file", "row"}
+    assert {name for one in shown for name in one} == names
+    rows_shown = run_here(*asked, "--messages", "--json").document["messages"]
+    assert [(one["message"]["file"], one["message"]["row"]) for one in rows_shown] == expected
+    assert {name for one in rows_shown for name in one["item"]} == {"topic", "timestamp_ms"}
     streamed = run_here("query", "orders", "7", "--all", "--storage", indexed["storage"], "--json").records[:-1]
     assert [(one["file"], one["row"]) for one in streamed] == expected
     head, _, *shown = run_here(*asked).out.strip().splitlines()

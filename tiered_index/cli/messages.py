@@ -71,6 +71,19 @@ _SHOWN_APART = (
 _PAGE, _PAGE_LINES = 4_000, 50
 
 
+def leave_messages_out(entry: dict[str, Any]) -> None:
+    """Remove the fields of messages from the document of an entry of files, which has them only inside the index."""
+    for name in ("topic_id", "queue_id", "offset", "size", "key_hash", "fingerprint"):
+        entry.pop(name, None)
+
+
+def _described(fetched: Fetched, body: BodyFormat, words: Words) -> dict[str, Any]:
+    document = fetched.to_dict(body)
+    if words is FILES and document["item"] is not None:
+        leave_messages_out(document["item"])
+    return document
+
+
 def write_messages(
     out: Output, pages: Pages[MessagesResult], topic: str, body: BodyFormat, *, raw: bool = False
 ) -> int:
@@ -82,7 +95,7 @@ def write_messages(
     by_state: Counter[str] = Counter()
     for answer in pages:
         for message in answer.messages:
-            shown = message.to_dict(body)
+            shown = _described(message, body, pages.words(topic))
             if not out.as_json:
                 _write_message(out, message, shown["message"], pages.words(topic), raw=raw)
                 out.line()
@@ -97,7 +110,7 @@ def write_messages(
         costs = {"message_requests": requests, "message_bytes": size_bytes}
         out.answer(pages.totals(count, costs, states=dict(by_state), collisions=collisions), streamed=True)
     elif out.as_json:
-        described = [message.to_dict(body) for message in pages.last.messages]
+        described = [_described(message, body, pages.words(topic)) for message in pages.last.messages]
         out.answer(pages.last.to_dict() | {"messages": described} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
     seen = f"{dropped}{pages.as_of()}{pages.expired}"
@@ -113,12 +126,12 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, 
     item = fetched.item
     source = item.source if item is not None else None
     if shown is None:
-        place = (
-            f"{format_time(item.timestamp_ms)}  {words.queue} {item.queue_id}  {words.offset} {item.offset}"
-            f"{f'  of {source}' if source is not None else ''}"
-            if item is not None
-            else ""
-        )
+        place = ""
+        if item is not None:
+            # the problem names the file
+            of_queue = f"  {words.queue} {item.queue_id}  {words.offset} {item.offset}" if words is not FILES else ""
+            of_index = f"  of {source}" if source is not None else ""
+            place = f"{format_time(item.timestamp_ms)}{of_queue}{of_index}"
         out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
         return
     # a producer may give any number as a record's time

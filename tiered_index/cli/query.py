@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument
 
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
-from tiered_index.cli.messages import file_rows, messages_source, write_messages
+from tiered_index.cli.messages import file_rows, leave_messages_out, messages_source, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages, Question
@@ -33,8 +33,6 @@ _LARGEST_PAGE = 100_000
 # Small: a message may have megabytes.
 _PAGE_OF_MESSAGES = 256
 _FEW = 64
-# Fields that rows of files have only inside the index.
-_OF_MESSAGES = ("topic_id", "queue_id", "offset", "size", "key_hash", "fingerprint")
 # More entries than a key can have.
 _EVERY = 2**62
 
@@ -304,8 +302,8 @@ def _documents(answer: QueryResult) -> list[dict[str, Any]]:
     documents = [item.to_dict() for item in answer.items]
     describe_places(documents, answer.places)
     for document, place in zip(documents, answer.places or (), strict=answer.places is not None):
-        for name in _OF_MESSAGES if place is not None else ():
-            document.pop(name, None)
+        if place is not None:
+            leave_messages_out(document)
     return documents
 
 

@@ -140,7 +140,7 @@ def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, found):
     assert found("c2") == (expected("c2", 150), [])
 
 
-def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_path, ingest, found):
+def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_path, where, ingest, found):
     log, other = tmp_path / "app.log", tmp_path / "other.log"
     log.write_bytes(lines(0, 50))
     other.write_bytes(lines(50, 60))
@@ -149,6 +149,8 @@ def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_pa
     log.write_bytes(lines(0, 50).replace(b'"n": 1', b'"n": 2'))
     other.unlink()
     assert found("23") == ([], [f"{log.as_uri()} has changed since it was indexed"])
+    shown = run_here("query", "--messages", *where, "orders", "23").out.splitlines()[0]
+    assert shown == f"2023-11-14T22:13:43Z  missing: {log.as_uri()} has changed since it was indexed"
     numbers, [gone, changed] = found("10")
     assert (numbers, changed) == ([], f"{log.as_uri()} has changed since it was indexed")
     assert gone.startswith(f"{other.as_uri()} is gone")
