@@ -16,7 +16,7 @@ from tests.spark.commands import told
 from tiered_index import FileRows, IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources import rows
-from tiered_index.spark import register
+from tiered_index.spark import Dialect, register
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.writing import linked
 from tiered_index.spark.writing.linked import RowsOfFiles, link_files
@@ -129,6 +129,18 @@ def test_files_are_indexed_once_and_lines_that_follow_are_added(spark, storage, 
         "--json",
     )  # fmt: skip
     assert (done.code, done.document["rows"]) == (0, 0), done.err
+
+
+def test_csv_with_a_given_delimiter_and_quote_comes_back(spark, storage, config, tmp_path):
+    log = tmp_path / "a.txt"
+    records = [f"{n % 40}^'c{n % 7}'^{BEGIN_S + n}^5\" x, {n}" for n in range(100)]
+    log.write_text("\n".join(["order_id^customer.id^at^n", *records, ""]))
+    rows_of = RowsOfFiles(("order_id", "customer.id"), "at", None, "orders", dialect=Dialect("^", "'"))
+    result = link_files(spark, [str(log)], rows_of, storage=storage, config=config)
+    assert (result.rows, result.entries) == (100, 200)
+    with IndexReader.open(storage) as reader, FileRows(reader) as source:
+        found = reader.messages("orders", "c3", source=source, max_count=100)
+        assert [one.message.text.decode() for one in found] == [records[n] for n in range(99, -1, -1) if n % 7 == 3]
 
 
 def test_a_text_longer_than_its_bound_has_further_segments(spark, storage, config, tmp_path, ingested, monkeypatch):
