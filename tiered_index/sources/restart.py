@@ -21,7 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.columnar import NUMBER, decode_columns, decode_group, encode_columns, row_group_before
+from tiered_index.format.columnar import (
+    NUMBER,
+    RowGroup,
+    decode_columns,
+    decode_group,
+    encode_columns,
+    row_group_before,
+)
 from tiered_index.format.names import POINTS, points_store, topic_of_store
 from tiered_index.kernels import compressed, inflater
 from tiered_index.service.jobs.erase import EraseRequest
@@ -29,6 +36,7 @@ from tiered_index.service.jobs.erase_segments import FoundMessages
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
+from tiered_index.storage.context import check_deadline
 
 SPACING_BYTES = 4 << 20
 """About the most text between two points."""
@@ -452,18 +460,31 @@ def point_before(
     search.charge(reads)
     if segment is None:
         return None
+    rows = group_rows(archive, segment, partial(row_group_before, number=offset), search)
+    if rows is None:
+        return None
+    at = int(np.searchsorted(rows[NUMBER].to_numpy(), offset, side="right")) - 1
+    row, *after = rows.slice(at, 2).to_pylist()
+    return RestartPoint(row["position"], row["bit"], row["window"]), after[0]["bit"] if after else None
+
+
+def group_rows(
+    archive: SegmentArchive, segment: ArchivedSegment, group_of: Callable[[bytes], RowGroup | None], search: Search
+) -> pa.Table | None:
+    """Return the rows of the group that `group_of` picks by a segment's footer; None: it picks none.
+
+    `search` is charged. Raises `ObjectNotFound` (removed), `CorruptFile`, and the errors of the storage.
+    """
+    check_deadline(f"reading {segment.name}")
     if archive.known_table(segment) is None:
         search.requests += 1
         search.bytes += segment.object_bytes - segment.size_bytes + segment.footer_bytes
     footer = archive.table(segment).footer
-    if (group := row_group_before(footer, offset)) is None:
+    if (group := group_of(footer)) is None:
         return None
     search.requests += 1
     search.bytes += group.end - group.begin
-    rows = decode_group(footer, group, archive.verified(segment, group.begin, group.end - group.begin))
-    at = int(np.searchsorted(rows[NUMBER].to_numpy(), offset, side="right")) - 1
-    row, *after = rows.slice(at, 2).to_pylist()
-    return RestartPoint(row["position"], row["bit"], row["window"]), after[0]["bit"] if after else None
+    return decode_group(footer, group, archive.verified(segment, group.begin, group.end - group.begin))
 
 
 def has_points(segment: ArchivedSegment) -> bool:

@@ -8,6 +8,7 @@ row has its keys beside its text, so that a lookup and an erasure need no other 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.columnar import NUMBER, decode_columns, decode_group, encode_columns, row_group_of
+from tiered_index.format.columnar import NUMBER, decode_columns, encode_columns, row_group_of
 from tiered_index.format.names import ROWS, rows_store, topic_of_store
 from tiered_index.format.segment import times_of
 from tiered_index.service.index import IndexService
@@ -24,8 +25,8 @@ from tiered_index.service.jobs.erase_segments import FoundMessages
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
+from tiered_index.sources.restart import group_rows
 from tiered_index.sources.rows import RowBatch
-from tiered_index.storage.context import check_deadline
 
 SCHEMA = pa.schema(
     {
@@ -60,16 +61,9 @@ def archived_row(
 
     Raises `ObjectNotFound` (removed), `CorruptFile`, and the errors of the storage.
     """
-    check_deadline(f"reading {segment.name}")
-    if archive.known_table(segment) is None:
-        search.requests += 1
-        search.bytes += segment.object_bytes - segment.size_bytes + segment.footer_bytes
-    footer = archive.table(segment).footer
-    if (group := row_group_of(footer, offset)) is None:
+    rows = group_rows(archive, segment, partial(row_group_of, number=offset), search)
+    if rows is None:
         return None
-    search.requests += 1
-    search.bytes += group.end - group.begin
-    rows = decode_group(footer, group, archive.verified(segment, group.begin, group.end - group.begin))
     at = rows.column(NUMBER).index(offset).as_py()
     return rows.slice(at, 1).to_pylist()[0] if at >= 0 else None
 
