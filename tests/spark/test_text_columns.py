@@ -65,7 +65,9 @@ def test_texts_are_strings(spark, tmp_path):
 
     keys = spark.createDataFrame([("t", "k")], "topic string, key string")
     load = spark.read.format("tiered_index")
-    assert seen(load.load(uri)) == seen(load.option("topic", "t").option("queues", "0").load(uri)) == expected
+    assert seen(load.load(uri)) == seen(load.option("topic", "t").load(uri)) == expected
+    of_queue = {row["offset"]: row["town"] for row in rows if row["queue_id"] == 0}
+    assert seen(load.option("topic", "t").option("queues", "0").load(uri)) == of_queue
     assert seen(lookup(spark, keys, storage=uri)) == expected
     assert dict(spark.sql(f"SELECT * FROM tiered_index_lookup('{uri}', 't', 'k')").dtypes)["town"] == "string"
     with IndexReader.open(uri) as reader:

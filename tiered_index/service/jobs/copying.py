@@ -47,6 +47,7 @@ from tiered_index.types import no_progress
 _log = logging.getLogger(__name__)
 _KIND = "copy"
 _DIFFER = "two reads of the same bytes differ"
+_SHORT = "a read of a window gave another number of bytes"
 COPY_OF = "copy:"
 """Begin of the source position that names the source of a copy; the index's id follows."""
 _TRIES = 10
@@ -415,8 +416,10 @@ def _check(storage: Storage, named: Named, seen: Callable[[int, bytes], None]) -
     Return the CRC32 of each window, by its start. Raises `CorruptFile` with the first defect, and storage errors.
     """
     sums: dict[int, int] = {}
+    size = object_bytes(named)
 
     def once(start: int, window: bytes) -> None:
+        CorruptFile.unless_equal(named.name, _SHORT, min(WINDOW_BYTES, size - start), len(window), offset=start)
         # a window may be read twice: both reads must have the same bytes
         crc32 = zlib.crc32(window)
         if start not in sums:
