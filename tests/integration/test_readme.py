@@ -71,7 +71,9 @@ def _printed(folder: Path, command: str) -> str:
     """Run a line of a page in `folder`, and return its output. A call of `tiered-index` runs in this process."""
     if command.startswith("tiered-index "):
         arguments = shlex.split(command.replace("$PWD", str(folder)))[1:]
-        done = run_here(*arguments, environment={"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb"})
+        # roots that no option names stay from an earlier run otherwise
+        state = {"XDG_STATE_HOME": str(folder / "state")}
+        done = run_here(*arguments, environment={"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb", **state})
         assert done.code == 0, f"$ {command}\n{done.out}{done.err}"
         return done.out
     run = _run(folder, "bash", "-euo", "pipefail", "-c", command)

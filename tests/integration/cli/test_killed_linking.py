@@ -1,12 +1,15 @@
 """`ingest` of files whose process gets SIGKILL at random moments: the next run loses no row, and doubles none."""
 
+import contextlib
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,11 +56,10 @@ sys.exit(run())
 def size_of(folder):
     """Return what changes while the command works: the bytes and the number of files in a folder."""
     sizes = []
-    for path in folder.rglob("*"):
-        try:
+    # `os.walk` passes over folders that go meanwhile
+    for path in (Path(above, name) for above, _, names in os.walk(folder) for name in names):
+        with contextlib.suppress(FileNotFoundError):
             sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue
     return len(sizes), sum(sizes)
 
 
@@ -103,9 +105,9 @@ def test_no_kill_loses_or_doubles_a_row(tmp_path, topic, archive):
         with reader.export() as batches:
             for entries in batches:
                 places.update(zip(entries["queue_id"].to_pylist(), entries["offset"].to_pylist(), strict=True))
-        # no offset is of two rows, and no row has two. A kill while a batch fills two index files leaves a part of it
-        # twice in storage, which lookups show once
-        assert len(places) == FILES * ROWS and set(places.values()) <= {1, 2}
+        # no offset is of two rows, and no row has two. Each kill while a batch fills two index files leaves a part of it
+        # once more in storage, which lookups show once
+        assert len(places) == FILES * ROWS and max(places.values()) <= kills + 1
         for key in moments.sample(range(KEYS), 20):
             numbers = []
             for name in topics:
