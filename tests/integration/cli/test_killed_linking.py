@@ -105,8 +105,8 @@ def test_no_kill_loses_or_doubles_a_row(tmp_path, topic, archive):
         with reader.export() as batches:
             for entries in batches:
                 places.update(zip(entries["queue_id"].to_pylist(), entries["offset"].to_pylist(), strict=True))
-        # no offset is of two rows, and no row has two. Each kill while a batch fills two index files leaves a part of it
-        # once more in storage, which lookups show once
+        # no offset is of two rows, and no row has two. Each kill while a batch fills two index files leaves a part of
+        # it once more in storage, which lookups show once
         assert len(places) == FILES * ROWS and max(places.values()) <= kills + 1
         for key in moments.sample(range(KEYS), 20):
             numbers = []
