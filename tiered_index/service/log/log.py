@@ -552,9 +552,13 @@ class StorageLog:
                     )
             return epoch
 
-        before_record: list[Callable[[], Any]] = [partial(self._settle, state.number)]
-        before_record.append(partial(self.identity.note, state, attempt))
-        epoch: int = side_by_side([claimed, *before_record])[0]
+        def noted() -> None:
+            # in this order: after a power cut, the root must not know a record that the storage has lost
+            self._settle(state.number)
+            self.identity.note(state, attempt)
+
+        parts: list[Callable[[], Any]] = [claimed, noted]
+        epoch: int = side_by_side(parts)[0]
         with self._append_lock:
             self._appended("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0), attempt)
         return epoch
