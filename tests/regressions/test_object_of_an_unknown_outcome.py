@@ -4,13 +4,20 @@ and the log named an object that was gone. A root did not know its own record if
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.log_records import GENESIS
 from tests.support.storage_faults import LateRecords
+from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
+from tiered_index.storage.context import active_context
+from tiered_index.storage.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000
 
@@ -87,3 +94,29 @@ def test_the_place_of_the_attempts_is_never_too_small(tmp_path):
     assert seen.path.stat().st_size == 1024
     seen.note(10**15 + 1, "e" * 32, "fresh")
     assert seen.last.attempts == ["fresh"]
+
+
+def test_a_claim_notes_no_record_that_is_not_durable_yet(tmp_path):
+    class Unsettled(MemoryStorage):
+        def settle(self, name):
+            raise StorageUnavailable("the sync failed")
+
+    storage, seen = Unsettled(), SeenFile(Root(tmp_path, FaultDisk()))
+    StorageLog(storage, ManualClock()).create(GENESIS)
+    log = StorageLog(storage, ManualClock(), root_id="root", seen=seen)
+
+    def at_once(part):
+        """Run a part as a thread that is quicker than all others."""
+        ended = Future()
+        try:
+            ended.set_result(part())
+        except StorageUnavailable as error:
+            ended.set_exception(error)
+        return ended
+
+    with active_context().with_threads(at_once).active():
+        log.open()
+        with pytest.raises(StorageUnavailable, match="sync failed"):
+            log.claim_epoch()
+    # after a power cut the storage may have lost the record
+    assert seen.last.number == 0
