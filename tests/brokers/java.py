@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -12,28 +11,6 @@ from pathlib import Path
 
 _OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _ENDS_S = 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of this host that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [bound.getsockname()[1] for bound in sockets]
-    finally:
-        for bound in sockets:
-            bound.close()
-
-
-def is_free(port: int) -> bool:
-    """Return whether nothing listens on a port of this host."""
-    with socket.socket() as bound:
-        try:
-            bound.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def java_command(class_path: str, main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:

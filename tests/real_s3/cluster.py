@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -25,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.real_s3.packages import Programs
+from tests.support.ports import free_ports
 
 ACCESS_KEY = "real-s3-access-key"
 SECRET_KEY = "real-s3-secret-key"
@@ -32,7 +31,6 @@ _START_S = 60.0
 _TOOL_S = 120.0
 _GENTLE_STOP_S = 3.0
 _LOOK_S = 0.05
-_PORTS = range(20_000, 32_000)
 _SHOWN_CHARACTERS = 3000
 _FULL = re.compile(r"\b(near|backfill)?full\b")
 PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw")
@@ -78,7 +76,7 @@ class Cluster:
         for name in ("monitor", "osd", "run", "log", "gateway"):
             (self.state / name).mkdir(parents=True)
         (self.state / "keyring").touch()
-        ports = Ports(*_free_ports(2))
+        ports = Ports(*free_ports(2))
         (self.state / "ports.json").write_text(json.dumps(asdict(ports)))
         cluster_id = str(uuid.uuid4())
         self._config().write_text(_configuration(self.state, self.programs, ports, cluster_id))
@@ -259,20 +257,6 @@ def _wait_for(condition: Callable[[], bool], bound_s: float) -> bool:
             return False
         time.sleep(_LOOK_S)
     return True
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return free ports below those that the system gives to outgoing connections. Those could take a port again before
-    the server listens.
-    """
-    found: list[int] = []
-    for port in random.sample(_PORTS, 200):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise ClusterError(f"found no {count} free ports from {_PORTS.start} to {_PORTS.stop}")
 
 
 def _configuration(state: Path, programs: Programs, ports: Ports, cluster_id: str) -> str:

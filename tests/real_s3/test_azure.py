@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.real_s3.packages import cache_folder
+from tests.support.ports import free_ports
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import ObjectExists, StorageMisconfigured
 from tiered_index.storage.base import Storage
@@ -51,9 +52,7 @@ def azurite() -> Iterator[str]:
         subprocess.run(install, cwd=made, check=True, timeout=300)
         with contextlib.suppress(OSError):  # another process was first
             made.rename(folder)
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
+    (port,) = free_ports(1)
     options = ["--inMemoryPersistence", "--silent", "--disableTelemetry", "--skipApiVersionCheck"]
     process = subprocess.Popen([node, str(program), *options, "--blobPort", str(port)], stdout=subprocess.DEVNULL)
     try:

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.brokers.java import JavaProcess, free_ports, is_free, java_command
+from tests.brokers.java import JavaProcess, java_command
+from tests.support.ports import free_ports, is_free
 from tests.support.processes import TOP, without_settings
 
 JAVA_FOLDER = Path(__file__).parent / "java"
