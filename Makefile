@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # Tests start many processes. If the environment forbids compiled files, each process would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-spark-oldest test-native test-s3 chaos test-brokers mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-files bench-peers bench-cold bench-billion lock dist clean
+.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-spark-oldest test-native test-s3 chaos test-brokers mutants reliability-report lint docs bench lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -183,60 +183,31 @@ CHAOS_ARGS ?=
 chaos: $(VENV)/.stamp-test ## run MINUTES=10 of chaos on a real S3 server: processes, server, disk and network fail; nothing may be lost
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.reliability.chaos --minutes $(MINUTES) $(CHAOS_ARGS)
 
-# the geometry of RocketMQ's defaults, in both file families
-BENCH_GEOMETRY := --slots 5000000 --items 20000000
-BENCH_ARGS ?=
-
 reliability-report: $(VENV)/.stamp-test ## run every campaign that tries to break the engine, and write docs/reliability.md (takes hours)
 	@$(BIN)/python -m tests.reliability.report $(REPORT_ARGS)
 
 # for example --only interrupts
 REPORT_ARGS ?=
 
-bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lookups, recovery, commit logs, as medians and ratios (half an hour)
-	@$(BIN)/python -m tests.benchmarks $(BENCH_GEOMETRY) --preset native $(BENCH_ARGS)
-	@$(BIN)/python -m tests.benchmarks $(BENCH_GEOMETRY) --preset rocketmq $(BENCH_ARGS)
-
-bench-quick: $(VENV)/.stamp-test ## measure the same with smaller files (some minutes)
-	@$(BIN)/python -m tests.benchmarks --quick $(BENCH_ARGS)
-
-bench-spark: $(VENV)/.stamp-test ## measure jobs on Spark beside one process, Parquet and DuckDB; lookups beside a join (BENCH_ARGS: --scale, --keys, --out ...)
-	@$(BIN)/python -m tests.benchmarks spark spark-lookup $(BENCH_ARGS)
-
-bench-s3: $(VENV)/.stamp-test ## measure cold lookups on a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
-	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.real_s3.bench $(BENCH_ARGS)
-
-# Only this task needs the peers' packages. MariaDB's server is in Debian's packages mariadb-server-core and -client-core, and is left
-# out if they are missing.
+# Only these suites need the packages of other stores.
 $(VENV)/.stamp-peers: $(VENV)/.stamp-test
 	@echo "installing tiered_index with the extra 'peers'; once, some minutes"
 	@bash deploy/install.sh $(VENV) peers -e
 	@touch $@
 
-bench-billion: $(VENV)/.stamp-test ## measure a year of 10 M, 100 M and 1 G messages: built, audited, merged, looked up (hours; 70 GB of disk)
-	@$(BIN)/python -m tests.benchmarks billion --root-dir build/billion --out build/billion.json $(BENCH_ARGS)
-
-bench-service: $(VENV)/.stamp-test ## measure the service under load over sockets: lookups/s, latencies, slow readers, memory
-	@$(BIN)/python -m tests.benchmarks.service $(BENCH_ARGS)
-
-bench-files: $(VENV)/.stamp-test ## measure ingest of NDJSON and Parquet beside DuckDB's read of the same columns, and rows read again from S3 (BENCH_ARGS: --rows, --rounds)
-	@$(BIN)/python -m tests.benchmarks.files $(BENCH_ARGS)
-
-bench-peers: $(VENV)/.stamp-peers ## measure the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)
-	@$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
-
-# a separate virtualenv: the stores need many packages
-COLD := $(VENV)-cold
-
-$(COLD)/.stamp: tests/benchmarks/cold_peers/requirements.txt requirements.lock deploy/make-venv.sh
-	@bash deploy/make-venv.sh $(COLD)
-	@echo "installing packages in $(COLD); once, some minutes"
-	@$(COLD)/bin/python deploy/locked.py pins > $(COLD)/pins.txt
-	@$(COLD)/bin/python -m pip install -q --disable-pip-version-check -c $(COLD)/pins.txt -r tests/benchmarks/cold_peers/requirements.txt
+$(VENV)/.stamp-cold: $(VENV)/.stamp-test tests/benchmarks/cold_peers/requirements.txt
+	@echo "installing the stores that SUITE=cold compares with; once, some minutes"
+	@$(BIN)/python deploy/locked.py pins > $(VENV)/pins.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/pins.txt -r tests/benchmarks/cold_peers/requirements.txt
 	@touch $@
 
-bench-cold: $(VENV)/.stamp-test $(COLD)/.stamp ## measure cold lookups here and in SlateDB, Lance, Parquet and DuckDB over one S3 server, into build/cold.json (BENCH_ARGS: --entries ...)
-	@$(BIN)/python -m tests.benchmarks cold-peers --peers-python $(COLD)/bin/python --out build/cold.json $(BENCH_ARGS)
+# `make bench SUITE=help` lists the suites
+SUITE ?= quick
+# options of the suite, for example --entries 1000000
+BENCH_ARGS ?=
+
+bench: $(VENV)/.stamp-test $(patsubst %,$(VENV)/.stamp-%,$(filter peers cold,$(SUITE))) ## measure SUITE=quick, machine, ranges, s3, spark, billion, service, files, peers, cold or another one (BENCH_ARGS: its options)
+	@$(BIN)/python -m tests.benchmarks $(SUITE) $(BENCH_ARGS)
 
 lock: $(VENV)/.stamp-test ## write requirements.lock again
 	@$(BIN)/python -m pip install -q pip-tools
@@ -254,4 +225,4 @@ dist: $(VENV)/.stamp-python ## make the source distribution, the wheel that is b
 	@ls dist/*
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-lowest $(OLDEST) $(VENV)-cold $(VENV)-docs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so
+	@rm -rf $(VENV) $(VENV)-lowest $(OLDEST) $(VENV)-docs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so

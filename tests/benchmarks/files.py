@@ -1,4 +1,4 @@
-"""Measures what indexing the rows of files costs, beside DuckDB's read of the same columns: `make bench-files`.
+"""Measures what indexing the rows of files costs, beside DuckDB's read of the same columns: `make bench SUITE=files`.
 
 The rows have 20 fields, and three of them are wanted: two keys, one of them nested, and a time. Each way runs in a
 process of its own, the ways of a round one after the other. The seconds are those of the processor, of all threads. An

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks cold` on the S3 server that `make bench-s3` started, or the one that
+"""`python -m tests.benchmarks cold` on the S3 server that `make bench SUITE=s3` started, or the one that
 TIERED_INDEX_TEST_S3_ENDPOINT names.
 
     python -m tests.real_s3.server run -- python -m tests.real_s3.bench [ARGUMENTS OF BENCH]
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     endpoint_url, named = os.environ.get(ENDPOINT_VARIABLE), os.environ.get(BUCKET_VARIABLE)
     if not endpoint_url:
         otherwise = f"set {ENDPOINT_VARIABLE} and the AWS_* variables"
-        print(f"there is no S3 server to measure: run `make bench-s3`, or {otherwise}", file=sys.stderr)
+        print(f"there is no S3 server to measure: run `make bench SUITE=s3`, or {otherwise}", file=sys.stderr)
         return 2
     bucket = named or f"tiered-index-bench-{uuid.uuid4().hex[:12]}"
     client = boto3.client("s3", endpoint_url=endpoint_url, config=Config(s3={"addressing_style": "path"}))

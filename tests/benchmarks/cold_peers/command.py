@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks cold-peers`: the command of `make bench-cold`."""
+"""`python -m tests.benchmarks cold-peers`: the command of `make bench SUITE=cold`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from tests.benchmarks.running import Out, RootDir, Rounds, base_folder, write_do
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import InvalidArgument
 
-_TOP = Path(__file__).parents[3]
-_PEERS_PYTHON = _TOP / ".venv-cold" / "bin" / "python"
-
 
 @command
 def cold_peers(
@@ -30,8 +27,7 @@ def cold_peers(
     rounds: Rounds = 3,
     delay: Annotated[float, typer.Option(min=0, help="Delay of each request in milliseconds.")] = 30.0,
     peers_python: Annotated[
-        Path | None,
-        typer.Option(help="Python with the other stores' packages. Default: that of .venv-cold, if it exists."),
+        Path | None, typer.Option(help="Python with the other stores' packages. Default: this one.")
     ] = None,
     root_dir: RootDir = None,
     out: Out = None,
@@ -54,7 +50,7 @@ def cold_peers(
         raise InvalidArgument("cold-peers starts its own storage: leave out --root and --storage")
     if unknown := [name for name in only or () if name not in COLUMNS]:
         raise InvalidArgument(f"--only {unknown[0]}: the columns are {', '.join(COLUMNS)}")
-    python = str(peers_python or (_PEERS_PYTHON if _PEERS_PYTHON.exists() else sys.executable))
+    python = str(peers_python or sys.executable)
     # a column may start from another column's objects
     wanted = {part for name in only or COLUMNS for part in (COLUMNS[name].base, name)}
     found, skipped = versions(python, [name for name in COLUMNS if name in wanted])

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.peers`: the command of `make bench-peers`."""
+"""`python -m tests.benchmarks.peers`: the command of `make bench SUITE=peers`."""
 
 from __future__ import annotations
 
