@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # Tests start many processes. If the environment forbids compiled files, each process would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-spark-oldest test-native test-s3 chaos test-brokers mutants reliability-report lint docs bench lock dist clean
+.PHONY: help setup compiled ready demo test test-long test-all test-cluster test-lowest test-native test-s3 test-brokers lint docs bench dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -46,8 +46,12 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with all packages for development
 
-demo: $(VENV)/.stamp-demo ## run the main job on millions of messages, with two crashes, and check every answer
-	@$(BIN)/python -m tests.demo
+# `make demo` is the main job. DEMO=kafka: follow topics of a mock Kafka cluster, kill the follower, find records by key, header
+# and JSON field. DEMO=serve: serve two million messages that a broker writes, by console, HTTP and RocketMQ's protocol.
+DEMO ?= demo
+
+demo: $(VENV)/.stamp-$(DEMO) ## run the main job on millions of messages, with two crashes, and check every answer (DEMO=kafka, DEMO=serve)
+	@$(BIN)/python -m tests.demo$(if $(filter kafka,$(DEMO)),.kafka) $(if $(filter serve,$(DEMO)),--serve)
 
 $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
 	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock); once, 1 to 2 minutes"
@@ -59,36 +63,25 @@ $(VENV)/.stamp-kafka: $(VENV)/.stamp-demo $(SOURCES)
 	@bash deploy/install.sh $(VENV) demo,kafka -e
 	@touch $@
 
-kafka-demo: $(VENV)/.stamp-kafka ## follow topics of a mock Kafka cluster, kill the follower, find records by key, header and JSON field
-	@$(BIN)/python -m tests.demo.kafka
-
-serve-demo: $(VENV)/.stamp-serve ## serve two million messages that a broker writes: console, HTTP, RocketMQ's protocol
-	@$(BIN)/python -m tests.demo --serve
-
 lint: $(VENV)/.stamp-test ## check style, formatting, prose and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/proselint check *.md docs/*.md docs/decisions/*.md deploy/*.md tiered_index/format/SPEC.md
 	@$(BIN)/mypy
 
-# a separate virtualenv, so that tests need no package of it
-DOCS := $(VENV)-docs
-
-$(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
-	@bash deploy/make-venv.sh $(DOCS)
-	@echo "installing packages in $(DOCS); once, some minutes"
-	@$(DOCS)/bin/python deploy/locked.py hashes docs > $(DOCS)/hashes.txt
-	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r $(DOCS)/hashes.txt
+$(VENV)/.stamp-docs: $(VENV)/.stamp-test
+	@echo "installing tiered_index with the extra 'docs'; once, some minutes"
+	@bash deploy/install.sh $(VENV) docs -e
 	@touch $@
 
 # a dead link fails; pages load nothing from another host; the program itself makes the lists of commands, settings, HTTP and metrics
-build/site/index.html: $(DOCS)/.stamp $(VENV)/.stamp-test $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md) $(shell find tiered_index docs/examples docs/generators -name '*.py' -o -name '*.md')
+build/site/index.html: $(VENV)/.stamp-docs $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md) $(shell find tiered_index docs/examples docs/generators -name '*.py' -o -name '*.md')
 	@$(BIN)/python -m docs.generators.reference build/reference
-	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q -f docs/site/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q -f docs/site/mkdocs.yml
 
 docs: build/site/index.html ## build the site in build/site, and check it in a browser, desktop and phone
 	@bash deploy/find-chromium.sh
-	@$(DOCS)/bin/python docs/site/check.py build/site
+	@$(BIN)/python docs/site/check.py build/site
 
 # The lint leaves a core idle, which makes Java's archive of Spark's classes. If Java makes none, tests run without it.
 $(VENV)/spark-classes.jsa: $(VENV)/.stamp-test
@@ -109,41 +102,26 @@ test: export PYTEST_DEBUG_TEMPROOT = $(ROOM)
 test: ready ## run every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3 and not brokers" --durations=15 $(PYTEST_ARGS)
 
-test-numpy: $(VENV)/.stamp-test ## run the tests of `make test` without the compiled core, as on a machine without a C compiler
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3 and not brokers" --numpy $(PYTEST_ARGS)
-
 test-long: $(VENV)/.stamp-test ## run the tests that `make test` leaves out: whole programs, the console's pages, further backends and faults
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long and not brokers" --durations=15 $(PYTEST_ARGS)
 
-# a separate virtualenv
+# a separate virtualenv, whose workers of Spark load the package from here
 LOWEST := $(VENV)-lowest
 
-$(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh
+$(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh deploy/find-java.sh
+	@bash deploy/find-java.sh
 	@bash deploy/make-venv.sh $(LOWEST)
 	@$(LOWEST)/bin/python -m tests.support.lowest > $(LOWEST)/constraints.txt
 	@echo "installing packages in $(LOWEST); once, some minutes"
-	@$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check -c $(LOWEST)/constraints.txt '.[fast]' pytest pytest-xdist hypothesis
-	@touch $@
-
-test-lowest: $(LOWEST)/.stamp ## test codecs and golden files on the lowest versions of dependencies that pyproject.toml declares
-	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
-	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.boto, tiered_index.cli.main"
-
-# a separate virtualenv, whose workers load the package from here
-OLDEST := $(VENV)-spark-oldest
-
-$(OLDEST)/.stamp: pyproject.toml requirements.lock tests/support/lowest.py deploy/make-venv.sh deploy/locked.py deploy/find-java.sh
-	@bash deploy/find-java.sh
-	@bash deploy/make-venv.sh $(OLDEST)
-	@$(OLDEST)/bin/python -m tests.support.lowest spark > $(OLDEST)/requirements.txt
-	@echo "installing packages in $(OLDEST); once, some minutes"
-	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check --no-compile -r $(OLDEST)/requirements.txt
+	@$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check --no-compile -c $(LOWEST)/constraints.txt '.[fast,spark]' pytest pytest-xdist hypothesis
 	@touch $@
 
 # PySpark 4.0 has no streams of batches of Arrow
-test-spark-oldest: $(OLDEST)/.stamp ## run tests of Spark on the lowest version of PySpark that pyproject.toml declares
-	@PYTHONPATH=$(CURDIR) $(OLDEST)/bin/python -m pytest -m "not slow and not long" -k "not micro_batch and not stream and not s3 and not 1000" \
-		tests/spark/test_versions.py tests/spark/test_build.py tests/spark/test_merge.py tests/spark/test_lookup_answers.py \
+test-lowest: $(LOWEST)/.stamp ## test codecs, golden files and Spark on the lowest versions of dependencies that pyproject.toml declares
+	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
+	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.boto, tiered_index.cli.main"
+	@PYTHONPATH=$(CURDIR) $(LOWEST)/bin/python -m pytest -m "not slow and not long" -k "not micro_batch and not stream and not s3 and not 1000" \
+		-W ignore::DeprecationWarning tests/spark/test_versions.py tests/spark/test_build.py tests/spark/test_merge.py tests/spark/test_lookup_answers.py \
 		tests/spark/test_audit_ranges.py tests/spark/test_datasource_entries.py tests/spark/test_datasource_write.py --durations=5 $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate
@@ -157,13 +135,7 @@ NATIVE_ARGS ?=
 
 test-all: ready ## run `make test` and `make test-long`, the slow soaks, more examples of Hypothesis, and the mutants
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3 and not brokers" --durations=30 $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
-
-# for example -k journal
-MUTANTS_ARGS ?=
-
-mutants: $(VENV)/.stamp-test ## put seeded defects into copies of the code, one by one: for each, a named test must fail
-	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py
 
 test-s3: $(VENV)/.stamp-test ## run tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)
@@ -176,18 +148,6 @@ test-brokers: $(VENV)/.stamp-test ## run tests on real brokers of Kafka and Rock
 		[ -z "$${TIERED_INDEX_TEST_REQUIRE_BROKERS:-}" ]; exit; \
 	fi; \
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m brokers tests/brokers --durations=15 $(PYTEST_ARGS)
-
-MINUTES ?= 10
-CHAOS_ARGS ?=
-
-chaos: $(VENV)/.stamp-test ## run MINUTES=10 of chaos on a real S3 server: processes, server, disk and network fail; nothing may be lost
-	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.reliability.chaos --minutes $(MINUTES) $(CHAOS_ARGS)
-
-reliability-report: $(VENV)/.stamp-test ## run every campaign that tries to break the engine, and write docs/reliability.md (takes hours)
-	@$(BIN)/python -m tests.reliability.report $(REPORT_ARGS)
-
-# for example --only interrupts
-REPORT_ARGS ?=
 
 # Only these suites need the packages of other stores.
 $(VENV)/.stamp-peers: $(VENV)/.stamp-test
@@ -209,12 +169,6 @@ BENCH_ARGS ?=
 bench: $(VENV)/.stamp-test $(patsubst %,$(VENV)/.stamp-%,$(filter peers cold,$(SUITE))) ## measure SUITE=quick, machine, ranges, s3, spark, billion, service, files, peers, cold or another one (BENCH_ARGS: its options)
 	@$(BIN)/python -m tests.benchmarks $(SUITE) $(BENCH_ARGS)
 
-lock: $(VENV)/.stamp-test ## write requirements.lock again
-	@$(BIN)/python -m pip install -q pip-tools
-	@$(BIN)/pip-compile -q --all-extras --strip-extras --generate-hashes --no-header --no-emit-index-url --no-emit-trusted-host \
-		--no-emit-find-links --upgrade -o requirements.lock pyproject.toml
-	@sed -i '1i # Exact versions of everything the project can install, for all extras, with hashes; `make lock` renews it.' requirements.lock
-
 dist: $(VENV)/.stamp-python ## make the source distribution, the wheel that is built from it, and the site as an archive, in dist/
 	@rm -rf build dist
 	@$(BIN)/python -m pip install -q --disable-pip-version-check build
@@ -225,4 +179,4 @@ dist: $(VENV)/.stamp-python ## make the source distribution, the wheel that is b
 	@ls dist/*
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-lowest $(OLDEST) $(VENV)-docs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so
+	@rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so

@@ -1,3 +1,3 @@
-"""Seeded defects. `make mutants` puts each into a copy of the tree; the test that `catalogue` names with it must then
-fail.
+"""Seeded defects. `pytest tests/mutants/red.py` puts each into a copy of the tree; the test that `catalogue` names with
+it must then fail.
 """

@@ -1,7 +1,7 @@
-"""For each seeded defect, a test that the catalogue names fails; `make mutants` runs this file.
+"""For each seeded defect, a test that the catalogue names fails; `make test-all` runs this file.
 
 A worker of pytest has a private copy of the tree, and puts one defect at a time into it. Without a defect, the named
-tests must pass. The working tree is only read. Choose defects by name: `make mutants MUTANTS_ARGS="-k journal"`.
+tests must pass. The working tree is only read. Choose defects by name: `pytest tests/mutants/red.py -k journal`.
 """
 
 from __future__ import annotations

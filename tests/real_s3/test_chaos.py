@@ -1,5 +1,5 @@
-"""A short run of the chaos campaign (`make chaos`), in separate processes: no check fails, and no process stays
-behind.
+"""A short run of the chaos campaign (`python -m tests.reliability.chaos`), in separate processes: no check fails, and
+no process stays behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Campaigns that try to break the engine. Each is a program, and has a sample of itself as tests.
 
-`make reliability-report` runs all campaigns.
+`python -m tests.reliability.report` runs all campaigns.
 """

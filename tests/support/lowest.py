@@ -1,20 +1,15 @@
 """The lowest versions that pyproject.toml declares, as lines for pip.
 
-    python -m tests.support.lowest > FILE          constraints: of the library, for `make test-lowest`
-    python -m tests.support.lowest spark > FILE    requirements: of PySpark, for `make test-spark-oldest`
-
-All other packages have the versions of requirements.lock.
+`python -m tests.support.lowest > FILE` writes constraints for `make test-lowest`: the lowest versions of the library's
+dependencies and of PySpark, and the packages of tests as in requirements.lock.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
-
-from deploy.locked import needed, read_lock
 
 TOP = Path(__file__).resolve().parents[2]
 _OF_TESTS = ("pytest", "pytest-xdist", "hypothesis")
@@ -43,18 +38,11 @@ def _locked() -> dict[str, str]:
 def constraints() -> list[str]:
     """Return one line per package."""
     project, locked = _project(), _locked()
-    versions = _lowest([*project["dependencies"], *project["optional-dependencies"]["fast"]])
+    extras = project["optional-dependencies"]
+    versions = _lowest([*project["dependencies"], *extras["fast"], *extras["spark"]])
     versions |= {name: locked[name] for name in _OF_TESTS}
     return [f"{name}=={version}" for name, version in versions.items()]
 
 
-def requirements_of_spark() -> list[str]:
-    """Return one line per package that the extras `fast` and `spark` need, and per package of tests."""
-    locked = _locked()
-    names = needed(read_lock((TOP / "requirements.lock").read_text()), ["fast", "spark"])
-    lowest = _lowest(_project()["optional-dependencies"]["spark"])["pyspark"]
-    return [f"{name}=={lowest if name == 'pyspark' else locked[name]}" for name in (*names, *_OF_TESTS)]
-
-
 if __name__ == "__main__":
-    print("\n".join(requirements_of_spark() if sys.argv[1:] == ["spark"] else constraints()))
+    print("\n".join(constraints()))
