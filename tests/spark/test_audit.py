@@ -21,7 +21,7 @@ from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write
 from tests.support.changes import replace
 from tests.support.damage import flip_object
 from tests.support.merging import RegionItem
-from tests.unit.format.test_verify_shard import rebuilt
+from tests.unit.format.test_verify import rebuilt
 from tiered_index import IndexConfig, IndexService, hash_key
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch

@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.core import compiled_core, using
 from tiered_index import kernels
-from tiered_index.format import compacted
-from tiered_index.format.bloom import FilterBuilder, block_may_hold, filter_hash
-from tiered_index.format.compacted import Compaction
-from tiered_index.format.hashing import code_units, hash_batch, lookup_numbers
-from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
-from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.slots import by_slot
-from tiered_index.format.time_line import TimeLine
-from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.read.batch import LookupBatch
 from tiered_index.types import Lookup
 
@@ -45,71 +37,6 @@ numbers = st.integers(0, 2**32 - 1)
 
 def listed(arrays):
     return [array.tolist() if isinstance(array, np.ndarray) else array for array in arrays]
-
-
-@settings(max_examples=30)
-@given(
-    keys=st.lists(st.text(st.characters(exclude_categories=()), min_size=1, max_size=40), min_size=1, max_size=20),
-    topics=st.lists(st.text(min_size=1), min_size=1, max_size=3, unique=True),
-    fingerprints=st.booleans(),
-)
-def test_hashes(loops, keys, topics, fingerprints):
-    index = np.arange(len(keys), dtype=np.int8) % len(topics)
-    both(loops, lambda: listed(hash_batch(topics, index, code_units(keys), fingerprints=fingerprints)))
-
-
-@settings(max_examples=100)
-@given(
-    topic=st.text(st.characters(exclude_categories=()), max_size=9),
-    key=st.one_of(st.text(st.characters(exclude_categories=()), max_size=40), st.text(st.characters(codec="ascii"))),
-    block=st.lists(st.integers(1, 2**8 - 1), min_size=32, max_size=32),
-)
-def test_one_key(loops, topic, key, block):
-    def make():
-        key_hash, masked, fingerprint = lookup_numbers(topic, key)
-        mixed = filter_hash.__wrapped__(key_hash, fingerprint)
-        held = [block_may_hold(bytes(b | fill for b in block), mixed) for fill in (0, 0xEE, 0xFE, 0xFF)]
-        return key_hash, masked, fingerprint, mixed, held, type(mixed), {type(one) for one in held}
-
-    both(loops, make)
-
-
-@settings(max_examples=30)
-@given(
-    seed=numbers,
-    slots=st.integers(1, 9),
-    hashes=st.sampled_from([2, 50, 2**31]),
-    counts=st.lists(st.integers(1, 60), min_size=1, max_size=4),
-    family=st.sampled_from([NATIVE, ROCKETMQ]),
-    fingerprints=st.sampled_from([1, 3, 2**32]),
-    chunk=st.sampled_from([20, 1 << 16]),
-)
-def test_chains_and_their_compacted_form(loops, seed, slots, hashes, counts, family, fingerprints, chunk):
-    layout = Layout(family, family.schema, slots, 300)
-
-    def make():
-        random, table, entries, heads = np.random.default_rng(seed), UnsealedTable(layout, 0), [], []
-        for count in counts:
-            columns = {name: random.integers(0, 3, count) for name in ("topic_id", "queue_id", "offset", "size")}
-            columns["fingerprint"] = random.integers(0, fingerprints, count)
-            seconds = np.sort(random.integers(0, 30, count)) if seed % 2 else random.integers(0, 30, count)
-            key_hash = random.integers(0, hashes, count).astype(np.int32)
-            batch = table.prepare(key_hash, seconds * 1000, columns)
-            table.commit(batch)
-            entries.append(batch.entries)
-            heads.append(table.heads.tobytes())
-        stored = np.concatenate([part.view(np.void) for part in entries]).view(layout.schema.entry)
-        # RocketMQ stores this hash without its absolute value
-        stored["key_hash"][stored["key_hash"] == 0] = -(2**31)
-        about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": "", "topics": ()}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compacted, "_COUNTED", 17)  # statistics are made part by part
-            patch.setattr(compacted, "CHUNK", chunk)
-            compaction = Compaction(stored, layout, 0, 30_000)
-            pieces = [*compaction.pieces(file_id="000000000000000-0123456789ab", **about)]
-        return b"".join([*heads, stored.tobytes(), *pieces])
-
-    both(loops, make)
 
 
 @settings(max_examples=40)
@@ -138,21 +65,6 @@ def test_items_of_negative_hashes_are_left_to_numpy(loops):
 
 
 @settings(max_examples=40)
-@given(seed=numbers, count=st.sampled_from([0, 1, 50, 3_000, 20_000]), different=st.sampled_from([1, 40, 9_000, 2**63]))
-def test_filters(loops, seed, count, different):
-    hashes = np.random.default_rng(seed).integers(0, different, count, np.uint64)
-    hashes *= np.uint64(0x9E3779B97F4A7C15 if seed % 3 else 1)
-
-    def make():
-        builder = FilterBuilder(np.empty(max(1, count // 2), np.uint64))
-        for part in np.array_split(hashes, 3):
-            builder.add(part)
-        return builder.build()
-
-    both(loops, make)
-
-
-@settings(max_examples=40)
 @given(seed=numbers, keys=st.integers(1, 300), kinds=st.sampled_from([1, 30, 2**31]))
 def test_matches(loops, seed, keys, kinds):
     random = np.random.default_rng(seed)
@@ -163,38 +75,6 @@ def test_matches(loops, seed, keys, kinds):
         batch = LookupBatch([Lookup(topic="t", key="k")] * keys)
         batch.key_hash = wanted
         return [listed(pair) for pair in batch.matched(stored.astype(">i4")).pairs()]
-
-    both(loops, make)
-
-
-@settings(max_examples=30)
-@given(
-    seed=numbers,
-    counts=st.lists(st.integers(1, 70), min_size=1, max_size=4),
-    most=st.sampled_from([2, 2**20, 2**63 - 1]),
-    ordered=st.booleans(),
-    numbered=st.booleans(),
-)
-def test_packing(loops, seed, counts, most, ordered, numbered):
-    random, count = np.random.default_rng(seed), sum(counts)
-    items = np.empty(count, KEYED_SCHEMA.item)
-    for name in items.dtype.names:
-        dtype = items.dtype[name]
-        low, high = (-most, most) if name == "offset" else (0, min(most, np.iinfo(dtype).max))
-        items[name] = random.integers(low, high, count)
-    if ordered:
-        items.sort(order="key_hash")
-    topics = tuple(np.unique(items["topic_id"]).tolist()) if numbered else ()
-    options = PackingOptions(TimeLine.through(items), topics)
-    packing = Packing(KEYED_SCHEMA, 1 if ordered else 7, options)
-
-    def make():
-        packed = packing.pack(items, counts)
-        unpacked, of_runs = packing.unpack(packed, np.array(counts), "file")
-        assert (unpacked.tobytes(), of_runs.tolist()) == (items.tobytes(), counts)
-        asked = packing.ranks_of(items["key_hash"][::3].astype(np.int32))
-        found, of_runs = packing.unpack(packed, np.array(counts), "file", asked)
-        return b"".join([*packed, found.tobytes(), of_runs.tobytes()])
 
     both(loops, make)
 

@@ -133,12 +133,12 @@ shard-order-unchecked: verify does not compare the border of two blocks
   in _FileCheck._unpacked
   - before, self._before = self._before, items[-1:]
   + before = self._before
-  tests/unit/format/test_verify_shard.py::test_order_across_blocks
+  tests/unit/format/test_verify.py::test_order_across_blocks[giant shard]
 shard-sum-unchecked: verify does not check a shard's checksum
   in _FileCheck.runs
   - meta.more.get("checksum", sum_found)),
   + sum_found),
-  tests/unit/format/test_verify_shard.py::test_seconds_topics_filters_and_counts
+  tests/unit/format/test_verify.py::test_each_contradiction_is_named_by_its_part
 sum-without-times: entries with other times have the checksum of the right ones
   in entry_hashes
   - if name != "time_diff_s"), seconds)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
+from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format import archived
 from tiered_index.format.archived import SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
@@ -62,11 +62,6 @@ def test_a_table_that_is_cut_short_is_damage(keep):
         SegmentTable.decode(encoded[len(encoded) - keep :], 2 * PIECE + 56, "x")
 
 
-def test_an_object_of_another_size_is_damage():
-    with pytest.raises(CorruptFile, match="add up"):
-        SegmentTable.decode(summed(b"abc", []).table(5).encode(), 56, "x")
-
-
 def test_other_versions_are_refused_by_name(monkeypatch):
     monkeypatch.setattr(archived, "SEGMENT_VERSION", 5)
     encoded = summed(b"abc", []).table(5).encode()
@@ -100,11 +95,6 @@ def test_every_store_has_a_prefix_of_its_own(store):
     # the length is the greatest that a record can hold
     assert len(store_prefix(store).split("/")[1]) <= 128
     assert len({store_prefix(name) for name in (store, store + "/", f"={store}", f"=={store}", store + store)}) == 5
-
-
-def test_an_empty_name_is_not_a_store():
-    with pytest.raises(InvalidArgument):
-        store_prefix("")
 
 
 @pytest.mark.parametrize(

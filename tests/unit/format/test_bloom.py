@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import built_filter
@@ -81,6 +81,7 @@ def test_parquet_finds_the_same():
     assert [index for index, probe in enumerate(probes.tolist()) if scalar_found_in(data, probe)] == vector["found"]
 
 
+@pytest.mark.usefixtures("way")
 @given(hash_lists, st.lists(u64, max_size=20))
 def test_nothing_is_denied_and_scalars_agree(held, others):
     data = built_filter(np.array(held, np.uint64))
@@ -93,33 +94,29 @@ def test_nothing_is_denied_and_scalars_agree(held, others):
     assert found.tolist() == [scalar_found_in(data, probe) for probe in held + others]
 
 
-@settings(deadline=None)
+@pytest.mark.usefixtures("way")
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 2**16), st.sampled_from([0, 8, 40]), st.integers(1, 9)), max_size=30
     ),
     st.integers(1, 4),
+    st.integers(0, 40),
 )
-def test_order_and_repeats_make_no_difference(rows, pieces):
-    """Hashes that share their first bits, in any order and pieces, give the filter of the distinct hashes."""
+def test_order_and_repeats_make_no_difference(rows, pieces, capacity):
+    """Hashes that share their first bits, in any order and pieces, give the filter of the distinct hashes.
+
+    There may be more of them than the builder has space for.
+    """
     hashes = np.array([first << 62 | low << shift for first, low, shift, _ in rows], np.uint64)
     repeated = np.repeat(hashes, [row[-1] for row in rows])
     expected = built_filter(np.array(sorted(set(hashes.tolist())), np.uint64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bloom, "_MASKED", 5)
-        builder = FilterBuilder(np.empty(len(repeated), np.uint64))
+        builder = FilterBuilder(np.empty(capacity, np.uint64))
         shuffled = np.random.default_rng(0).permutation(repeated)
         for part in np.array_split(shuffled, pieces):
             builder.add(part)
         assert builder.build() == expected
-
-
-def test_repeats_among_hashes_that_begin_alike():
-    """Numbers with the same first 24 bits or more are put repeatedly in turns. Each counts once."""
-    for hashes in (np.arange(1_000, dtype=np.uint64), np.arange(1_000, dtype=np.uint64) << np.uint64(32)):
-        data = built_filter(np.tile(hashes[::-1], 90))
-        assert len(data) == FILTER_BLOCK_BYTES * 42
-        assert data == built_filter(hashes)
 
 
 @given(
@@ -134,14 +131,6 @@ def test_mix_of_columns_and_of_scalars(rows):
     assert filter_hashes(hashes, fingerprints).tolist() == [filter_hash(h, f) for h, f in rows]
     assert filter_hashes(hashes.astype("<i4"), None).tolist() == [filter_hash(h, 0) for h, _ in rows]
     assert len({filter_hash(h, f) for h, f in rows}) == len({(0 if h < 0 else h, f) for h, f in rows})
-
-
-@pytest.mark.parametrize(
-    ("key_hash", "fingerprint", "mixed"), [(0, 0, 0), (0, 1, 0xB456BCFC34C2CB2C), (-(2**31), 1, 0xB456BCFC34C2CB2C)]
-)
-def test_mix_is_murmurs(key_hash, fingerprint, mixed):
-    """fmix64(1) equals the value of MurmurHash3's authors' code."""
-    assert filter_hash(key_hash, fingerprint) == mixed
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -177,25 +166,3 @@ def test_compacted_files_hold_the_filter_of_their_items(make, preset, schema):
     assert held == built_filter(np.array(sorted(mixed), np.uint64))
     # a reader needs only directory, metadata and tail
     assert parse_trailer(data[tail.directory_position :], "file", len(data)).tail == tail
-
-
-def test_a_hash_that_stayed_negative_is_held_as_0(make):
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 7, 10)
-    columns = {name: np.arange(3) for name in ("topic_id", "queue_id", "offset", "size")}
-    table, entries = make.entries(layout, np.array([3, 8, 5], np.int32), np.full(3, make.begin_ms), columns)
-    entries = entries.copy()
-    entries["key_hash"][2] = -(2**31)
-    data = make.compacted(table, entries)
-    tail = parse_trailer(data, "file", len(data)).tail
-    assert data[tail.position : tail.directory_position] == built_filter(
-        np.array([filter_hash(h, 0) for h in (3, 8, 0)], np.uint64)
-    )
-
-
-def test_a_filter_may_get_more_keys_than_expected():
-    hashes = np.random.default_rng(3).integers(0, 2**64, 5000, np.uint64)
-    for capacity in (0, 1, 3000):
-        builder = FilterBuilder(np.empty(capacity, np.uint64))
-        for part in np.array_split(hashes, 7):
-            builder.add(part)
-        assert builder.build() == built_filter(hashes)

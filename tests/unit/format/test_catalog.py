@@ -116,21 +116,6 @@ def test_the_greatest_offsets_and_names_of_any_form_are_read_again():
         LinkedSegment("u", "t", 2**62, 2**62, "ndjson", 1, "e", 3)
 
 
-def test_a_million_segments_take_about_fifty_bytes_each():
-    """By a sample with random names and checksums, as they are in life."""
-    random, start, segments = Random(1), 0, []
-    for _ in range(4096):
-        size, count = random.randrange(1 << 20, 8 << 20), random.randrange(1000, 90_000)
-        name = f"segments/p/{start:020d}/{3:020d}-{random.randrange(2**64):016x}.parquet"
-        crc, head, published = random.randrange(2**32), random.randrange(2**32), 1_700_000_000_000 + start // 100
-        object_bytes = size + 4 * -(-size // 16384) + 48
-        columns = (count, random.randrange(900, 1000))
-        segments.append(ArchivedSegment(name, "p", start, size, crc, head, object_bytes, published, None, columns))
-        start += count
-    _, _, data = written(segments, 512)
-    assert len(data) / len(segments) < 55
-
-
 def test_stored_bytes_of_version_1_are_read():
     data = base64.b64decode(GOLDEN)
     assert read(data, decode_end(data, "c")) == segments_of(Random(0), 2)

@@ -69,6 +69,7 @@ def naive_bytes(entries, layout, begin_ms, end_ms):
     return struct.pack(">IqqiI", layout.preset.end_magic, begin_ms, end_ms, in_use, len(entries)) + table + arrays
 
 
+@pytest.mark.usefixtures("way")
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 50), st.integers(1, 12), st.integers(0, 3),
     st.sampled_from(sorted(LAYOUTS)), st.integers(1, 130),
@@ -112,17 +113,6 @@ def test_widest_differences(make):
     assert (compaction.second_min, compaction.second_max) == (0, 2**32 - 1)
     items = np.frombuffer(b"".join(compaction.arrays()), layout.schema.item)
     assert items["time_diff_s"].tolist() == [2**31 - 1, 0, -(2**31)]
-
-
-def test_stored_min_value_goes_to_slot_zero(make):
-    """A RocketMQ file's entries whose hash stayed negative compact as if their hash were 0. Lookups find them."""
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 7, 10)
-    columns = {name: np.arange(3) for name in ("topic_id", "queue_id", "offset", "size")}
-    table, entries = make.entries(layout, np.array([0, 8, 0], np.int32), np.full(3, make.begin_ms), columns)
-    entries = entries.copy()
-    entries["key_hash"][2] = -(2**31)
-    compaction = Compaction(entries, layout, make.begin_ms, table.end_ms)
-    assert struct.unpack_from(">iiii", compaction.slot_table()) == (84, 56, 140, 28)
 
 
 def test_no_entries():
@@ -210,26 +200,6 @@ def test_runs_skip_right_blocks(giant, make, low, high):
         if wanted == 5 and high - low <= 100:
             # of each of the slot's two hashes
             assert len(runs) <= 4
-
-
-def test_runs_of_many_slots_have_every_match_once(giant, make):
-    """No run is read twice. A giant slot reads only the blocks of the right time."""
-    layout, data, entries = giant
-    # 5, 45 and 85 share a giant slot. 7 has an ordinary slot.
-    trailer, wanted, base = parse_trailer(data, "f", len(data)), np.array([45, 7, 5, 85, 7]), make.begin_ms // 1000
-    blocks = trailer.directory.blocks
-    edges = [int(block[name]) - base for block in blocks for name in ("second_min", "second_max")]
-    ranges = [(edge, edge) for edge in edges] + [(0, 40_000), (5_000, 5_100), (40_000, 2**40), (-10, -1)]
-    lengths = []
-    for low, high in ranges:
-        runs = trailer.directory.runs_of(wanted % layout.slots, base + low, base + high)
-        assert [run.offset for run in runs] == sorted({run.offset for run in runs})
-        assert all(zlib.crc32(data[run.offset : run.offset + run.length]) == run.crc32 for run in runs)
-        items = np.concatenate([items_of(data, trailer, run) for run in runs])
-        assert matches(items, wanted, low, high) == matches(entries, wanted, low, high)
-        lengths.append(len(runs))
-    assert lengths[-4] == len(blocks) + 1
-    assert lengths[-1] == 1  # the directory has no times for the ordinary slot, so the slot is read
 
 
 def test_groups_close_at_multiples_of_16_kib(make):

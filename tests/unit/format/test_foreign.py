@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from tests.support.compacted_files import reader, rebuilt, unsealed_image
 from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.foreign import (
-    HEAD_SIZE,
-    FileKind,
-    ForeignCompacted,
-    ForeignUnsealed,
-    bare_slots,
-    items_of,
-    recognise,
-)
+from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, bare_slots, recognise
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.unsealed import UnsealedTable
@@ -62,17 +54,6 @@ def test_no_byte_of_slots_or_chains_is_trusted(make):
     assert again.tobytes() == entries.tobytes()
 
 
-def test_stored_min_value_is_found_as_zero(make):
-    data, _ = image_of(make)
-    struct.pack_into(">i", data, LAYOUT.entry_position(4), -(2**31))
-    image = ForeignUnsealed(data, LAYOUT, "f")
-    (item,) = find_unsealed(image, 0, *EVER)
-    assert (item["key_hash"], item["time_diff_s"]) == (0, 3)
-    table, again = rebuilt(image)
-    assert again["key_hash"][3] == 0
-    assert table.heads[0] >= 4
-
-
 @given(
     *(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 20), st.integers(1, 6)),
     *(st.integers(-6_000, 6_000), st.integers(0, 9_000)),
@@ -98,18 +79,6 @@ def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_
         assert find_compacted(compacted, read, wanted, begin_ms, end_ms).tolist() == expected
 
 
-def test_answers_are_copies(make):
-    data, entries = image_of(make, count=1)
-    image = ForeignUnsealed(bytes(data), LAYOUT, "f")
-    for items in (
-        find_unsealed(image, int(entries["key_hash"][0]), *EVER),
-        next(image.items()),
-        items_of(image.entries, LAYOUT.schema),
-    ):
-        assert items.flags.writeable
-        assert not np.shares_memory(items, image.entries)
-
-
 @pytest.mark.parametrize("change", [-1, 1, -32, 32, 8])
 def test_the_size_must_fit_the_geometry(make, change):
     data, _ = image_of(make)
@@ -126,13 +95,6 @@ def test_geometry_of_the_same_size_is_refused(make, shift):
     assert other.unsealed_size == LAYOUT.unsealed_size
     with pytest.raises(CorruptFile, match="geometry"):
         ForeignUnsealed(data, other, "f")
-
-
-def test_entry_zero_must_be_empty(make):
-    data, _ = image_of(make)
-    data[LAYOUT.entry_position(0) + 31] = 1
-    with pytest.raises(CorruptFile, match="entry 0"):
-        ForeignUnsealed(data, LAYOUT, "f")
 
 
 def test_slots_that_contradict_the_entries(make):
@@ -154,6 +116,10 @@ def test_wrong_files(make):
         ForeignUnsealed(b"xxxx" + data[4:], LAYOUT, "f")
     with pytest.raises(CorruptFile, match="shorter than a header"):
         ForeignUnsealed(b"", LAYOUT, "f")
+    used = bytearray(data)
+    used[LAYOUT.entry_position(0) + 31] = 1
+    with pytest.raises(CorruptFile, match="entry 0"):
+        ForeignUnsealed(used, LAYOUT, "f")
     with pytest.raises(CorruptFile, match="not a rocketmq file"):
         ForeignUnsealed(struct.pack(">I", NATIVE.begin_magic) + data[4:], LAYOUT, "f")
     for count in (40, 2**31 - 1, 2**32 - 1):
@@ -168,6 +134,8 @@ def test_bare_compacted_files_that_contradict_themselves(make):
     for length in range(len(sound)):
         with pytest.raises(CorruptFile):
             opened(sound[:length])
+    with pytest.raises(CorruptFile, match="no slot table"):
+        bare_slots(b"1234567", "f")
     with pytest.raises(CorruptFile, match="end at the file's end"):
         opened(sound + bytes(28))
     with pytest.raises(CorruptFile, match="wrong magic"):
@@ -197,8 +165,8 @@ def test_short_read_is_an_error_not_a_short_list(make):
         find_compacted(file, lambda position, length: read(position, length - 1), wanted, *EVER)
 
 
-@pytest.mark.parametrize("count", [1, 5, 29, 38, 39])
-@pytest.mark.parametrize("slots", [1, 2, 20, 400])
+@pytest.mark.parametrize("count", [1, 38, 39])
+@pytest.mark.parametrize("slots", [1, 400])
 @pytest.mark.parametrize("preset", [ROCKETMQ, NATIVE], ids=["rocketmq", "native"])
 def test_recognise(make, preset, slots, count):
     """A full unsealed file also has the end magic.
@@ -236,12 +204,3 @@ def test_recognise_refuses(make):
     struct.pack_into(">I", future, len(data) - 4, zlib.crc32(future[-TAIL_SIZE:-4]))
     with pytest.raises(UnsupportedVersion, match="format version 9"):
         recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")
-
-
-def test_bare_slot_items():
-    assert bare_slots(struct.pack(">ii", 44, 0), "f") == 2
-    for wrong in (43, 28, 20, -1):
-        with pytest.raises(CorruptFile, match="slot 0"):
-            bare_slots(struct.pack(">ii", wrong, 0), "f")
-    with pytest.raises(CorruptFile, match="no slot table"):
-        bare_slots(b"1234567", "f")

@@ -113,15 +113,6 @@ def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: l
     assert of_runs.tolist() == [int(part.sum()) for part in np.split(wanted, stops)]
 
 
-def test_no_runs_have_no_items() -> None:
-    """A task's slots may have no run of a merge's input."""
-    items = np.zeros(2, KEYED_SCHEMA.item)
-    packing = Packing(KEYED_SCHEMA, 1, PackingOptions(TimeLine.through(items)))
-    assert all_items(packing, []) == b""
-    assert packing.pack(items[:0], []) == []
-    assert [part.tolist() for part in asked_of(packing, [], packing.ranks_of(np.array([3], np.int32)))] == [[], []]
-
-
 @given(anything(), st.data())
 def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
     """A CRC32 does not stop an attacker. Any bytes raise one of our errors, or return items."""
@@ -220,13 +211,6 @@ def all_items(packing: Packing, runs: list[tuple[bytes, int]]) -> bytes | str:
         return str(error)
 
 
-def test_a_line_goes_through_the_last_of_equal_offsets() -> None:
-    items = np.zeros(4, KEYED_SCHEMA.item)
-    items["offset"] = [2**62, 0, 0, 0]
-    items["time_diff_s"] = [100, 7, 9, 8]
-    assert TimeLine.through(items).seconds[0] == 8
-
-
 def log_like(count: int, per_key: int) -> Any:
     """Return entries of a day's log as a broker writes it, in a table's order."""
     rng = np.random.default_rng(7)
@@ -259,20 +243,6 @@ def test_the_bytes_do_not_change() -> None:
     options = PackingOptions(TimeLine(10**12, 13, tuple(range(0, 86_000, 300))))
     data = pack(Packing(KEYED_SCHEMA, 1_000_000, options), items)
     assert (len(data), zlib.crc32(data)) == (17_555, 1_193_096_913)
-
-
-def test_numbers_of_topics_save_two_bytes() -> None:
-    ids = [2**30 + 7919 * n * n for n in range(200)]
-    items = log_like(20_000, 1)
-    items["topic_id"] = np.random.default_rng(1).choice(ids, len(items))
-    sizes = []
-    for topics in ((), ids):
-        packing = Packing(KEYED_SCHEMA, 1_000_000, PackingOptions.of(items, topics, len(items)))
-        runs = packing.pack(items, [500] * 40)
-        counts = np.full(40, 500)
-        assert packing.unpack(runs, counts, "f")[0].tobytes() == items.tobytes()
-        sizes.append(sum(map(len, runs)) / len(items))
-    assert sizes[0] - sizes[1] > 2
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.compacted_files import SMALL, parts, verify
+from tests.support.compacted_files import SMALL, verify
 from tests.unit.format.test_compacted import LAYOUTS, giant_file, naive_slots
-from tests.unit.format.test_verify import rebuilt
 from tiered_index.errors import InvalidArgument
 from tiered_index.format import compacted as module
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, SealedFile
-from tiered_index.format.foreign import HEAD_SIZE, FileKind, recognise
-from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Header, Layout
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.stored import typed
 
@@ -30,6 +28,7 @@ def items_of(data):
     return trailer.metadata.packing.unpack(pieces, np.array([run.count for run in runs]), "file")[0]
 
 
+@pytest.mark.usefixtures("way")
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 50), st.integers(1, 12), st.integers(0, 3),
     st.sampled_from(NATIVES), st.integers(1, 130), st.sampled_from([64, GROUP_BYTES]),
@@ -81,51 +80,10 @@ def test_values_at_their_bounds(make):
     assert items_of(made[0]).tobytes() == items.tobytes()
 
 
-def repacked(data, change):
-    """Return the one-run file with changed items. All its checksums are right."""
-    trailer = parse_trailer(data, "file", len(data))
-    items = items_of(data)
-    change(items)
-    body = b"".join([data[:HEADER_SIZE], *trailer.metadata.packing.pack(items, [len(items)])])
-    longer = len(body) - trailer.tail.position
-    assert longer == 0  # another length would move directory and tail
-    return rebuilt(data, body=body)
-
-
-def test_each_contradiction_of_the_items_is_named(packed_small):
-    meta = parse_trailer(packed_small, "file", len(packed_small)).metadata
-    assert verify(rebuilt(packed_small)) == []
-
-    def swap(items):
-        same = int(np.flatnonzero((items["key_hash"][1:] == items["key_hash"][:-1]) & (items[1:] != items[:-1]))[0])
-        items[[same, same + 1]] = items[[same + 1, same]]
-
-    assert parts(verify(repacked(packed_small, swap))) == {"order"}
-    for change in ({"second_min": 1}, {"second_max": 1}, {"second_min": -1}, {"second_max": -1}):
-        said = {name: getattr(meta, name) + value for name, value in change.items()}
-        assert parts(verify(rebuilt(packed_small, metadata=said))) == {"interval"}
-    assert parts(verify(rebuilt(packed_small, metadata={"topics": ((1, "orders"),)}))) == {"topic"}
-    assert parts(verify(rebuilt(packed_small, metadata={"slots_in_use": 1}))) == {"header", "metadata"}
-    assert parts(verify(rebuilt(packed_small, metadata={"count": 13}))) == {"directory"}
-    line = meta.more["packed"]
-    for wrong in ({**line, "seconds": [7]}, {**line, "shift": 63}, {**line, "base": "0"}, [], None):
-        assert parts(verify(rebuilt(packed_small, metadata={"more": {**meta.more, "packed": wrong}}))) == {"metadata"}
-    later = {**line, "seconds": [second + 9 for second in line["seconds"]]}
-    assert parts(verify(rebuilt(packed_small, metadata={"more": {**meta.more, "packed": later}}))) == {"interval"}
-
-
 def test_rocketmqs_files_are_not_packed(make):
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
     with pytest.raises(InvalidArgument, match="cannot pack"):
         make.file(layout, 12, packed=True)
-    data, _ = make.file(layout, 12)
-    more = {"packed": {"base": 0, "shift": 0, "seconds": [0, 0]}}
-    assert parts(verify(rebuilt(data, metadata={"more": more}))) == {"metadata"}
-
-
-def test_it_is_a_compacted_file_with_trailer(packed_small):
-    found = recognise(packed_small[:HEAD_SIZE], packed_small[-TAIL_SIZE:], len(packed_small), "file")
-    assert found == FileKind("compacted", NATIVE, True)
 
 
 def test_a_sealed_file_says_how_it_is_compacted():

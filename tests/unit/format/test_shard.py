@@ -81,8 +81,8 @@ def test_maps_that_cannot_be():
     assert SlotMap.for_count(1000, 0).slots == 2
 
 
-@pytest.mark.parametrize("slots", MAPS, ids=str)
-@pytest.mark.parametrize(("count", "hashes"), [(1, 2**31), (5000, 2**31), (40_000, 50), (20_000, 1)])
+@pytest.mark.parametrize("slots", MAPS[::2], ids=str)
+@pytest.mark.parametrize(("count", "hashes"), [(1, 2**31), (5000, 2**31), (20_000, 3)])
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_key_is_found_by_the_directory(slots, count, hashes, packed):
     items = make_items(count, hashes)
@@ -160,20 +160,6 @@ def test_items_out_of_order_are_refused():
         ShardWriter(layout, slots, (0, 10), BEGIN_MS, BEGIN_MS, 100).add(items)
     with pytest.raises(InvalidArgument, match="follow"):
         ShardWriter(layout, slots, (500, 1000), BEGIN_MS, BEGIN_MS, 100).add(items)
-
-
-def test_the_sum_of_no_entries_is_0_in_every_schema():
-    item = np.dtype([("key_hash", ">i4"), ("time_diff_s", ">i4"), ("price", ">f8"), ("tag", "S3")])
-    assert entry_checksum(np.zeros(0, item), np.zeros(0, np.int64)) == 0
-    rows = np.zeros(2, item)
-    rows["price"], rows["tag"] = [1.5, 2.5], [b"a", b"bcd"]
-    seconds = np.array([5, 6])
-    apart = sum(entry_checksum(rows[n : n + 1], seconds[n : n + 1]) for n in range(2))
-    assert entry_checksum(rows, seconds) == apart % 2**64 == entry_checksum(rows[::-1], seconds[::-1])
-    for name in ("price", "tag"):
-        other = rows.copy()
-        other[name] = other[name][::-1]
-        assert entry_checksum(other, seconds) != entry_checksum(rows, seconds), "columns belong together"
 
 
 @pytest.mark.parametrize("oldest", [0, -(2**33)], ids=["of days", "of centuries"])

@@ -7,7 +7,6 @@ import zlib
 import numpy as np
 import pytest
 
-from tests.support.changes import replace
 from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE
@@ -41,12 +40,8 @@ def test_round_trip(small):
     # directory, metadata and tail are one contiguous range, so a reader needs only its start
     assert parse_trailer(small[trailer.tail.directory_position :], "file", len(small)).metadata == meta
     assert verify(small) == []
-
-
-def test_lone_surrogates_and_unknown_fields_survive(small):
-    meta = parse_trailer(small, "file", len(small)).metadata
-    odd = replace(meta, topics=((1, "\ud83d"), (2, "中😀")), more={"k": 4})
-    assert Metadata.decode(odd.encode(), "file") == odd
+    with pytest.raises(CorruptFile, match="add up"):
+        parse_trailer(small, "file", len(small) + 1)
 
 
 @pytest.fixture(params=["plain", "packed"])
@@ -113,13 +108,6 @@ def test_unknown_order_is_refused_by_name(small):
         Metadata.decode(meta.encode().replace(b'"order":"answer"', b'"order":"newest_first"'), "file")
 
 
-def test_lengths_must_add_up(small):
-    with pytest.raises(CorruptFile, match="add up"):
-        parse_trailer(small, "file", len(small) + 1)
-    with pytest.raises(CorruptFile, match="cut off"):
-        parse_trailer(small[-TAIL_SIZE - 1 :], "file", len(small))
-
-
 def test_directory_and_metadata_with_sound_crc_but_wrong_content():
     for data in (b"", bytes(7), struct.pack(">II", 1, 0), struct.pack(">II", 0, 0) + b"x"):
         with pytest.raises(CorruptFile, match="directory"):
@@ -128,23 +116,6 @@ def test_directory_and_metadata_with_sound_crc_but_wrong_content():
     for data in (b"", b"[]", b"{}", b"\xff", *slots):
         with pytest.raises(TieredIndexError):
             Metadata.decode(data, "file")
-
-
-def test_ids_of_many_topics_are_gathered_in_few_passes(small):
-    class Counted(tuple):
-        passes = 0
-
-        def __iter__(self):
-            Counted.passes += 1
-            return super().__iter__()
-
-    meta = parse_trailer(small, "file", len(small)).metadata
-    topics = Counted((number, f"topic-{number % 400}") for number in range(500))
-    many = replace(meta, topics=topics)
-    Counted.passes = 0
-    assert many.ids_by_topic["topic-7"] == {7, 407}
-    assert len(many.ids_by_topic) == 400
-    assert Counted.passes <= 2
 
 
 @pytest.mark.parametrize("topics", [1, 2, 7])

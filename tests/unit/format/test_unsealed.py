@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.support.compacted_files import unsealed_image
 from tiered_index.errors import InvalidArgument
 from tiered_index.format import unsealed as module
-from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.unsealed import UnsealedTable, entries_view, time_differences, walk_chains
 
 BEGIN_MS = 1_700_000_000_000
@@ -55,6 +54,7 @@ def walked(image, table, hashes, wanted, limit):
     return None if found is None else sorted(zip(*(column.tolist() for column in found), strict=True))
 
 
+@pytest.mark.usefixtures("way")
 @given(rows, st.integers(1, 50), st.lists(st.integers(0, 80)), st.integers(0, 3), st.integers(1, 90))
 def test_batches_split_anywhere_equal_single_inserts(rows, slots, cuts, spare, chunk):
     with pytest.MonkeyPatch.context() as patch:
@@ -102,23 +102,6 @@ def test_time_differences_truncate_toward_zero_and_wrap(timestamp_ms, begin_ms):
     difference = abs(timestamp_ms - begin_ms) // 1000 * (1 if timestamp_ms >= begin_ms else -1)
     (wrapped,) = struct.unpack(">i", struct.pack(">I", difference % 2**32))
     assert time_differences(np.array([timestamp_ms]), begin_ms).tolist() == [wrapped]
-
-
-def test_stored_min_value_reads_as_zero():
-    stored = np.array([-(2**31), 5, 0, 2**31 - 1], ">i4")
-    assert normal_hashes(stored).tolist() == [0, 5, 0, 2**31 - 1]
-    assert stored[0] == -(2**31)
-
-
-def test_end_magic_appears_with_the_last_free_entry():
-    layout = Layout(NATIVE, NATIVE.schema, 3, 4)
-    table = UnsealedTable(layout, BEGIN_MS)
-    extended = columns(3) | {"fingerprint": np.arange(3)}
-    two = table.prepare(np.array([1, 2], np.int32), np.full(2, BEGIN_MS), {n: c[:2] for n, c in extended.items()})
-    table.commit(two)
-    assert table.header().magic == NATIVE.begin_magic
-    table.commit(table.prepare(np.array([3], np.int32), np.full(1, BEGIN_MS), {n: c[:1] for n, c in extended.items()}))
-    assert (table.header().magic, table.free) == (NATIVE.end_magic, 0)
 
 
 def test_refusals_change_nothing():

@@ -1,4 +1,4 @@
-"""`verify_compacted` names every kind of defect in files whose checksums are right but whose content is wrong."""
+"""`verify` names each defect of files and shards whose checksums are right but whose content is wrong."""
 
 import struct
 import zlib
@@ -7,249 +7,329 @@ import numpy as np
 import pytest
 
 from tests.support.changes import replace
-from tests.support.compacted_files import SMALL, parts, verify
+from tests.support.compacted_files import SMALL, parts, reader
+from tests.unit.format.conftest import BEGIN_MS, columns_of, compacted, entries_of, random_file
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Header, Layout
+from tiered_index.format.layout import HEADER_SIZE, NATIVE, PRESETS, ROCKETMQ, Header, Layout
+from tiered_index.format.packed import PackingOptions
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.format.shard import ShardWriter, answer_sorted
+from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
-from tiered_index.format.verify import verify_compacted
+from tiered_index.format.verify import verify_compacted, verify_shard
+
+BEGIN_S = 1_700_006_400
+SIZE = KEYED_SCHEMA.item.itemsize
+SLOTS = SlotMap(7, split=3)
+
+
+def shard(count, slots=SLOTS, hot=0, preset="native", *, packed=False):
+    """Return a shard of random entries, `hot` of them with one hash."""
+    schema = PRESETS[preset].schema
+    rng = np.random.default_rng(5)
+    items = np.zeros(count + hot, schema.item)
+    items["key_hash"] = np.append(rng.integers(0, 2**31, count), np.full(hot, 77))
+    items["topic_id"] = rng.integers(1, 3, count + hot)
+    items["offset"] = rng.permutation(count + hot)
+    items["time_diff_s"] = rng.integers(0, 86400, count + hot)
+    if schema.keyed:
+        items["fingerprint"] = items["key_hash"].astype(np.uint32) ^ 5
+    items = items[answer_sorted(items, items["time_diff_s"].astype(np.int64), slots, schema)]
+    options = PackingOptions.of(items, (1, 2), len(items)) if packed else None
+    times = BEGIN_S * 1000, (BEGIN_S + 86400) * 1000 - 1
+    layout = Layout(PRESETS[preset], schema, slots.base, 100)
+    writer = ShardWriter(layout, slots, (0, slots.slots), *times, len(items), options)
+    pieces = [writer.begin(), bytes(writer.add(items))]
+    more = {"table": "t1", "window_s": 86400, "sequence": 3}
+    return b"".join([*pieces, writer.finish("f", "test", "commitlog", {1: "orders", 2: "payments"}, more)])
+
+
+def giant_file():
+    """Return a file with a slot of two blocks and a part of a third, then a small slot."""
+    layout = Layout(NATIVE, NATIVE.schema, 2, 30_001)
+    hashes = np.concatenate([np.full(20_000, 4), np.full(10, 7)]).astype(np.int32)
+    columns = columns_of(np.random.default_rng(3), layout.schema, 20_010)
+    return compacted(*entries_of(layout, hashes, BEGIN_MS + 1000 * np.arange(20_010), columns))
 
 
 @pytest.fixture(scope="module")
-def giant(make):
-    """A slot of two blocks and a part of a third, then a small slot."""
-    layout = Layout(NATIVE, NATIVE.schema, 2, 30_001)
-    rng = np.random.default_rng(3)
-    hashes = np.concatenate([np.full(20_000, 4), np.full(10, 7)]).astype(np.int32)
-    times, columns = make.begin_ms + 1000 * np.arange(20_010), make.columns(rng, layout.schema, 20_010)
-    return make.compacted(*make.entries(layout, hashes, times, columns))
-
-
-def rebuilt(data, *, body=None, metadata=None, more=None, directory=None, filter_bytes=None):
-    """Return the file or shard with a changed body or trailer. All checksums match it, so only its content is wrong."""
-    trailer = parse_trailer(data, "file", len(data))
-    body = data[: trailer.tail.position] if body is None else bytes(body)
-    groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
-    if directory:
-        directory(groups, blocks)
-    for table in (groups, blocks):
-        for run in table:
-            run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
-    crcs = {"header_crc32": zlib.crc32(body[:HEADER_SIZE])}
-    if not is_shard(trailer):
-        crcs["slots_crc32"] = zlib.crc32(body[HEADER_SIZE : items_position(trailer)])
-    meta = replace(trailer.metadata, **(crcs | (metadata or {})))
-    meta = replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
-    if filter_bytes is None:
-        filter_bytes = data[trailer.tail.position : trailer.tail.directory_position]
-    return body + build_trailer(trailer.tail.position, Directory(groups, blocks), meta, filter_bytes)
+def files():
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
+    return {
+        "file": random_file(SMALL, 12, distinct_hashes=4)[0],
+        "giant file": giant_file(),
+        "packed file": random_file(SMALL, 12, distinct_hashes=4, packed=True)[0],
+        "rocketmq": random_file(layout, 12, distinct_hashes=4)[0],
+        "shard": shard(50),
+        "giant shard": shard(3000, hot=20_000),
+        "packed shard": shard(3000, hot=20_000, packed=True),
+    }
 
 
 def is_shard(trailer):
     return "slot_map" in trailer.metadata.more
 
 
-def items_position(trailer):
-    return HEADER_SIZE if is_shard(trailer) else trailer.metadata.layout.items_position
+def trailer_of(data):
+    return parse_trailer(data, "file", len(data))
 
 
-def changed(data, change):
-    """Return the bytes before the trailer after `change` has edited the items."""
-    trailer = parse_trailer(data, "file", len(data))
-    body = bytearray(data[: trailer.tail.position])
-    change(np.frombuffer(memoryview(body)[items_position(trailer) :], trailer.metadata.layout.schema.item))
-    return bytes(body)
+def verify(data, kind):
+    check = verify_shard if "shard" in kind else verify_compacted
+    return check(reader(data), len(data), "file")
 
 
-def change_item(data, index, **fields):
+def rebuilt(data, *, body=None, items=None, metadata=None, more=None, directory=None, filter_bytes=None):
+    """Return the file or shard with changed items, bytes or trailer. All checksums match, so only its content is wrong.
+
+    `items` edits the array of a plain file's items; `metadata` is changed fields, or makes them from the present ones.
+    """
+    trailer = trailer_of(data)
+    begin = HEADER_SIZE if is_shard(trailer) or trailer.metadata.packing else trailer.metadata.layout.items_position
+    body = bytearray(data[: trailer.tail.position] if body is None else body)
+    if items is not None:
+        items(np.frombuffer(memoryview(body)[begin:], trailer.metadata.layout.schema.item))
+    body = bytes(body)
+    groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
+    if directory is not None:
+        directory(groups, blocks)
+    for table in (groups, blocks):
+        for run in table:
+            run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
+    crcs = {"header_crc32": zlib.crc32(body[:HEADER_SIZE])}
+    if not is_shard(trailer):
+        crcs["slots_crc32"] = zlib.crc32(body[HEADER_SIZE:begin])
+    changed = metadata(trailer.metadata) if callable(metadata) else metadata or {}
+    meta = replace(trailer.metadata, **crcs, **changed)
+    meta = replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
+    if filter_bytes is None:
+        filter_bytes = data[trailer.tail.position : trailer.tail.directory_position]
+    return body + build_trailer(trailer.tail.position, Directory(groups, blocks), meta, filter_bytes)
+
+
+def moved(field, by):
+    """Change a number of the metadata."""
+    return {"metadata": lambda meta: {field: getattr(meta, field) + by}}
+
+
+def item(index, **fields):
+    """Change fields of an item."""
+
     def change(items):
         for name, value in fields.items():
-            items[name][index] = value
+            items[name][index] = value(items) if callable(value) else value
 
-    return changed(data, change)
-
-
-def items_in(data):
-    trailer = parse_trailer(data, "file", len(data))
-    meta = trailer.metadata
-    return np.frombuffer(data, meta.layout.schema.item, meta.count, items_position(trailer))
+    return {"items": change}
 
 
-def test_rebuilding_without_change_is_sound(small, giant):
-    assert rebuilt(small) == small
-    assert rebuilt(giant) == giant
-    assert verify(giant) == []
+def swapped(items):
+    """Exchange two items of one hash, or else the first two items' keys."""
+    same = np.flatnonzero((items["key_hash"][1:] == items["key_hash"][:-1]) & (items[1:] != items[:-1]))
+    row = int(same[0]) if len(same) else 10
+    items[[row, row + 1]] = items[[row + 1, row]]
 
 
-def test_item_in_another_slot(small):
-    wrong = int(items_in(small)["key_hash"][3]) ^ 1
-    findings = verify(rebuilt(small, body=change_item(small, 3, key_hash=wrong)))
-    assert "slot" in parts(findings)
-    (finding,) = [f for f in findings if f.part == "slot"]
-    assert finding.offset == SMALL.items_position + 3 * 32
-    assert "1 items are in the wrong slot" in finding.problem
+def run(table, name, by, row=1):
+    """Change a number of the directory's groups (0) or blocks (1)."""
+
+    def change(*tables):
+        tables[table][name][row] = int(tables[table][name][row]) + by
+
+    return {"directory": change}
 
 
-def test_items_out_of_order(small):
-    items = items_in(small)
-    row = next(i for i in range(11) if items["key_hash"][i] == items["key_hash"][i + 1] and items[i] != items[i + 1])
-
-    def swap(items):
-        items[[row, row + 1]] = items[[row + 1, row]]
-
-    findings = verify(rebuilt(small, body=changed(small, swap)))
-    assert parts(findings) == {"order"}
-    assert findings[0].offset == SMALL.items_position + 32 * (row + 1)
+def packed_line(**change):
+    return {"metadata": lambda meta: {"more": {**meta.more, "packed": {**meta.more["packed"], **change}}}}
 
 
-def test_order_across_blocks(giant):
+ONE_TOPIC = {"metadata": {"topics": ((1, "orders"),)}}
+ANY_FILE, ANY_SHARD = ("file", "packed file"), ("shard", "packed shard")
+BOUNDS = ("hash_min", "hash_max", "second_min", "second_max")
+DEFECTS = [
+    *[(kind, moved(name, by), {"interval"}) for kind in ANY_FILE for name in BOUNDS[2:] for by in (-1, 1)],
+    *[("shard", moved("second_max", by), {"interval"}) for by in (-1, 1, 86_400)],
+    *[(kind, ONE_TOPIC, {"topic"}) for kind in (*ANY_FILE, *ANY_SHARD)],
+    # a topic does not narrow a lookup in a file without a topic table
+    *[(kind, {"metadata": {"topics": ()}}, set()) for kind in ("file", "shard")],
+    ("file", {"metadata": {"count": 13}}, {"metadata"}),
+    ("packed file", {"metadata": {"count": 13}}, {"directory"}),
+    ("file", {"metadata": {"slots_in_use": 1}}, {"header", "slots"}),
+    ("packed file", {"metadata": {"slots_in_use": 1}}, {"header", "metadata"}),
+    ("shard", {"metadata": {"slots_in_use": 3}}, {"metadata"}),
+    *[("shard", {"metadata": {name: value}}, {"metadata"}) for name, value in (("count", 49), ("slot_base", 8))],
+    *[("shard", {"metadata": {"slot_range": value}}, {"metadata"}) for value in ((0, 22), (5, 5))],
+    *[
+        ("shard", {"metadata": {name: value}}, {"metadata"})
+        for name, value in (("begin_ms", BEGIN_S * 1000 + 1), ("end_ms", 5))
+    ],
+    *[("shard", {"more": {name: None}}, {"metadata"}) for name in ("window_s", "checksum", "slot_map")],
+    ("shard", {"more": {"window_s": 3600}}, {"metadata", "interval"}),
+    ("shard", {"more": {"checksum": "no"}}, {"metadata"}),
+    ("shard", {"more": {"slot_map": {"base": 8, "split": 1, "join": 1}}}, {"metadata"}),
+    *[(kind, {"more": {"checksum": "0" * 16}}, {"checksum"}) for kind in ANY_SHARD],
+    ("shard", item(4, size=9), {"checksum"}),
+    ("shard", item(4, fingerprint=9), {"filter", "checksum"}),
+    (
+        "giant shard",
+        item(0, key_hash=lambda items: items["key_hash"][-1]),
+        {"metadata", "slot", "order", "bounds", "checksum", "filter"},
+    ),
+    ("file", item(3, key_hash=lambda items: items["key_hash"][3] ^ 1), {"slot", "filter", "order"}),
+    ("rocketmq", item(0, key_hash=lambda items: items["key_hash"][0] ^ 1) | {"filter_bytes": b""}, {"slot"}),
+    ("file", {"items": swapped}, {"order"}),
+    ("shard", {"items": swapped}, {"metadata", "order"}),
+    *[(kind, run(1, name, 1), {"bounds"}) for kind in ("giant file", "giant shard", "packed shard") for name in BOUNDS],
+    *[("file", run(0, name, by, 0), {"directory"}) for name, by in (("first_slot", 1), ("count", 1), ("offset", 32))],
+    *[("giant file", run(0, name, by, 0), {"directory"}) for name, by in (("first_block", 1), ("blocks", -1))],
+    # no group names these blocks
+    ("giant file", {"directory": lambda groups, blocks: groups["blocks"].fill(0)}, {"directory"}),
+    *[("giant file", run(1, name, by), {"directory"}) for name, by in (("offset", 32), ("length", -32), ("count", -1))],
+    *[("giant shard", run(0, name, by), {"directory"}) for name, by in (("offset", SIZE), ("count", 1))],
+    *[("giant shard", run(1, name, SIZE), {"directory"}) for name in ("offset", "length", "count")],
+    *[("packed shard", run(n, name, 1), {"directory"}) for n in (0, 1) for name in ("offset", "length", "count")],
+    ("packed shard", run(0, "first_slot", 100), {"directory"}),
+    *[
+        ("packed file", packed_line(**wrong), {"metadata"})
+        for wrong in ({"seconds": [7]}, {"shift": 63}, {"base": "0"})
+    ],
+    *[(kind, {"more": {"packed": []}}, {"metadata"}) for kind in ("packed file", "packed shard")],
+    ("rocketmq", {"more": {"packed": {"base": 0, "shift": 0, "seconds": [0, 0]}}}, {"metadata"}),
+    ("file", {"filter_bytes": b"\xff" * 33}, {"filter"}),
+    # files of earlier versions have no filter
+    *[(kind, {"filter_bytes": b""}, set()) for kind in ("file", "giant file")],
+]
+
+
+@pytest.mark.parametrize("number", range(len(DEFECTS)), ids=lambda n: f"{n} {DEFECTS[n][0]} {sorted(DEFECTS[n][2])}")
+def test_each_contradiction_is_named_by_its_part(files, number):
+    kind, change, expected = DEFECTS[number]
+    assert parts(verify(rebuilt(files[kind], **change), kind)) == expected
+
+
+def test_files_without_a_defect_are_sound(files):
+    for kind, data in files.items():
+        assert rebuilt(data) == data and verify(data, kind) == []
+
+
+@pytest.mark.parametrize("slots", [SlotMap(1), SlotMap(1000), SlotMap(1000, join=64)], ids=str)
+@pytest.mark.parametrize(("preset", "packed"), [("native", True), ("rocketmq", False)])
+def test_sound_shards_pass_and_have_answer_order(slots, preset, packed):
+    for count, hot in ((1, 0), (500, 20_000)):
+        data = shard(count, slots, hot, preset, packed=packed)
+        assert verify(data, "shard") == [] and b'"order":"answer"' in data
+
+
+@pytest.mark.parametrize("kind", ["giant file", "giant shard"])
+def test_order_across_blocks(files, kind):
     """The first item of a block is newer than the last item of the block before."""
-    trailer = parse_trailer(giant, "file", len(giant))
-    second = int(trailer.directory.blocks["count"][0])
-    newer = int(items_in(giant)["time_diff_s"][second]) + 5_000
+    meta, block = trailer_of(files[kind]).metadata, trailer_of(files[kind]).directory.blocks[1]
+    row = (int(block["offset"]) - (HEADER_SIZE if "shard" in kind else meta.layout.items_position)) // SIZE
 
     def bounds(groups, blocks):
-        blocks["second_max"][1] = newer + trailer.metadata.begin_ms // 1000
+        blocks["second_max"][1] = meta.second_max
 
-    findings = verify(rebuilt(giant, body=change_item(giant, second, time_diff_s=newer), directory=bounds))
-    assert parts(findings) == {"order"}
-
-
-def test_block_bounds(giant):
-    for name in ("hash_min", "hash_max", "second_min", "second_max"):
-
-        def change(groups, blocks, name=name):
-            blocks[name][1] += 1
-
-        assert parts(verify(rebuilt(giant, directory=change))) == {"bounds"}
-
-
-@pytest.mark.parametrize("change", [{"second_min": -1}, {"second_min": 1}, {"second_max": -1}, {"second_max": 1}])
-def test_interval(small, change):
-    meta = parse_trailer(small, "file", len(small)).metadata
-    findings = verify(rebuilt(small, metadata={name: getattr(meta, name) + value for name, value in change.items()}))
-    assert parts(findings) == {"interval"}
-
-
-def test_topic_without_name(small):
-    assert parts(verify(rebuilt(small, metadata={"topics": ((1, "orders"),)}))) == {"topic"}
-    # a topic does not narrow a lookup in a file without a topic table
-    assert verify(rebuilt(small, metadata={"topics": ()})) == []
+    newest = meta.second_max - meta.begin_ms // 1000
+    found = verify(rebuilt(files[kind], **item(row, time_diff_s=newest), directory=bounds), kind)
+    assert parts(found) == ({"order", "checksum"} if "shard" in kind else {"order"})
 
 
 @pytest.mark.parametrize("field", Header._fields)
-def test_header_contradicts_metadata(small, field):
-    header = Header(*struct.unpack_from(">IqqiI", small))
+def test_a_header_that_contradicts_the_trailer(files, field):
+    header = Header(*struct.unpack_from(">IqqiI", files["file"]))
     value = NATIVE.begin_magic if field == "magic" else getattr(header, field) + 1
-    body = header._replace(**{field: value}).pack() + small[28 : parse_trailer(small, "file", len(small)).tail.position]
-    findings = verify(rebuilt(small, body=body))
-    assert parts(findings) == {"header"}
-    assert field in findings[0].problem
+    end = trailer_of(files["file"]).tail.position
+    body = header._replace(**{field: value}).pack() + files["file"][HEADER_SIZE:end]
+    (finding,) = verify(rebuilt(files["file"], body=body), "file")
+    assert finding.part == "header" and field in finding.problem
+    (finding,) = verify(rebuilt(files["file"], body=bytes(4) + files["file"][4:end]), "file")
+    assert (finding.part, finding.offset) == ("header", 0) and "wrong magic" in finding.problem
+    items = files["shard"][HEADER_SIZE : trailer_of(files["shard"]).tail.position]
+    for at, value in ((0, b"TIXC"), (20, b"\0\0\0\1"), (11, b"\1")):
+        header = files["shard"][:at] + value + files["shard"][at + len(value) : HEADER_SIZE]
+        assert parts(verify(rebuilt(files["shard"], body=header + items), "shard")) == {"header"}
 
 
-def test_unknown_magic(small):
-    body = b"\0\0\0\0" + small[4 : parse_trailer(small, "file", len(small)).tail.position]
-    (finding,) = verify(rebuilt(small, body=body))
-    assert (finding.part, finding.offset) == ("header", 0)
-    assert "wrong magic" in finding.problem
-
-
-def test_counts(small):
-    """A count that contradicts geometry and position is a finding about the metadata, and ends the checks."""
-    findings = verify(rebuilt(small, metadata={"count": 13}))
-    assert parts(findings) == {"metadata"}
-    assert parts(verify(rebuilt(small, metadata={"slots_in_use": 1}))) == {"header", "slots"}
-
-
-@pytest.mark.parametrize(("slot", "position", "length"), [(0, 4, 0), (4, 0, 32), (2, 0, -64), (1, 32, -32), (3, 0, 1)])
-def test_slot_table_does_not_join(small, slot, position, length):
-    body = bytearray(small[: parse_trailer(small, "file", len(small)).tail.position])
-    at = 28 + 8 * slot
+@pytest.mark.parametrize(("slot", "position", "length"), [(0, 4, 0), (4, 0, 32), (2, 0, -64), (1, 32, -32)])
+def test_a_slot_table_that_does_not_join(files, slot, position, length):
+    body = bytearray(files["file"][: trailer_of(files["file"]).tail.position])
+    at = HEADER_SIZE + 8 * slot
     old = struct.unpack_from(">ii", body, at)
     struct.pack_into(">ii", body, at, old[0] + position, old[1] + length)
-    assert parts(verify(rebuilt(small, body=body))) == {"slots"}
+    assert parts(verify(rebuilt(files["file"], body=body), "file")) == {"slots"}
 
 
-def test_directory_does_not_cover(small, giant):
-    def spoiled(data, table, name, row, delta):
-        def change(*tables):
-            tables[table][name][row] = int(tables[table][name][row]) + delta
-
-        return parts(verify(rebuilt(data, directory=change)))
-
-    for name, delta in (("first_slot", 1), ("count", 1), ("offset", 32), ("length", -32)):
-        assert spoiled(small, 0, name, 0, delta) == {"directory"}, name
-    for name, delta in (("first_block", 1), ("blocks", -1), ("blocks", 1)):
-        assert spoiled(giant, 0, name, 0, delta) == {"directory"}, name
-    # no group names these blocks
-    assert parts(verify(rebuilt(giant, directory=lambda groups, blocks: groups["blocks"].fill(0)))) == {"directory"}
-    for name, delta in (("offset", 32), ("length", -32), ("count", -1)):
-        assert spoiled(giant, 1, name, 1, delta) == {"directory"}, name
+@pytest.mark.parametrize("kind", ["giant file", "giant shard"])
+def test_a_damaged_run_is_named_by_its_place_and_the_rest_is_still_checked(files, kind):
+    offset = int(trailer_of(files[kind]).directory.blocks["offset"][1])
+    damaged = bytearray(files[kind])
+    damaged[offset + 5] ^= 255
+    (finding,) = verify(bytes(damaged), kind)
+    assert (finding.part, finding.offset) == ("run", offset)
 
 
-def test_damaged_run_is_named_and_the_rest_is_still_checked(giant):
-    trailer = parse_trailer(giant, "file", len(giant))
-    damaged = bytearray(giant)
-    damaged[int(trailer.directory.blocks["offset"][1]) + 5] ^= 255
-    (finding,) = verify(bytes(damaged))
-    assert (finding.part, finding.offset) == ("run", int(trailer.directory.blocks["offset"][1]))
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_flipped_byte_and_every_cut_of_a_shard_is_found(packed):
+    small = shard(50, packed=packed)
+    for position in range(len(small)):
+        spoiled = bytearray(small)
+        spoiled[position] ^= 16
+        assert verify(bytes(spoiled), "shard") and verify(small[:position], "shard"), position
 
 
-def test_short_reads_are_findings(small):
+def test_blocks_of_other_counts_than_their_packed_runs(files):
+    def move_one(groups, blocks):
+        blocks["count"][0] += 1
+        blocks["count"][1] -= 1
+
+    first, second = verify(rebuilt(files["packed shard"], directory=move_one), "packed shard")[:2]
+    assert (first.part, second.part) == ("run", "run") and "packed run" in first.problem
+
+
+def test_short_reads_are_findings(files):
+    small = files["file"]
+
     def short_table(position, length):
-        return small[position : position + min(length, 30 if position == 28 else length)]
+        return small[position : position + min(length, 30 if position == HEADER_SIZE else length)]
 
     assert parts(verify_compacted(short_table, len(small), "f")) == {"slots"}
     assert verify_compacted(lambda position, length: b"", len(small), "f")[0].part == "tail"
 
 
-def test_rocketmq_order_is_not_judged_by_time(make):
-    """The order "newest insertion first" says nothing about times. `verify` checks only that order's own rules."""
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
-    data, _ = make.file(layout, 12, distinct_hashes=4)
-    assert verify(data) == []
-    changed = change_item(data, 0, key_hash=int(items_in(data)["key_hash"][0]) ^ 1)
-    assert parts(verify(rebuilt(data, body=changed, filter_bytes=b""))) == {"slot"}
+def test_items_that_the_filter_denies_make_one_finding_at_the_first(files):
+    begin = SMALL.items_position
+    findings = verify(
+        rebuilt(files["file"], **item(3, fingerprint=lambda items: items["fingerprint"][3] ^ 1 << 20)), "file"
+    )
+    (found,) = [finding for finding in findings if finding.part == "filter"]
+    assert (found.problem, found.offset) == ("1 items are excluded by the filter", begin + 3 * SIZE)
+    (found,) = verify(rebuilt(files["file"], filter_bytes=bytes(32)), "file")
+    assert (found.part, found.offset) == ("filter", begin) and found.problem.startswith("12 items")
 
 
-@pytest.mark.parametrize("column", ["key_hash", "fingerprint"])
-def test_items_that_the_filter_denies(small, column):
-    """The filter must have every item. All missing items make one finding, at the first of them."""
-    wrong = int(items_in(small)[column][3]) ^ 1 << 20
-    findings = [f for f in verify(rebuilt(small, body=change_item(small, 3, **{column: wrong}))) if f.part == "filter"]
-    told = ("1 items are excluded by the filter", SMALL.items_position + 3 * 32)
-    assert [(f.problem, f.offset) for f in findings] == [told]
-    (finding,) = verify(rebuilt(small, filter_bytes=bytes(32)))
-    assert (finding.part, finding.offset) == ("filter", SMALL.items_position)
-    assert finding.problem.startswith("12 items")
-
-
-def test_every_bit_of_the_filter_counts(make):
+def test_every_bit_of_the_filter_counts():
     """If one bit of any block is cleared, the filter excludes an item."""
-    data, _ = make.file(Layout(NATIVE, NATIVE.schema, 50, 500), 400)
-    tail = parse_trailer(data, "file", len(data)).tail
-    held = data[tail.position : tail.directory_position]
-    assert len(held) > 10 * 32
-    words = np.frombuffer(held, "<u4")
+    data, _ = random_file(Layout(NATIVE, NATIVE.schema, 50, 500), 400)
+    tail = trailer_of(data).tail
+    words = np.frombuffer(data[tail.position : tail.directory_position], "<u4")
+    assert len(words) > 80
     for at in (0, len(words) // 2, len(words) - 1):
         less = words.copy()
         less[at] &= less[at] - np.uint32(1)  # the number's lowest bit
-        assert parts(verify(rebuilt(data, filter_bytes=less.tobytes()))) == {"filter"}
+        assert parts(verify(rebuilt(data, filter_bytes=less.tobytes()), "file")) == {"filter"}
 
 
-def test_files_of_earlier_versions_have_no_filter(small, giant):
-    for data in (small, giant):
-        bare = rebuilt(data, filter_bytes=b"")
-        assert parse_trailer(bare, "file", len(bare)).tail.filter_length == 0
-        assert verify(bare) == []
-
-
-def test_a_filter_is_whole_blocks(small):
-    (finding,) = verify(rebuilt(small, filter_bytes=b"\xff" * 33))
-    assert finding.part == "filter"
-    assert "not a whole number of blocks" in finding.problem
-
-
-def test_a_part_of_the_slots_is_not_a_whole_file(make):
-    data, _ = make.file(SMALL, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
+def test_a_part_of_the_slots_is_not_a_whole_file():
+    data, _ = random_file(SMALL, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
     with pytest.raises(InvalidArgument, match="a part of a file"):
-        verify(data)
+        verify(data, "file")
+
+
+def test_a_packed_file_with_changed_items_is_named(files):
+    data, meta = files["packed file"], trailer_of(files["packed file"]).metadata
+    (run_of_all,) = trailer_of(data).directory.all_runs()
+    packed = data[run_of_all.offset : run_of_all.offset + run_of_all.length]
+    items = meta.packing.unpack([packed], np.array([run_of_all.count]), "file")[0]
+    swapped(items)
+    body = data[:HEADER_SIZE] + meta.packing.pack(items, [len(items)])[0]
+    assert len(body) == trailer_of(data).tail.position  # another length would move directory and tail
+    assert parts(verify(rebuilt(data, body=body), "packed file")) == {"order"}
