@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tiered_index.cli.explaining import lost_text
 from tiered_index.cli.export import PLACE_COLUMNS, Format, check_new, made_whole, table_writer
+from tiered_index.cli.messages import leave_messages_out
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.paging import CommandBudget, Pages, Question
@@ -223,7 +224,7 @@ def look_up_keys(
     out.answer(pages.totals(entries, **counts, not_looked_up=left, **more), streamed=target is None)
     if shown:
         of_files = any(row.get("file") is not None for row in shown)
-        of_messages = any(row["key_hash"] is not None for row in shown if row.get("file") is None)
+        of_messages = any(row.get("key_hash") is not None for row in shown)
         names = [*("topic", "key", "time"), *_OF_FILES * of_files, *_OF_MESSAGES * (of_messages or not of_files)]
         names += ["source"] * any(row["source"] is not None for row in shown)
         titles = ["queue" if name == "queue_id" else name for name in names]
@@ -252,8 +253,13 @@ def _with_epochs(table: pa.Table) -> pa.Table:
 
 
 def _show(out: Output, shown: list[dict[str, Any]], table: pa.Table) -> None:
-    """Write a table: as JSON at once; for people, add its rows to `shown`, which is printed at the end."""
+    """Write a table: as JSON at once; for people, add its rows to `shown`, which is printed at the end.
+
+    The row of an entry of files has no fields of messages.
+    """
     for row in _with_epochs(table).to_pylist():
+        if row.get("file") is not None:
+            leave_messages_out(row)
         if out.as_json:
             out.record(row)
         else:

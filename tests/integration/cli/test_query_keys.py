@@ -207,3 +207,14 @@ def test_all_entries_of_a_key_are_more_than_a_page(run_here, cluster, keys):
     asked = ("query", "--keys", keys("csv"), "--storage", cluster.uris[0], "--max", 1, "--json")
     assert run_here(*asked).records[-1]["statuses"]["truncated"] == 2
     assert run_here(*asked, "--all").records[-1]["statuses"] == {"complete": 3}
+
+
+def test_entries_of_files_have_a_file_and_row_and_no_fields_of_messages(run_here, keys, tmp_path):
+    (events := tmp_path / "events.ndjson").write_text('{"at": 1790000000, "k": 7}\n{"at": 1790000001, "k": 8}\n')
+    where = ("--storage", f"file://{tmp_path}/store")
+    fields = ("--topic", "t", "--key", "k", "--time", "at", "--root", tmp_path / "root", "--wait")
+    assert run_here("ingest", events, *fields, *where).code == 0
+    by_line = run_here("query", "--keys", keys("csv", [("t", "8", None, None)]), *where, "--json").records[0]
+    assert by_line["file"] == events.as_uri()
+    assert by_line["row"] == 27
+    assert by_line.keys().isdisjoint({"queue_id", "offset", "size", "topic_id", "key_hash", "fingerprint"})
