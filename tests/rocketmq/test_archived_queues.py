@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import weakref
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from tests.rocketmq import golden_frames
 from tests.rocketmq.answered import BEGIN_OF_LAST
 from tests.rocketmq.archived_store import delete_segments, index_log, log_of, open_index, verified
-from tests.rocketmq.remoting_client import BEGIN, END, HERE, PULL, STATS, ask, ends, pull, pulled, records
+from tests.rocketmq.messages import full, log, write_log
+from tests.rocketmq.remoting_client import BEGIN, END, PULL, STATS, ask, ends, pull, pulled, records
 from tests.support.changes import replace
 from tests.support.damage import flipped
 from tests.support.store_writer import StoreWriter
@@ -33,16 +31,12 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from tiered_index.rocketmq.log.segments import list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.rocketmq.remoting import archived_queues, pulling
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import decode_frame
-from tiered_index.service.jobs.catalogs import merge_catalogs, send_catalog
+from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.expiry import expire_index
 from tiered_index.service.jobs.lost import give_up
-from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.read.caches import ByteCache
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
@@ -69,12 +63,6 @@ def take(index, store, **how):
     return messages
 
 
-def close_segment(writer):
-    last = writer.next_offset // writer.segment_bytes
-    while writer.next_offset // writer.segment_bytes == last:
-        writer.put("TBW102", 0, bytes(300), store_ms=BEGIN_MS + 10_000_000)
-
-
 def made(folder, puts, segment_bytes=4096):
     """Write a store whose messages are all in closed segments; return its messages."""
     with StoreWriter(folder, segment_bytes=segment_bytes) as writer:
@@ -82,77 +70,60 @@ def made(folder, puts, segment_bytes=4096):
             given = {"store_ms": BEGIN_MS + n * 1000, "keys": [f"k-{n}"], **fields}
             topic, queue_id = given.pop("topic", "orders"), given.pop("queue_id", 0)
             writer.put(topic, queue_id, given.pop("body", b"paid"), **given)
-        close_segment(writer)
+        last = writer.next_offset // writer.segment_bytes
+        while writer.next_offset // writer.segment_bytes == last:
+            writer.put("TBW102", 0, bytes(300), store_ms=BEGIN_MS + 10_000_000)
     return [m for m in CommitLogReader(folder / "commitlog").messages() if m.topic != "TBW102"]
 
 
-def test_the_golden_stores_queues_are_those_of_its_archive(index, store):
-    """The test compares each page with a scan of the log, and each status with the store's own."""
-    messages = [m for m in index_log(index, store) if m.physical_offset < BEGIN_OF_LAST]
-    assert archive(index, store) == 5
-    broker, live = ReadOnlyBroker(index, name="b"), ReadOnlyBroker(index, store=store, name="b")
-    queues = in_queues(messages)
-    indexed = {m.topic for m in messages if m.index_keys and m.is_visible}
-    for topic, queue_id in sorted(queue for queue in queues if queue[0] in indexed):
-        queue = queues[topic, queue_id]
-        assert ends(broker, topic, queue_id) == (0, len(queue))
-        for most in (3, 32):
-            found, empty = pulled(broker, topic, queue_id, 0, len(queue), most)
-            assert [m.encode() for m in found] == [m.encode() for m in queue]
-            assert not empty
-        for at in (-1, len(queue), len(queue) + 1):
-            ours, theirs = pull(broker, topic, queue_id, at), pull(live, topic, queue_id, at)
-            if at < 0 or theirs.code != 0:
-                fields = {**theirs.fields, "maxOffset": str(len(queue))}
-                if at > len(queue):
-                    fields["nextBeginOffset"] = str(len(queue))
-                assert (ours.code, ours.remark, ours.fields) == (theirs.code, theirs.remark, fields) or at > 0
-        assert pull(broker, topic, queue_id, len(queue)).code == 19
-        assert pull(broker, topic, queue_id, len(queue) + 1).remark == "OFFSET_OVERFLOW_BADLY"
-    table = ask(broker, STATS, "TopicOrder").body.decode()
-    for queue_id in range(4):
-        queue = queues["TopicOrder", queue_id]
-        offsets = {"lastUpdateTimestamp": queue[-1].store_ms, "maxOffset": len(queue), "minOffset": 0}
-        assert json.dumps(offsets, separators=(",", ":")) in table
-    request = decode_frame(golden_frames.frames()["req.mqadmin_queryMsgByOffset.1.11.bin"]["frame"][4:])
-    answer = broker.look_up(request, HERE)
-    assert (answer.code, answer.remark) == (0, "FOUND")
-    assert answer.body == queues["TopicOrder", 0][0].encode()
-    # queues that do not exist
-    assert ends(broker, "TopicOrder", 4) == (0, 0)
-    assert pull(broker, "TopicOrder", 4, 0).code == 29
-    assert ask(broker, 105, "TopicOrder").body.count(b'"readQueueNums":4') == 1
-
-
-@pytest.mark.parametrize("deleted", [16_384, 49_152, BEGIN_OF_LAST - 16_384])
-def test_a_stores_queues_begin_in_its_archive(index, store, deleted):
-    """Pages cross the place where the store begins, up to messages that are not archived."""
+@pytest.mark.parametrize("deleted", [None, 0, 16_384, 49_152, BEGIN_OF_LAST - 16_384])
+def test_every_queue_is_answered_whole_from_store_and_archive(index, store, deleted):
+    """The test compares each page with a scan of the log: of the archive alone, or of a store whose first segments are
+    deleted, beside it. Pages cross the place where the store begins, up to messages that are not archived.
+    """
     messages = take(index, store)
-    delete_segments(store, deleted)
-    broker = ReadOnlyBroker(index, store=store)
+    if deleted is None:
+        messages = [m for m in messages if m.physical_offset < BEGIN_OF_LAST]
+    else:
+        delete_segments(store, deleted)
+    broker = ReadOnlyBroker(index, store=None if deleted is None else store, name="b")
     indexed = {m.topic for m in messages if m.index_keys and m.is_visible}
     seen = 0
     for (topic, queue_id), queue in in_queues(messages).items():
-        own = [m for m in queue if m.physical_offset >= deleted]
-        closed = [m for m in own if m.physical_offset < BEGIN_OF_LAST]
-        if topic in indexed and own:
-            begin = 0 if closed else queue.index(own[0])
-            assert ends(broker, topic, queue_id) == (begin, len(queue))
-            for most in (5, 32):
-                found, empty = pulled(broker, topic, queue_id, begin, len(queue), most)
-                assert ([m.encode() for m in found], empty) == ([m.encode() for m in queue[begin:]], [])
-            seen += not begin
+        own = [m for m in queue if m.physical_offset >= (deleted or 0)]
+        if topic not in indexed or not own:
+            continue
+        # a queue that the archive does not reach begins in the store
+        begin = 0 if own[0].physical_offset < BEGIN_OF_LAST else queue.index(own[0])
+        assert ends(broker, topic, queue_id) == (begin, len(queue))
+        for most in (1, 5, 32):
+            found, empty = pulled(broker, topic, queue_id, begin, len(queue), most)
+            assert ([m.encode() for m in found], empty) == ([m.encode() for m in queue[begin:]], [])
+        for at, code, remark, following in (
+            (len(queue), 19, "OFFSET_OVERFLOW_ONE", len(queue)),
+            (len(queue) + 1, 21, "OFFSET_OVERFLOW_BADLY", len(queue)),
+            (begin - 1, 21, "OFFSET_TOO_SMALL", begin),
+        ):
+            answer = pull(broker, topic, queue_id, at)
+            assert (answer.code, answer.remark, answer.fields["nextBeginOffset"]) == (code, remark, str(following))
+            assert (answer.fields["minOffset"], answer.fields["maxOffset"]) == (str(begin), str(len(queue)))
+        table = ask(broker, STATS, topic).body.decode()
+        offsets = {"lastUpdateTimestamp": queue[-1].store_ms, "maxOffset": len(queue), "minOffset": begin}
+        # RocketMQ's library writes a table whose names are objects in this way
+        row = f'{{"brokerName":"b","queueId":{queue_id},"topic":"{topic}"}}:'
+        assert row + json.dumps(offsets, separators=(",", ":")) in table
+        seen += not begin
     assert seen > 3
+    assert ends(broker, "TopicOrder", 4) == (0, 0) and pull(broker, "TopicOrder", 4, 0).code == 29
+    assert ask(broker, 105, "TopicOrder").body.count(b'"readQueueNums":4') == 1
 
 
-def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path, storage):
+def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path):
     """The archive has another log, or a topic that was created again. Its messages are no older part of the store's
     queues.
     """
     messages = made(tmp_path / "s", [{} for _ in range(120)])
-    with StoreWriter(tmp_path / "other", segment_bytes=4096) as writer:
-        for n in range(100):
-            writer.put("orders", 0, b"other's", keys=["k"], store_ms=BEGIN_MS + n)
+    made(tmp_path / "other", [{"body": b"other's"}] * 100)
     index_log(index, tmp_path / "s")
     archive(index, tmp_path / "other")
     delete_segments(tmp_path / "s", 8192)
@@ -164,41 +135,41 @@ def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path,
     assert pulled(broker, "orders", 0, own[0].queue_offset, 120)[0] == own
 
 
+def test_a_queue_without_messages_in_the_store_is_read_from_the_archive(index, tmp_path):
+    """The broker has deleted all messages of a topic that gets no more, and keeps the queue's entries."""
+    messages = made(tmp_path / "s", [{"topic": "idle" if n < 40 else "orders"} for n in range(200)])
+    take(index, tmp_path / "s")
+    idle = [m for m in messages if m.topic == "idle"]
+    delete_segments(tmp_path / "s", (idle[-1].physical_offset // 4096 + 1) * 4096)
+    broker = ReadOnlyBroker(index, store=tmp_path / "s")
+    assert ends(broker, "idle", 0) == (0, 40)
+    assert pulled(broker, "idle", 0, 0, 40) == (idle, [])
+    assert pull(broker, "idle", 0, 40).code == 19
+    last = b'{"lastUpdateTimestamp":%d,"maxOffset":40,"minOffset":0}' % idle[-1].store_ms
+    assert last in ask(broker, STATS, "idle").body
+
+
 @pytest.mark.parametrize("queues", [True, False])
 def test_a_segment_states_the_number_of_its_messages_and_their_times(index, store, queues):
-    """Also after a merge has made a catalog of the segments."""
     messages = take(index, store, queues=queues)
-    of_segments = {
-        one.start: [m.store_ms for m in messages if one.start <= m.physical_offset < one.end]
-        for one in index.archived()
-    }
-    wanted = {start: (len(times), (min(times), max(times))) for start, times in of_segments.items()}
-    assert {one.start: (one.rows, one.times) for one in index.archived()} == wanted
-    assert merge_catalogs(index._session.log) == 1
-    assert {one.start: (one.rows, one.times) for one in index.archived()} == wanted
-
-
-def test_a_time_that_no_record_can_have_is_not_stated():
+    for one in index.archived():
+        times = [m.store_ms for m in messages if one.start <= m.physical_offset < one.end]
+        assert (one.rows, one.times) == (len(times), (min(times), max(times)))
+    # a time that no record can have is not stated
     assert times_of(np.array([1, 2**60])) is None
     assert times_of(np.array([-5, 7])) == (-5, 7)
 
 
-def test_without_queue_offsets_nothing_is_claimed(index, store):
-    index_log(index, store)
-    assert archive(index, store, queues=False) == 5
-    for code in (END, BEGIN, STATS, PULL):
-        answer = ask(ReadOnlyBroker(index), code, "TopicOrder")
-        assert answer.code == 3
-        assert "--archive-queues" in answer.remark
-
-
 def test_segments_archived_without_queue_offsets_are_archived_again_with_them(index, tmp_path):
-    """Until then, offsets that may be in these segments are unknown. Afterwards all are known."""
+    """Without any, nothing is claimed. With some, offsets that may be in the others are unknown."""
     messages = made(tmp_path / "s", [{"queue_id": n % 2} for n in range(120)])
     index_log(index, tmp_path / "s")
     segments = list_segments(tmp_path / "s" / "commitlog")
     closed = archive(index, tmp_path / "s", queues=False)
     before = {s.name for s in index.archived()}
+    for code in (END, BEGIN, STATS, PULL):
+        answer = ask(ReadOnlyBroker(index), code, "orders")
+        assert (answer.code, "--archive-queues" in answer.remark) == (3, True)
     first = segments[0].path.rename(tmp_path / "first")
     assert archive(index, tmp_path / "s") == closed - 1 >= 2
     first.rename(segments[0].path)
@@ -206,12 +177,14 @@ def test_segments_archived_without_queue_offsets_are_archived_again_with_them(in
     for answer in (*(ask(broker, code, "orders") for code in (BEGIN, END, STATS)), pull(broker, "orders", 0, 0)):
         assert (answer.code, answer.body) == (1, b"")
         assert "is not known: segments were archived without queue offsets" in answer.remark
-    assert archive(index, tmp_path / "s") == 1
+    assert [archive(index, tmp_path / "s") for _ in range(2)] == [1, 0]
     assert not before & {s.name for s in index.archived()}
-    assert archive(index, tmp_path / "s") == 0
     for (topic, queue_id), queue in in_queues(messages).items():
         assert ends(ReadOnlyBroker(index), topic, queue_id) == (0, 60)
         assert pulled(ReadOnlyBroker(index), topic, queue_id, 0, 60)[0] == queue
+
+
+# erased, expired, damaged and lost
 
 
 def archived_life(folder, puts):
@@ -262,15 +235,13 @@ def test_erased_messages_are_skipped_with_or_without_their_bytes(life, now, aske
                 assert m.raw_body not in answer.body or records(answer.body)[0].queue_offset > m.queue_offset
 
 
-def test_only_erased_messages_in_reach_lead_on_to_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(pulling, "_MOST_ENTRIES", 5)
-    puts = [{"keys": ["gone" if n < 12 else "kept"]} for n in range(60)]
-    storage, _ = archived_life(tmp_path, puts)
+def test_only_erased_messages_in_reach_lead_on_to_the_next(tmp_path):
+    storage, _ = archived_life(tmp_path, [{"keys": ["gone" if n < 820 else "kept"]} for n in range(840)])
     erase(storage.uri, "orders", keys="gone", yes=True, now=True, grace_s=0)
     with reading(storage) as broker:
         answer = pull(broker, "orders", 0, 0)
         told = (answer.code, answer.remark, answer.fields["nextBeginOffset"], answer.body)
-        assert told == (20, "MESSAGE_WAS_REMOVING", "5", b"")
+        assert told == (20, "MESSAGE_WAS_REMOVING", "800", b"")
 
 
 def test_a_queue_begins_behind_what_has_expired(life):
@@ -278,8 +249,8 @@ def test_a_queue_begins_behind_what_has_expired(life):
     now = ManualClock(BEGIN_MS + 120_000)
     expire_index(storage.uri, Retention(topics={"orders": 50}), yes=True, clock=now)
     before_ms = log_of(storage).state.expired.before_ms("orders")
+    assert BEGIN_MS + 60_000 < before_ms < BEGIN_MS + 100_000
     with reading(storage) as broker:
-        assert BEGIN_MS + 60_000 < before_ms < BEGIN_MS + 100_000
         for (topic, queue_id), queue in in_queues(messages).items():
             kept = [m for m in queue if m.store_ms >= before_ms]
             assert ends(broker, topic, queue_id) == (60 - len(kept), 60)
@@ -295,7 +266,8 @@ def test_a_flipped_bit_is_damage_and_never_another_answer(life):
     with IndexReader.open(storage.uri) as reader:
         runs = reader.segment_archive.queue_directory(segment).topics
     whole = storage.get(segment.name)
-    queue = in_queues(messages)["orders", 1]
+    queues = in_queues(messages)
+    queue = queues["orders", 1]
     (run,) = [one for one in runs["orders"] if one.queue_id == 1]
     behind = segment.size_bytes + segment.queues_bytes
     places = [queue[7].physical_offset + 30, segment.size_bytes + run.begin + 7 * 16, behind - 30]
@@ -314,128 +286,139 @@ def test_a_flipped_bit_is_damage_and_never_another_answer(life):
     in_parts = {one.part: one.offset for one in verified(storage).findings}
     run_at = segment.size_bytes + run.begin
     assert in_parts == {f"piece {piece}": piece * PIECE_BYTES, "segment": None, "queue offsets": run_at}
+    storage.put(segment.name, whole)
+
+    chosen = random.Random(5)
+    names = [one.name for one in segments_of(storage)]
+    for _ in range(25):
+        name = chosen.choice(names)
+        whole = storage.get(name)
+        storage.put(name, flipped(whole, chosen.randrange(len(whole)), 1 << chosen.randrange(8)))
+        with reading(storage) as broker:
+            for (topic, queue_id), queue in queues.items():
+                at = 0
+                while (answer := pull(broker, topic, queue_id, at)).code == 0:
+                    page = records(answer.body)
+                    assert page == queue[at : at + len(page)] != []
+                    at += len(page)
+                assert answer.code == (19 if at == 60 else 1)
+        storage.put(name, whole)
 
 
-def test_a_lost_segment_leaves_its_offsets_unknown(life):
-    storage, messages = life
-    middle = segments_of(storage)[1]
-    storage.delete(middle.name)
-    give_up(storage, log_of(storage), [middle.name])
-    queue = in_queues(messages)["orders", 0]
-    lost = [m.queue_offset for m in queue if middle.start <= m.physical_offset < middle.end]
-    with reading(storage) as broker:
-        assert ends(broker, "orders", 0) == (0, 60)
-        assert ask(broker, STATS, "orders").code == 1
-        assert pulled(broker, "orders", 0, 0, lost[0])[0] == queue[: lost[0]]
-        for at in (lost[0], lost[-1]):
-            answer = pull(broker, "orders", 0, at)
-            assert (answer.code, answer.body) == (1, b"")
-            assert answer.remark == f"the message at offset {at} of queue 0 is not known: an archived segment was lost"
-        assert pulled(broker, "orders", 0, lost[-1] + 1, 60)[0] == queue[lost[-1] + 1 :]
-
-
-@pytest.mark.parametrize("which", ["first", "middle", "last"])
-def test_a_lost_catalog_leaves_its_offsets_unknown_and_is_named(life, which):
+@pytest.mark.parametrize("which", ["segment", "first catalog", "middle catalog", "last catalog"])
+def test_a_lost_segment_or_catalog_leaves_its_offsets_unknown_and_is_named(life, which):
     """The archive knows the queues on both sides of it, and not where they begin or end without it."""
     storage, messages = life
-    segments, log = segments_of(storage), log_of(storage)
-    at = {"first": 0, "middle": len(segments) // 2, "last": len(segments) - 1}[which]
-    alone, rest = [segments[at]], (segments[:at], segments[at + 1 :])
-    catalogs = tuple(send_catalog(log, some)[0] for some in (alone, *rest) if some)
-    names = tuple(one.name for one in segments)
-    log.append("test", None, lambda state: LogRecord(0, "archive", 0, "", 0, remove=names, catalogs=catalogs))
-    storage.delete(catalogs[0].name)
-    give_up(storage, log, [catalogs[0].name])
-    queue = in_queues(messages)["orders", 0]
-    lost = [m.queue_offset for m in queue if alone[0].start <= m.physical_offset < alone[0].end]
+    segments, state = segments_of(storage), log_of(storage)
+    at = {"first": 0, "last": len(segments) - 1}.get(which.split()[0], len(segments) // 2)
+    gone, queue = segments[at], in_queues(messages)["orders", 0]
+    lost = [m.queue_offset for m in queue if gone.start <= m.physical_offset < gone.end]
+    name, said = gone.name, f"the message at offset {lost[0]} of queue 0 is not known: an archived segment was lost"
+    if which != "segment":
+        parts = [segments[at : at + 1], segments[:at], segments[at + 1 :]]
+        catalogs = tuple(send_catalog(state, some)[0] for some in parts if some)
+        removed = tuple(one.name for one in segments)
+        state.append("test", None, lambda _: LogRecord(0, "archive", 0, "", 0, remove=removed, catalogs=catalogs))
+        name, said = catalogs[0].name, f"{catalogs[0].name}, which listed"
+    storage.delete(name)
+    give_up(storage, state, [name])
     with reading(storage) as broker:
-        answer = pull(broker, "orders", 0, lost[0])
-        assert (answer.code, answer.body) == (1, b"") and f"{catalogs[0].name}, which listed" in answer.remark
-        if which == "middle":
+        for offset in (lost[0], lost[-1]):
+            answer = pull(broker, "orders", 0, offset)
+            assert (answer.code, answer.body) == (1, b"")
+        assert said.replace(f"offset {lost[0]}", f"offset {lost[-1]}") in answer.remark
+        if 0 < at < len(segments) - 1:
             assert ends(broker, "orders", 0) == (0, 60)
+            assert pulled(broker, "orders", 0, 0, lost[0])[0] == queue[: lost[0]]
             assert pulled(broker, "orders", 0, lost[-1] + 1, 60)[0] == queue[lost[-1] + 1 :]
-        else:
+        if which != "middle catalog":
             assert ask(broker, STATS, "orders").code == 1
 
 
-def test_a_request_has_the_directories_of_some_segments_at_a_time(life, monkeypatch):
-    """Each request reads all segments, however many there are, and keeps only numbers of its topic's runs."""
-    storage, _ = life
-    monkeypatch.setattr(archived_queues, "_SEGMENTS", 1)
-    alive = weakref.WeakSet()
-    read = SegmentArchive.queue_directory
-    most = 0
+def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
+    made(tmp_path / "s", [{"queue_id": n % 3} for n in range(40)])
+    take(index, tmp_path / "s")
+    archived = index.segment_archive
+    (segment, *_) = archived.segments()
+    data = archived.queue_offsets(segment)
+    check_queues(data, segment.start, segment.size_bytes, "x")
+    changed = [flipped(data, bit // 8, 1 << bit % 8) for bit in range(8 * len(data))]
+    for bad in (*changed, *(data[:length] for length in range(0, len(data), 7))):
+        with pytest.raises(CorruptFile):
+            check_queues(bad, segment.start, segment.size_bytes, "x")
+    with pytest.raises(CorruptFile, match="begins elsewhere"):
+        check_queues(data, 1, segment.size_bytes, "x")
+    with pytest.raises(CorruptFile, match="behind the segment"):
+        check_queues(data, segment.start, 100, "x")
+    # the size of the object in the log
+    with pytest.raises(InvalidArgument):
+        archived.read(segment, segment.size_bytes, 1)
+    with pytest.raises(CorruptFile):
+        archived.queue_directory(replace(segment, object_bytes=segment.object_bytes + 8))
 
-    def counted(archive, segment):
-        nonlocal most
-        directory = read(archive, segment)
-        alive.add(made := Directory(directory))
-        most = max(most, len(alive))
-        return made
 
-    class Directory:
-        def __init__(self, of):
-            self.topics, self.entries_bytes = of.topics, of.entries_bytes
+def test_a_damaged_segment_has_no_queue_offsets(tmp_path):
+    """Its queue offsets would lack the messages after the damage."""
+    made(tmp_path / "s", [{} for _ in range(40)])
+    data = list_segments(tmp_path / "s" / "commitlog")[0].path.read_bytes()
 
-    monkeypatch.setattr(SegmentArchive, "queue_directory", counted)
-    with IndexReader.open(storage.uri) as reader:
-        queues = archived_queues.ArchivedQueues.of_archive(reader.segment_archive, "s", ByteCache(0))
-        queue = queues.find("orders", 0)
-        assert len(queue.runs) >= len(segments_of(storage)) > 2 >= most
-        assert queues.ends(queue) == (0, 60)
-        assert queue.runs[-1].run.end == 60 and [run.run.first for run in queue.runs[:1]] == [0]
+    def facts(of):
+        return segment_facts(0, len(of), lambda at, length: of[at : at + length])
+
+    assert facts(data).queues and facts(data).rows
+    for bad in (*(flipped(data, at, 64) for at in range(4)), data[: len(data) // 2]):
+        assert facts(bad) == SegmentFacts()
+
+
+# what a log does not prove
+
+
+def numbered(folder, *queue_offsets, segment_bytes=4096):
+    """Write a log of messages of one queue with these queue offsets, and begin a further segment; return them."""
+    chosen, segments, start, made_of = iter(queue_offsets), {}, 0, []
+    size = log(1)[0].size
+    many = (segment_bytes - 8) // size
+    while part := [m._replace(queue_offset=at) for m, at in zip(log(many, start, start), chosen, strict=False)]:
+        segments[start] = full(part, segment_bytes)
+        made_of += part
+        start += segment_bytes
+    segments[start] = log(1, start)[0]._replace(topic="other").encode()
+    write_log(folder / "commitlog", segment_bytes, segments)
+    (folder / "consumequeue").mkdir()
+    return made_of
 
 
 def test_a_topic_that_was_created_again_begins_at_0(index, tmp_path):
     """Brokers delete a topic's consume queues, and count from 0 again."""
-    folder = tmp_path / "s"
-    with StoreWriter(folder, segment_bytes=4096) as writer:
-        for n in range(40):
-            writer.put("orders", 0, b"old", keys=["k"], store_ms=BEGIN_MS + n)
-        writer._queues.clear()
-        shutil.rmtree(folder / "consumequeue")
-        for n in range(40):
-            writer.put("orders", 0, b"new", keys=["k"], store_ms=BEGIN_MS + 100 + n)
-        close_segment(writer)
-    messages = take(index, folder)
+    messages = numbered(tmp_path / "s", *range(40), *range(41))
+    take(index, tmp_path / "s")
     broker = ReadOnlyBroker(index)
-    new = [m for m in messages if m.raw_body == b"new"]
-    assert [m.queue_offset for m in new[:2]] == [0, 1]
-    assert ends(broker, "orders", 0) == (0, 40)
-    assert pulled(broker, "orders", 0, 0, 40)[0] == new
+    assert ends(broker, "TopicA", 1) == (0, 41)
+    assert pulled(broker, "TopicA", 1, 0, 41)[0] == messages[40:]
 
 
 def test_a_queue_whose_offsets_decrease_in_the_log_is_unknown(index, tmp_path):
     """The log does not show which of these messages the broker's own queue has."""
-    folder = tmp_path / "s"
-    with StoreWriter(folder, segment_bytes=4096) as writer:
-        for n in range(40):
-            writer.put("orders", 0, b"first", keys=["k"], store_ms=BEGIN_MS + n)
-            writer.put("orders", 1, b"other", keys=["k"], store_ms=BEGIN_MS + n)
-        writer._queues["orders", 0].next = 7
-        for n in range(40):
-            writer.put("orders", 0, b"second", keys=["k"], store_ms=BEGIN_MS + n)
-        close_segment(writer)
-    take(index, folder)
+    numbered(tmp_path / "s", *range(40), *range(7, 50))
+    take(index, tmp_path / "s")
     broker = ReadOnlyBroker(index)
-    for answer in (ask(broker, BEGIN, "orders"), ask(broker, END, "orders"), pull(broker, "orders", 0, 0)):
+    for answer in (ask(broker, BEGIN, "TopicA", 1), ask(broker, END, "TopicA", 1), pull(broker, "TopicA", 1, 0)):
         assert (answer.code, answer.body) == (1, b"")
         assert answer.remark.endswith("is not known: its offset 7 follows 39 in the log")
-    assert ends(broker, "orders", 1) == (0, 40)
 
 
-def test_prepared_messages_are_in_no_queue_and_messages_decide_tags(tmp_path, index, monkeypatch):
-    monkeypatch.setattr(archived_queues, "_BATCH", 3)
+def test_prepared_messages_are_in_no_queue_and_messages_decide_tags(tmp_path, index):
     puts = []
-    for n in range(60):
+    for n in range(120):
         flag = {1: TRANSACTION_PREPARED, 2: TRANSACTION_COMMIT}.get(n % 3, 0)
-        puts.append({"sys_flag": flag, "tags": "Aa" if n == 30 else "BB" if n == 48 else "other"})
+        puts.append({"sys_flag": flag, "tags": "Aa" if n == 30 else "BB" if n == 108 else "other"})
     messages = made(tmp_path / "s", puts)
     take(index, tmp_path / "s")
     queue = in_queues(messages)["orders", 0]
     broker = ReadOnlyBroker(index)
-    assert ends(broker, "orders", 0) == (0, 40)
-    assert pulled(broker, "orders", 0, 0, 40)[0] == queue
+    assert ends(broker, "orders", 0) == (0, 80)
+    assert pulled(broker, "orders", 0, 0, 80)[0] == queue
+    # the hash decides, as in a broker: "Aa" and "BB" have one
     tagged = [m for m in queue if m.tags in ("Aa", "BB")]
     assert records(pull(broker, "orders", 0, 0, subscription="Aa").body) == tagged
     assert pull(broker, "orders", 0, 0, subscription="none").code == 20
@@ -465,74 +448,30 @@ def test_a_queue_without_messages_left_is_unknown(index, tmp_path):
         assert pull(broker, "orders", queue_id, 0).code == 1
 
 
-def test_erasures_copies_and_repairs_keep_queue_offsets(life, tmp_path):
-    storage, _ = life
-    erase(storage.uri, "orders", keys="k-4", yes=True, now=True, grace_s=0)
-    target = f"file://{tmp_path}/copied"
-    copy_index(storage.uri, target)
-    with IndexReader.open(target) as reader:
-        assert all(one.queues_bytes for one in reader.archived() if one.source)
-        assert ends(ReadOnlyBroker(reader), "orders", 0) == (0, 60)
-    with open_storage(target) as copied:
-        assert not verified(copied).findings
+# jobs beside lookups
 
 
-def test_a_damaged_segment_has_no_queue_offsets(tmp_path):
-    """Its queue offsets would lack the messages after the damage."""
-    made(tmp_path / "s", [{} for _ in range(40)])
-    segment = list_segments(tmp_path / "s" / "commitlog")[0]
-    data = segment.path.read_bytes()
-
-    def facts(of):
-        return segment_facts(0, len(of), lambda at, length: of[at : at + length])
-
-    assert facts(data).queues
-    assert facts(data).rows
-    for at in range(4):
-        assert facts(flipped(data, at, 64)) == SegmentFacts()
-    assert facts(data[: len(data) // 2]) == SegmentFacts()
-
-
-def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
-    made(tmp_path / "s", [{"queue_id": n % 3} for n in range(40)])
-    take(index, tmp_path / "s")
-    archived = index.segment_archive
-    (segment, *_) = archived.segments()
-    data = archived.queue_offsets(segment)
-    check_queues(data, segment.start, segment.size_bytes, "x")
-    for bit in range(8 * len(data)):
-        with pytest.raises(CorruptFile):
-            check_queues(flipped(data, bit // 8, 1 << bit % 8), segment.start, segment.size_bytes, "x")
-    for length in range(0, len(data), 7):
-        with pytest.raises(CorruptFile):
-            check_queues(data[:length], segment.start, segment.size_bytes, "x")
-    with pytest.raises(CorruptFile, match="begins elsewhere"):
-        check_queues(data, 1, segment.size_bytes, "x")
-    with pytest.raises(CorruptFile, match="behind the segment"):
-        check_queues(data, segment.start, 100, "x")
-    # the size of the object in the log
-    with pytest.raises(InvalidArgument):
-        archived.read(segment, segment.size_bytes, 1)
-    wrong = replace(segment, object_bytes=segment.object_bytes + 8)
-    with pytest.raises(CorruptFile):
-        archived.queue_directory(wrong)
-
-
-def test_a_repaired_segment_has_its_queue_offsets_again_once_its_file_is_met(life, tmp_path):
+def test_repairs_erasures_and_copies_keep_queue_offsets(life, tmp_path):
+    """A repair from the store's file has none; the archiver adds them once it meets the file."""
     storage, messages = life
     queue = in_queues(messages)["orders", 0]
     with open_index(tmp_path / "root", storage) as index:
         storage.delete(segments_of(storage)[0].name)
         source = StoreDirectory.open(tmp_path / "s", "s")
         (done,) = SegmentRepairs(storage, log_of(storage), source=source).run(verified(storage), yes=True)
-        assert done.action == "restore"
-        assert not verified(storage).findings
+        assert done.action == "restore" and not verified(storage).findings
         with reading(storage) as broker:
             answer = ask(broker, BEGIN, "orders")
             assert (answer.code, "is not known" in answer.remark) == (1, True)
         assert archive(index, tmp_path / "s") == 1
     with reading(storage) as broker:
         assert pulled(broker, "orders", 0, 0, 60)[0] == queue
+    erase(storage.uri, "orders", keys="k-4", yes=True, now=True, grace_s=0)
+    copy_index(storage.uri, f"file://{tmp_path}/copied")
+    with open_storage(f"file://{tmp_path}/copied") as copied, IndexReader.open(f"file://{tmp_path}/copied") as reader:
+        assert not verified(copied).findings
+        assert all(one.queues_bytes for one in reader.archived() if one.source)
+        assert pulled(ReadOnlyBroker(reader), "orders", 0, 0, 60)[0] == [m for m in queue if "k-4" not in m.index_keys]
 
 
 def test_segments_that_are_replaced_meanwhile_are_looked_for_again(life):
@@ -550,49 +489,14 @@ def test_segments_that_are_replaced_meanwhile_are_looked_for_again(life):
         assert page == queue[: len(page)] != []
 
 
-@pytest.mark.parametrize(("code", "shown"), [(END, b""), (105, b'"readQueueNums":2')], ids=["the end", "the route"])
-def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(life, code, shown):
+def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(life):
     storage, _ = life
-    with IndexReader.open(storage.uri) as reader:
-        segments = len(reader.archived())
-        reader.topics()
-        broker = ReadOnlyBroker(reader, max_requests=segments - 1)
-        broker.topics("orders")
-        answers = [ask(broker, code, "orders") for _ in range(segments + 1)]
-    assert (answers[0].code, answers[-1].code) == (2, 0)
-    assert shown in answers[-1].body
-
-
-def test_whatever_bit_flips_no_other_message_is_answered(life):
-    storage, messages = life
-    chosen, queues = random.Random(5), in_queues(messages)
-    names = [segment.name for segment in segments_of(storage)]
-    for _ in range(25):
-        name = chosen.choice(names)
-        whole = storage.get(name)
-        at = chosen.randrange(len(whole))
-        storage.put(name, flipped(whole, at, 1 << chosen.randrange(8)))
-        with reading(storage) as broker:
-            for (topic, queue_id), queue in queues.items():
-                at = 0
-                while (answer := pull(broker, topic, queue_id, at)).code == 0:
-                    page = records(answer.body)
-                    assert page == queue[at : at + len(page)] != []
-                    at += len(page)
-                assert answer.code == (19 if at == 60 else 1)
-        storage.put(name, whole)
-
-
-def test_a_queue_without_messages_in_the_store_is_read_from_the_archive(index, tmp_path):
-    """The broker has deleted all messages of a topic that gets no more, and keeps the queue's entries."""
-    puts = [{"topic": "idle" if n < 40 else "orders"} for n in range(200)]
-    messages = made(tmp_path / "s", puts)
-    take(index, tmp_path / "s")
-    idle = [m for m in messages if m.topic == "idle"]
-    delete_segments(tmp_path / "s", (idle[-1].physical_offset // 4096 + 1) * 4096)
-    broker = ReadOnlyBroker(index, store=tmp_path / "s")
-    assert ends(broker, "idle", 0) == (0, 40)
-    assert pulled(broker, "idle", 0, 0, 40) == (idle, [])
-    assert pull(broker, "idle", 0, 40).code == 19
-    last = b'{"lastUpdateTimestamp":%d,"maxOffset":40,"minOffset":0}' % idle[-1].store_ms
-    assert last in ask(broker, STATS, "idle").body
+    for code, shown in ((END, b""), (105, b'"readQueueNums":2')):
+        with IndexReader.open(storage.uri) as reader:
+            segments = len(reader.archived())
+            reader.topics()
+            broker = ReadOnlyBroker(reader, max_requests=segments - 1)
+            broker.topics("orders")
+            answers = [ask(broker, code, "orders") for _ in range(segments + 1)]
+        assert (answers[0].code, answers[-1].code) == (2, 0)
+        assert shown in answers[-1].body

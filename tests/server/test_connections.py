@@ -12,8 +12,8 @@ import httpx
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, index_in, serving
+from tests.support.authority import Authority
 from tests.support.batches import batch
 from tests.support.hanging import until
 from tiered_index.server import gate, listening
@@ -102,7 +102,7 @@ def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked
 
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["not begun", "not ended"])
 def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch, begun):
-    file = certificate(tmp_path)
+    file = Authority(tmp_path).server_file
     monkeypatch.setattr(listening, "FIRST_S", 0.1)
     listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
     # sooner than asyncio's minute

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from tests.integration.cli.command_lines import clean_environment, run_here
-from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, index_in, published
+from tests.support.authority import Authority
 from tests.support.hanging import until
 from tiered_index import IndexService
 from tiered_index.cli.main import run
@@ -156,7 +156,7 @@ def test_several_storages_are_one_index_over_tls(storage, tmp_path):
         index.put("orders", 0, "order-4711", 7, 10, 1_762_000_090_000)
         index.seal()
         index.run_lifecycle()
-    file = certificate(tmp_path)
+    file = Authority(tmp_path).server_file
     tls = ("--tls-cert", file, "--tls-key", file)
     with started("--storage", storage, "--storage", uri, "--no-console", *tls) as (_, client):
         url = client.base_url

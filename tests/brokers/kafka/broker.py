@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 from tests.brokers.jars import class_path
 from tests.brokers.java import JavaProcess, java_command, run_java
-from tests.brokers.kafka.authority import Authority
+from tests.support.authority import Authority
 from tests.support.ports import free_ports
 
 NEWEST, OLDEST = "4.4.0", "4.0.0"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers.kafka.authority import Authority
 from tests.brokers.kafka.broker import Broker, BrokerCluster
 from tests.brokers.kafka.topics import Topics
 from tests.integration.cli.command_lines import run_here
+from tests.support.authority import Authority
 from tests.support.kafka_cluster import Producing
 from tiered_index import IndexService
 from tiered_index.storage.memory import MemoryStorage

@@ -1,4 +1,4 @@
-"""A private certificate authority, and a broker's certificate of it for 127.0.0.1."""
+"""A private certificate authority, and a server's certificate of it for 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """`certificate_file` is what clients trust, `server_file` has a broker's key and certificates. Both are PEM."""
+    """`certificate_file` is what clients trust, `server_file` has a server's key and certificates. Both are PEM."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
