@@ -73,25 +73,18 @@ def cut(tmp_path):
 
 
 def test_discarded_messages_are_missing_before_and_after_others_overwrite_them(cut):
+    """Messages that the follower has not read yet are read up to the log's end."""
     cut.follow()
     assert len(cut.behind) > 10
-    for one in cut.before[:KEPT]:
-        assert cut.state(one) == ("local", None)
-    for one in cut.behind:
-        state, problem = cut.state(one)
-        assert state == "missing"
-        assert problem == f"{cut.made.path / 'commitlog'}: after the end of the log (cut off)"
+    problem = f"{cut.made.path / 'commitlog'}: after the end of the log (cut off)"
+    assert {cut.state(one) for one in cut.before[:KEPT]} == {("local", None)}
+    assert {cut.state(one) for one in cut.behind} == {("missing", problem)}
+    assert {cut.state(one)[0] for one in cut.before[KEPT:]} == {"missing"}
     answer = cut.made.index.messages("orders", "new", source=cut.source())
     assert [one.state for one in answer.messages] == ["local"] * NEW
-    for one in cut.before[KEPT:]:
-        assert cut.state(one)[0] == "missing"
     fetched = cut.source().by_msg_id(cut.behind[-1].offset_msg_id)
     assert (fetched.state, fetched.message, fetched.problem) == ("missing", None, problem)
     assert cut.source().by_msg_id(cut.before[KEPT - 1].offset_msg_id).state == "local"
-
-
-def test_messages_that_the_follower_has_not_read_are_read_up_to_the_logs_end(cut):
-    cut.follow()
     cut.write(2, "late")
     for one in cut.behind:
         assert cut.state(one)[0] == "missing"
@@ -105,25 +98,20 @@ def test_messages_that_the_follower_has_not_read_are_read_up_to_the_logs_end(cut
     assert len(late) == 2
 
 
-def test_nothing_is_known_before_the_follower_meets_the_cut_or_without_its_memory(cut, tmp_path):
+def test_nothing_is_known_before_the_follower_meets_the_cut_or_without_its_record_of_this_log(cut, tmp_path):
     last = cut.behind[-1]
     assert cut.state(last) == ("local", None)
     cut.follow()
     assert cut.state(last)[0] == "missing"
-    assert cut.state(last, RocketmqMessages(cut.made.path)) == ("local", None)
-    assert cut.state(last, cut.source(tmp_path / "nothing")) == ("local", None)
-    (memory,) = (tmp_path / "root" / "followers").glob("*.json")
-    memory.write_bytes(b"{")
-    assert cut.state(last) == ("local", None)
-
-
-def test_the_record_of_another_log_proves_nothing(cut, tmp_path):
     other = Followed(tmp_path / "other")
     other.write(3)
     list(rounds(other.dispatcher()))
-    assert cut.state(cut.before[KEPT - 1], cut.source(tmp_path / "other" / "root")) == ("local", None)
-    assert cut.state(cut.behind[-1], cut.source(tmp_path / "other" / "root")) == ("local", None)
     other.index.abandon()
+    for root in (None, tmp_path / "nothing", tmp_path / "other" / "root"):
+        assert cut.state(last, RocketmqMessages(cut.made.path, root=root)) == ("local", None)
+    (memory,) = (tmp_path / "root" / "followers").glob("*.json")
+    memory.write_bytes(b"{")
+    assert cut.state(last) == ("local", None)
 
 
 def test_a_queue_ends_where_its_log_was_cut_off(cut):

@@ -25,7 +25,7 @@ class Authority:
         address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         server = _builder(server_name, own_name, server_key).add_extension(address, False)
         certificates = [
-            one.sign(own_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM) for one in (own, server)
+            builder.sign(own_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM) for builder in (own, server)
         ]
         private = server_key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
