@@ -125,7 +125,7 @@ test-lowest: $(LOWEST)/.stamp ## test codecs, golden files and Spark on the lowe
 		tests/spark/test_audit_ranges.py tests/spark/test_datasource_entries.py tests/spark/test_datasource_write.py --durations=5 $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate
-	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_bench.py --durations=5 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in --durations=5 $(PYTEST_ARGS)
 
 test-native: $(VENV)/.stamp-test ## run the compiled core under AddressSanitizer and UndefinedBehaviourSanitizer (needs gcc)
 	@$(BIN)/python -m tests.support.native $(NATIVE_ARGS)

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
-from tests.benchmarks.command import main as run
 from tests.real_s3.server import ENDPOINT_VARIABLE
 
-_FULL = ("--slots", "5000000", "--items", "20000000", "--preset")
-_BUILD = ("--root-dir", "build/billion", "--out", "build/billion.json")
-_OTHERS = ("files", "kafka", "peers", "rocketmq", "segments", "service")
+SUITES = {
+    "quick": ("machine", "puts, compaction, lookups and openings on this machine, with small files (minutes)"),
+    "machine": ("machine", "the same with files of 20,000,000 entries, in both presets (half an hour)"),
+    "ranges": ("ranges", "lookups in 1 to 1,000 stored files, beside plain GETs and RocketMQ's way of reading"),
+    "s3": ("ranges", "the same on a real S3 server, started for it (or $TIERED_INDEX_TEST_S3_ENDPOINT)"),
+    "scale": ("scale", "indexes of many objects: opening, refreshing, planning, memory"),
+    "segments": ("segments", "an index of a million archived segments"),
+    "billion": ("billion.__main__", "a year of 10 M, 100 M and 1 G messages, by Spark and one process (hours; 70 GB)"),
+    "spark": ("billion.__main__", "the same of 20 M messages, and what Spark does without an index"),
+    "service": ("service", "the service under load over sockets"),
+    "files": ("files", "ingest of NDJSON and Parquet beside DuckDB's read, and rows read again from S3"),
+    "kafka": ("kafka", "indexing topics of Kafka beside a loop that only consumes"),
+    "rocketmq": ("rocketmq", "lookups by RocketMQ's protocol beside a living broker (needs Maven and Java)"),
+    "peers": ("peers.run", "the same entries in RocksDB, LMDB, SQLite, DuckDB and here"),
+    "cold": ("cold_peers.run", "the same entries in object storage, here and in SlateDB, Lance, Parquet and DuckDB"),
+    "soak": ("soak", "one index under load for a long time, every answer compared with a model"),
+    "limits": ("limits", "the CPU time of each main operation beside a lower limit"),
+}
 
 
 def main(arguments: list[str]) -> None:
     """Run a suite with its options."""
-    suite, options = arguments[0] if arguments else "--help", arguments[1:]
-    if suite == "quick":
-        run(["--quick", *options])
-    elif suite == "machine":
-        for preset in ("native", "rocketmq"):
-            try:
-                run([*_FULL, preset, *options])
-            except SystemExit as end:
-                if end.code:
-                    raise
-    elif suite == "s3":
-        server = [] if ENDPOINT_VARIABLE in os.environ else ["-m", "tests.real_s3.server", "run", "--", sys.executable]
-        os.execv(sys.executable, [sys.executable, *server, "-m", "tests.real_s3.bench", *options])
-    elif suite == "spark":
-        run(["spark", "spark-lookup", *options])
-    elif suite == "billion":
-        run(["billion", *_BUILD, *options])
-    elif suite == "cold":
-        run(["cold-peers", "--out", "build/cold.json", *options])
-    elif suite == "ranges":
-        run(["cold", *options])
-    elif suite in _OTHERS:
-        os.execv(sys.executable, [sys.executable, "-m", f"tests.benchmarks.{suite}", *options])
-    else:
-        run(arguments)
+    suite, options = arguments[0] if arguments else "help", arguments[1:]
+    if suite not in SUITES:
+        print("\n".join(f"{name:10} {what}" for name, (_, what) in SUITES.items()))
+        sys.exit(suite != "help")
+    if suite == "s3" and ENDPOINT_VARIABLE not in os.environ and "--help" not in options:
+        server = [sys.executable, "-m", "tests.real_s3.server", "run", "--"]
+        os.execv(sys.executable, [*server, sys.executable, "-m", "tests.benchmarks", suite, *options])
+    importlib.import_module(f"tests.benchmarks.{SUITES[suite][0]}").main(suite, options)
 
 
 if __name__ == "__main__":

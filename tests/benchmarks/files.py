@@ -1,4 +1,4 @@
-"""Measures what indexing the rows of files costs, beside DuckDB's read of the same columns: `make bench SUITE=files`.
+"""`make bench SUITE=files`: what indexing the rows of files costs, beside DuckDB's read of the same columns.
 
 The rows have 20 fields, and three of them are wanted: two keys, one of them nested, and a time. Each way runs in a
 process of its own, the ways of a round one after the other. The seconds are those of the processor, of all threads. An
@@ -13,13 +13,11 @@ files on the local disk.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,8 +27,8 @@ import duckdb
 import numpy as np
 
 from tests.benchmarks.cold_peers.run import DelayedServer
-from tests.benchmarks.machine.setting import require
 from tests.benchmarks.memory import memory_bytes
+from tests.benchmarks.report import finish, note, options, require, scratch
 from tests.support.environment import own_environment
 from tests.support.s3_server import CREDENTIALS, REGION
 from tiered_index import FileRows, IndexReader, IndexService
@@ -40,13 +38,7 @@ from tiered_index.sources.linked import FileLinker
 from tiered_index.sources.listing import listed_files
 from tiered_index.sources.rows import RowMapping
 
-GOALS = {"ndjson": 0.55, "parquet": 0.5}
-"""The least ratio of DuckDB's seconds to those of the index, by form."""
-MEMORY_MIB, ENTRY_BYTES = 400, 20
-"""The greatest memory of a process that indexes, and the greatest size of the index for each row of two keys."""
-PARQUET_TIMES = 5
-ROWS_MS = 120
-"""The greatest time to look a key up and to read its ten rows."""
+FORMS, PARQUET_TIMES = ("ndjson", "parquet"), 5
 _OBJECTS, _DELAY_MS = 10, 30
 _DUCKDB = ("duckdb", "duckdb-typed")
 _TYPES = "columns={order_id: 'VARCHAR', customer: 'STRUCT(id VARCHAR)', occurred_at: 'BIGINT'}"
@@ -158,65 +150,46 @@ def read_rows(folder: Path, rows: int, lookups: int) -> dict[str, Any]:
     }
 
 
-def measure(rows: int, rounds: int, root_dir: str | None = None) -> dict[str, Any]:
-    """Return the figures of all ways."""
-    ways = [
-        *((form, way) for form in GOALS for way in (*_DUCKDB[: 1 + (form == "ndjson")], "index")),
-        ("ndjson", "published"),
-    ]
+def measure(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
+    """Return the figures of all ways, the medians of the rounds."""
+    ways = [(form, way) for form in FORMS for way in (*_DUCKDB[: 1 + (form == "ndjson")], "index")]
+    ways.append(("ndjson", "published"))
     taken: dict[tuple[str, str], list[dict[str, float]]] = {way: [] for way in ways}
-    with tempfile.TemporaryDirectory(dir=root_dir) as folder:
-        write_rows(Path(folder) / "rows", rows)
-        write_rows(Path(folder) / "warm", min(rows, _WARM_ROWS))
-        for _ in range(rounds):
-            for form, way in ways:
-                command = [sys.executable, "-m", "tests.benchmarks.files", "--way", way]
-                done = subprocess.run(
-                    [*command, "--path", f"{folder}/rows.{form}"], stdout=subprocess.PIPE, text=True, check=True
-                )
-                taken[form, way].append(json.loads(done.stdout))
-        read = read_rows(Path(folder), max(100, rows // _OBJECTS), 11)
-        sizes = {form: Path(f"{folder}/rows.{form}").stat().st_size for form in GOALS}
-    shown = {
-        f"{form} {way}": {name: statistics.median(each[name] for each in runs) for name in ("cpu_s", "peak_mib")}
+    write_rows(folder / "rows", rows)
+    write_rows(folder / "warm", min(rows, _WARM_ROWS))
+    for number in range(rounds):
+        note(f"round {number + 1} of {rounds}")
+        for form, way in ways:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                taken[form, way].append(pool.apply(run_way, (way, folder / f"rows.{form}")))
+    figures = {
+        f"{form} {way}": {
+            "rows a CPU s": statistics.median(run["rows"] / run["cpu_s"] for run in runs),
+            "speed, of DuckDB's": statistics.median(
+                ours["cpu_s"] and theirs["cpu_s"] / ours["cpu_s"]
+                for theirs, ours in zip(runs, taken[form, "index"], strict=True)
+            )
+            if way in _DUCKDB
+            else None,
+            "MiB": statistics.median(run["peak_mib"] for run in runs),
+            "bytes a row": runs[-1]["bytes"] / rows if way == "published" else None,
+        }
         for (form, way), runs in taken.items()
     }
-    ratios = {f"{form} {way}": _ratio(taken[form, way], taken[form, "index"]) for form, way in ways if way in _DUCKDB}
-    return {
-        "rows": rows,
-        "rounds": rounds,
-        "bytes": sizes,
-        "ways": shown,
-        "rows_per_cpu_s": {
-            form: round(statistics.median(each["rows"] / each["cpu_s"] for each in taken[form, "index"]))
-            for form in GOALS
-        },
-        "ratios": ratios,
-        "index_bytes_per_row": round(taken["ndjson", "published"][-1]["bytes"] / rows, 1),
-        **read,
-        "goals": {**GOALS, "rows_ms": ROWS_MS, "peak_mib": MEMORY_MIB, "index_bytes_per_row": ENTRY_BYTES},
-    }
+    return {"ways": figures, "read again": read_rows(folder, max(100, rows // _OBJECTS), 11)}
 
 
-def _ratio(others: list[dict[str, float]], ours: list[dict[str, float]]) -> float:
-    paired = zip(others, ours, strict=True)
-    return round(statistics.median(other["cpu_s"] / own["cpu_s"] for other, own in paired), 2)
-
-
-def main() -> None:
-    """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(suite: str, arguments: list[str]) -> None:
+    """Measure, and print the tables."""
+    parser = options(suite, __doc__, rounds=5)
     parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--root-dir", help="Folder to measure in.")
-    for name in ("--way", "--path"):
-        parser.add_argument(name, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.way is not None:
-        print(json.dumps(run_way(given.way, Path(given.path))))
-    else:
-        print(json.dumps(measure(given.rows, given.rounds, given.root_dir), indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    given = parser.parse_args(arguments)
+    with scratch(given.root_dir) as folder:
+        figures = measure(folder, given.rows, given.rounds)
+    names = list(figures["ways"]["ndjson index"])
+    rows = [(way, *values.values()) for way, values in figures["ways"].items()]
+    tables = {
+        f"{given.rows:,} rows": [("way", *names), *rows],
+        "rows read again": [("", ""), *figures["read again"].items()],
+    }
+    finish(given, figures | {"tables": tables})

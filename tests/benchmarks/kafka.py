@@ -1,4 +1,4 @@
-"""Measures what indexing topics of Kafka costs, beside a plain consume loop: ``python -m tests.benchmarks.kafka``.
+"""`make bench SUITE=kafka`: what indexing topics of Kafka costs, beside a plain consume loop.
 
 All ways read the same records of a mock cluster, in turn, in one run, each in a process of its own: a loop that only
 consumes; an index by the record's key, by a field of its JSON value, and by its key with the archive. It prints the
@@ -8,25 +8,21 @@ are flushed, and all records are archived by then.
 
 from __future__ import annotations
 
-import argparse
 import json
+import multiprocessing
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import confluent_kafka
 
+from tests.benchmarks.report import finish, options
 from tests.kafka.followed import archive, ingest
 from tests.support.kafka_cluster import Producing, kafka_cluster
 from tiered_index import IndexService
 
-GOALS = {"key": 2.0, "json": 3.0, "archive": 4.0}
-"""The greatest ratio of each way's processor time to the loop's."""
-WAYS = ("loop", *GOALS)
+WAYS = ("loop", "key", "json", "archive")
 # The mock cluster keeps 5 MiB of a partition. 24,000 records in one partition are compressed to less
 _TOPIC_RECORDS = 24_000
 _FIELDS = 20
@@ -77,8 +73,8 @@ def run_way(way: str, servers: str, records: int, folder: str) -> float:
     return used_s
 
 
-def measure(records: int, partitions: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of each way, the median of the rounds, and the ratios to the loop's."""
+def measure(records: int, partitions: int, rounds: int) -> dict[str, float]:
+    """Return the seconds of each way, the medians of the rounds."""
     taken: dict[str, list[float]] = {way: [] for way in WAYS}
     with kafka_cluster() as cluster:
         for number, topic in enumerate(topics_of(records)):
@@ -87,31 +83,17 @@ def measure(records: int, partitions: int, rounds: int) -> dict[str, Any]:
             Producing(cluster.servers).send(topic, produced)
         for _ in range(rounds):
             for way in WAYS:
-                with tempfile.TemporaryDirectory() as folder:
-                    command = [sys.executable, "-m", "tests.benchmarks.kafka", "--way", way, "--folder", folder]
-                    command += ["--servers", cluster.servers, "--records", str(records)]
-                    done = subprocess.run(command, capture_output=True, text=True, check=True)
-                    taken[way].append(float(done.stdout))
-    seconds = {way: statistics.median(each) for way, each in taken.items()}
-    ratios = {way: round(seconds[way] / seconds["loop"], 2) for way in GOALS}
-    of_run = {"records": records, "partitions": partitions, "rounds": rounds}
-    return {**of_run, "cpu_s": seconds, "ratios": ratios, "goals": GOALS}
+                with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(1) as pool:
+                    taken[way].append(pool.apply(run_way, (way, cluster.servers, records, folder)))
+    return {way: statistics.median(each) for way, each in taken.items()}
 
 
-def main() -> None:
-    """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(suite: str, arguments: list[str]) -> None:
+    """Measure, and print the table."""
+    parser = options(suite, __doc__, rounds=3)
     parser.add_argument("--records", type=int, default=480_000)
-    parser.add_argument("--partitions", type=int, default=4, help="Partitions of a topic of 24,000 records, at most 4.")
-    parser.add_argument("--rounds", type=int, default=3)
-    for name in ("--way", "--servers", "--folder"):
-        parser.add_argument(name, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.way is not None:
-        print(run_way(given.way, given.servers, given.records, given.folder))
-    else:
-        print(json.dumps(measure(given.records, given.partitions, given.rounds), indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    parser.add_argument("--partitions", type=int, default=4, help="of a topic of 24,000 records, at most 4")
+    given = parser.parse_args(arguments)
+    seconds = measure(given.records, given.partitions, given.rounds)
+    rows = [(way, each, each / seconds["loop"]) for way, each in seconds.items()]
+    finish(given, {"tables": {f"{given.records:,} records": [("way", "CPU s", "times the loop"), *rows]}})

@@ -45,6 +45,20 @@ class Sampler:
         raise NotImplementedError
 
 
+class MemoryWatch(Sampler):
+    """While entered, samples this process's anonymous memory. `peak_mib` is the greatest increase over the start."""
+
+    period_s = 0.01
+    peak_mib = 0.0
+
+    def __enter__(self) -> Self:
+        self._before = memory_bytes("self", "RssAnon")
+        return super().__enter__()
+
+    def sample(self) -> None:
+        self.peak_mib = max(self.peak_mib, (memory_bytes("self", "RssAnon") - self._before) / (1 << 20))
+
+
 class ProcessWatch(Sampler):
     """While entered, samples every process below this one.
 
@@ -57,14 +71,6 @@ class ProcessWatch(Sampler):
         # CPU seconds of each process, by its id and start time
         self._spent: dict[str, dict[tuple[int, str], float]] = {"java": {}, "python": {}}
         self._lock = threading.Lock()
-
-    def restart(self) -> None:
-        """Reset all peaks, also the kernel's."""
-        with self._lock:
-            self._peaks = {}
-            for pid in below(os.getpid()):
-                with contextlib.suppress(OSError):  # the process has ended
-                    Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     def peaks_mib(self) -> dict[str, list[int]]:
         """Return the peaks in MiB, greatest first, by kind: ``java``, ``worker``, ``python`` (the others)."""

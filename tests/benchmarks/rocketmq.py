@@ -1,4 +1,4 @@
-"""Measures lookups by key over RocketMQ's protocol, beside a living broker: ``python -m tests.benchmarks.rocketmq``.
+"""`make bench SUITE=rocketmq`: lookups by key over RocketMQ's protocol, beside a living broker.
 
 One client of RocketMQ, in one thread, asks in turn, in one run: a broker; ``serve --root`` beside ``ingest --follow``,
 whose only index file is being written (*unsealed*); and ``serve --root`` on an index whose files are all compacted and
@@ -8,21 +8,18 @@ It prints lookups a second, latencies, and the ratios of the rates to the broker
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import random
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.benchmarks.report import finish, options, scratch
 from tests.brokers import jars
 from tests.brokers.rocketmq.living import (
     Asked,
@@ -36,8 +33,6 @@ from tests.brokers.rocketmq.living import (
 )
 from tests.support.processes import TOP, without_settings
 
-GOALS = {"sealed": 0.5}
-"""The least ratio of a way's rate to the broker's."""
 WAYS = ("broker", "unsealed", "sealed")
 TOPIC, NAME, VERSION = "orders", "broker-a", "5.4.0"
 _PER_KEY = 4
@@ -80,8 +75,8 @@ def following(store: Path, *index: object) -> Iterator[None]:
 
 def measure(
     client: JavaClient, broker: Broker, messages: int, lookups: int, rounds: int, folder: Path
-) -> dict[str, Any]:
-    """Return the medians of the rounds for each way, and the ratios of the rates to the broker's."""
+) -> dict[str, dict[str, float]]:
+    """Return the medians of the rounds for each way."""
     measured: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     choose = random.Random(0)
     last = key(messages - 1, messages)
@@ -106,40 +101,33 @@ def measure(
                 measured[way].append(asked[way].ask("rate", topic=TOPIC, keys=keys))
             found = {way: measured[way][-1]["found"] for way in WAYS}
             assert len(set(found.values())) == 1 and found["broker"] >= lookups, found
-    figures = {
+    return {
         way: {
-            "per_s": round(statistics.median(lookups / one["seconds"] for one in each), 1),
-            **{name: round(statistics.median(one[name] for one in each), 2) for name in ("p50_ms", "p99_ms")},
+            "per_s": statistics.median(lookups / one["seconds"] for one in each),
+            **{name: statistics.median(one[name] for one in each) for name in ("p50_ms", "p99_ms")},
         }
         for way, each in measured.items()
     }
-    ratios = {way: round(figures[way]["per_s"] / figures["broker"]["per_s"], 3) for way in WAYS[1:]}
-    told = {"messages": messages, "lookups": lookups, "rounds": rounds}
-    return {**told, "figures": figures, "ratios": ratios, "goals": GOALS}
 
 
-def main() -> None:
-    """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.rocketmq", description=__doc__)
+def main(suite: str, arguments: list[str]) -> None:
+    """Measure, and print the table."""
+    parser = options(suite, __doc__, rounds=3)
     parser.add_argument("--messages", type=int, default=1_000_000, help="messages of the topic, with two keys each")
     parser.add_argument("--lookups", type=int, default=500, help="lookups of each way and round")
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
         class_path = jars.class_path(_POM, "rocketmq", VERSION)
     except pytest.skip.Exception as missing:
-        raise SystemExit(str(missing)) from None
-    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary)
+        sys.exit(str(missing))
+    with scratch(given.root_dir) as folder, contextlib.ExitStack() as stack:
         namesrv = NameServer(class_path, folder / "namesrv")
         stack.callback(namesrv.end)
         client = JavaClient(class_path, folder / "client")
         stack.callback(client.end)
         broker = Broker(class_path, folder / NAME, NAME, namesrv.address, **_SETTINGS)
         stack.callback(broker.end, signal.SIGKILL)
-        measured = measure(client, broker, asked.messages, asked.lookups, asked.rounds, folder)
-        print(json.dumps({"rocketmq": VERSION, **measured}, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+        figures = measure(client, broker, given.messages, given.lookups, given.rounds, folder)
+    rows = [(way, *each.values(), each["per_s"] / figures["broker"]["per_s"]) for way, each in figures.items()]
+    columns = ("way", "lookups/s", "p50 ms", "p99 ms", "times the broker's rate")
+    finish(given, {"rocketmq": VERSION, "tables": {f"{given.messages:,} messages": [columns, *rows]}})

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks scale`: the costs of an index of many objects, without their entries.
+"""`make bench SUITE=scale`: the costs of an index of many objects, without their entries.
 
 The log, the checkpoint, the catalog, the skip list, and the plans of merges, expiry and orphans are the real ones. Only
 the objects are synthetic: the log names them, and they are empty. Nothing here reads an entry. Each phase runs in a new
@@ -13,24 +13,17 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
-from tests.benchmarks.machine.setting import scratch
 from tests.benchmarks.memory import memory_bytes
-from tests.benchmarks.running import Out, RootDir, base_folder, shown_number, write_document
+from tests.benchmarks.report import finish, note, numbers, options, scratch
 from tests.support.later import Later
 from tests.support.log_records import publish
 from tiered_index import IndexReader
-from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument
-from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, checkpoint_name, log_name
+from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.expiry import plan_expiry
@@ -40,7 +33,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.storage.prices import PriceTable
 
 _DAY_S = 86_400
 _LONG_S = 30 * _DAY_S
@@ -51,18 +43,10 @@ _END_S = _BEGIN_S + 122 * _LONG_S
 _DAYS, _DAILY_SHARE, _FILE_SHARE = 60, 0.1, 0.05
 _ENTRIES, _BYTES = 1_000_000, 14_000_000
 _REPEATED = 5
-# share of the other files that a filter does not exclude, and lookups a day
-_FALSE_POSITIVES, _A_DAY = 0.01, 10_000
 _MOST_INDEXES = 100
 
 
-@dataclass(frozen=True)
-class Row:
-    """One figure: its name, its unit, and its value at each size."""
-
-    name: str
-    unit: str
-    value: float
+Figures = dict[str, float]
 
 
 def synthetic_objects(count: int, base: int) -> Iterator[StoredObject]:
@@ -126,7 +110,7 @@ def _mib(name: str) -> float:
     return memory_bytes("self", name) / 2**20
 
 
-def _written(folder: str, count: int) -> list[Row]:
+def _written(folder: str, count: int) -> Figures:
     """Write the log of about `count` objects, and the empty objects; return the costs of the writer's plans."""
     layout = IndexConfig.load(environment=False).geometry()
     storage = LocalStorage(folder)
@@ -145,14 +129,13 @@ def _written(folder: str, count: int) -> list[Row]:
         path = storage._path(stored.name)
         path.parent.mkdir(parents=True)
         path.touch()
-    return [
-        Row("objects in the log", "", len(objects)),
-        Row("entries of these objects", "", sum(stored.count for stored in objects)),
-        Row("checkpoint", "MB", len(checkpoint) / 1e6),
-        Row("checkpoint: of one object", "bytes", len(checkpoint) / len(objects)),
-        Row("plan a merge into 30 days", "CPU s", _cpu_s(partial(_plan_merge, state))),
-        Row("plan an expiry after 5 years", "CPU s", _cpu_s(partial(_plan_expiry, state))),
-    ]
+    return {
+        "objects in the log": len(objects),
+        "checkpoint, MB": len(checkpoint) / 1e6,
+        "checkpoint, bytes an object": len(checkpoint) / len(objects),
+        "plan a merge into 30 days, CPU s": _cpu_s(partial(_plan_merge, state)),
+        "plan an expiry after 5 years, CPU s": _cpu_s(partial(_plan_expiry, state)),
+    }
 
 
 def _plan_merge(state: LogState) -> object:
@@ -163,79 +146,57 @@ def _plan_expiry(state: LogState) -> object:
     return plan_expiry(Retention(age_s=5 * 365 * _DAY_S), state, _END_S * 1000)
 
 
-def _opened(folder: str, _: int) -> list[Row]:
+def _opened(folder: str, _: int) -> Figures:
     """Open a reader, as a new process does, and choose files."""
     storage, before = LocalStorage(folder), _mib("VmRSS")
     begun = time.process_time()
-    reader = IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6)
-    rows = [
-        Row("open a reader", "CPU s", time.process_time() - begun),
-        Row("open a reader: requests", "", reader.storage.total.requests),
-        Row("open a reader: memory kept", "MiB", _mib("VmRSS") - before),
-        Row("open a reader: peak memory", "MiB", _mib("VmHWM") - before),
-    ]
-    prices, begin_s = PriceTable(), _END_S - 400 * _DAY_S
-    for name, low, length_s in (
-        ("a minute", begin_s, 60),
-        ("a day", begin_s, _DAY_S),
-        ("ten years", _BEGIN_S, _END_S - _BEGIN_S),
-    ):
-        choose = partial(reader._views[0].catalog.snapshot.overlapping, low, low + length_s - 1)
-        found = choose()
-        # one GET per file or table, if every filter lets the key pass
-        usd = prices.cost_usd({"get_range": 1_000_000}, 0) / 1_000_000
-        filtered = 1 + _FALSE_POSITIVES * (len(found) - 1)
-        rows += [
-            Row(f"choose files of {name}", "CPU us", _cpu_s(choose, 21) * 1e6),
-            Row(f"files and tables of {name}", "", len(found)),
-            Row(f"a million lookups of {name}, at most", "USD", len(found) * usd * 1e6),
-            Row(f"GETs of a lookup of {name}, key in one file, filters in memory", "", filtered),
-            Row(f"{_A_DAY:,} such lookups of {name} a day", "USD a month", filtered * usd * _A_DAY * 365 / 12),
-        ]
-    reader.close()
-    return rows
+    with IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6) as reader:
+        figures = {
+            "open a reader, CPU s": time.process_time() - begun,
+            "open a reader, requests": reader.storage.total.requests,
+            "open a reader, MiB kept": _mib("VmRSS") - before,
+            "open a reader, MiB at most": _mib("VmHWM") - before,
+        }
+        begin_s = _END_S - 400 * _DAY_S
+        for name, low, length_s in (("a minute", begin_s, 60), ("ten years", _BEGIN_S, _END_S - _BEGIN_S)):
+            choose = partial(reader._views[0].catalog.snapshot.overlapping, low, low + length_s - 1)
+            figures[f"files and tables of {name}"] = len(choose())
+            figures[f"choose files of {name}, CPU us"] = _cpu_s(choose, 21) * 1e6
+    return figures
 
 
-def _orphans(folder: str, _: int) -> list[Row]:
+def _orphans(folder: str, _: int) -> Figures:
     """Look for orphans two days later, which lists every object."""
     storage = Later(LocalStorage(folder), 2 * _DAY_S)
     log = StorageLog(storage, SystemClock())
-    listed = sum(1 for _ in storage.list(DATA_PREFIX))
     log.open()
     before = _mib("VmRSS")
     cpu_s = _cpu_s(partial(find_orphans, storage, log))
-    return [
-        Row("find orphans: objects listed", "", listed),
-        Row("find orphans", "CPU s", cpu_s),
-        Row("find orphans: more peak memory", "MiB", max(0.0, _mib("VmHWM") - before)),
-    ]
+    return {"find orphans, CPU s": cpu_s, "find orphans, more MiB at most": max(0.0, _mib("VmHWM") - before)}
 
 
-def _refreshed(folder: str, _: int) -> list[Row]:
+def _refreshed(folder: str, _: int) -> Figures:
     """Append records, and read each in a reader."""
     storage = LocalStorage(folder)
     reader = IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6)
     log = StorageLog(LocalStorage(folder), SystemClock())
     epoch = log.open().epoch
-    appended, refreshed, written = [], [], []
+    appended, refreshed = [], []
     for number in range(_REPEATED):
         stored = _object((1 << 40) + number, _END_S, _END_S + 1, None)
         appended.append(_cpu_s(partial(publish, log, epoch, (stored,))))
         refreshed.append(_cpu_s(reader.refresh))
-        # by their names, the newest object is the last
-        written.append(max((i.name, i.size_bytes) for i in storage.list(CHECKPOINT_PREFIX))[1])
     reader.close()
     with IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6) as again:
         requests = again.storage.total.requests
-    return [
-        Row("open a reader after these records: requests", "", requests),
-        Row("append a record", "CPU ms", statistics.median(appended) * 1e3),
-        Row("checkpoint after one more record", "MB", statistics.median(written) / 1e6),
-        Row("refresh after one record", "CPU ms", statistics.median(refreshed) * 1e3),
-    ]
+    return {
+        "open a reader after these records, requests": requests,
+        "append a record, CPU ms": statistics.median(appended) * 1e3,
+        "refresh after one record, CPU ms": statistics.median(refreshed) * 1e3,
+    }
 
 
-def _several(folder: str, count: int) -> list[Row]:
+def _several(folder: str, count: int) -> Figures:
     """Read as many objects as one index has, but in the indexes of up to 100 writers below a prefix."""
     layout = IndexConfig.load(environment=False).geometry()
     indexes = min(_MOST_INDEXES, count // 100)
@@ -244,82 +205,40 @@ def _several(folder: str, count: int) -> list[Row]:
         log.create(IndexDescriptor(f"{place:032x}", layout, "scale"))
         publish(log, log.claim_epoch(), tuple(synthetic_objects(max(200, count // indexes), layout.slots)))
     before, begun = _mib("VmRSS"), time.process_time()
-    uri = f"file://{folder}-several"
-    with IndexReader.open(uri, environment=False, refresh_interval_s=10**6) as reader:
+    with IndexReader.open(f"file://{folder}-several", environment=False, refresh_interval_s=10**6) as reader:
         assert len(reader.sources) == indexes
-        opened_s = time.process_time() - begun
-        requests = sum(storage.total.requests for storage in reader.storages)
-        return [
-            Row("many indexes", "", indexes),
-            Row("many indexes: open a reader", "CPU s", opened_s),
-            Row("many indexes: open a reader: requests", "", requests),
-            Row("many indexes: memory kept", "MiB", _mib("VmRSS") - before),
-            Row("many indexes: threads", "", threading.active_count()),
-            Row("many indexes: refresh without a new record", "CPU ms", _cpu_s(reader.refresh, _REPEATED) * 1e3),
-            Row("many indexes: refresh: requests", "", _requests_of(reader.refresh, reader)),
-        ]
+        return {
+            "many indexes": indexes,
+            "many indexes: open a reader, CPU s": time.process_time() - begun,
+            "many indexes: open a reader, requests": sum(storage.total.requests for storage in reader.storages),
+            "many indexes: MiB kept": _mib("VmRSS") - before,
+            "many indexes: threads": threading.active_count(),
+            "many indexes: refresh without a new record, CPU ms": _cpu_s(reader.refresh, _REPEATED) * 1e3,
+        }
 
 
-def _requests_of(call: Callable[[], object], reader: IndexReader) -> int:
-    before = sum(storage.total.requests for storage in reader.storages)
-    call()
-    return sum(storage.total.requests for storage in reader.storages) - before
+_PHASES: tuple[Callable[[str, int], Figures], ...] = (_written, _opened, _orphans, _refreshed, _several)
 
 
-_PHASES: tuple[Callable[[str, int], list[Row]], ...] = (_written, _opened, _orphans, _refreshed, _several)
-
-
-def measured(folder: Path, count: int) -> list[Row]:
+def measured(folder: Path, count: int) -> Figures:
     """Return the figures of an index of about `count` objects, each phase in a new process."""
-    context = multiprocessing.get_context("spawn")
-    rows: list[Row] = []
+    figures: Figures = {}
     for phase in _PHASES:
-        with context.Pool(1) as pool:
-            rows += pool.apply(phase, (str(folder), count))
-    return rows
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            figures |= pool.apply(phase, (str(folder), count))
+    return figures
 
 
-@command
-def scale(
-    session: Session,
-    objects: Annotated[
-        list[int] | None, typer.Option(min=1_000, help="Number of objects; several times. Default: 1000 10000 100000.")
-    ] = None,
-    root_dir: RootDir = None,
-    out: Out = None,
-) -> int:
-    """Measure the costs of indexes with more and more objects: opening, refreshing, planning, memory.
-
-    The objects are synthetic: a log names them, and they are empty. A hundred billion entries are 100,000 objects of
-    a million entries. Each size runs in a separate process.
-
-    [bold]Examples[/bold]
-
-      python -m tests.benchmarks scale
-
-      python -m tests.benchmarks scale --objects 1000 --objects 1000000 --out scale.json
-    """
-    if session.root is not None or session.storage is not None or session.config_file is not None:
-        raise InvalidArgument("scale makes its own index: leave out --root, --storage and --config")
-    sizes = sorted(set(objects or (1_000, 10_000, 100_000)))
-    columns: list[list[Row]] = []
-    with session.out.progress("measuring", len(sizes)) as progress, scratch(base_folder(root_dir)) as folder:
-        for size in sizes:
-            columns.append(measured(folder / str(size), size))
-            progress.update(len(columns), f"{size:,} objects")
-    document: dict[str, Any] = {
-        "sizes": sizes,
-        "rows": [
-            {"name": row[0].name, "unit": row[0].unit, "values": [one.value for one in row]}
-            for row in zip(*columns, strict=True)
-        ],
-    }
-    write_document(out, document)
-    session.out.answer(document)
-    session.out.table(
-        ("figure", "unit", *(f"{size:,}" for size in sizes)),
-        [(row["name"], row["unit"], *map(shown_number, row["values"])) for row in document["rows"]],
-        title="an index of so many objects",
-        right=" ".join(f"{size:,}" for size in sizes),
-    )
-    return 0
+def main(suite: str, arguments: list[str]) -> None:
+    """Measure each size, and print the table."""
+    parser = options(suite, __doc__)
+    parser.add_argument("--objects", type=numbers, default=[1_000, 10_000, 100_000], help="sizes, by commas")
+    given = parser.parse_args(arguments)
+    columns = []
+    for size in given.objects:
+        note(f"{size:,} objects")
+        with scratch(given.root_dir) as folder:
+            columns.append(measured(folder / "index", size))
+    rows = [(name, *(figures[name] for figures in columns)) for name in columns[0]]
+    table = [("figure", *(f"{size:,}" for size in given.objects)), *rows]
+    finish(given, {"figures": columns, "tables": {"an index of so many objects": table}})

@@ -1,24 +1,20 @@
-"""`python -m tests.benchmarks.segments`: an index with a million segments, made by a program, on a local disk.
+"""`make bench SUITE=segments`: an index with a million segments, made by a program, on a local disk.
 
-It prints a JSON document: times and requests of an opening, and ranged reads of lookups of segments. It also has the
+The figures are times and requests of an opening, and ranged reads of lookups of segments. They are also the
 memory of a reader and of jobs that read all segments, and the bytes of a record and of its checkpoint. Each part runs
 in a process of its own, so that its peak of memory is its own.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
-import tempfile
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.benchmarks.memory import memory_bytes
+from tests.benchmarks.report import finish, note, options, scratch
 from tests.support.log_records import GENESIS
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
@@ -146,29 +142,22 @@ def stream(uri: str, segments: int) -> dict[str, Any]:
     }
 
 
-_PARTS: dict[str, Callable[[str, int], dict[str, Any]]] = {"build": build, "read": read, "stream": stream}
+def _part(act: Callable[[str, int], dict[str, Any]], uri: str, segments: int) -> dict[str, Any]:
+    return act(uri, segments) | {"peak_mib": memory_bytes("self", "VmHWM") >> 20}
 
 
-def main() -> None:
-    """Run the parts, or the one that is named."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(suite: str, arguments: list[str]) -> None:
+    """Run each part in a process of its own, and print the figures."""
+    parser = options(suite, __doc__)
     parser.add_argument("--segments", type=int, default=1_000_000)
-    parser.add_argument("--part", choices=_PARTS)
-    parser.add_argument("--uri")
-    given = parser.parse_args()
-    if given.part is not None:
-        figures = _PARTS[given.part](given.uri, given.segments)
-        figures["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        print(json.dumps(figures))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        document: dict[str, Any] = {"segments": given.segments}
-        for part in _PARTS:
-            called = [sys.executable, "-m", "tests.benchmarks.segments", "--part", part]
-            called += ["--uri", Path(folder, "index").as_uri(), "--segments", str(given.segments)]
-            document[part] = json.loads(subprocess.run(called, check=True, capture_output=True, text=True).stdout)
-        print(json.dumps(document, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    given = parser.parse_args(arguments)
+    figures: dict[str, Any] = {}
+    with scratch(given.root_dir) as folder:
+        for act in (build, read, stream):
+            note(act.__name__)
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                figures[act.__name__] = pool.apply(_part, (act, (folder / "index").as_uri(), given.segments))
+    rows = [(part, name, str(value)) for part, values in figures.items() for name, value in values.items()]
+    finish(
+        given, {"figures": figures, "tables": {f"{given.segments:,} segments": [("part", "figure", "value"), *rows]}}
+    )

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks soak`: one index under load for a long time; memory by minute.
+"""`make bench SUITE=soak`: one index under load for a long time; memory by minute.
 
 Producers put at a fixed rate with the present time. The background life cycle compacts, uploads and expires, and a
 thread merges. Readers compare each answer with the model. Number n of a producer has key n mod KEYS, so a key's answer
@@ -11,26 +11,22 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import typer
 
-from tests.benchmarks.machine.figures import facts
-from tests.benchmarks.machine.setting import scratch
 from tests.benchmarks.memory import disk_bytes, memory_bytes
-from tests.benchmarks.running import Out, RootDir, base_folder, write_document
+from tests.benchmarks.report import finish, note, options, scratch
 from tests.stress.crew import Crew
 from tiered_index import IndexConfig, IndexReader, IndexService, MergeOptions, QueryResult, Retention, merge
-from tiered_index.cli.output import human_bytes
-from tiered_index.cli.session import Session, command
-from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.errors import BackPressure
 
 KEYS = 5_000
 _TOPIC = "orders"
@@ -41,8 +37,6 @@ _GRACE_S = 3_600.0
 # a seal at most after this many seconds, so that merges and expiry have files
 _SEAL_S = 60.0
 _MERGED_AFTER_S = 30
-_SPARKS = "▁▂▃▄▅▆▇█"
-_RATIO_FROM_MINUTE = 10
 
 I64 = npt.NDArray[np.int64]
 
@@ -81,11 +75,11 @@ class Minute:
     minute: int
     entries: int
     answers: int
-    rss_bytes: int
+    resident_mib: int
     descriptors: int
     threads: int
-    root_bytes: int
-    storage_bytes: int
+    root_mib: int
+    storage_mib: int
 
 
 class Soak:
@@ -199,100 +193,48 @@ class Soak:
             minute,
             sum(ledger.acknowledged for ledger in self._ledgers) * _BATCH,
             self.answers,
-            memory_bytes("self", "VmRSS"),
+            memory_bytes("self", "VmRSS") >> 20,
             len(os.listdir("/proc/self/fd")),
             threading.active_count(),
-            disk_bytes(self._config.root),
-            disk_bytes(Path(local)) if local.startswith("/") else 0,
+            disk_bytes(self._config.root) >> 20,
+            disk_bytes(Path(local)) >> 20 if local.startswith("/") else 0,
         )
 
 
-def sparkline(values: list[float]) -> str:
-    """Return one bar per value, from 0 to the greatest."""
-    most = max([*values, 0.0]) or 1.0
-    return "".join(_SPARKS[min(7, int(value / most * 8))] for value in values)
-
-
-@command
-def soak(
-    session: Session,
-    minutes: Annotated[float, typer.Option(min=0.05, help="How long.")] = 30.0,
-    rate: Annotated[int, typer.Option(min=1_000, help="Entries a second.")] = 20_000,
-    keep: Annotated[float, typer.Option(min=1, help="Seconds after which entries expire.")] = 600.0,
-    items: Annotated[int, typer.Option(min=10_000, help="Items a file.")] = 400_000,
-    seed: Annotated[int, typer.Option(help="Seed of the lookups.")] = 1,
-    root_dir: RootDir = None,
-    out: Out = None,
-) -> int:
-    """Run one index under load: two producers, background life cycle, expiry, a merge per minute, two readers.
-
-    Each answer is compared with a model. Prints memory, descriptors, threads and disk by minute. Without --storage the
-    objects are in a folder, which is deleted at the end. Exit code 1 means a wrong answer.
-
-    [bold]Examples[/bold]
-
-      python -m tests.benchmarks soak --minutes 30 --out soak.json
-
-      python -m tests.benchmarks soak --minutes 5 --storage "s3://bucket/soak?endpoint_url=http://127.0.0.1:7480"
-    """
-    if session.root is not None:
-        raise InvalidArgument("soak makes its own root in --root-dir: leave out --root")
-    with scratch(base_folder(root_dir)) as folder:
+def main(suite: str, arguments: list[str]) -> None:
+    """Run one index under load; exit code 1 means a wrong answer."""
+    parser = options(suite, __doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--rate", type=int, default=20_000, help="entries a second")
+    parser.add_argument("--keep", type=float, default=600.0, help="seconds after which entries expire")
+    parser.add_argument("--items", type=int, default=400_000, help="items a file")
+    parser.add_argument("--storage", help="its URI (default: a folder, which is deleted at the end)")
+    given = parser.parse_args(arguments)
+    with scratch(given.root_dir) as folder:
         config = IndexConfig.load(
-            session.config_file,
             root=folder / "root",
-            storage=session.storage or f"file://{folder / 'storage'}",
-            slots=items // 4,
-            items=items,
+            storage=given.storage or f"file://{folder / 'storage'}",
+            slots=given.items // 4,
+            items=given.items,
             seal_after_s=_SEAL_S,
             local_keep_s=120.0,
-            retention=Retention(age_s=keep, grace_s=_GRACE_S),
+            retention=Retention(age_s=given.keep, grace_s=_GRACE_S),
         )
-        run, rows = Soak(config, rate, seed), []
-        machine = facts(folder)
-        for row in run.run(minutes):
-            rows.append(row)
-            session.out.note(
-                f"minute {row.minute}: {row.entries:,} entries, {row.answers:,} answers, {len(run.wrong)} wrong, "
-                f"{human_bytes(row.rss_bytes)} resident"
-            )
-    tenth = rows[min(_RATIO_FROM_MINUTE, len(rows)) - 1]
-    document: dict[str, Any] = {
-        "status": "wrong" if run.wrong else "ok",
-        "machine": machine,
-        "minutes": [asdict(row) for row in rows],
-        "entries": rows[-1].entries,
+        run, minutes = Soak(config, given.rate, 1), list[Minute]()
+        for minute in run.run(given.minutes):
+            minutes.append(minute)
+            note(f"{minute}, {len(run.wrong)} wrong")
+    figures: dict[str, Any] = {
+        "minutes": [asdict(minute) for minute in minutes],
+        "entries": minutes[-1].entries,
         "answers": run.answers,
         "wrong": run.wrong[:10],
         "wrong_answers": len(run.wrong),
         "back_pressure": run.back_pressure,
         "merged_files": run.merged,
-        "memory_ratio": round(max(row.rss_bytes for row in rows[rows.index(tenth) :]) / tenth.rss_bytes, 2),
     }
-    write_document(out, document)
-    session.out.answer(document)
-    columns = ("minute", "entries", "resident", "fds", "threads", "root", "storage")
-    shown = rows[:: max(1, len(rows) // 10)]
-    cells = [
-        (
-            row.minute,
-            f"{row.entries:,}",
-            *(human_bytes(row.rss_bytes), row.descriptors, row.threads),
-            *(human_bytes(row.root_bytes), human_bytes(row.storage_bytes)),
-        )
-        for row in shown
-    ]
-    session.out.table(columns, cells, right=" ".join(columns))
-    session.out.fields(
-        {
-            "resident": sparkline([float(row.rss_bytes) for row in rows]),
-            "descriptors": sparkline([float(row.descriptors) for row in rows]),
-            "root": sparkline([float(row.root_bytes) for row in rows]),
-            "memory": f"{document['memory_ratio']} times minute {tenth.minute} at most",
-            "answers": f"{run.answers:,}, {len(run.wrong)} wrong",
-            "merged": f"{run.merged:,} files",
-        }
-    )
-    for text in run.wrong[:10]:
-        session.out.line(f"WRONG {text}")
-    return 1 if run.wrong else 0
+    columns = tuple(field.name for field in fields(Minute))
+    title = f"{run.answers:,} answers, {len(run.wrong)} wrong; {run.merged:,} files merged"
+    finish(given, figures | {"tables": {title: [columns, *map(astuple, minutes)]}})
+    if run.wrong:
+        sys.exit("\n".join(run.wrong[:10]))

@@ -15,8 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.messages import quiet_session
-
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
@@ -26,11 +24,22 @@ DAY_S = 86_400
 BEGIN_S = 1_700_000_000 // (30 * DAY_S) * (30 * DAY_S) + DAY_S // 2
 """The time of the first message, in epoch seconds: half a day after a window of 30 days begins."""
 KEYS = 1_000_000
-SOURCE, DAY_LESS, CHANGED, KEYS_FILE = "source", "day-less", "changed", "keys"
+SOURCE, DAY_LESS, CHANGED, KEYS_FILE, FEW_KEYS = "source", "day-less", "changed", "keys", "few-keys"
+_FEW = 1_000
 _LATE_ONE_IN, _LATE_MS = 50, DAY_S // 4 * 1000
 _ABSENT_ONE_IN, _ABSENT = 20, 1 << 50
 # files with changed messages, and messages that are changed in them: one message in a thousand
 _CHANGED_FILE_ONE_IN, _CHANGED_ONE_IN = 20, 50
+
+
+def quiet_session(master: str) -> SparkSession:
+    """Return a session without console pages and with few log lines."""
+    from tiered_index.spark import open_session
+
+    quiet = {"spark.ui.enabled": "false", "spark.local.dir": tempfile.gettempdir()}
+    spark = open_session(master, app_name="tiered_index bench", settings=quiet)
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
 
 
 def _share(number: Column, seed: int) -> Column:
@@ -92,6 +101,7 @@ def write(spark: SparkSession, folder: Path, entries: int) -> None:
     number = F.when(F.col("id") % _ABSENT_ONE_IN == 0, F.col("id") + _ABSENT).otherwise(number)
     wanted = spark.range(0, count, 1, 4).select(*columns(number, entries)).select("topic", "key").distinct()
     wanted.coalesce(2).write.parquet(str(folder / KEYS_FILE))
+    spark.read.parquet(str(folder / KEYS_FILE)).limit(_FEW).coalesce(1).write.parquet(str(folder / FEW_KEYS))
 
 
 def main(folder: str, entries: str, master: str) -> None:

@@ -55,7 +55,7 @@ _WRONG = {
 
 
 @contextlib.contextmanager
-def _database(folder: Path) -> Iterator[Any]:
+def _database(folder: Path, keys: str = KEYS_FILE) -> Iterator[Any]:
     """A database with the views `source` and `keys`."""
     import duckdb
 
@@ -65,7 +65,7 @@ def _database(folder: Path) -> Iterator[Any]:
         "preserve_insertion_order": False,
     }
     with duckdb.connect(config=settings) as db:
-        for name, files in (("source", SOURCE), ("keys", KEYS_FILE)):
+        for name, files in (("source", SOURCE), ("keys", keys)):
             db.sql(f"CREATE VIEW {name} AS FROM '{folder / files}/*.parquet'")
         yield db
 
@@ -120,6 +120,13 @@ def hottest(folder: Path) -> tuple[str, str, int]:
         return found
 
 
+def count(folder: Path, keys: str) -> int:
+    """Return the number of messages of the keys in a file."""
+    with _database(folder, keys) as db:
+        found: int = db.sql(f"SELECT count(*) FROM '{folder / FOUND}' JOIN keys USING (topic, key)").fetchone()[0]
+        return found
+
+
 def older(folder: Path, second: int, topic: str, key: str) -> int:
     """Return the number of messages before `second`, without those of a key."""
     with _database(folder) as db:
@@ -130,17 +137,18 @@ def older(folder: Path, second: int, topic: str, key: str) -> int:
         return found
 
 
-def check(folder: Path, answers: Path) -> dict[str, int]:
+def check(folder: Path, answers: Path, keys: str = KEYS_FILE) -> dict[str, int]:
     """Compare the answers of a bulk lookup with the source; return how many keys and entries were compared.
 
     Up to 64 messages of a key must be in its answer, the newest ones where it has more. Raises `RuntimeError` where an
     answer is wrong.
     """
-    with _database(folder) as db:
+    with _database(folder, keys) as db:
         db.sql(
             f"""
             CREATE TEMP TABLE wanted AS SELECT topic, key, timestamp_ms // 1000 AS second, {_IDENTITY} AS identity,
-            row_number() OVER (PARTITION BY topic, key ORDER BY second DESC) AS place FROM '{folder / FOUND}'
+            row_number() OVER (PARTITION BY topic, key ORDER BY second DESC) AS place
+            FROM '{folder / FOUND}' SEMI JOIN keys USING (topic, key)
             """
         )
         db.sql(
@@ -153,8 +161,8 @@ def check(folder: Path, answers: Path) -> dict[str, int]:
             (wrong,) = db.sql(f"SELECT count(*) FROM ({rows})").fetchone()
             if wrong:
                 raise RuntimeError(f"{answers}: {wrong:,} {problem}")
-        keys, entries = db.sql("SELECT count(DISTINCT (topic, key)), count(position) FROM given").fetchone()
-        return {"keys_checked": keys, "entries_checked": entries}
+        counted, entries = db.sql("SELECT count(DISTINCT (topic, key)), count(position) FROM given").fetchone()
+        return {"keys_checked": counted, "entries_checked": entries}
 
 
 _TASKS: dict[str, Callable[[Path], Any]] = {"find": find, "sort": sort, "look_up_sorted": look_up_sorted}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.billion import oracle
-from tests.benchmarks.billion.data import BEGIN_S, CHANGED, DAY_LESS, DAY_S, KEYS_FILE, SOURCE
+from tests.benchmarks.billion.data import BEGIN_S, CHANGED, DAY_LESS, DAY_S, FEW_KEYS, KEYS_FILE, SOURCE
 from tests.benchmarks.billion.watch import measured
 from tests.support.later import Later
 from tiered_index.clock import SystemClock
@@ -47,9 +47,9 @@ class Run:
         self._kept = self.folder / "steps.json"
         self.steps = json.loads(self._kept.read_text()) if self._kept.exists() else {}
 
-    def run(self, *, with_spark_parquet: bool) -> dict[str, dict[str, Any]]:
+    def run(self, *, with_sparks_ways: bool) -> dict[str, dict[str, Any]]:
         """Run all steps that have not ended; return the figures of all."""
-        for name, made, work in self._all(with_spark_parquet):
+        for name, made, work in self._all(with_sparks_ways):
             if name in self.steps:
                 continue
             self.tell(name)
@@ -58,9 +58,9 @@ class Run:
             self._kept.write_text(json.dumps(self.steps, indent=1))
         return self.steps
 
-    def _all(self, with_spark_parquet: bool) -> Iterator[tuple[str, Sequence[str], Callable[[], dict[str, Any]]]]:
+    def _all(self, with_sparks_ways: bool) -> Iterator[tuple[str, Sequence[str], Callable[[], dict[str, Any]]]]:
         """Yield name, paths that the step makes, and the step."""
-        source = (SOURCE, DAY_LESS, CHANGED, KEYS_FILE)
+        source = (SOURCE, DAY_LESS, CHANGED, KEYS_FILE, FEW_KEYS)
         yield "messages", source, partial(self._module, "data", self.folder, self.entries, self.master)
         yield "messages of the keys (DuckDB)", (oracle.FOUND,), partial(self._module, "oracle", self.folder, "find")
         yield "build", (BY_SPARK,), partial(self._build, "spark", "build", "--source", SOURCE, "--window", "1d")
@@ -72,6 +72,7 @@ class Run:
         yield "merge to 30 days", (), partial(self._build, "spark", "merge", "--window", "30d")
         yield "delete the merged tables", (), partial(self._sweep, BY_SPARK)
         yield "million keys", (ANSWERS,), partial(self._look_up, BY_SPARK)
+        yield "thousand keys", (ANSWERS,), partial(self._look_up, BY_SPARK, FEW_KEYS)
         yield "single keys", (), partial(self._singles, BY_SPARK)
         yield "verify --deep", (), partial(self._command, BY_SPARK, "verify", "--deep")
         yield "du", (), partial(self._command, BY_SPARK, "du")
@@ -89,15 +90,26 @@ class Run:
         yield "sorted Parquet (DuckDB)", (oracle.SORTED,), sort
         yield "keys in it (DuckDB)", (), partial(self._module, "oracle", self.folder, "look_up_sorted")
         yield "delete the sorted Parquet", (), partial(self._delete, oracle.SORTED)
-        if with_spark_parquet:
-            yield "sorted buckets (Spark)", (BUCKETS,), partial(self._module, "buckets", self.folder, self.master)
-            yield "million keys in them (Spark)", (), partial(self._module, "buckets", self.folder, self.master, "join")
+        if with_sparks_ways:
+            yield "start of Spark", (), partial(self._spark, "start")
+            yield "build of a DataFrame", (), partial(self._spark, "frame")
+            yield "sorted Parquet (Spark)", (), partial(self._spark, "sort")
+            yield "sorted buckets (Spark)", (BUCKETS,), partial(self._spark, "buckets")
+            yield "million keys joined (Spark)", (), partial(self._spark, "join")
+            yield "thousand keys joined (Spark)", (), partial(self._spark, "join_few")
             yield "delete the buckets", (), partial(self._delete, BUCKETS)
 
     def _module(self, name: str, *arguments: object) -> dict[str, Any]:
         command = [sys.executable, "-m", f"tests.benchmarks.billion.{name}", *map(str, arguments)]
         figures, document = measured(command, self.folder)
         return {**figures, **(document or {})}
+
+    def _spark(self, task: str) -> dict[str, Any]:
+        figures = self._module("ways", task, self.folder, self.master)
+        if "joined" in figures:
+            wanted = oracle.count(self.folder, FEW_KEYS if task == "join_few" else KEYS_FILE)
+            self._require(figures["joined"], wanted, task)
+        return figures
 
     def _run(self, place: str, *arguments: object, codes: Sequence[int] = (0,)) -> tuple[dict[str, Any], Any]:
         where = ("--storage", f"file://{self.folder / place}", "--json", "--quiet", *_SETTINGS)
@@ -124,11 +136,11 @@ class Run:
             raise RuntimeError(f"the audit of {source} counts {document['differences']}")
         return {**figures, **_requests(document), "differences": counts}
 
-    def _look_up(self, place: str) -> dict[str, Any]:
+    def _look_up(self, place: str, keys: str = KEYS_FILE) -> dict[str, Any]:
         out = self.folder / ANSWERS
-        asked = ("--keys", KEYS_FILE, "--out", out, "--max", oracle.MAX_COUNT, "--master", self.master)
+        asked = ("--keys", keys, "--out", out, "--max", oracle.MAX_COUNT, "--master", self.master)
         figures, document = self._run(place, "spark", "lookup", *asked)
-        checked = oracle.check(self.folder, out)
+        checked = oracle.check(self.folder, out, keys)
         shutil.rmtree(out)
         return {**figures, **_requests(document), **checked}
 
@@ -153,7 +165,7 @@ class Run:
         return {**figures, **_requests(document)}
 
     def _put(self) -> dict[str, Any]:
-        figures = self._module("alone", self.folder, self.folder / ROOT, f"file://{self.folder / ALONE}")
+        figures = self._module("ways", "put", self.folder, self.folder / ROOT, f"file://{self.folder / ALONE}")
         self._require(figures["entries"], self.entries, "one process")
         return {**figures, "stored_bytes": self._stored(ALONE)}
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tests.benchmarks.machine.setting import absent_keys, batch, key_array, keys_of
+from tests.benchmarks.messages import absent_keys, batch, key_array, keys_of
 
 HOT_KEYS = 20
 _DAYS = 30

@@ -1,4 +1,6 @@
-"""Interleaved rounds of stores over one server: build each store once, then look keys up in each in turn.
+"""`make bench SUITE=cold`: the same entries in object storage, here and in other stores, over one S3 server.
+
+The server runs here, counts requests, and delays each. Each store is built once. Then keys are looked up in turn.
 
 This process starts every process of a store. One builds the store, without delay. A warm one stays open for all rounds:
 it knows the metadata, but its data is cold. Every lookup has a new key, and no store caches data. Other processes look
@@ -10,28 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import itertools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from tests.benchmarks.cold_peers.data import HOT_KEYS, Data
+from tests.benchmarks.report import TOP, Measured, compared, finish, note, numbers, options, scratch
 from tests.support.child import Child
 from tests.support.s3_server import CREDENTIALS, REGION
 from tiered_index._version import __version__
 from tiered_index.storage.prices import PriceTable
 
-_TOP = Path(__file__).parents[3]
 _BUCKET = "bench"
 _MAX_COUNT = 64
 _PRICES = PriceTable()
@@ -56,13 +57,30 @@ class Column:
 
 COLUMNS = {
     "files": Column("tiered_index, 240 files", "ours", warm={"warm": True}, follows=True),
-    "days": Column("tiered_index, 1d tables", "ours", base="files", build={"window": "1d"}, warm={"warm": True}),
     "month": Column("tiered_index, 30d table", "ours", base="files", build={"window": "30d"}, warm={"warm": True}),
     "slatedb": Column("SlateDB", "slatedb", ("slatedb",), follows=True),
-    "lance": Column("Lance", "lance", ("pylance",)),
-    "prewarmed": Column("Lance, prewarmed", "lance", ("pylance",), base="lance", build=None, warm={"prewarm": True}),
+    "lance": Column("Lance, prewarmed", "lance", ("pylance",), warm={"prewarm": True}),
     "parquet": Column("Parquet by pyarrow", "parquet", ("pyarrow",)),
     "duckdb": Column("DuckDB", "duckdb", ("duckdb", "duckdb-extension-httpfs"), base="parquet", build=None),
+}
+
+
+FIGURES = {
+    "process ms": "a new process, one lookup, ms",
+    "process requests": "... requests",
+    "key ms": "a key of weeks, p50 ms",
+    "key requests": "... requests",
+    "key USD": "... USD per million",
+    "absent ms": "absent key, p50 ms",
+    "hot ms": "newest 64 of a hot key, p50 ms",
+    "many ms": "1,000 keys, ms",
+    "many MB": "... MB",
+    "at once": "lookups per second, 32 at once",
+    "memory": "peak memory, MiB",
+    "stored": "stored, bytes per entry",
+    "build": "build, CPU s",
+    "fresh": "written to readable elsewhere, s",
+    "fresh USD": "... cost of one entry and 100 lookups per second, USD per day",
 }
 
 
@@ -79,10 +97,6 @@ class Amounts:
     fresh: int = 5
     files: int = 240
     delay_ms: float = 30.0
-
-
-class _Failed(RuntimeError):
-    pass
 
 
 class DelayedServer(Child):
@@ -137,15 +151,14 @@ class _Cost:
 class _Worker(Child):
     """A process of a store. Requests and answers are lines of JSON."""
 
-    def __init__(self, python: str, endpoint_url: str, job: dict[str, Any]) -> None:
+    def __init__(self, endpoint_url: str, job: dict[str, Any]) -> None:
         self._what = f"{job['module']} in phase {job['phase']}"
-        environment = _environment(endpoint_url, job["module"] != "ours")
-        super().__init__(*_program(job), python=python, env=environment)
+        super().__init__(*_program(job), env=_environment(endpoint_url, job["module"] != "ours"))
 
     def answer(self) -> dict[str, Any]:
         """Return the next document that the process writes."""
         if not (line := self.line()):
-            raise _Failed(f"{self._what} failed: see above")
+            raise RuntimeError(f"{self._what} failed: see above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -164,76 +177,65 @@ def _environment(endpoint_url: str, peer: bool) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(left_out)},
         **CREDENTIALS,
-        "PYTHONPATH": str(_TOP),
+        "PYTHONPATH": str(TOP),
         # SlateDB's object store reads these names; this index would ask boto3 for the credentials
         **({"AWS_REGION": REGION, "AWS_ENDPOINT": endpoint_url, "AWS_ALLOW_HTTP": "true"} if peer else {}),
     }
 
 
-def versions(python: str, columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return each column's versions, by column, and the reasons for columns that are left out, by title."""
-    found, skipped = {}, {}
+def versions(columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return each column's versions, by column, and the packages that other columns lack, by title."""
+    found, lacking = {}, {}
     for name in columns:
-        column = COLUMNS[name]
-        if not column.packages:
-            found[name] = __version__
-            continue
-        job = {"module": "worker", "phase": "packages", "packages": column.packages}
-        done = subprocess.run([python, *_program(job)], env=_environment("", True), stdout=-1, check=True)
-        said = json.loads(done.stdout)
-        if missing := [package for package, version in said.items() if version is None]:
-            skipped[column.title] = f"{', '.join(missing)} not installed for {python}"
+        known, missing = {}, []
+        for package in COLUMNS[name].packages:
+            try:
+                known[package] = version(package)
+            except PackageNotFoundError:
+                missing.append(package)
+        if missing:
+            lacking[COLUMNS[name].title] = ", ".join(missing)
         else:
-            found[name] = ", ".join(f"{package} {version}" for package, version in said.items())
-    return found, skipped
+            found[name] = ", ".join(f"{package} {each}" for package, each in known.items()) or __version__
+    return found, lacking
 
 
-def run(
-    columns: Sequence[str], entries: int, amounts: Amounts, python: str, folder: Path, note: Callable[[str], None]
-) -> dict[str, Any]:
-    """Measure columns in a folder; return the part of the document for this size.
-
-    Before each step, the function calls `note` with the number of finished steps. Raises `RuntimeError` for a wrong
-    answer, and if a process fails.
-    """
+def run(columns: Sequence[str], entries: int, amounts: Amounts, folder: Path) -> dict[str, Measured]:
+    """Measure columns in a folder, and return their figures. Raises `RuntimeError` for a wrong answer."""
     data = Data(entries, amounts.files)
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in columns}
-    done = itertools.count()
-    note(next(done), "writing the source")
+    found: dict[str, Measured] = {name: {} for name in columns}
     source = folder / "source"
-    source.mkdir()
+    for place in (source, folder / "objects"):
+        place.mkdir()
     for number, entries_of_file in enumerate(data.files()):
         with pa.ipc.new_file(source / f"{number:04}.arrow", entries_of_file.schema) as file:
             file.write_batch(entries_of_file)
-    (folder / "objects").mkdir()
     with DelayedServer(folder / "objects") as server, contextlib.ExitStack() as opened:
-        run_of = _Run(data, amounts, python, server, source)
+        run_of = _Run(data, amounts, server, source)
         for name in columns:
-            note(next(done), f"building {COLUMNS[name].title}")
+            note(f"building {COLUMNS[name].title}")
             found[name] |= run_of.built(name)
             if "build" in found[name] and (base := COLUMNS[name].base) is not None:
                 found[name]["build"][0] += found[base]["build"][0]  # a merge needs the files
-        shutil.rmtree(source)
         server.delay(amounts.delay_ms)
         workers = {name: opened.enter_context(run_of.opened(name)) for name in columns}
         for number in range(amounts.rounds):
             # each round begins with a different column
             for name in [*columns[number % len(columns) :], *columns[: number % len(columns)]]:
-                note(next(done), f"round {number + 1} of {amounts.rounds}: {COLUMNS[name].title}")
+                note(f"round {number + 1} of {amounts.rounds}: {COLUMNS[name].title}")
                 for figure, value in run_of.measured(name, workers[name], number).items():
                     found[name].setdefault(figure, []).append(value)
         for name in columns:
             found[name]["memory"] = [workers[name].ask(task="memory")["mib"]]
             if COLUMNS[name].follows:
                 found[name] |= run_of.followed(name)
-    return {"entries": entries, "columns": found}
+    return found
 
 
 @dataclass
 class _Run:
     data: Data
     amounts: Amounts
-    python: str
     server: DelayedServer
     source: Path
 
@@ -243,11 +245,8 @@ class _Run:
         place = {"endpoint_url": self.server.endpoint_url, "bucket": _BUCKET, "prefix": prefix}
         return {"module": column.module, "phase": phase, "place": place, **more}
 
-    def _python(self, name: str) -> str:
-        return self.python if COLUMNS[name].packages else sys.executable
-
     def _worker(self, name: str, job: dict[str, Any]) -> _Worker:
-        return _Worker(self._python(name), self.server.endpoint_url, job)
+        return _Worker(self.server.endpoint_url, job)
 
     def built(self, name: str) -> dict[str, list[float]]:
         """Build a column; return its bytes per entry and the CPU seconds."""
@@ -294,10 +293,9 @@ class _Run:
             cost = self.server.counts()
             self._check(name, said["answers"], [data.expected(n) for n in drawn.tolist()])
             if task == "many":
-                figures |= {"many ms": said["wall_ms"], "many requests": cost.requests, "many MB": cost.bytes / 1e6}
-                figures |= {"many CPU": said["cpu_ms"]}
+                figures |= {"many ms": said["wall_ms"], "many MB": cost.bytes / 1e6}
             else:
-                figures |= {"at once": len(drawn) / said["wall_ms"] * 1e3, "at once CPU": said["cpu_ms"] / len(drawn)}
+                figures["at once"] = len(drawn) / said["wall_ms"] * 1e3
         return figures
 
     def _each(
@@ -311,34 +309,25 @@ class _Run:
             f"{kind} ms": statistics.median(said["walls_ms"]),
             f"{kind} requests": cost.requests / len(keys),
             f"{kind} USD": cost.usd / len(keys) * 1e6,
-            f"{kind} CPU": said["cpu_ms"],
         }
 
     def _processes(self, name: str, number: int) -> dict[str, float]:
-        walls, cpus, costs = [], [], []
+        walls, requests = [], []
         drawn = self.data.drawn(self.amounts.processes, number + 1)
         for key_number, key in zip(drawn.tolist(), self.data.texts(drawn), strict=True):
             job = self._job(name, "once", key=key, count=_MAX_COUNT)
             self.server.counts()
-            started_s, before = time.perf_counter(), os.times()
+            started_s = time.perf_counter()
             said = subprocess.run(
-                [self._python(name), *_program(job)],
+                [sys.executable, *_program(job)],
                 env=_environment(self.server.endpoint_url, bool(COLUMNS[name].packages)),
                 stdout=-1,
                 check=True,
             )
-            after = os.times()
             walls.append((time.perf_counter() - started_s) * 1e3)
-            spent = (after.children_user - before.children_user, after.children_system - before.children_system)
-            cpus.append(sum(spent) * 1e3)
-            costs.append(self.server.counts())
+            requests.append(self.server.counts().requests)
             self._check(name, json.loads(said.stdout)["answers"], [self.data.expected(key_number)])
-        return {
-            "process ms": statistics.median(walls),
-            "process CPU": statistics.median(cpus),
-            "open requests": statistics.median(cost.requests for cost in costs),
-            "open KiB": statistics.median(cost.bytes for cost in costs) / 1024,
-        }
+        return {"process ms": statistics.median(walls), "process requests": statistics.median(requests)}
 
     def followed(self, name: str) -> dict[str, list[float]]:
         """Put entries in one process and read them in another; return the seconds between, and the price of a day."""
@@ -367,4 +356,34 @@ class _Run:
     def _check(name: str, answers: list[Any], expected: list[Any]) -> None:
         for answer, wanted in zip(answers, expected, strict=True):
             if answer != wanted:
-                raise _Failed(f"{COLUMNS[name].title} answered {answer} in place of {wanted}")
+                raise RuntimeError(f"{COLUMNS[name].title} answered {answer} in place of {wanted}")
+
+
+def main(suite: str, arguments: list[str]) -> None:
+    """Measure, and print a table for each size."""
+    parser = options(suite, __doc__, rounds=3)
+    parser.add_argument("--entries", type=numbers, default=[5_000_000, 20_000_000], help="sizes, by commas")
+    parser.add_argument("--only", default=",".join(COLUMNS), help="the columns, by commas")
+    parser.add_argument("--delay", type=float, default=30.0, help="delay of each request in milliseconds")
+    given = parser.parse_args(arguments)
+    # a column may start from another column's objects
+    wanted = {part for name in given.only.split(",") for part in (COLUMNS[name].base, name)}
+    found, lacking = versions([name for name in COLUMNS if name in wanted])
+    for title, packages in lacking.items():
+        note(f"{title} is left out: {packages} not installed")
+    chosen = [name for name in found if COLUMNS[name].base is None or COLUMNS[name].base in found]
+    amounts = Amounts(rounds=given.rounds, delay_ms=given.delay)
+    document: dict[str, Any] = {
+        "amounts": asdict(amounts),
+        "versions": found,
+        "left out": lacking,
+        "sizes": {},
+        "tables": {},
+    }
+    for size in given.entries:
+        with scratch(given.root_dir) as folder:
+            measured = run(chosen, size, amounts, folder)
+        document["sizes"][str(size)] = measured
+        titled = {COLUMNS[name].title: figures for name, figures in measured.items()}
+        document["tables"][f"{size:,} entries, {given.rounds} rounds"] = compared(titled, FIGURES, {"at once"})
+        finish(given, document)

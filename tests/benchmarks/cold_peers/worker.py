@@ -1,13 +1,12 @@
 """A process of one store: builds it, or looks up one key and ends, or answers its parent until that process ends.
 
-The argument is a JSON object: `module`, `phase` (``build``, ``once``, ``serve``, ``write``, ``packages``), `place`, and
+The argument is a JSON object: `module`, `phase` (``build``, ``once``, ``serve``, ``write``), `place`, and
 more fields for the phase. The time of a new process runs from its start to its end, so this module imports only the
 modules that every process needs. CPU time is that of all threads.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
@@ -51,13 +50,12 @@ def _serve(system: Any, job: dict[str, Any]) -> None:
 def _each(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Look keys up one after another. A store can have a separate call for hot keys."""
     look_up = getattr(reader, "lookup_hot", reader.lookup) if asked["hot"] else reader.lookup
-    answers, walls_ms, before_s = [], [], time.process_time()
+    answers, walls_ms = [], []
     for key in asked["keys"]:
         started_s = time.perf_counter()
         answers.append(look_up(key, asked["count"]))
         walls_ms.append((time.perf_counter() - started_s) * 1e3)
-    cpu_ms = (time.process_time() - before_s) * 1e3 / len(answers)
-    return {"answers": answers, "walls_ms": walls_ms, "cpu_ms": cpu_ms}
+    return {"answers": answers, "walls_ms": walls_ms}
 
 
 def lookup_at_once(reader: Any, keys: list[str]) -> Any:
@@ -72,10 +70,9 @@ def lookup_at_once(reader: Any, keys: list[str]) -> Any:
 def _together(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
     own = getattr(reader, "lookup_many" if asked["task"] == "many" else "lookup_at_once", None)
     look_up = own or partial(lookup_at_once, reader)
-    started_s, before_s = time.perf_counter(), time.process_time()
+    started_s = time.perf_counter()
     answers = look_up(asked["keys"])
-    wall_ms, cpu_ms = (time.perf_counter() - started_s) * 1e3, (time.process_time() - before_s) * 1e3
-    return {"answers": answers, "wall_ms": wall_ms, "cpu_ms": cpu_ms}
+    return {"answers": answers, "wall_ms": (time.perf_counter() - started_s) * 1e3}
 
 
 def _seen(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
@@ -113,18 +110,7 @@ def _say(document: dict[str, Any]) -> None:
     print(json.dumps(document), flush=True)
 
 
-def _packages(system: Any, job: dict[str, Any]) -> None:
-    """Print the versions of the job's packages, None for one that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found: dict[str, str | None] = dict.fromkeys(job["packages"])
-    for name in found:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    _say(found)
-
-
-_PHASES = {"build": _build, "once": _once, "serve": _serve, "write": _write, "packages": _packages}
+_PHASES = {"build": _build, "once": _once, "serve": _serve, "write": _write}
 _TASKS = {"each": _each, "many": _together, "at_once": _together, "memory": _memory, "seen": _seen}
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tests.benchmarks.machine.setting import absent_keys, batch, key_array, keys_of
+from tests.benchmarks.messages import absent_keys, batch, key_array, keys_of
 
 ROW = np.dtype(
     [("key", ">i8"), ("offset", ">i8"), ("queue_id", ">i4"), ("topic_id", ">i4"), ("size", ">i4"), ("second", ">i4")]

@@ -69,9 +69,6 @@ class DuckDb(Peer):
         found = self._db.execute(self._source.format('"key" IN (SELECT "key" FROM wanted)')).fetchnumpy()
         return list(zip(found["key"].tolist(), found["offset"].tolist(), strict=True))
 
-    def idle_call(self, key: str) -> None:
-        self._db.execute("SELECT $1", [hash_of(key)]).fetchall()
-
     def settle(self) -> None:
         written = self.folder / "entries.parquet.new"
         self._db.execute(

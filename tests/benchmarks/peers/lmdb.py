@@ -54,11 +54,6 @@ class Lmdb(Peer):
             found = cursor.getmulti(wanted, dupdata=True, dupfixed_bytes=size, keyfixed=True)
             return np.frombuffer(bytes(found), ROW)
 
-    def idle_call(self, key: str) -> None:
-        _KEY.pack(hash_of(key))
-        with self._env.begin(self._entries) as transaction, transaction.cursor():
-            pass
-
     def settle(self) -> None:
         compact = self.folder / "compact"
         compact.mkdir()

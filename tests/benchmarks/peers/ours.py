@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.machine.setting import TOPIC
 from tests.benchmarks.memory import disk_bytes
+from tests.benchmarks.messages import TOPIC
 from tests.benchmarks.peers.protocol import Peer
 from tiered_index import IndexReader, IndexService, __version__, merge
 from tiered_index.format.layout import PRESETS
@@ -56,9 +56,6 @@ class Ours(Peer):
     def lookup_many(self, keys: list[str]) -> Any:
         answers = self._index.query_many([(TOPIC, key) for key in keys])
         return answers.starts, answers.rows
-
-    def idle_call(self, key: str) -> None:
-        """Do nothing: there is no driver."""
 
     def settle(self) -> None:
         self._index.seal()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +30,6 @@ class Peer(ABC):
     name: str
     modules: tuple[str, ...] = ()
     """The modules that must be importable."""
-    programs: tuple[str, ...] = ()
-    """The programs that must be installed."""
     tells_keys_apart = True
     """Whether answers have only the key's entries. Otherwise they can have those of other keys with an equal hash."""
     survives_reading = True
@@ -47,8 +44,7 @@ class Peer(ABC):
     def missing(cls) -> str | None:
         """Return the reason why the peer can't run here, or None."""
         modules = [f"Python module {name}" for name in cls.modules if importlib.util.find_spec(name) is None]
-        programs = [f"program {name}" for name in cls.programs if shutil.which(name) is None]
-        return ", ".join(modules + programs) + " not installed" if modules or programs else None
+        return ", ".join(modules) + " not installed" if modules else None
 
     @classmethod
     def version(cls) -> str:
@@ -77,10 +73,6 @@ class Peer(ABC):
     def lookup_many(self, keys: list[str]) -> Any:
         """Return the entries of many keys, by the batch interface if there is one; every column decoded."""
 
-    def idle_call(self, key: str) -> None:
-        """Make the cheapest call of the same interface: the driver's share of a lookup."""
-        hash_of(key)
-
     @abstractmethod
     def settle(self) -> None:
         """Finish every compaction, so that the store has its final form."""
@@ -96,10 +88,6 @@ class Peer(ABC):
     def reader(self) -> Peer | None:
         """Return another way to look up in the settled store, not opened yet. It is measured separately."""
         return None
-
-    def server_pids(self) -> list[int]:
-        """Return the ids of the processes that work for this one."""
-        return []
 
     def offsets(self, answer: Any) -> list[int]:
         """Return the offsets in the result of `lookup`. Not timed."""

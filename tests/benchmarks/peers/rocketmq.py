@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.machine.setting import TOPIC
 from tests.benchmarks.memory import disk_bytes
+from tests.benchmarks.messages import TOPIC
 from tests.benchmarks.peers.ours import files_of
 from tests.benchmarks.peers.protocol import Peer
 from tiered_index import IndexService, __version__
@@ -100,9 +100,6 @@ class RocketMq(Peer):
 
     def lookup_many(self, keys: list[str]) -> Any:
         return [self.lookup(key) for key in keys]
-
-    def idle_call(self, key: str) -> None:
-        key_hash(TOPIC, key, "mask")
 
     def settle(self) -> None:
         index = self._serve()

@@ -93,10 +93,6 @@ class RocksDb(Peer):
             pairs.next()
         return rows
 
-    def idle_call(self, key: str) -> None:
-        _PREFIX.pack(hash_of(key))
-        self._db.iter(self._read).valid()
-
     def settle(self) -> None:
         self._db.flush()
         # forced, so that the bottom level's compression rewrites files that would only move there

@@ -56,9 +56,6 @@ class Sqlite(Peer):
             found += self._db.execute(f"SELECT * FROM entries WHERE key IN ({marks})", wanted).fetchall()
         return found
 
-    def idle_call(self, key: str) -> None:
-        self._db.execute("SELECT ?", (hash_of(key),)).fetchall()
-
     def settle(self) -> None:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

@@ -5,8 +5,7 @@
 - `read`: open the settled store, whose files are not in the page cache, and look keys up.
 - `pause`: put small batches into a store with small buffers while it compacts.
 
-Wrong answers raise. CPU time, bytes and memory are those of this process and of the peer's servers. They do not include
-the making of entries.
+Wrong answers raise. CPU time, bytes and memory are those of this process, without the making of entries.
 """
 
 from __future__ import annotations
@@ -24,11 +23,24 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.memory import memory_bytes, proc_lines, times
+from tests.benchmarks.memory import memory_bytes, proc_lines
 from tests.benchmarks.peers.data import ROW, Data
+from tests.benchmarks.peers.duckdb import DuckDb
+from tests.benchmarks.peers.lmdb import Lmdb
+from tests.benchmarks.peers.ours import Ours
 from tests.benchmarks.peers.protocol import Peer
-from tests.benchmarks.peers.registry import PEERS
+from tests.benchmarks.peers.rocketmq import RocketMq
+from tests.benchmarks.peers.rocksdb import RocksDb
+from tests.benchmarks.peers.sqlite import Sqlite
 
+PEERS: dict[str, type[Peer]] = {
+    "tiered_index": Ours,
+    "rocketmq": RocketMq,
+    "rocksdb": RocksDb,
+    "lmdb": Lmdb,
+    "sqlite": Sqlite,
+    "duckdb": DuckDb,
+}
 _BUDGET_S = 5.0
 """The greatest duration of the lookups of one kind."""
 _FEWEST = 50
@@ -53,48 +65,35 @@ class Job:
 
 
 class Usage:
-    """The use of this process since `mark` and of the peer's servers, since `mark` or since they began."""
+    """The use of this process since `mark`."""
 
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-        self._own = self._sample(os.getpid())
-        self._servers = [0.0, 0.0]
+    def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
         self._resident = memory_bytes("self", "VmRSS")
+        self.mark()
 
     def mark(self) -> None:
         """Begin to count here."""
-        self._own = self._sample(os.getpid())
-        self._servers = self._server_sum()
+        self._cpu_s, self._written = time.process_time(), _written_bytes()
 
     @property
     def cpu_s(self) -> float:
         """CPU seconds."""
-        return self._difference(0)
+        return time.process_time() - self._cpu_s
 
     @property
-    def written_bytes(self) -> float:
+    def written_bytes(self) -> int:
         """Bytes that were written to the device, or will be."""
-        return self._difference(1)
+        return _written_bytes() - self._written
 
     @property
-    def peak_bytes(self) -> int:
+    def peak_mib(self) -> float:
         """The greatest resident memory above that of the process before it opened the peer."""
-        servers = sum(memory_bytes(pid, "VmHWM") for pid in self._peer.server_pids())
-        return memory_bytes("self", "VmHWM") - self._resident + servers
+        return (memory_bytes("self", "VmHWM") - self._resident) / (1 << 20)
 
-    def _difference(self, which: int) -> float:
-        own, servers = self._sample(os.getpid()), self._server_sum()
-        return own[which] - self._own[which] + servers[which] - self._servers[which]
 
-    def _server_sum(self) -> list[float]:
-        samples = [self._sample(pid) for pid in self._peer.server_pids()]
-        return [sum(sample[which] for sample in samples) for which in (0, 1)]
-
-    @staticmethod
-    def _sample(pid: int) -> list[float]:
-        cpu_s = time.process_time() if pid == os.getpid() else times(pid)[1]
-        return [cpu_s, float(proc_lines(f"{pid}/io")["write_bytes"])]
+def _written_bytes() -> int:
+    return int(proc_lines("self/io")["write_bytes"])
 
 
 def check(peer: Peer, data: Data, number: int, offsets: list[int]) -> None:
@@ -126,36 +125,31 @@ def main(argument: str) -> None:
 
 
 def _write(job: Job, peer: Peer, data: Data) -> dict[str, float]:
-    usage = Usage(peer)
+    usage = Usage()
     peer.open()
     usage.mark()
-    wall_s, made_s, prepared_s, _ = _put(peer, data, job.commit_entries)
+    made_s, calls = _put(peer, data, job.commit_entries)
     figures = {
         "ingest CPU": (usage.cpu_s - made_s) / data.entries * 1e6,
-        "ingest driver CPU": prepared_s / data.entries * 1e6,
-        "ingest wall": wall_s / data.entries * 1e6,
-        "memory writing": usage.peak_bytes / (1 << 20),
+        "ingest wall": sum(calls) / data.entries * 1e6,
+        "memory writing": usage.peak_mib,
     }
     figures |= _lookups(job, peer, data, usage, "hot", job.seed)
     figures |= _many(job, peer, data, usage, "hot")
     return figures | {"bytes written": usage.written_bytes / (data.entries * ROW.itemsize)}
 
 
-def _put(peer: Peer, data: Data, rows: int) -> tuple[float, float, float, list[float]]:
-    """Put everything. Return seconds: wall, CPU of making entries and of the driver's share, and each batch's wall."""
-    made_s = prepared_s = 0.0
-    calls: list[float] = []
-    batches = data.batches(rows)
+def _put(peer: Peer, data: Data, rows: int) -> tuple[float, list[float]]:
+    """Put everything. Return the CPU seconds of making entries, and the seconds of each batch."""
+    made_s, calls, batches = 0.0, list[float](), data.batches(rows)
     while True:
         before_s = time.thread_time()
         batch = next(batches, None)
         made_s += time.thread_time() - before_s
         if batch is None:
-            return sum(calls), made_s, prepared_s, calls
-        started_s, before_s = time.perf_counter(), time.thread_time()
-        prepared = peer.prepare(batch)
-        prepared_s += time.thread_time() - before_s
-        peer.put_batch(prepared)
+            return made_s, calls
+        started_s = time.perf_counter()
+        peer.put_batch(peer.prepare(batch))
         calls.append(time.perf_counter() - started_s)
 
 
@@ -211,7 +205,7 @@ def _timed(
 
 
 def _recover(job: Job, peer: Peer, data: Data) -> dict[str, float]:
-    usage = Usage(peer)
+    usage = Usage()
     # each batch once, newest first
     numbers = np.unique(np.append(data.drawn(job.many, job.seed + 1), data.keys - 1))[::-1]
     keys = data.texts(numbers)
@@ -234,12 +228,10 @@ def _recover(job: Job, peer: Peer, data: Data) -> dict[str, float]:
 
 def _read(job: Job, peer: Peer, data: Data) -> dict[str, float]:
     _forget(Path(job.folder))
-    usage = Usage(peer)
-    started_s = time.perf_counter()
+    usage = Usage()
     peer.open()
-    figures = {"open": time.perf_counter() - started_s}
     numbers = data.drawn(max(_FEWEST, job.lookups // 10), job.seed + 2)
-    figures |= _timed("cold lookup", peer.lookup, data.texts(numbers), usage, _checker(peer, data, numbers))
+    figures = _timed("cold lookup", peer.lookup, data.texts(numbers), usage, _checker(peer, data, numbers))
     keys = data.texts(numbers := data.drawn(job.many, job.seed + 3))
     check_many(peer, data, numbers, keys, peer.lookup_many(keys))
     figures |= _lookups(job, peer, data, usage, "settled", job.seed + 4)
@@ -250,8 +242,7 @@ def _read(job: Job, peer: Peer, data: Data) -> dict[str, float]:
             job, reader, data, usage, "reader"
         )
         reader.close()
-    figures |= _timed("driver", lambda key: peer.idle_call(key), keys[: job.lookups], usage, lambda answers: None)
-    figures["memory reading"] = usage.peak_bytes / (1 << 20)
+    figures["memory reading"] = usage.peak_mib
     peer.close()
     return figures | {"stored bytes": peer.stored_bytes() / data.entries}
 
@@ -267,7 +258,7 @@ def _forget(folder: Path) -> None:
 
 def _pause(job: Job, peer: Peer, data: Data) -> dict[str, float]:
     peer.open()
-    *_, calls = _put(peer, data, min(_PAUSE_ROWS, job.commit_entries))
+    _, calls = _put(peer, data, min(_PAUSE_ROWS, job.commit_entries))
     p50, p999 = (np.percentile(calls, (50, 99.9)) * 1e3).tolist()
     numbers = data.drawn(job.many, job.seed)
     keys = data.texts(numbers)

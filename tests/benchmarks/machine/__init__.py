@@ -1,1 +1,0 @@
-"""Suites that measure the engine on this machine."""

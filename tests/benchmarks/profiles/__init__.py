@@ -1,1 +1,0 @@
-"""Profiles of the main operations, with a lower limit of the time of each."""

@@ -1,0 +1,345 @@
+"""`make bench SUITE=service`: lookups a second, latencies and memory of `tiered-index serve`, called over sockets.
+
+Client and service share this machine. The CPU time of the service's process is its own cost. Every answer is checked: a
+wrong one ends the run. The clients use one asyncio loop and no HTTP library. A connection sends one request, waits for
+the whole answer, and sends the next one. A latency is the time from the first byte sent to the last byte received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import multiprocessing
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from tests.benchmarks.memory import memory_bytes, times
+from tests.benchmarks.report import TOP, finish, note, options, percentiles, require, scratch
+from tests.support.object_store import unchunked
+from tests.support.processes import without_settings
+from tiered_index import IndexService
+from tiered_index.client import IndexClient
+from tiered_index.errors import BackPressure
+
+_TOPIC, _PER_KEY, _BEGIN_MS = "orders", 4, 1_700_000_000_000
+_BATCH_KEYS, _WRITTEN_PER_S, _WRITTEN_AT_ONCE = 1_000, 100_000, 5_000
+# different requests of one connection, one after another
+_BATCHES = 64
+_CONNECTIONS, _SLOW, _SLOW_PAUSE_S = 16, 50, 0.2
+# long enough that a slow reader reads the answer for a while
+_HOT_KEY, _HOT_ENTRIES = "hottest", 50_000
+_PUT_AT_ONCE = 100_000
+_MARKER = b'"offset"'
+_STATUS = slice(9, 12)
+COLUMNS = ("answers/s", "p50 ms", "p99 ms", "CPU us", "keys/s", "written/s", "refused", "MiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The bytes of a whole request, and how often `marker` is in its answer's body."""
+
+    data: bytes
+    marker: bytes
+    count: int
+
+
+@dataclass
+class Load:
+    """The results: seconds of each answer, wrong answers, and answers with 503, of too many waiting requests."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    refused: int = 0
+    elapsed_s: float = 0.0
+
+
+class Connection(asyncio.Protocol):
+    """One connection, which sends `requests` until the load ends, at least one."""
+
+    def __init__(self, load: Load, requests: Iterator[Request], until_s: float) -> None:
+        self._load, self._requests, self._until_s = load, requests, until_s
+        self._request: Request | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+        self._ask()
+
+    def _ask(self) -> None:
+        is_over = self._request is not None and time.perf_counter() >= self._until_s
+        if is_over or self._transport.is_closing():
+            self._transport.close()
+            return
+        self._request, self._received = next(self._requests), bytearray()
+        self._began_s = time.perf_counter()
+        self._transport.write(self._request.data)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        body_at = self._received.find(b"\r\n\r\n") + 4
+        if body_at < 4:
+            return
+        head = bytes(self._received[:body_at]).lower()
+        at = head.find(b"content-length:") + 15
+        if at < 15:  # a long answer comes in chunks
+            if not self._received.endswith(b"\r\n0\r\n\r\n"):
+                return
+            self._received[body_at:] = unchunked(bytes(self._received[body_at:]))
+        elif len(self._received) < body_at + int(head[at : head.index(b"\r", at)]):
+            return
+        if head[_STATUS] == b"503":
+            self._load.refused += 1
+        else:
+            assert self._request is not None
+            self._load.latencies_s.append(time.perf_counter() - self._began_s)
+            found = self._received.count(self._request.marker, body_at)
+            if head[_STATUS] != b"200" or found != self._request.count:
+                self._load.wrong.append(f"{found} of {self._request.count}: {bytes(self._received[:300])!r}")
+        self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._load.wrong.append(f"a connection broke off: {exc!r}")
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class SlowReader(asyncio.Protocol):
+    """A client that sends one request and reads a little of its answer at a time, with waits between."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.pause_reading()
+        asyncio.get_running_loop().call_later(_SLOW_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+class Service:
+    """A service under measurement: a separate process."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, entries: int, seconds: float) -> None:
+        self._process, self._entries, self._seconds = process, entries, seconds
+        self._address = (urlsplit(url).hostname or "", urlsplit(url).port or 0)
+        self._host = f"Host: {urlsplit(url).netloc}\r\n".encode()
+
+    def lookups(self, number: int, keys: int) -> Iterator[Request]:
+        """Yield lookups of random keys, for a connection with this number. Every eighth key is absent."""
+        drawn = random.Random(number)
+        for turn in itertools.count():
+            absent = turn % 8 == 7
+            key = f"absent-{drawn.randrange(10**9)}" if absent else _key(drawn.randrange(keys))
+            head = f"GET /v1/query?topic={_TOPIC}&key={key} HTTP/1.1\r\n".encode()
+            yield Request(head + self._host + b"\r\n", _MARKER, 0 if absent else _PER_KEY)
+
+    def batches(self, number: int, keys: int) -> Iterator[Request]:
+        """Yield lookups of many keys at once."""
+        return self._batches(number, keys, b"", _MARKER, _BATCH_KEYS * _PER_KEY)
+
+    def arrow_batches(self, number: int, keys: int) -> Iterator[Request]:
+        """Yield lookups of many keys at once, answered as Arrow streams. Their metadata shows that they are whole."""
+        return self._batches(number, keys, b"accept: application/vnd.apache.arrow.stream\r\n", b'"complete"', 1)
+
+    def _batches(self, number: int, keys: int, accept: bytes, marker: bytes, count: int) -> Iterator[Request]:
+        drawn, made = random.Random(number), list[Request]()
+        # before the clock runs: a request takes the client longer to make than the service to read
+        for _ in range(_BATCHES):
+            asked = [{"topic": _TOPIC, "key": _key(drawn.randrange(keys))} for _ in range(_BATCH_KEYS)]
+            body = json.dumps({"lookups": asked}).encode()
+            head = b"POST /v1/query:batch HTTP/1.1\r\ncontent-type: application/json\r\n" + self._host + accept
+            head += f"content-length: {len(body)}\r\n\r\n".encode()
+            made.append(Request(head + body, marker, count))
+        return itertools.cycle(made)
+
+    def run(
+        self,
+        name: str,
+        requests: Callable[[int, int], Iterator[Request]],
+        keys: int,
+        *,
+        connections: int = _CONNECTIONS,
+        slow_readers: int = 0,
+    ) -> dict[str, Any]:
+        """Return the figures of one load. Raises `RuntimeError` for a wrong answer."""
+        note(name)
+        before_s, load = times(self._process.pid)[1], Load()
+        memory_mib = asyncio.run(self._drive(load, requests, keys, connections, slow_readers))
+        require(load.wrong[:1], [], f"wrong answers of {name}")
+        answers = len(load.latencies_s)
+        p50, p99 = percentiles(load.latencies_s, 50, 99, unit=1e3)
+        return {
+            "name": name,
+            "answers/s": answers / load.elapsed_s,
+            "p50 ms": p50,
+            "p99 ms": p99,
+            "CPU us": None if slow_readers else (times(self._process.pid)[1] - before_s) / answers * 1e6,
+            "keys/s": answers / load.elapsed_s * _BATCH_KEYS if "batches" in name else None,
+            "refused": load.refused,
+            "MiB": memory_mib,
+            "elapsed_s": load.elapsed_s,
+        }
+
+    async def _drive(self, load: Load, requests: Any, keys: int, connections: int, slow_readers: int) -> int:
+        """Send requests for the time of a load, and return the service's memory in MiB meanwhile."""
+        loop, slow = asyncio.get_running_loop(), list[SlowReader]()
+        head = f"GET /v1/query?topic={_TOPIC}&key={_HOT_KEY}&all=true HTTP/1.1\r\nAccept: application/x-ndjson\r\n"
+        for _ in range(slow_readers):
+            one = socket.socket()
+            # small, so that the service must wait for its reader
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.setblocking(False)
+            await loop.sock_connect(one, self._address)
+            reader = SlowReader(head.encode() + self._host + b"\r\n")
+            await loop.create_connection(lambda reader=reader: reader, sock=one)
+            slow.append(reader)
+        of_connections = [requests(number, keys) for number in range(connections)]
+        began_s = time.perf_counter()
+        made = [Connection(load, each, began_s + self._seconds) for each in of_connections]
+        for one in made:
+            await loop.create_connection(lambda one=one: one, *self._address)
+        await asyncio.gather(*(one.ended for one in made))
+        load.elapsed_s = time.perf_counter() - began_s
+        memory = memory_bytes(self._process.pid, "VmRSS") >> 20
+        for reader in slow:
+            reader.transport.abort()
+        return memory
+
+
+def measure(folder: Path, entries: int, seconds: float) -> list[dict[str, Any]]:
+    """Return the figures of each load, with the entries in the writer's file, in caches, and in a storage."""
+    rows, uri = [], (folder / "storage").as_uri()
+    about: dict[str, Any] = {"items": entries + _HOT_ENTRIES + 1, "background": False}
+    with IndexService.open(root=folder / "stored", storage=uri, **about) as index:
+        _fill(lambda columns: (index.put_batch(columns), index.flush()), entries)
+        index.seal()
+        index.run_lifecycle()
+    for place in ("hot", "cached", "cold"):
+        where = ["--storage", uri]
+        if place == "hot":
+            where = ["--root", str(folder / "root"), "--storage", (folder / "hot").as_uri(), "--write"]
+        with _serving(where, cached=place != "cold") as (process, url):
+            service = Service(process, url, entries, seconds)
+            if place == "hot":
+                with IndexClient(url) as client:
+                    _fill(client.put_batch, entries)
+            keys = 200 if place == "cached" else entries // _PER_KEY
+            rows.append(service.run(f"{place}: lookups", service.lookups, keys))
+            for form, batches in (("JSON", service.batches), ("Arrow", service.arrow_batches)):
+                name = f"{place}: batches of {_BATCH_KEYS:,} keys, {form}"
+                rows.append(service.run(name, batches, keys, connections=2))
+            if place == "hot":
+                # last, since new entries become files in other places
+                with _writing(url) as written:
+                    beside = service.run("hot: lookups beside writes", service.lookups, keys)
+                rows.append(beside | {"written/s": written[0] / beside["elapsed_s"]})
+            if place == "cached":
+                name = f"cached: lookups beside {_SLOW} slow readers"
+                rows.append(service.run(name, service.lookups, keys, slow_readers=_SLOW))
+    return rows
+
+
+def _key(number: int) -> str:
+    return f"order-{number:09d}"
+
+
+def _columns(entries: int, start: int, stop: int) -> pa.Table:
+    """Return entries. Those of a key are a quarter of all entries apart. After the last one, all have one key."""
+    numbers = np.arange(start, stop)
+    return pa.table(
+        {
+            "topic": pa.array([_TOPIC] * len(numbers)),
+            "key": [_HOT_KEY if start >= entries else _key(n) for n in (numbers % (entries // _PER_KEY)).tolist()],
+            "queue_id": (numbers % 8).astype(np.int32),
+            "offset": numbers * 1000,
+            "size": np.full(len(numbers), 256, np.int32),
+            "timestamp_ms": _BEGIN_MS + numbers // 10,
+        }
+    )
+
+
+def _fill(put: Callable[[pa.Table], Any], entries: int) -> None:
+    bounds = [*range(0, entries, _PUT_AT_ONCE), entries, entries + _HOT_ENTRIES]
+    for start, stop in itertools.pairwise(bounds):
+        while True:
+            with contextlib.suppress(BackPressure):
+                put(_columns(entries, start, stop))
+                break
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _serving(where: list[str], *, cached: bool) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a service's process and its URL."""
+    own = without_settings() | ({} if cached else {"TIERED_INDEX_BLOCK_CACHE_BYTES": "0"})
+    command = [sys.executable, "-m", "tiered_index", "serve", "--port", "0", "--json", "--quiet", *where]
+    with subprocess.Popen(command, cwd=TOP, env=own, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@contextlib.contextmanager
+def _writing(url: str) -> Iterator[list[int]]:
+    """Put entries in another process meanwhile. At the end the list has the number of puts."""
+    spawn, written = multiprocessing.get_context("spawn"), list[int]()
+    begun, end, count = spawn.Event(), spawn.Event(), spawn.Value("q", 0)
+    writer = spawn.Process(target=_write, args=(url, begun, end, count))
+    writer.start()
+    begun.wait()
+    before = count.value
+    try:
+        yield written
+        while count.value == before and writer.is_alive():
+            time.sleep(0.01)  # a short load ends before the next put
+    finally:
+        end.set()
+        writer.join()
+        written.append(count.value - before)
+
+
+def _write(url: str, begun: Event, end: Event, count: Any) -> None:
+    """Put entries of other keys at a steady rate."""
+    first, began_s = 1 << 40, time.monotonic()
+    with IndexClient(url) as client:
+        while not end.is_set():
+            client.put_batch(_columns(1 << 62, first + count.value, first + count.value + _WRITTEN_AT_ONCE))
+            count.value += _WRITTEN_AT_ONCE
+            begun.set()
+            end.wait(max(0.0, began_s + count.value / _WRITTEN_PER_S - time.monotonic()))
+
+
+def main(suite: str, arguments: list[str]) -> None:
+    """Measure, and print the table."""
+    parser = options(suite, __doc__)
+    parser.add_argument("--entries", type=int, default=1_000_000, help="entries of the index, four per key")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each load")
+    given = parser.parse_args(arguments)
+    with scratch(given.root_dir) as folder:
+        rows = measure(folder, given.entries, given.seconds)
+    cells = [(row["name"], *(row.get(name) for name in COLUMNS)) for row in rows]
+    finish(given, {"rows": rows, "tables": {f"{given.entries:,} entries": [("", *COLUMNS), *cells]}})

@@ -1,1 +1,0 @@
-"""Load on `tiered-index serve` over sockets."""

@@ -1,0 +1,222 @@
+"""The checks of the suites find every kind of wrong answer, and the stores of a comparison return what was put."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.benchmarks.billion import oracle
+from tests.benchmarks.billion.data import KEYS_FILE, SOURCE
+from tests.benchmarks.cold_peers.data import HOT_KEYS
+from tests.benchmarks.cold_peers.data import Data as StoredData
+from tests.benchmarks.cold_peers.run import _environment, _Run
+from tests.benchmarks.cold_peers.server import Delayed
+from tests.benchmarks.machine import require_answers
+from tests.benchmarks.peers.data import Data
+from tests.benchmarks.peers.worker import PEERS, check, check_many
+from tests.benchmarks.scale import _END_S, synthetic_objects
+from tests.benchmarks.soak import KEYS, Ledger, Soak
+from tests.support.object_store import unchunked
+from tiered_index import IndexConfig, IndexItem, QueryResult
+
+_HOT, _RARE, _ABSENT = "hot", "rare", "absent"
+NO_BODY = b""
+
+
+def _message(key: str, number: int) -> dict[str, object]:
+    return {"topic": "t", "queue_id": 0, "key": key, "offset": number, "size": 9, "timestamp_ms": number * 1000 + 7}
+
+
+def _answers() -> list[dict[str, object]]:
+    """Return the right answers: the newest 64 of the hot key, the one of the rare key, none of the absent key."""
+    rows = [_message(_HOT, 99 - place) | {"position": place, "status": "truncated"} for place in range(64)]
+    rows.append(_message(_RARE, 500) | {"position": 0, "status": "complete"})
+    none = dict.fromkeys(("queue_id", "offset", "size", "timestamp_ms", "position"))
+    return [*rows, {"topic": "t", "key": _ABSENT, "status": "complete", **none}]
+
+
+@pytest.fixture
+def year(tmp_path):
+    """A source with a hot and a rare key, and its keys."""
+    messages = (
+        [_message(_HOT, number) for number in range(100)]
+        + [_message(_HOT, 36) | {"offset": 360}]
+        + [_message(_RARE, 500), _message("other", 501)]
+    )
+    for name, rows in ((SOURCE, messages), (KEYS_FILE, [{"topic": "t", "key": k} for k in (_HOT, _RARE, _ABSENT)])):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / "part-0.parquet")
+    oracle.find(tmp_path)
+    return tmp_path
+
+
+def _check(year, answers):
+    place = year / "answers"
+    place.mkdir()
+    pq.write_table(pa.Table.from_pylist(answers), place / "part-0.parquet")
+    return oracle.check(year, place)
+
+
+def test_right_answers_of_the_year_are_counted(year):
+    assert oracle.hottest(year) == ("t", _HOT, 101)
+    assert _check(year, _answers()) == {"keys_checked": 3, "entries_checked": 65}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (lambda rows: rows[:-1], "1 keys without an answer"),
+        (lambda rows: [rows[0] | {"status": "partial"}, *rows[1:]], "1 answers that are not complete"),
+        (lambda rows: [rows[0] | {"size": 10}, *rows[1:]], "1 entries of no message"),
+        (lambda rows: [*rows[:-2], rows[-2], rows[-2] | {"position": 1}, rows[-1]], "1 entries twice in an answer"),
+        (lambda rows: [row for row in rows if row["position"] != 5], "1 answers with too few"),
+        (lambda rows: [rows[0] | _message(_HOT, 3), *rows[1:]], "1 answers with too few or too many entries, or older"),
+        (
+            lambda rows: [*rows[:5], rows[5] | _message(_HOT, 36) | {"offset": 360}, *rows[6:]],
+            "1 answers with too few or too many",
+        ),
+        (lambda rows: [rows[0] | {"status": "complete"}, *rows[1:]], "1 complete answers of keys with more"),
+        (
+            lambda rows: [*rows[:64], rows[64] | {"status": "truncated"}, rows[65]],
+            "1 truncated answers of keys with fewer",
+        ),
+    ],
+)
+def test_a_wrong_answer_of_the_year_ends_the_run(year, wrong, problem):
+    with pytest.raises(RuntimeError, match=problem):
+        _check(year, wrong(_answers()))
+
+
+def test_without_fingerprints_other_keys_with_an_equal_hash_may_be_in_an_answer():
+    for preset, found, expected in (("native", 10, 10), ("rocketmq", 10, 10), ("rocketmq", 11, 10), ("rocketmq", 1, 0)):
+        require_answers(preset, found, expected, "answers")
+    for preset, found in (("native", 9), ("native", 11), ("rocketmq", 9)):
+        with pytest.raises(RuntimeError, match=f"answers: {found}, not 10"):
+            require_answers(preset, found, 10, "answers")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_returns_the_put_entries(name, tmp_path):
+    if (missing := PEERS[name].missing()) is not None:
+        pytest.skip(missing)
+    data, peer = Data(2_000, 4), PEERS[name](tmp_path, 2_000)
+    assert peer.version()
+    peer.open()
+    try:
+        for batch in data.batches(500):
+            peer.put_batch(peer.prepare(batch))
+        for _ in ("just written", "settled"):
+            numbers = data.drawn(100, 1)
+            keys = data.texts(numbers)
+            for number, key, absent in zip(numbers.tolist(), keys, data.absent(numbers), strict=True):
+                check(peer, data, number, peer.offsets(peer.lookup(key)))
+                check(peer, data, -1, peer.offsets(peer.lookup(absent)))
+            check_many(peer, data, numbers, keys, peer.lookup_many(keys))
+            peer.settle()
+    finally:
+        peer.close()
+    assert peer.stored_bytes() > 0
+
+
+def test_a_wrong_answer_of_a_peer_is_an_error(tmp_path):
+    data, peer = Data(2_000, 2), PEERS["sqlite"](tmp_path, 2_000)
+    check(peer, data, 3, [3_000 + 1_000_000, 3_000])
+    for wrong in ([3_000], [3_000, 1_003_000, 5_000]):
+        with pytest.raises(RuntimeError, match=r"SQLite: key 3 .* offsets \["):
+            check(peer, data, 3, wrong)
+
+
+def test_the_entries_in_object_storage_are_known():
+    data = StoredData(20_000, 7)
+    found: dict[str, list[list[int]]] = {}
+    for batch in data.files():
+        for row in batch.to_pylist():
+            found.setdefault(row["key"], []).insert(0, [row["timestamp_ms"] // 1000, row["offset"], row["queue_id"]])
+    numbers = data.drawn(data.keys, 0)
+    for number, key in zip(numbers.tolist(), data.texts(numbers), strict=True):
+        assert found.pop(key, []) == data.expected(number)
+    for number in range(HOT_KEYS):
+        assert found.pop(data.hot(number)) == data.expected_hot(number, 1 << 30)
+    assert found == {}
+    assert not set(data.drawn(10, 1).tolist()) & set(data.drawn(10, 2).tolist())
+    _Run._check("month", [[[1, 2, 3]]], [[[1, 2, 3]]])
+    with pytest.raises(RuntimeError, match="30d table answered"):
+        _Run._check("month", [[]], [[[1, 2, 3]]])
+
+
+def test_our_processes_get_no_variables_that_send_them_to_boto3():
+    peers, ours = (_environment("http://127.0.0.1:1", peer) for peer in (True, False))
+    assert peers.keys() - ours.keys() == {"AWS_REGION", "AWS_ENDPOINT", "AWS_ALLOW_HTTP"}
+
+
+def test_the_server_has_objects_ranges_conditions_parts_and_lists_and_counts(tmp_path):
+    store = Delayed(tmp_path)
+
+    def ask(method, target, body=NO_BODY, **headers):
+        return store.answer(method, target, {name.replace("_", "-"): value for name, value in headers.items()}, body)
+
+    first = ask("PUT", "/b/a%20name", b"0123456789", if_none_match="*")
+    assert ask("GET", "/b/a%20name").body == b"0123456789"
+    for asked, body in {"bytes=2-4": b"234", "bytes=8-99": b"89", "bytes=7-": b"789", "bytes=-3": b"789"}.items():
+        reply = ask("GET", "/b/a%20name", range=asked)
+        assert (reply.status, reply.body) == (206, body)
+    assert ask("GET", "/b/a%20name", range="bytes=10-12").status == 416 and ask("GET", "/b/none").status == 404
+    assert ask("PUT", "/b/a%20name", b"2", if_none_match="*").status == 412
+    etag = dict(first.headers)["ETag"]
+    assert [ask("PUT", "/b/a%20name", b"3", if_match=etag).status for _ in range(2)] == [200, 412]
+    ask("POST", "/b/k?uploads")
+    (upload,) = store.uploads
+    for number, body in ((2, b"two"), (1, b"one")):
+        assert ask("PUT", f"/b/k?partNumber={number}&uploadId={upload}", body).status == 200
+    assert ask("GET", "/b/k").status == 404
+    assert ask("POST", f"/b/k?uploadId={upload}", b"<parts/>").status == 200 and ask("GET", "/b/k").body == b"onetwo"
+    for name in ("a/1", "a/2", "b", "c/1"):
+        ask("PUT", f"/bucket/{name}", b"x")
+    listed = ask("GET", "/bucket?list-type=2&delimiter=/").body.decode()
+    assert listed.count("<Prefix>a/</Prefix>") == listed.count("<Prefix>c/</Prefix>") == 1
+    page = ask("GET", "/bucket?list-type=2&max-keys=2").body.decode()
+    assert "<NextContinuationToken>a/2</NextContinuationToken>" in page and "<Key>b</Key>" not in page
+    rest = ask("GET", "/bucket?list-type=2&continuation-token=a/2").body.decode()
+    assert "<Key>b</Key>" in rest and "<Key>a/2</Key>" not in rest
+    store.control("/-/counts")
+    ask("GET", "/bucket/b", range="bytes=0-0")
+    ask("GET", "/bucket?list-type=2&prefix=none")
+    counts = json.loads(store.control("/-/copy?source=bucket/a&target=bucket/d").body)
+    assert counts == {"get": 1, "list": 1, "bytes": counts["bytes"]} and counts["bytes"] > 1
+    assert json.loads(store.control("/-/size?prefix=bucket/d").body) == {"objects": 2, "bytes": 2}
+    assert unchunked(b"3;chunk-signature=x\r\nabc\r\n2\r\nde\r\n0\r\nx-amz-checksum-crc32:AA==\r\n\r\n") == b"abcde"
+
+
+def test_missing_additional_and_unordered_entries_of_the_soak_are_wrong():
+    soak = Soak(IndexConfig(), 1_000, 1)
+    ledger = soak._ledgers[0]
+    for second in (100, 101, 102):
+        ledger.begin(second)
+        ledger.acknowledged += 1
+    ledger.begin(103)
+    item = IndexItem(topic="orders", topic_id=1, queue_id=0, offset=7, size=100, timestamp_ms=100_000, key_hash=1)
+    right = QueryResult(items=(item,), status="complete")
+    assert soak._wrong(right, 7, [3, 0], 0) is None
+    assert "missing" in str(soak._wrong(replace(right, items=()), 7, [3, 0], 0))
+    assert soak._wrong(replace(right, items=()), 7, [3, 0], 101) is None
+    assert "never put" in str(soak._wrong(replace(right, items=(item, replace(item, offset=8))[::-1]), 7, [3, 0], 0))
+    assert "twice" in str(soak._wrong(replace(right, items=(item, item)), 7, [3, 0], 0))
+    assert soak._wrong(replace(right, status="truncated"), 7, [3, 0], 0) == "status truncated"
+    ledger = Ledger()
+    for batch in range(12):
+        ledger.begin(50 + batch)
+    numbers, seconds = ledger.numbers(1_500, 12, 51, 60)
+    assert numbers.tolist() == [1_500, 1_500 + KEYS] and seconds.tolist() == [51, 56]
+
+
+def test_synthetic_objects_cover_ten_years_without_a_gap():
+    ends = sorted({(one.second_min, one.second_max) for one in synthetic_objects(5000, 1000)})
+    reached = ends[0][0]
+    for low, high in ends:
+        assert low <= reached + 1
+        reached = max(reached, high)
+    assert reached >= _END_S - 1
