@@ -37,10 +37,10 @@ def open_index(tmp_path, clock, storage):
 
     def make(root=None, **settings):
         chosen = {"slots": 7, "items": 20, "background": False, "query_threads": 2, "clock": clock, **settings}
-        backend = chosen.pop("storage_backend", storage)
+        backend, disk = chosen.pop("storage_backend", storage), chosen.pop("disk", None) or FaultDisk()
         folder = tmp_path / (root or f"root{next(numbers)}")
         chosen = {name: value for name, value in chosen.items() if value is not ...}
-        opened.append(IndexService.open(root=folder, storage_backend=backend, disk=FaultDisk(), **chosen))
+        opened.append(IndexService.open(root=folder, storage_backend=backend, disk=disk, **chosen))
         return opened[-1]
 
     yield make

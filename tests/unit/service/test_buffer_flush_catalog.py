@@ -1,50 +1,19 @@
 """The write buffer has bounds, and a flush handles wild clocks. Files are sealed by age, and handles are released."""
 
-import contextlib
 import sys
 
 import pytest
 
 from tests.support.batches import batch
 from tests.support.rounds import upload
-from tiered_index import IndexReader, Lookup, kernels
+from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.format import journal
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.batch import LookupBatch
 from tiered_index.service.read.catalog import Catalog
-from tiered_index.service.write import flusher
-from tiered_index.service.write.buffer import OpenChunk
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
-
-
-def test_queries_between_puts_leave_few_chunks_and_lose_nothing(index):
-    for offset in range(300):
-        index.put("t", 0, "k", offset, 1, T, source="s", source_position=offset)
-        if offset % 3 == 0:
-            assert len(index.query("t", "k", max_count=1000)) == offset + 1
-    assert index.query("t", "k").explain.files_read < 20
-    index.flush()
-    assert len(index.query("t", "k", max_count=1000)) == 300
-    assert index.durable_position("s") == 299
-
-
-def test_a_flush_of_several_rounds_writes_all_that_was_put(open_index, monkeypatch):
-    """A round takes a bounded number of entries, so a flush of a large buffer needs several rounds."""
-    monkeypatch.setattr(flusher, "_ROUND", 25)
-    index = open_index("root")
-    for first in range(0, 100, 10):
-        index.put_batch(batch(10, offset=range(first, first + 10)), source="s", source_position=first)
-    index.flush()
-    assert index.health()["buffered_entries"] == 0
-    assert index.durable_position("s") == 90
-    assert sum(handle.count for handle in index.files()) == 100
-    index.abandon()
-    again = open_index("root")
-    assert again.durable_position("s") == 90
-    assert [item.offset for item in again.query("t", "k", max_count=1000)] == list(range(99, -1, -1))
 
 
 def test_entries_of_wild_clocks_are_quarantined_and_found(index, clock):
@@ -131,21 +100,6 @@ def test_the_positions_of_many_sources_take_several_journal_records(open_index, 
     index = open_index("root", items=100)
     assert len(index.query("t", "k", max_count=1000)) == 200
     assert sorted(index.durable_positions().values()) == list(range(200))
-
-
-def test_other_threads_see_a_chunk_only_after_its_space_is_free(index, monkeypatch):
-    """An array over its rows, of a lookup that merges chunks, made the put or the flush fail with a `BufferError`."""
-    trim, seen = OpenChunk.trim, []
-
-    def trimmed(chunk):
-        seen.append([one.content is chunk for one in index._buffer._ready])
-        trim(chunk)
-
-    monkeypatch.setattr(OpenChunk, "trim", trimmed)
-    for offset in range(3):
-        index.put("t", 0, "k", offset, 1, T)
-        assert len(index.query("t", "k")) == offset + 1
-    assert len(seen) == 3 and not any(map(any, seen))
 
 
 def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
@@ -342,30 +296,6 @@ def test_a_snapshot_stays_as_it_was_taken():
     assert len(catalog._list.overlapping(-100, 100)) == 1
 
 
-def test_a_change_that_fails_half_way_keeps_each_entry_and_the_earlier_state():
-    catalog = Catalog()
-    catalog.put(_Handle("file", 0, 10))
-    with contextlib.suppress(MemoryError), catalog.changing(LogState(number=7), 5.0):
-        catalog.put(_Handle("table", 0, 10))
-        raise MemoryError
-    snapshot = catalog.snapshot
-    assert {handle.file_id for handle in snapshot.overlapping(0, 10)} == {"file", "table"}
-    assert snapshot.state.number == 0
-
-
-def test_the_view_is_that_of_its_snapshot():
-    catalog = Catalog()
-    catalog.put(_Handle("old", 0, 10))
-    first = catalog.snapshot
-    assert first.view(len) == 1
-    catalog.show(LogState(number=3))
-    # the same files
-    assert catalog.snapshot.present_view == 1
-    catalog.put(_Handle("new", 0, 10))
-    assert catalog.snapshot.present_view is None
-    assert (catalog.snapshot.view(len), first.view(len)) == (2, 1)
-
-
 @pytest.mark.parametrize("change", ["put", "extend", "put lower"])
 def test_a_file_is_visible_at_every_moment_of_a_change(change):
     """A lookup at any line of the change, where the thread may be switched, finds the file."""
@@ -420,26 +350,6 @@ def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
     assert len(list((index.config.root / "unsealed").glob("[0-9]*.journal"))) == 1
     index.abandon()
     assert open_index("root").durable_positions() == {"s": 9}
-
-
-def test_a_batch_is_answered_while_entries_of_a_new_topic_are_written(index, monkeypatch):
-    index.put("t", 0, "k", 1, 1, T)
-    index.flush()
-    # the compiled core does not use the table of topics
-    monkeypatch.setattr(kernels, "_core", None)
-
-    class Places(dict[str, int]):
-        """Topics of a batch. During each look at them the writer flushes one more topic."""
-
-        def __contains__(self, topic):
-            index.put(f"new {len(index.topics())}", 0, "k", 1, 1, T)
-            index.flush()
-            return super().__contains__(topic)
-
-    places = LookupBatch.__dict__["_topic_places"].func
-    monkeypatch.setattr(LookupBatch, "_topic_places", property(lambda batch: Places(places(batch))))
-    assert [[item.offset for item in one] for one in index.query_many([Lookup(topic="t", key="k")])] == [[1]]
-    assert len(index.topics()) > 1
 
 
 def test_positions_alone_move_to_another_journal_once_there_are_many(open_index, clock, monkeypatch):

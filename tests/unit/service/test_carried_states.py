@@ -15,8 +15,6 @@ from tiered_index.format.names import log_name
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, digest_of
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read import window_table
-from tiered_index.service.read.catalog import Catalog
 
 LAYOUT = IndexConfig.load(environment=False, slots=64, items=100).geometry()
 CARRIED = ("files", "tables", "_newest_s")
@@ -100,34 +98,6 @@ def test_segments_by_store_that_a_state_carries_over_equal_fresh_ones(seed):
                 state.apply(LogRecord(state.number + 1, "archive", 0, "a", 0, archive=(again,)), "log/x")
 
 
-class Walked(dict):
-    """Segments, with the number of times that all of them were looked at."""
-
-    walks = 0
-
-    def items(self):
-        self.walks += 1
-        return super().items()
-
-    def values(self):
-        self.walks += 1
-        return super().values()
-
-    def __iter__(self):
-        self.walks += 1
-        return super().__iter__()
-
-
-def test_a_record_of_one_segment_looks_at_no_other_ones():
-    archive = Walked({one.name: one for one in (a_segment(f"s{at % 7}", at * 100) for at in range(1_000))})
-    state = LogState(1, 1, archive=archive)
-    for number in range(2, 100):
-        one = a_segment("s3", number * 1_000_000)
-        state = state.apply(LogRecord(number, "archive", 0, "a", 0, archive=(one,)), "log/x")
-        assert state.segment_at(*one.place) is one
-    assert archive.walks == 1
-
-
 def test_a_change_of_very_many_files_and_an_old_state_are_not_known():
     states = [begun()]
     for _ in range(78):
@@ -138,52 +108,6 @@ def test_a_change_of_very_many_files_and_an_old_state_are_not_known():
     assert LogState.decode(state.encode(), "c").changed_since(states[-2]) is None
     many = tuple([replace(one, shard=None) for one in synthetic_objects(12_000, LAYOUT.slots)])
     assert after(state, many).changed_since(state) is None
-
-
-def test_a_state_of_another_history_is_not_known():
-    objects = tuple(synthetic_objects(200, LAYOUT.slots))[-2:]
-    shared = after(begun())
-    ours, theirs = (after(shared, (one,), history=name) for one, name in zip(objects, ("a", "b"), strict=True))
-    assert ours.number == theirs.number
-    for later in (theirs, after(theirs, history="b")):
-        assert later.changed_since(ours) is None
-        assert later.changed_since(shared) == {objects[1].file}
-
-
-def test_a_refresh_looks_at_changed_files_alone(tmp_path, monkeypatch):
-    made = cold_index(tmp_path / "root", files=12)
-    log = StorageLog(made.inner, SystemClock())
-    with made.reader() as reader:
-        assert len(reader.query("t", "all", max_count=100).items) == 12
-        looked = []
-        get = Catalog.get
-        monkeypatch.setattr(Catalog, "get", lambda catalog, file: looked.append(file) or get(catalog, file))
-        epoch = log.open().epoch
-        gone = made.stored[3]
-        publish(log, epoch, remove=[gone.name])
-        reader.refresh()
-        assert set(looked) == {gone.file_id}
-        assert len(reader.query("t", "all", max_count=100).items) == 11
-        again = replace(gone, name=gone.name)
-        publish(log, epoch, (again,))
-        reader.refresh()
-        assert set(looked) == {gone.file_id}
-        assert len(reader.query("t", "all", max_count=100).items) == 12
-
-
-def test_a_catalog_after_changes_is_the_one_of_the_whole_state(tmp_path):
-    made = cold_index(tmp_path / "root", files=8)
-    log = StorageLog(made.inner, SystemClock())
-    epoch = log.open().epoch
-    with made.reader() as reader:
-        for stored in made.stored[:5]:
-            publish(log, epoch, remove=[stored.name])
-            reader.refresh()
-            publish(log, epoch, (stored,))
-            reader.refresh()
-            whole = Catalog()
-            window_table.apply_log_state(whole, (), log.state, reader._views[0].cold, lambda _: None)
-            assert {one.file_id for one in whole.all()} == {one.file_id for one in reader.files()}
 
 
 @pytest.mark.parametrize("more", [0, 2])

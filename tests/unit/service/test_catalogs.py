@@ -12,7 +12,6 @@ from tests.support.later import Later
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS
 from tests.support.storage_faults import FaultStorage
-from tiered_index.archives import messages_to_erase
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.names import linked_store, log_name
@@ -222,12 +221,6 @@ def test_two_merges_at_once_leave_one_result():
         assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
 
 
-def test_the_end_of_a_catalog_of_many_logs_is_read_whole(monkeypatch):
-    monkeypatch.setattr(catalogs, "_END_BYTES", 100)
-    log, segments = a_log(MemoryStorage()), [a_segment(f"store{number:03d}", 0, number) for number in range(300)]
-    assert list(catalogs.read_catalog(log.storage, add_catalog(log, segments).name)) == segments
-
-
 @pytest.mark.parametrize("nth", range(1, 12))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothing(open_index, monkeypatch, nth, when):
@@ -382,22 +375,6 @@ def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, mon
     assert found.findings == []
 
 
-def test_a_crash_between_catalog_and_record_leaves_an_orphan_and_the_old_state():
-    storage = FaultStorage(MemoryStorage())
-    log = a_log(storage)
-    append(log, archive=(a_segment("a", 0), a_segment("a", 100)))
-    storage.fail("put_if_absent")
-    with pytest.raises(StorageUnavailable):
-        merge_catalogs(log)
-    assert len(list(storage.list("catalog/"))) == 1
-    assert [one.start for one in Segments(log.refresh(), storage)] == [0, 100]
-    assert merge_catalogs(log) == 1 and not log.state.archive
-    later = Later(storage, 2 * 86400)
-    deleted = delete_orphans(later, find_orphans(later, log)).objects
-    assert [info.name.startswith("catalog/") for info in deleted] == [True]
-    assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
-
-
 def test_linked_segments_are_listed_and_never_objects_of_the_index():
     log = a_log(MemoryStorage())
     link = LinkedSegment("s3://theirs/a.ndjson", "files:here/t/0", 0, 1000, "ndjson", 1000, '"e"', 3)
@@ -409,32 +386,6 @@ def test_linked_segments_are_listed_and_never_objects_of_the_index():
     append(log, expired=Expired(segments={"files:here/t/0": 1000}))
     merge_catalogs(log)
     assert not list(Segments(log.state, log.storage).linked())
-
-
-def test_the_certificate_of_an_erasure_names_linked_files_that_still_have_the_rows(life):
-    """By keys those of their entries, by queue those of the queue; no such file is touched."""
-    life.put([(BASE_MS + n * 1000, "k" if n == 3 else "other") for n in range(6)])
-    life.publish()
-    life.clock.advance(3600)
-    places = [(item.queue_id, item.offset) for item in life.index.query("t", "k").items]
-    (queue_id, offset), store = places[0], linked_store("t", places[0][0])
-    starts = (offset, offset + 1)
-    links = [
-        LinkedSegment(f"s3://theirs/{start}", store, start, 1, "ndjson", 9, "e", 3, times=(BASE_MS, BASE_MS))
-        for start in starts
-    ]
-    add_catalog(life.log(), links)
-    append(life.log(), positions={store: offset + 2})
-    find = messages_to_erase(EraseRequest("t", ("k",)), life.log().state)
-    for yes in (False, True):
-        done = erase(life.storage, life.log(), EraseRequest("t", ("k",)), life.clock, yes=yes, now=yes, messages=find)
-    assert done.linked_remaining == (links[0].uri,)
-    assert done.to_dict()["segments"]["linked_remaining"] == [links[0].uri]
-    assert any(links[0].uri in step for step in done.to_do)
-    assert done.status in ("erased", "pending")
-    whole = erase(life.storage, life.log(), EraseRequest("t", queue_id=queue_id), life.clock, yes=True, now=True)
-    assert whole.linked_remaining == tuple(one.uri for one in links)
-    assert list(Segments(life.log().state, life.storage).linked()) == links
 
 
 @pytest.fixture

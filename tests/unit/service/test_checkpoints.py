@@ -18,15 +18,7 @@ from tests.support.measuring import measured
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.errors import (
-    BudgetExceeded,
-    CorruptFile,
-    DiskFull,
-    StorageBehind,
-    StorageUnavailable,
-    UnsupportedVersion,
-    WriterFenced,
-)
+from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable, UnsupportedVersion
 from tiered_index.format.names import checkpoint_name, checkpoint_of, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.jobs.verify import _check_log
@@ -38,7 +30,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, TableSh
 from tiered_index.service.log.state import CHAINED, LogState
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.metering import MeteredStorage
 
 EPOCH = 1
 
@@ -130,22 +122,6 @@ def test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes():
         with pytest.raises(CorruptFile, match="hole"):
             act()
     assert reader.state == stood and lost not in {info.name for info in storage.list("log/")}
-
-
-def test_records_that_were_read_within_a_budget_are_not_read_again():
-    storage = MemoryStorage()
-    log = a_log(storage, objects=2)
-    metered = MeteredStorage(storage)
-    reader = StorageLog(metered, ManualClock())
-    first = reader.open().number
-    for n in range(10, 20):
-        publish(log, EPOCH, (an_object(n),))
-    for reached in (first + 3, first + 6, first + 9):
-        with pytest.raises(BudgetExceeded), measured(Usage(max_requests=4)):
-            reader.refresh()
-        assert reader.state.number == reached
-    with measured(Usage(max_requests=2)):
-        assert reader.refresh() == log.state
 
 
 # the times of writing
@@ -316,20 +292,6 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
         assert stored_checkpoints(storage)[-1] == log.state.number
     assert stored_checkpoints(storage)[-2] == log.state.number - 1
     assert opened(storage) == (log.state, {"list": 2, "get": 1})
-
-
-def test_a_fenced_writer_deletes_nothing_of_its_successor():
-    storage = MemoryStorage()
-    old = a_log(storage, objects=9)
-    new = open_log(storage)
-    epoch = new.claim_epoch()
-    for n in range(20, 23):
-        publish(new, epoch, (an_object(n),))
-    before = stored_checkpoints(storage)
-    with pytest.raises(WriterFenced):
-        publish(old, EPOCH, (an_object(100),))
-    assert stored_checkpoints(storage) == before
-    assert opened(storage) == (new.state, {"list": 2, "get": 1})
 
 
 # opening while checkpoints are swept

@@ -194,13 +194,6 @@ def test_a_gap_is_a_number_of_bytes_or_price(wrong):
         IndexConfig(coalesce_gap_bytes=wrong)
 
 
-def test_true_is_not_an_age_of_a_topic():
-    with pytest.raises(ConfigError, match=r"retention\.topics"):
-        IndexConfig(retention={"topics": {"audit": True}})
-    assert IndexConfig(s3={"client": "boto3"}).s3.client == "boto3"
-    assert IndexConfig(background=False).background is False
-
-
 def test_a_file_may_not_have_names_of_arguments(toml):
     with pytest.raises(ConfigError, match=r"unknown setting 'environment'; .*; unknown setting 'self'"):
         IndexConfig.load(toml("environment = false\nself = 1"))
@@ -409,11 +402,3 @@ def test_a_copy_is_checked_as_the_first_one():
         config.changed(slotz=3)
     with pytest.raises(ConfigError, match="lease_ttl_s"):
         config.changed(lease_ttl_s=math.inf)
-
-
-@pytest.mark.parametrize("kind", [IndexConfig, *TABLES.values()])
-def test_defaults_have_the_types_that_are_declared(kind):
-    hints = get_type_hints(kind)
-    for one in fields(kind):
-        if hints[one.name] in (int, float, bool, str):
-            assert type(one.default) is hints[one.name], one.name

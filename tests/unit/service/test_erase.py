@@ -18,10 +18,8 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.archives import erase_index
 from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
-from tiered_index.format import compacted
 from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
-from tiered_index.service.jobs import erase_find as find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
 from tiered_index.service.jobs.expiry import record_expiry
@@ -142,30 +140,6 @@ def test_entries_that_another_job_moves_meanwhile_are_counted_once(life):
     done = wipe(life, keys=("k",), now=True, grace_s=0, find=find)
     assert (done.status, done.entries, done.entries_removed) == ("erased", 12, 12)
     assert len(done.removed) > len(done.objects)
-
-
-def test_hidden_entries_of_every_window_are_counted(life, monkeypatch):
-    """A file is read in windows of some MiB. Windows of one slot group find the same entries."""
-    monkeypatch.setattr(compacted, "GROUP_BYTES", 64)
-    fill(life)
-    request = EraseRequest("orders", before_ms=BASE_MS + 9 * HOUR_MS)
-    stones = Tombstones(tuple(request.tombstones(life.clock.now_ms(), keyed=True)))
-    schema, objects = life.state.genesis.layout.schema, list(life.state.objects.values())
-    whole = find_hidden(life.storage, objects, stones, schema)
-    assert sum(one.hidden for one in whole.values()) == 9 * len(KEYS)
-    monkeypatch.setattr(find, "_WINDOW_BYTES", 1)
-    assert find_hidden(life.storage, objects, stones, schema) == whole
-
-
-def test_a_dry_run_changes_nothing(life):
-    fill(life)
-    life.later()
-    state, names = life.state, {info.name for info in life.storage.list("")}
-    request = EraseRequest("orders", ("k",))
-    plan = erase(life.storage, life.log(), request, life.clock, yes=False, now=True)
-    assert (plan.status, plan.entries, len(plan.objects)) == ("planned", 12, 3)
-    assert life.state == state and {info.name for info in life.storage.list("")} == names
-    life.check()
 
 
 def test_later_entries_are_found_and_late_ones_are_not(native):
@@ -372,12 +346,6 @@ def test_what_was_erased_has_not_expired(native):
                 assert found.expired_before_ms is None
 
 
-def test_requests_that_no_erasure_can_have():
-    for given in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
-        with pytest.raises(InvalidArgument):
-            EraseRequest(**given)
-
-
 @pytest.mark.parametrize(
     "given",
     each(queue_id=(2**31, -(2**31) - 1, True, "1"), before_ms=(2**62, -(2**62), 1.5e12), keys=([],), threads=(0,)),
@@ -388,14 +356,6 @@ def test_a_refused_erasure_leaves_the_index_as_it_was(stored, given):
     with pytest.raises(InvalidArgument):
         erase_index(stored.storage.uri, "orders", yes=True, now=True, clock=stored.clock, **given)
     assert not stored.state.expired
-    stored.check()
-
-
-def test_the_smallest_and_the_greatest_erasure(stored):
-    fill(stored, range(2))
-    for given in ({"queue_id": 2**31 - 1}, {"queue_id": np.int64(7)}, {"before_ms": MAX_TIMESTAMP_MS + 1}):
-        erase_index(stored.storage.uri, "gone", yes=True, clock=stored.clock, **given)
-    assert [stone.before_ms for stone in stored.state.expired.tombstones] == [MAX_TIMESTAMP_MS + 1]
     stored.check()
 
 

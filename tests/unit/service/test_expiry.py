@@ -22,7 +22,6 @@ from tiered_index.service.jobs.expiry import expire as run_expiry
 from tiered_index.service.jobs.expiry import record_expiry, sweep
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
-from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.read.cold_path import ColdPath
@@ -166,15 +165,6 @@ def test_a_merge_of_nothing_but_expired_entries_leaves_no_table(life):
     life.check()
 
 
-def test_repeating_it_writes_no_record(life):
-    fill(life, range(10))
-    rule = Retention(age_s=5 * HOUR_S)
-    expire(life, rule, 10)
-    number = life.state.number
-    expire(life, rule, 10)
-    assert life.state.number == number
-
-
 def test_cursors_continue_past_a_horizon(life):
     fill(life)
     page = life.index.query("orders", "k", max_count=5)
@@ -207,32 +197,6 @@ def test_unpublished_objects_stay_for_a_day_however_short_the_grace(life):
         life.clock.advance(advance_s)
         assert len(sweep(life.storage, life.log(), rule, delete=True).objects) == deleted
     life.check()
-
-
-def test_objects_that_expire_by_topic_do_not_count_as_bytes(life):
-    for topic, hours in (("debug-x", 4), ("orders", 6)):
-        life.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(hours)], topic)
-        life.publish()
-    most = max(stored.size_bytes for stored in life.log().open().files.values())
-    rule = Retention(topics={"debug-*": HOUR_S}, max_bytes=most)
-    life.clock.advance(24 * HOUR_S)
-    plan, _ = run_expiry(life.storage, life.log(), rule, life.clock, yes=False)
-    assert len(plan.objects) == 1 and plan.expired.before_ms("orders") == 0
-
-
-def test_entries_of_a_topic_without_a_name_may_be_of_any(life, monkeypatch):
-    fill(life, range(5))
-    trailer = ColdPath.trailer
-
-    def nameless(cold, stored):
-        read = trailer(cold, stored)
-        return replace(read, metadata=replace(read.metadata, topics=()))
-
-    monkeypatch.setattr(ColdPath, "trailer", nameless)
-    rule = Retention(age_s=HOUR_S, topics={"audit": 1000 * HOUR_S})
-    life.clock.advance(100 * HOUR_S)
-    plan, _ = run_expiry(life.storage, life.log(), rule, life.clock, yes=False)
-    assert (plan.objects, len(plan.mixed)) == ((), 1)
 
 
 def test_a_writer_with_the_setting_does_it_by_itself(merging):
@@ -299,18 +263,6 @@ def test_a_writer_reads_the_topics_of_objects_once(monkeypatch, merging):
         life.clock.advance(120)
         life.index.run_lifecycle()
     assert sorted(asked) == sorted(life.state.objects)
-
-
-def test_a_writer_renews_its_lease_while_it_reads_the_topics_of_objects(monkeypatch, merging):
-    renewed = []
-    life = merging(settings={"retention": Retention(topics={"debug-*": 2 * HOUR_S}), "refresh_interval_s": 0})
-    fill(life)
-    life.index.run_lifecycle()
-    life.clock.advance(40 * HOUR_S)
-    monkeypatch.setattr("tiered_index.service.life.lifecycle.sweep", lambda *_, **__: None)
-    monkeypatch.setattr(Lifecycle, "_renew", lambda _: renewed.append(1))
-    life.index.run_lifecycle()
-    assert len(renewed) >= len(life.state.objects) > 3
 
 
 def test_a_sweep_that_fails_is_not_in_each_round_again(monkeypatch, merging):
@@ -411,16 +363,6 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(l
     life.check()
     expire(life, rule, 10)
     life.check()
-
-
-def test_an_export_leaves_out_expired_entries(life):
-    fill(life, range(10))
-    expire(life, Retention(age_s=5 * HOUR_S, topics={"debug-*": 2 * HOUR_S}), 10)
-    with life.reader() as reader, reader.export() as batches:
-        rows = [row for batch in batches for row in batch.to_pylist()]
-    kept = [entry for entry in life.model.entries if not life.model.has_expired(entry)]
-    exported = sorted((row["topic"], row["timestamp_ms"]) for row in rows)
-    assert exported == sorted((entry.topic, entry.second * 1000) for entry in kept)
 
 
 def test_what_is_stated_outlives_checkpoints(merging):

@@ -14,8 +14,6 @@ from tests.support.pending import merge_all
 from tests.support.rounds import upload
 from tiered_index import IndexReader, KeyedIndexItem, column, hash_key
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
-from tiered_index.format import compacted
-from tiered_index.service.read import export as module
 from tiered_index.service.read.export import entries_checksum, export_schema
 
 T = 1_700_000_000_000
@@ -72,23 +70,6 @@ def test_every_state_has_each_entry_once(open_index, storage, clock, tmp_path):
     assert told(index.export(["other", "none"], T, T + 45_999)) == expected(range(40, 46), "other")
     assert told(index.export(begin_ms=T + 10_001, end_ms=T + 20_000)) == expected(range(10, 21))
     assert not told(index.export("none"))
-
-
-def test_a_file_of_several_windows_and_batches_has_each_entry_once(open_index, monkeypatch):
-    monkeypatch.setattr(compacted, "GROUP_BYTES", 256)
-    monkeypatch.setattr(module, "_WINDOW_BYTES", 300)
-    monkeypatch.setattr(module, "_BATCH_ROWS", 7)
-    index = open_index("root", local_keep_s=0, items=200)
-    put(index, range(40))
-    upload(index, rounds=2)
-    put(index, range(40, 60))
-    index.flush()
-    assert {handle.place for handle in index.files()} == {"storage", "unsealed"}
-    with index.export() as batches:
-        sizes = [len(batch) for batch in batches]
-    assert (max(sizes), sum(sizes)) == (7, 120)
-    assert told(index.export()) == expected(range(60))
-    assert told(index.export(begin_ms=T + 10_000, end_ms=T + 50_000)) == expected(range(10, 51))
 
 
 def test_local_copies_of_merged_files_do_not_count_twice(open_index, storage, clock, tmp_path):
@@ -164,15 +145,6 @@ def test_a_writer_deletes_nothing_that_an_open_export_may_read(open_index):
     index.run_lifecycle()
     assert not path.exists()
     assert told(index.export()) == expected(range(5))
-
-
-def test_an_export_has_the_directory_of_one_object(open_index):
-    index = open_index("root", local_keep_s=0)
-    for number in range(5):
-        put(index, [number])
-        upload(index, rounds=2)
-    with index.export() as export:
-        assert [export._cold.caches.use()["directories"].entries for _ in export] == [1] * 5
 
 
 def test_an_unreadable_object_fails_the_export(open_index, storage, clock, tmp_path):
@@ -295,14 +267,3 @@ def test_an_export_that_cannot_begin_holds_up_no_deletion(open_index):
         index.export()
     index.run_lifecycle()
     assert list((index.config.root / "unsealed").glob("*.index")) == [damaged]
-
-
-def test_an_export_of_a_writer_without_its_log_says_why(open_index, faulty):
-    index = open_index("root", storage_backend=faulty)
-    put(index, range(5))
-    index.close()
-    faulty.fail("*", times=None)
-    index = open_index("root", storage_backend=faulty)
-    with pytest.raises(StorageUnavailable):
-        index.export()
-    faulty.clear()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +21,6 @@ from tiered_index.format.packed import _columns_of
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
 from tiered_index.server.wire import table_of
-from tiered_index.types import items_table
 
 T = 1_700_000_000_000
 ROW = batch(1, offset=[1])
@@ -129,17 +126,6 @@ def test_a_wrong_further_column_is_refused(open_index):
     with pytest.raises(InvalidArgument, match="tag"):
         index.put_batch(columns)
     assert index.health()["buffered_entries"] == 0
-
-
-def test_schemas_that_can_not_be(open_index):
-    for dtype in ("O", "U4", "i4,i4", "S0", "?", ">c16", ">f16", "nonsense"):
-        with pytest.raises((ConfigError, TypeError)):
-
-            @dataclass(frozen=True, kw_only=True)
-            class Bad(KeyedIndexItem):
-                more: int = column(dtype)
-
-            open_index(item_type=Bad)
 
 
 @pytest.mark.parametrize("spare", [-1, 0])
@@ -334,20 +320,6 @@ def test_identity_columns_distinguish_entries_without_offsets(open_index):
     result = index.query("t", "k")
     assert [i.event for i in result] == [9, 8, 7]
     assert result.explain.folded_entries == 0  # the same entry, put twice
-
-
-def test_a_table_has_the_columns_of_the_items_which_are_made_once(open_index):
-    index = open_index("root", item_type=RegionItem)
-    for offset, tag in enumerate([b"", b"a\0b", b"xyzw"]):
-        put(index, 7, offset=offset, tag=tag)
-    for answer in (index.query("t", "k"), index.query_many([("t", "k")])[0], index.query("t", "none")):
-        table = answer.to_arrow()
-        assert table.equals(items_table(answer.items, RegionItem))
-        assert answer.items is answer.items
-        assert answer.explain is answer.explain
-        assert pickle.loads(pickle.dumps(answer)) == copy.copy(answer) == replace(answer) == answer
-        with pytest.raises(AttributeError, match="no attribute 'item'"):
-            answer.item  # noqa: B018
 
 
 @pytest.mark.parametrize("slots", [False, True])

@@ -14,7 +14,6 @@ from tiered_index.service.log.reads import read_name, unread_name
 from tiered_index.service.log.records import LostObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.query import _summary
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Freshness, LostFile, Provenance
 
 # before the clock's time
@@ -175,22 +174,6 @@ def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published()
     assert LogState(lost={far.name: far, table.name: table}).newest_ms == 7000
 
 
-def test_an_answer_never_claims_more_than_its_files_hold(index, storage, clock, monkeypatch):
-    """If the catalog does not show a log state yet, no answer is as of that state."""
-    publish(index, 1)
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        publish(index, 5)
-        seen = []
-
-        def look(*_):
-            with reader._taking(reader._begin()) as files:
-                seen.append(files.freshness[0].as_of_ms)
-
-        monkeypatch.setattr("tiered_index.service.read.index_view.apply_changes", look)
-        reader.refresh()
-        assert seen == [T + 1000]
-
-
 def test_the_writer_and_a_reader_of_its_root_have_everything(open_index, storage, clock, tmp_path):
     index = open_index("root", storage_backend=storage)
     publish(index, 1)
@@ -228,15 +211,6 @@ def test_a_fenced_writer_says_up_to_when_its_answers_are_complete(open_index, st
     assert [item.offset for item in old.query("t", "k")] == [5, 1]
     with pytest.raises(WriterFenced):
         old.export()
-
-
-def test_several_indexes_are_as_old_as_the_oldest(open_index, clock, tmp_path):
-    for name, newest in (("a", 7), ("b", 3)):
-        publish(open_index(name, storage_backend=MemoryStorage(f"{tmp_path.name}/{name}")), newest)
-    with IndexReader.open(f"memory://{tmp_path.name}", clock=clock) as reader:
-        answer = reader.query("t", "k")
-        assert answer.as_of_ms == T + 3000
-        assert [index.as_of_ms for index in answer.freshness] == [T + 7000, T + 3000]
 
 
 def test_a_reader_names_the_writer(open_index, storage, clock):
@@ -358,21 +332,6 @@ def test_topics_of_a_damaged_file_are_partial_if_allowed(index, storage, clock):
         assert (answer.status, [t.entries for t in answer.topics], len(answer.failed)) == ("partial", [1], 1)
         with pytest.raises(BudgetExceeded):
             reader.topics(max_requests=0)
-
-
-def test_a_log_that_a_spent_budget_left_half_read_is_not_shown(index, storage, clock):
-    """The reader's log, files and answers have the same log state."""
-    publish(index, 1)
-    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10) as reader:
-        before = reader.log_state.number
-        publish(index, 2)
-        publish(index, 3)
-        clock.advance(11)
-        # a refresh may use two of five requests: it lists the log and reads a record
-        assert [item.offset for item in reader.query("t", "k", max_requests=5, allow_partial=True)] == [1]
-        assert (reader.log_state.number, len(reader.files())) == (before, 1)
-        assert [item.offset for item in reader.query("t", "k")] == [3, 2, 1]
-        assert (reader.log_state.number, len(reader.files())) == (index.log_state.number, 3)
 
 
 def test_topics_of_a_range_have_entries_in_it(open_index, storage, clock):

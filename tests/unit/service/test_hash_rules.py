@@ -13,19 +13,12 @@ from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, Lookup, hash_key
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
-from tiered_index.format.hashing import java_string_hash
 from tiered_index.format.layout import Layout
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.jobs.merge_run import MergeOptions, merge
 
 T = 1_700_000_000_000
 KEYS = [f"{number * 0x9E3779B1 % 2**32:08x}-order" for number in range(12)]
-
-
-def test_half_of_the_keys_differ():
-    differ = [key for key in KEYS if hash_key("t", key, "mask") != hash_key("t", key)]
-    assert differ == [key for key in KEYS if java_string_hash(f"t#{key}") < 0]
-    assert 3 < len(differ) < 9
 
 
 @pytest.mark.parametrize("slots", [1, 50])

@@ -96,11 +96,6 @@ def test_a_record_that_can_not_be_read_leaves_out_only_the_files_that_it_may_con
     assert [one.topic for one in index.topics()] == ["a", "b"]
 
 
-def test_an_empty_index_has_no_row(index):
-    assert len(index.du()) == len(index.files_table()) == 0
-    assert index.du().column_names[:3] == ["topic", "day", "state"]
-
-
 def test_a_lost_object_still_counts(now, open_index, storage, clock):
     index = open_index("root", local_keep_s=0)
     put(index, "a", [T])

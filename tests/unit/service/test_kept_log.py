@@ -137,15 +137,3 @@ def test_damage_gives_no_state_and_is_logged_once(tmp_path, states, file, how, c
     assert len(told) == (0 if (file, how) == ("log", "gone") else 1)
     KeptLog(root).keep(states[4])
     assert like(reader.read()) == like(states[4])
-
-
-def test_a_power_cut_brings_no_earlier_state_back(tmp_path, states):
-    disk = FaultDisk()
-    root = a_root(tmp_path / "root", disk)
-    kept = KeptLog(root)
-    kept.keep(states[0])
-    disk.fail("create", error=errno.ENOSPC, times=None)
-    kept.keep(states[1])
-    disk.clear()
-    disk.lose_unsynced()
-    assert KeptLog(root).read() is None

@@ -76,24 +76,6 @@ def test_a_damaged_filter_is_not_trusted(index, damage, checked):
     assert miss(index, 300) > 200
 
 
-def test_a_batch_reads_no_items_of_keys_that_it_excludes(index, damage):
-    compiled_core()
-    absent = [Lookup("t", f"no{number}") for number in range(300)]
-    damage("items")
-    with pytest.raises(CorruptFile):  # the filter admits one absent key of ninety
-        index.query_many(absent)
-    few = [lookup for lookup in absent if not miss_of(index, lookup)]
-    assert len(few) > 280
-    assert not any(len(answer) for answer in index.query_many(few))
-
-
-def miss_of(index, lookup):
-    try:
-        return len(index.query(lookup.topic, lookup.key))
-    except CorruptFile:
-        return True
-
-
 @pytest.mark.parametrize("checked", [False, True])
 def test_a_batch_does_not_trust_a_damaged_filter(index, damage, checked):
     lookups = [Lookup("t", key) for key in KEYS]

@@ -106,21 +106,6 @@ def test_members_that_earlier_versions_lack_are_empty(member):
         assert not getattr(kind.decode(encode(document), "x"), member)
 
 
-SHORT = {"number": 4, "entries": 1}
-WRONG = {
-    "archive": [5, None, "x", [1], [{}], {"a": 1}, [{"name": "n", "store": "s", "start": "x"}]],
-    "batches": [5, None, "x", [1], {"s": 4}, {"s": SHORT}, {"s": {**SHORT, "checksum": 7}}],
-    "expired": [{"horizons": [{"before_ms": "1", "topics": {}}], "segments": {}}, {"horizons": 1}, []],
-}
-
-
-@pytest.mark.parametrize(("member", "wrong"), [(name, wrong) for name in WRONG for wrong in WRONG[name]])
-def test_members_of_the_wrong_shape_are_damage(member, wrong):
-    for kind, document, encode in DOCUMENTS:
-        with pytest.raises(CorruptFile, match=r"is invalid|expired"):
-            kind.decode(encode(document | {member: wrong}), "x")
-
-
 def test_the_document_of_a_batch_is_the_one_of_the_specification():
     record = LogRecord(7, "build", 0, "a", 5, batches={"spark:q": StreamBatch(4, 400, 0xFEED)})
     assert json.loads(record.encode().partition(b"\n")[0])["batches"] == {

@@ -8,7 +8,6 @@ import pytest
 from tests.reliability.core_mutations import InMemory
 from tests.support.batches import batch
 from tests.support.core import compiled_core, using
-from tiered_index.errors import CorruptFile
 from tiered_index.format.compacted import Compaction, filter_of
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.layout import NATIVE, Layout
@@ -131,20 +130,6 @@ def test_a_later_view_takes_over_gathered_filters(fresh):
     assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")
 
 
-def test_filters_are_gathered_only_for_enough_files_of_one_size(fresh):
-    assert warm(view_of(fresh[:32])).bytes_together
-    view = view_of(fresh[32:63])
-    for number in range(99):
-        find(view, f"warm{number}")
-    assert view.bytes_together == 0
-    # each has twice as many keys as the one before
-    other = [file_of(number, [f"{number}-{n}" for n in range(1 + 12 * 2 ** (number % 5))]) for number in range(40)]
-    view = view_of(other[::-1])
-    for number in range(99):
-        find(view, f"warm{number}")
-    assert view.bytes_together == 0
-
-
 @pytest.mark.parametrize("is_gathered", [False, True])
 def test_a_filter_that_changes_in_the_map_hides_no_key(fresh, is_gathered):
     view = view_of(fresh)
@@ -203,38 +188,6 @@ def steps(index, key="k", most=64, low=0):
     return found.steps
 
 
-def test_the_newest_of_a_long_chain_take_few_steps(open_index):
-    compiled_core()
-    index = open_index("root", slots=1, items=20_000)
-    for part in range(6):
-        put(index, 2_000, first=2_000 * part)
-    for most in (1, 64, 1_000):
-        assert steps(index, most=most) <= 2 * most + 300
-        assert [item.offset for item in index.query("t", "k", max_count=most)] == list(range(11_999, 11_999 - most, -1))
-    # the chain's walk ends at the first entry before the range
-    assert steps(index, most=10**6, low=T + 11_000) <= 1_300
-    assert steps(index, "none", low=T + 11_900) <= 400
-    # late entries do not hide the newest ones
-    put(index, 1, first=30_000, step=0)
-    index.put("t", 0, "k", 40_000, 1, (T + 20_000) * 1000)
-    put(index, 600, first=0, step=0)
-    assert [item.offset for item in index.query("t", "k", max_count=3)] == [40_000, 11_999, 11_998]
-    index.abandon()
-    again = open_index("root", slots=1, items=20_000)
-    assert [item.offset for item in again.query("t", "k", max_count=2)] == [40_000, 11_999]
-
-
-def test_repeats_in_a_long_chain_leave_the_answer_whole(open_index):
-    core = compiled_core()
-    index = open_index(slots=1, items=9_000)
-    for _ in range(3):
-        put(index, 500)
-    with using(core):
-        found = index.query("t", "k", max_count=100)
-        (many,) = index.query_many([("t", "k")], max_count=100)
-    assert [item.offset for item in found] == [item.offset for item in many] == list(range(499, 399, -1))
-
-
 @pytest.mark.parametrize("settings", [{}, {"preset": "rocketmq"}, {"preset": "rocketmq", "hash": "mask"}])
 def test_a_sealed_file_has_the_filter_of_its_compacted_form(open_index, faulty, settings):
     compiled_core()
@@ -254,40 +207,6 @@ def test_a_sealed_file_has_the_filter_of_its_compacted_form(open_index, faulty, 
     (handle,) = index.files()
     tail = handle.local.trailer().tail
     assert handle.local.data[tail.position : tail.directory_position] == filter_of(entries, index.schema)
-
-
-def test_a_round_gives_sealed_files_their_filters_first(open_index, monkeypatch):
-    compiled_core()
-    index = open_index(items=100)
-    for number in range(3):
-        put(index, 5, f"k{number}")
-        index.seal()
-    sealed, had = list(index.files()), []
-
-    def make(self, *arguments, **named):
-        had.append([bool(file.filter_bytes) for file in sealed])
-        return made(self, *arguments, **named)
-
-    made = Compaction.__init__
-    monkeypatch.setattr(Compaction, "__init__", make)
-    index.run_lifecycle()
-    assert had == [[True] * 3] * 3
-
-
-def test_damage_of_a_sealed_file_is_reported_by_its_compaction(open_index, monkeypatch):
-    compiled_core()
-    index = open_index(items=100)
-    put(index, 5)
-    index.seal()
-    (handle,) = index.files()
-
-    def damaged(self):
-        raise CorruptFile("file", "damaged")
-
-    monkeypatch.setattr(UnsealedFile, "entries", damaged)
-    with pytest.raises(CorruptFile, match="damaged"):
-        index.run_lifecycle()
-    assert not handle.filter_bytes and len(index.query("t", "k")) == 5
 
 
 def test_a_large_batch_runs_in_parts(open_index, monkeypatch):

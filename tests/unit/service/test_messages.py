@@ -82,12 +82,6 @@ def test_messages_come_in_the_order_of_the_index(filled):
     assert (rest.status, rest.cursor) == ("complete", None)
 
 
-def test_an_unknown_key_has_an_empty_complete_answer(filled):
-    library = Library()
-    answer = filled.messages("t", "other", source=library)
-    assert (answer.messages, answer.status, answer.collisions, library.calls) == ((), "complete", 0, [])
-
-
 @pytest.mark.parametrize("max_count", [1, 2, 7, 64, 150, 299])
 @pytest.mark.parametrize("step", [2, 50])
 def test_collisions_are_dropped_counted_and_paged_past(filled, max_count, step):
@@ -186,12 +180,6 @@ def test_a_cursor_belongs_to_its_query(filled):
         filled.messages("t", "other", cursor=cursor, source=Library())
     # the cursor is that of a query, too
     assert [item.offset for item in filled.query("t", "k", max_count=1, cursor=cursor)] == [296]
-
-
-def test_ranges_are_those_of_query(filled):
-    answer = filled.messages("t", "k", T + 10_000, T + 11_999, source=Library(others=[33]))
-    assert offsets(answer) == [35, 34, 32, 31, 30]
-    assert (answer.status, answer.collisions) == ("complete", 1)
 
 
 def test_a_source_that_answers_out_of_order_is_caught(filled):

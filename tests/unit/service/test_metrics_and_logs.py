@@ -8,9 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import tiered_index
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, IndexService, Lookup, merge
-from tiered_index.clock import ManualClock
-from tiered_index.errors import ConfigError, StorageUnavailable, WriterFenced
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.errors import ConfigError, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -73,30 +72,6 @@ def test_without_prometheus_the_package_is_named(monkeypatch):
         tiered_index.metrics  # noqa: B018
 
 
-def test_each_step_of_a_file_is_one_line_at_info(settings, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "tiered_index")
-    uri = f"file://{tmp_path}/storage"
-
-    def told():
-        lines = [record.getMessage() for record in caplog.records]
-        caplog.clear()
-        return lines
-
-    with IndexService.open(storage=uri, local_keep_s=0, **settings) as index:
-        told()
-        index.put("t", 0, "k", 1, 1, T)
-        index.seal()
-        (file,) = index.files()
-        assert told() == [f"sealed {file.file_id}: 1 entries"]
-        index.run_lifecycle()
-        uploaded, retired = told()
-        assert uploaded.startswith(f"uploaded {file.file_id}: 1 entries, ")
-        assert retired.startswith(f"retired the local copy of {file.file_id}: ")
-    merge(uri)
-    (merged,) = told()
-    assert merged.startswith("carried out a merge of 1 objects with 1 entries; new objects: data/")
-
-
 def test_an_outage_of_the_storage_is_logged_once(settings, caplog):
     caplog.set_level(logging.INFO, "tiered_index")
     storage = FaultStorage(MemoryStorage())
@@ -113,18 +88,3 @@ def test_an_outage_of_the_storage_is_logged_once(settings, caplog):
             index.run_lifecycle()
         lines = [record.getMessage() for record in caplog.records if "the storage " in record.getMessage()]
         assert [line.split("unnamed-")[1][32:].split(";")[0] for line in lines] == [" does not answer", " is back"]
-
-
-def test_a_fenced_writer_is_logged_once(settings, tmp_path, caplog):
-    clock = ManualClock(T)
-    storage = MemoryStorage(clock=clock)
-    first = IndexService.open(storage_backend=storage, clock=clock, lease_ttl_s=1, **settings)
-    clock.advance(2)
-    with IndexService.open(storage_backend=storage, clock=clock, **settings | {"root": tmp_path / "other"}):
-        first.put("t", 0, "k", 1, 1, T)
-        first.seal()
-        for _ in range(3):
-            with pytest.raises(WriterFenced):
-                first.run_lifecycle()
-    assert len([r for r in caplog.records if r.getMessage().startswith("this writer was fenced: ")]) == 1
-    first.abandon()

@@ -3,13 +3,11 @@
 import errno
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.support.disk_faults import FaultDisk
-from tests.support.pending import merge_all
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
@@ -20,10 +18,7 @@ from tiered_index.errors import (
     NotAnIndex,
     SchemaMismatch,
     StorageMisconfigured,
-    StorageUnavailable,
 )
-from tiered_index.service import index as index_module
-from tiered_index.service import opening
 from tiered_index.service.root import Root
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -103,15 +98,6 @@ def test_two_topics_of_one_crc_get_different_ids(open_index, monkeypatch):
     assert len({index.query(topic, "k").items[0].topic_id for topic in "xyzw"}) == 4
 
 
-def test_a_new_root_needs_its_storage(open_index):
-    storage = FaultStorage(MemoryStorage())
-    storage.fail("*", times=None)
-    with pytest.raises(StorageUnavailable):
-        open_index("root", storage_backend=storage)
-    storage.clear()
-    open_index("root", storage_backend=storage)
-
-
 @pytest.mark.parametrize("fails", [("put_if_absent", "epoch/"), ("list", "checkpoint/")], ids=["claim", "join"])
 def test_a_root_that_moves_to_another_storage_remembers_it_before_it_is_claimed(open_index, tmp_path, fails):
     """A start that names no storage finds the later uploads there."""
@@ -147,23 +133,6 @@ def test_missing_settings_are_named(tmp_path):
         IndexService.open(config, slots=5)
     with pytest.raises(InvalidArgument, match="not both"):
         IndexReader.open("memory://x", config=config)
-
-
-def test_an_interrupted_opening_leaves_the_root_free(open_index, monkeypatch):
-    opened, others = index_module.open_parts, set(threading.enumerate())
-
-    def interrupted(*args, **kwargs):
-        opened(*args, **kwargs)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(index_module, "open_parts", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            open_index("root")
-    assert not [one for one in threading.enumerate() if one not in others and "flusher" in one.name]
-    index = open_index("root")
-    index.put("t", 0, "k", 1, 1, T)
-    assert len(index.query("t", "k")) == 1
 
 
 def refusing(path, call):
@@ -204,31 +173,3 @@ def test_a_file_that_may_not_be_read_stops_the_start_with_the_way_out(open_index
         else:
             with pytest.raises(CorruptFile, match=f"--lost {path.stem}"):
                 index.query("t", "k")
-
-
-def test_local_copies_of_files_that_are_merged_during_the_opening_are_deleted(
-    open_index, faulty, storage, clock, tmp_path, monkeypatch
-):
-    """A waiting file makes the opening read the log once more, after the recovery of the other files."""
-    index = open_index("root", storage_backend=faulty)
-    for offset in range(3):
-        index.put("t", 0, "k", offset, 1, T - 36_000_000 + offset * 1000)
-        upload(index)
-    index.put("t", 0, "k", 3, 1, T)
-    compact_only(index, faulty)
-    index.close()
-    recover = opening.recover_root
-
-    def and_merge(*given):
-        recovered = recover(*given)
-        assert merge_all(storage, clock).sources == 3
-        return recovered
-
-    monkeypatch.setattr(opening, "recover_root", and_merge)
-    index = open_index("root", storage_backend=faulty)
-    index.run_lifecycle()
-    (kept,) = (tmp_path / "root" / "uploaded").iterdir()
-    assert sorted((handle.file_id, handle.place) for handle in index.files() if handle.place != "storage") == [
-        (kept.stem, "uploaded")
-    ]
-    assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]

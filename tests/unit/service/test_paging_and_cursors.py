@@ -1,7 +1,6 @@
 """Answer order, identity, pages and cursors are the same in every state of a file."""
 
 import base64
-import dataclasses
 import json
 import string
 import zlib
@@ -13,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.pages import items_by_pages
-from tiered_index import Lookup, kernels
+from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.read.batch import Matches, best_answers
-from tiered_index.service.read.rows import concatenate, decode_cursor, encode_cursor
+from tiered_index.service.read.rows import concatenate
 
 T = 1_700_000_000_000
 EXTENDED = Schema(
@@ -55,27 +54,6 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
     for second, offset, queue, zone, size, topic_id, price, tag in kept[list(names)].tolist():
         found.append(((-second, -offset, queue, zone), (size, price, tag.ljust(3, b"\0"), topic_id)))
     assert found == ordered[:limit]
-
-
-class NeverCompared(np.ndarray):
-    """Records that must not be compared: NumPy raises an interrupt in such a comparison as a `TypeError`."""
-
-    def __eq__(self, other):
-        assert self.dtype.names is None
-        return super().__eq__(other)
-
-    def __ne__(self, other):
-        assert self.dtype.names is None
-        return super().__ne__(other)
-
-
-@pytest.mark.parametrize("count", [4, 400])
-def test_repeats_are_counted_without_comparing_records(count):
-    rows = np.zeros(count, EXTENDED.row).view(NeverCompared)
-    rows["offset"] = np.arange(count) // 2
-    rows["size"] = np.arange(count)
-    found = best_of(rows, count)
-    assert found.rows["size"].tolist() == list(range(count - 1, 0, -2)) and found.folded == count // 2
 
 
 def fill(index):
@@ -142,14 +120,6 @@ def test_a_forged_cursor_is_refused(index):
         forged = base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode().rstrip("=")
         with pytest.raises(InvalidCursor):
             index.query("t", "k", max_count=2, cursor=forged)
-
-
-AFTER = st.tuples(st.integers(0, 2**38), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1))
-
-
-@given(AFTER, st.text(min_size=1, max_size=8))
-def test_a_cursor_comes_back_as_it_was(after, digest):
-    assert decode_cursor(encode_cursor(after, digest), digest, 3) == after
 
 
 def test_pages_are_folded_each_by_itself_and_all_of_them_together(index):
@@ -235,38 +205,3 @@ def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
     assert ([item.offset for item in result], result.status) == ([2], "truncated")
     assert result.explain.files_skipped == 2
     assert [item.offset for item in index.query("t", "k", cursor=result.cursor)] == [1, 0]
-
-
-@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "numpy"])
-def test_pages_of_many_keys_are_read_together(open_index, monkeypatch, is_compiled):
-    """Each page equals that of a single lookup, and a file is read once for all of them."""
-    if not is_compiled:
-        monkeypatch.setattr(kernels, "_core", None)
-    index = open_index(local_keep_s=0, items=1000)
-    keys = [*(f"k{number}" for number in range(5)), "absent"]
-    for number in range(60):
-        # several entries of a second, on both sides of the end of a page
-        index.put("t", number % 3, keys[number % 5], number, 1, T + number // 20 * 1000)
-    index.flush()
-    for state in ("unsealed", "uploaded"):
-        found = {key: [] for key in keys}
-        asked = [Lookup(topic="t", key=key, max_count=3) for key in keys]
-        while asked:
-            # a lookup from the newest entry on, beside pages of others
-            asked.append(Lookup(topic="t", key="k0", max_count=5))
-            answers = index.query_many(asked)
-            for one, answer in zip(asked, answers, strict=True):
-                alone = index.query("t", one.key, max_count=one.max_count, cursor=one.cursor)
-                assert dataclasses.replace(answer, explain=alone.explain) == alone
-                assert answer.explain is answers.explain
-            read = [report.outcome for report in answers.explain.files]
-            assert read == ["read"], (state, read)
-            pages = list(zip(asked, answers, strict=True))[:-1]
-            for one, answer in pages:
-                found[one.key] += [item.offset for item in answer]
-            asked = [dataclasses.replace(one, cursor=answer.cursor) for one, answer in pages if answer.cursor]
-        for key, offsets in found.items():
-            assert offsets == [item.offset for item in index.query("t", key)], key
-            assert len(offsets) == (0 if key == "absent" else 12)
-        index.seal()
-        index.run_lifecycle()

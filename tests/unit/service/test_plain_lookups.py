@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.core import compiled_core, using
 from tiered_index.errors import TieredIndexError
-from tiered_index.service.read.query import QueryEngine
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
 
 T_MS = 1_700_000_000_000
@@ -76,26 +75,6 @@ def test_each_lookup_is_answered_or_refused_as_by_the_reference(index):
             found = outcome(index, arguments)
         with using(None):
             assert found == outcome(index, arguments), arguments
-
-
-def test_a_view_answers_without_preparing_the_lookup_unless_the_buffer_has_the_key(index, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("prepared")
-
-    # the first lookup makes the view
-    assert len(index.query("t", "k")) == 6
-    monkeypatch.setattr(QueryEngine, "prepare", refuse)
-    assert [item.offset for item in index.query("t", "k")] == [1_000_002, 1_000_001, 1_000_000, 2, 1, 0]
-    assert not index.query("t", "none").items and index.query("none", "k").unknown_topics == ("none",)
-    index.put("t", 0, "other", 5, 1, T_MS + 1_000_600_000)
-    assert len(index.query("t", "k")) == 6
-    with pytest.raises(AssertionError, match="prepared"):
-        index.query("t", "other")
-    # of any topic
-    with pytest.raises(AssertionError, match="prepared"):
-        index.query("none", "other")
-    index.flush()
-    assert [item.offset for item in index.query("t", "other")] == [5]
 
 
 def test_an_answer_without_waiting_is_that_of_a_lookup_or_none(index):
@@ -171,16 +150,6 @@ def test_a_topic_that_only_the_buffer_has_is_known(index):
     assert index.query_nowait("t", "none").unknown_topics == ()
 
 
-def test_a_large_buffer_is_searched_entry_by_entry(index, monkeypatch):
-    index.query("t", "k")
-    monkeypatch.setattr("tiered_index.service.write.buffer._LISTED", 2)
-    for number in range(3):
-        assert index.query_nowait("t", "k") is not None
-        index.put("t", 0, "other", number, 1, T_MS)
-    assert index.query_nowait("t", "k") is None
-    assert len(index.query("t", "k")) == 6
-
-
 def test_an_entry_that_widens_a_files_time_is_found_at_once(index):
     for number, before_ms in enumerate([5_000_000, -9_000_000, 7_000_000, 0]):
         at_ms = T_MS + 1_000_000_000 + before_ms
@@ -223,11 +192,3 @@ def test_an_answer_that_is_kept_keeps_no_file(index, is_plain):
     assert {report.place for report in kept.explain.files} == places
     assert max(report.end_ms for report in kept.explain.files) == T_MS + 1_500_000_000
     assert len(kept) == 6 + (not is_plain)
-
-
-def test_answers_of_a_view_are_counted(index):
-    before = index._engine.counts()
-    for count in (64, 64, 1):
-        index.query("t", "k", max_count=count)
-    counted = index._engine.counts() - before
-    assert counted == {("query", "complete"): 2, ("query", "truncated"): 1}

@@ -1,56 +1,20 @@
 """A plain `put` is one step of the compiled core. It has the same checks and bounds as any other put."""
 
-import cProfile
 import threading
 
-import pyarrow as pa
 import pytest
 
 from tests.support.cases import each
 from tests.support.core import compiled_core, using
-from tiered_index.errors import BackPressure, IndexClosed, TieredIndexError
+from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.write.buffer import ROWS, WriteBuffer
+from tiered_index.service.write.buffer import WriteBuffer
 from tiered_index.service.write.validation import TopicTable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
 
 T = 1_700_000_000_000
 PLAIN = ("t", 0, "k", 7, 1, T)
-
-
-def counted(monkeypatch, index):
-    """Record the calls that take the buffer's lock, and return the list."""
-    calls, append = [], index._buffer.append_rows
-    monkeypatch.setattr(index._buffer, "append_rows", lambda *given: (calls.append(given), append(*given)))
-    return calls
-
-
-def test_a_put_takes_the_lock_once_a_chunk(index, monkeypatch):
-    compiled_core()
-    calls = counted(monkeypatch, index)
-    for number in range(2 * ROWS):
-        index.put("t", 0, f"k{number % 9}", number, 1, T)
-    assert len(calls) == 2
-    assert [len(index.query("t", f"k{number}", max_count=10_000)) for number in range(9)] == [911] * 2 + [910] * 7
-
-
-def test_a_durable_batch_takes_as_many_calls_with_ten_times_the_rows(open_index):
-    compiled_core()
-    index = open_index(storage_backend=MemoryStorage(), items=100_000, slots=10_000)
-
-    def calls(rows):
-        numbers = range(rows)
-        columns = {"key": [f"k{n}" for n in numbers], "offset": numbers, "timestamp_ms": [T] * rows}
-        batch = pa.record_batch({"topic": ["t"] * rows, "queue_id": [0] * rows, "size": [1] * rows, **columns})
-        profile = cProfile.Profile()
-        profile.runcall(index.put_batch, batch)
-        profile.runcall(index.flush)
-        return sum(one.callcount for one in profile.getstats())
-
-    calls(10)
-    few = calls(1_000)
-    assert calls(10_000) <= few + 10
 
 
 FIELDS = dict(zip(("topic", "queue_id", "keys", "offset", "size", "timestamp_ms"), PLAIN, strict=True))
@@ -106,24 +70,6 @@ def test_it_keeps_to_the_bounds(bounds):
     assert (rows.size, rows.size_bytes) == (5, 5 * 161)
 
 
-def test_a_closed_chunk_accepts_nothing():
-    compiled_core()
-    rows = buffer()
-    rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
-    chunk = rows.open
-    assert chunk.add(*PLAIN)
-    rows.close_chunk()
-    assert not chunk.add(*PLAIN)
-    rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
-    chunk = rows.open
-    rows.close()
-    assert not chunk.add(*PLAIN)
-    with pytest.raises(IndexClosed):
-        rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
-    rows.close_chunk()
-    assert sum(one.count for one in rows.begin_flush(100)) == 3
-
-
 def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
     index, each = open_index(), 1_500
 
@@ -141,29 +87,3 @@ def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
         thread.join()
     found = index.query("t", "k", max_count=10**5)
     assert sorted((item.queue_id, item.offset) for item in found) == [(q, n) for q in range(3) for n in range(each)]
-
-
-class FilledAtOnce(WriteBuffer):
-    """As soon as an open chunk appears, puts of other threads take all its room."""
-
-    fills = False
-
-    @property
-    def open(self):
-        return self._seen
-
-    @open.setter
-    def open(self, chunk):
-        self._seen = chunk
-        while self.fills and chunk.add(*PLAIN):
-            pass
-
-
-@pytest.mark.parametrize("keys", [1, ROWS - 1, ROWS, ROWS + 1])
-def test_the_put_that_opens_a_chunk_has_its_room_before_others(keys):
-    compiled_core()
-    rows = FilledAtOnce(KEYED_SCHEMA, one_topic(), 10**6, 10**9)
-    rows.fills = True
-    rows.append_rows(["own"] * keys, (1, 0, 7, 1, T // 1000), 161 * keys)
-    assert rows.open.rows.keys.count("own") == keys
-    assert rows.size == max(keys, ROWS)

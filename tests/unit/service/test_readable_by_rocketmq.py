@@ -3,7 +3,6 @@
 `IndexStoreFile` trusts header and slot table, knows no journal, and names files by their begin time.
 """
 
-import errno
 import struct
 from pathlib import Path
 
@@ -61,26 +60,6 @@ def test_a_live_file_is_at_most_ten_seconds_behind(life, clock):
     life.fill(range(30, 40))
     life.abandon()  # killed
     assert life.seen() == set(range(40))
-
-
-def test_a_table_that_cannot_be_written_waits(life, clock, monkeypatch):
-    """Entries and journal alone make entries durable.
-
-    So the flush succeeds, and the next flush writes the table again.
-    """
-    life.fill(range(5))
-    clock.advance(10)
-    (handle,) = life.files()
-
-    def full():
-        raise OSError(errno.ENOSPC, "no space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(handle, "_put_table", full)
-        life.fill(range(5, 9))
-    assert len(life.query("t", "a-longer-key-1")) == 2
-    life.flush()
-    assert life.seen() == set(range(9))
 
 
 def test_the_header_is_written_before_the_heads(life, clock, monkeypatch):

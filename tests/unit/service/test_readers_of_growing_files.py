@@ -1,30 +1,21 @@
 """A reader of a writer's root follows an unsealed file while it grows: chains of what it read, and what came since."""
 
-import gc
 import os
-import weakref
 
-import numpy as np
 import pytest
 
-from tests.support.core import using
-from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile
-from tiered_index.format.layout import NATIVE
-from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, UPLOADED
-from tiered_index.kernels import compiled
+from tiered_index.format.names import JOURNAL_SUFFIX
 from tiered_index.service.jobs.verify import check_root
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.reads import read_name
-from tiered_index.service.read import root_view, unsealed
 from tiered_index.service.read.root_view import RootView
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.types import no_progress
 
 T_MS = 1_700_000_000_000
-# more entries than a chain may have before a search scans
-OFTEN = 300
 
 
 @pytest.fixture
@@ -33,52 +24,6 @@ def growing(tmp_path, clock, storage):
     settings = {"slots": 8, "items": 4_000, "background": False, "clock": clock, "storage_backend": storage}
     with IndexService.open(root=tmp_path / "root", **settings) as index:
         yield index, tmp_path / "root"
-
-
-@pytest.mark.parametrize("with_core", [True, False])
-def test_each_flush_is_found_beside_what_was_read_before(growing, with_core):
-    (index, root), random = growing, np.random.default_rng(5)
-    put = {}
-    with using(compiled() if with_core else None), IndexReader.open(root=root, environment=False) as reader:
-        for flush in range(12):
-            keys = [f"key-{number}" for number in random.integers(0, 20 + flush, 25)]
-            keys += ["often"] * (OFTEN // 10) + [f"only-{flush}"]
-            for number, key in enumerate(keys):
-                # times fall, too, and each flush has a topic of its own
-                topic, offset = ("t", f"t-{flush}")[number % 2], 1_000 * flush + number
-                index.put(topic, 0, key, offset, 1, T_MS + 1_000 * (number - 7 * flush))
-                put.setdefault((topic, key), set()).add(offset)
-            index.flush()
-            for (topic, key), offsets in put.items():
-                assert {item.offset for item in reader.query(topic, key, max_count=10_000)} == offsets
-            answers = reader.query_many([Lookup(topic, key, max_count=10_000) for topic, key in put])
-            assert [{item.offset for item in answer} for answer in answers] == [*put.values()]
-            assert not reader.query("t", "absent").items
-
-
-def test_a_reader_verifies_each_entry_once(growing, monkeypatch):
-    index, root = growing
-    verified, real = [], unsealed.crc32
-    monkeypatch.setattr(unsealed, "crc32", lambda data, *crc: verified.append(len(data)) or real(data, *crc))
-    with IndexReader.open(root=root, environment=False) as reader:
-        for flush in range(5):
-            index.put_batch(columns(range(100 * flush, 100 * flush + 100)))
-            index.flush()
-            verified.clear()
-            for key in ("k0", f"k{100 * flush}", "absent"):
-                assert len(reader.query("t", key)) == (key != "absent")
-            assert sum(verified) == 100 * NATIVE.schema.entry.itemsize
-
-
-def test_a_file_that_is_longer_than_its_layout_is_read_as_the_writer_reads_it(growing):
-    index, root = growing
-    index.put("t", 0, "k", 1, 1, T_MS)
-    index.flush()
-    (path,) = (root / "unsealed").glob("*.index")
-    with path.open("ab") as file:
-        file.write(b"more")
-    with IndexReader.open(root=root, environment=False) as reader:
-        assert [item.offset for item in reader.query("t", "k")] == [1]
 
 
 def test_a_file_that_is_shorter_than_its_layout_is_damaged_for_lookups_and_checks(growing):
@@ -153,29 +98,6 @@ def test_how_much_of_topics_was_read_is_that_of_the_files_that_a_look_returns(gr
     index.seal()
     index.run_lifecycle()
     assert view.look().reads == {name: 3}
-
-
-def test_a_look_without_compacted_files_keeps_none_of_the_earlier_ones(growing, monkeypatch):
-    index, root = growing
-    view, opened, real = RootView(Root(root, Disk())), [], root_view.open_local
-    monkeypatch.setattr(root_view, "open_local", lambda path: note(opened, real(path)))
-    index.put("t", 0, "k", 1, 1, T_MS)
-    index.seal()
-    index.run_lifecycle()
-    assert len(view.look().handles) == len(opened) == 1
-    index.close()
-    for folder in (COMPACTED, UPLOADED):
-        for path in (root / folder).iterdir():
-            path.unlink()
-    view.look()
-    gc.collect()
-    # its mapping would keep the disk space of a deleted file
-    assert opened[0]() is None
-
-
-def note(opened, file):
-    opened.append(weakref.ref(file))
-    return file
 
 
 def columns(numbers):

@@ -3,7 +3,6 @@
 No answer is silently short.
 """
 
-import contextlib
 import os
 import zlib
 from collections import Counter
@@ -11,18 +10,16 @@ from itertools import product
 
 import pytest
 
-from tests.support.batches import batch
 from tests.support.changes import replace
 from tests.support.damage import flip as flip_file
 from tests.support.damage import flip_object, flipped
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
-from tiered_index.errors import CorruptFile, InvalidArgument, LockHeld, StorageUnavailable
+from tiered_index.errors import CorruptFile, LockHeld, StorageUnavailable
 from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
 from tiered_index.service.jobs import job, repair
-from tiered_index.service.jobs import merge_plan as plan_module
 from tiered_index.service.jobs import verify as checks
 from tiered_index.service.jobs.erase import EraseRequest, erase
 from tiered_index.service.jobs.lost import give_up
@@ -30,9 +27,7 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_root, check_storage
 from tiered_index.service.jobs.verify_report import Report
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject
-from tiered_index.service.read.cold_path import ColdPath
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 
@@ -164,28 +159,6 @@ def test_an_object_that_can_not_be_read_keeps_no_other_from_its_check(life):
         check_storage(storage, {}, Report(), lambda *_: None, deep=True, threads=1)
 
 
-def test_the_topics_of_a_tables_missing_objects_are_read_once(life, monkeypatch):
-    make = plan_module._rewrite
-    monkeypatch.setattr(plan_module, "_rewrite", lambda *given: make(*given[:-1], 1 << 10))
-    life.later()
-    life.merge(DAY_S * 30)
-    first, second, third, *rest = life.state.objects.values()
-    assert rest and {one.file for one in rest} == {first.file}
-    for stored in (first, second, third):
-        remove(life, stored)
-    asked = []
-
-    class Counted(ColdPath):
-        def trailer(self, stored):
-            asked.append(stored.name)
-            return super().trailer(stored)
-
-    monkeypatch.setattr(checks, "ColdPath", Counted)
-    report, _ = checked(life, None)
-    assert [one.topics for one in report.missing] == [("t",)] * 3
-    assert len(asked) == min(len(rest), 8)
-
-
 def test_an_object_that_was_damaged_for_a_moment_is_left_alone(life):
     first, *_ = life.state.objects.values()
     data, number = life.storage.get(first.name), life.state.number
@@ -206,15 +179,6 @@ def test_an_object_of_a_newer_version_is_left_alone(life):
     number = life.state.number
     assert [one.file for one in checked(life, None)[0].findings] == [first.name]
     assert mend(life) == [] and life.state.number == number
-
-
-def test_a_damaged_copy_is_not_used(life):
-    first, *_ = life.state.objects.values()
-    path = life.folder / "root" / "uploaded" / f"{first.file_id}.index"
-    life.index.abandon()
-    flip_file(path, first.trailer_position // 3)
-    remove(life, first)
-    assert not [one for one in mend(life, "root", yes=False) if one.object == first.name]
 
 
 def test_a_repair_makes_no_entries_of_hidden_ones(life):
@@ -254,36 +218,6 @@ def test_an_object_without_a_good_copy_is_named_permanently(life, harm):
     assert (answer.status, [one.entries for one in answer.lost]) == ("complete", [first.count])
     missed = {item.offset for item in whole.items} - {item.offset for item in answer.items}
     assert missed and missed <= set(range(first.count))
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_undamaged_groups_answer_until_the_object_is_given_up(merging, merged):
-    life = merging(settings={"items": 1 << 16})
-    count = 30_000
-    keys, times = [f"k{n // 3}" for n in range(count)], [BASE_MS + 1000 * n for n in range(count)]
-    life.index.put_batch(batch(count, queue_id=1, size=9, key=keys, timestamp_ms=times))
-    life.publish()
-    if merged:
-        life.later()
-        life.merge(DAY_S * 30)
-    asked = [("t", f"k{n}") for n in range(0, count // 3, 7)]
-    before = [tuple(answer.items) for answer in life.index.query_many(asked)]
-    stored = next(iter(life.state.objects.values()))
-    flip(life, stored, stored.trailer_position * 2 // 3)
-    assert mend(life) == []
-    with IndexReader.open(storage_backend=life.storage, clock=life.clock, environment=False) as reader:
-        answers = reader.query_many(asked, allow_partial=True)
-        statuses = Counter(answer.status for answer in answers)
-        assert statuses["complete"] > statuses["partial"] > 0
-        for old, answer in zip(before, answers, strict=True):
-            assert tuple(answer.items) == (old if answer.status == "complete" else ())
-        give_up(life.storage, life.log(), [stored.name])
-        reader.refresh()
-        for old, answer in zip(before, reader.query_many(asked), strict=True):
-            assert (answer.status, len(answer.items)) == ("complete", 0) and [one.entries for one in answer.lost] == [
-                count
-            ]
-            assert old
 
 
 def test_an_object_that_was_merged_meanwhile_is_left_alone(life, monkeypatch):
@@ -354,29 +288,6 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(li
         if faulty.calls(operation) < nth:
             break
     assert outcomes["new"] and sum(outcomes.values()) > 1
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("harm", [flip, remove])
-def test_giving_up_that_dies_at_its_write_changes_nothing_else_and_continues(life, harm, when):
-    first, *others = life.state.objects.values()
-    harm(life, first)
-    faulty = FaultStorage(life.storage)
-    faulty.fail("put_if_absent", nth=1, when=when)
-    log = StorageLog(faulty, life.clock)
-    log.open()
-    with contextlib.suppress(StorageUnavailable):
-        give_up(faulty, log, [first.name])
-    give_up(life.storage, life.log(), [first.name])
-    state = life.state
-    assert {*state.objects} == {stored.name for stored in others}
-    assert [*state.lost.values()] == [LostObject.of(first)]
-
-
-def test_a_whole_object_is_not_given_up(life):
-    first, *_ = life.state.objects.values()
-    with pytest.raises(InvalidArgument, match="whole"):
-        give_up(life.storage, life.log(), [first.name])
 
 
 def test_a_damaged_copy_is_dropped_because_the_storage_has_the_object(life):

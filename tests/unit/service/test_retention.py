@@ -41,11 +41,6 @@ def test_a_topic_whose_name_looks_like_a_pattern_is_named_by_it():
     assert horizon.of_topic("audit[1]") == horizon.of_topic("audit1") == NOW_MS - 10 * DAY_MS
 
 
-def test_a_rule_of_topics_alone_keeps_all_others():
-    horizon = Retention(topics={"debug": DAY_S}).horizon(NOW_MS)
-    assert (horizon.of_topic("orders"), horizon.of_all, horizon.of_topic("debug")) == (0, 0, NOW_MS - DAY_MS)
-
-
 def test_a_horizon_moves_in_steps_and_never_too_far():
     for age_s in (1, 20, HOUR_S, DAY_S, 30 * DAY_S, 10**10):
         rule, before, moves = Retention(age_s=age_s), 0, 0
@@ -73,12 +68,6 @@ def test_rules_whose_patterns_overlap_do_not_add_up_to_more_than_each_says():
     assert both.joined(Expired((one,))) is both
     later = Horizon(0, (("a*", 6_000), ("ab*", 6_000)))
     assert both.joined(Expired((later,))).horizons == (later,)
-
-
-def test_no_horizon_of_nothing_is_stated():
-    assert NOTHING.joined(Expired((Horizon(),))) is NOTHING
-    assert not NOTHING
-    assert plan_expiry(Retention(), state_of(stored(1, 0, 1)), NOW_MS).objects == ()
 
 
 def test_only_whole_objects_expire_and_others_are_reported():

@@ -6,15 +6,7 @@ import pytest
 
 from tests.support.log_records import GENESIS, publish
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
-from tiered_index.errors import (
-    CorruptFile,
-    IndexClosed,
-    InvalidArgument,
-    ObjectNotFound,
-    StorageUnavailable,
-    WriterFenced,
-)
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
@@ -198,12 +190,6 @@ def test_an_invalid_segment_is_refused(index, start, size):
         index.archive("s", start, size, lambda at, length: b"")
 
 
-def test_a_closed_index_archives_nothing(index):
-    index.close()
-    with pytest.raises(IndexClosed):
-        archive(index, b"x")
-
-
 # Faults
 
 
@@ -227,15 +213,6 @@ def test_a_failed_upload_leaves_nothing_and_is_repeated(open_index, faulty, what
     assert (names(faulty, what), named()) == ([], [])
     assert send()
     assert len(named()) == 1 and names(faulty, what) == named()
-
-
-@pytest.mark.parametrize("operation", ["write", "put"])
-def test_a_failed_upload_leaves_nothing(open_index, faulty, operation):
-    index = open_index(storage_backend=faulty)
-    faulty.fail(operation, name_prefix="segments/")
-    with pytest.raises(StorageUnavailable):
-        archive(index, bytes(9 << 20))
-    assert (names(faulty), index.archived()) == ([], ())
 
 
 @pytest.mark.parametrize("size", [1000, 9 << 20])
@@ -317,17 +294,6 @@ def test_an_object_that_a_record_has_just_removed_is_not_swept(open_index, fault
     later = open_index("a", storage_backend=faulty)
     archive(later, content(1000))
     assert old not in names(faulty) and len(names(faulty)) == 1
-
-
-def test_a_host_whose_clock_is_days_fast_sweeps_no_segment_that_was_just_replaced(open_index, faulty, clock):
-    first = open_index("a", storage_backend=faulty)
-    archive(first, content(1000))
-    (before,) = first.archived()
-    assert rewritten(first, content(1000, 3), before.published_ms)
-    first.close()
-    fast = open_index("a", storage_backend=faulty, clock=ManualClock(clock.now_ms() + 3 * 86_400_000))
-    archive(fast, content(10), start=10**9)
-    assert before.name in names(faulty)
 
 
 def test_sweeping_segments_leaves_the_files_on_their_way_alone(open_index, faulty):

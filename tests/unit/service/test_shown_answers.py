@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from tests.support.batches import batch
-from tiered_index import IndexReader, Lookup
+from tiered_index import Lookup
 from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.types import format_time, to_pandas
+from tiered_index.types import to_pandas
 
 T = 1_700_000_000_000
 TOPIC = "<b>orders & more</b>"
@@ -55,38 +55,6 @@ def test_a_frame_without_pandas_names_the_extra():
         to_pandas(Table())
 
 
-def test_shown_answers_fit_a_terminal(filled, storage, tmp_path):
-    long = "x" * 900
-    filled.put(long, 0, "k", 1, 5, T)
-    told = {
-        "<QueryResult complete: 30 items>": filled.query(TOPIC, "k"),
-        "<QueryResult truncated: 3 items>": filled.query(TOPIC, "k", max_count=3),
-        "<TopicsResult complete: 3 topics>": filled.topics(),
-        "<QueryResults of 40 lookups: 620 items>": filled.query_many([(TOPIC, "k"), (long, "k")] * 20),
-    }
-    assert [repr(one).partition("\n")[0] for one in told.values()] == list(told)
-    everything = [filled, filled.query("none", "k"), filled.query_many([])]
-    with IndexReader.open(root=filled.config.root, storage_backend=storage) as reader:
-        everything.append(reader)
-        assert repr(reader).startswith("<IndexReader open: ")
-    assert repr(reader).startswith("<IndexReader closed: ")
-    for one in everything:
-        assert len(repr(one)) <= 100 and "\n" not in repr(one)
-    for topic in (TOPIC, long):
-        assert max(map(len, repr(filled.query(topic, "k")).splitlines())) <= 100
-
-
-def test_an_answer_shows_its_newest_rows(filled):
-    answer = filled.query(TOPIC, "k")
-    head, *rows, left = repr(answer).splitlines()
-    assert (head, left) == ("<QueryResult complete: 30 items>", "  and 25 more")
-    assert rows == [f"  {format_time(one.timestamp_ms)}  {TOPIC}  {one.queue_id}  {one.offset:,}" for one in answer[:5]]
-    filled.put("<b>", 0, "k", 1, 5, T)
-    shown = filled.query("<b>", "k")._repr_html_()
-    assert "<td>&lt;b&gt;</td><td>0</td><td>1</td>" in shown and "<b>" not in shown and "more" not in shown
-    assert pa.table(answer).equals(answer.to_arrow())
-
-
 UTC = datetime.UTC
 MOMENTS = [T, T + 1999]
 
@@ -114,9 +82,3 @@ def test_a_dict_of_columns_takes_timestamps(index, times):
 def test_an_invalid_time_is_refused(index, times):
     with pytest.raises(InvalidArgument, match="timestamp_ms"):
         index.put_batch(batch(2, timestamp_ms=times))
-
-
-def test_days_are_their_midnight(index):
-    day = np.array(["2023-11-14", "2023-11-15"], "M8[D]")
-    index.put_batch(batch(2, timestamp_ms=day))
-    assert [item.timestamp_ms % 86_400_000 for item in index.query("t", "k")] == [0, 0]

@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import tempfile
-import threading
 from operator import attrgetter
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.names import INDEX_SUFFIX
 from tiered_index.service.read.compacted import StorageBytes
-from tiered_index.service.read.file_view import StoredSource
-from tiered_index.storage.context import UNBOUNDED, Activation, request_context
 
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -333,29 +330,6 @@ def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path, cached):
         assert any(answer is None for answer in answers.values()) is not cached
 
 
-@pytest.mark.parametrize("kind", ["reader", "writer"])
-def test_an_interrupt_while_a_bound_is_left_does_not_outlive_the_lookup(store, tmp_path, kind, monkeypatch):
-    """Ctrl-C comes between a lookup's last line and the end of its bounds. Later lookups have none of these bounds."""
-    if kind == "reader":
-        index = open_reader(store)
-    else:
-        index = IndexService.open(root=tmp_path / "root", storage="memory://left", environment=False)
-        index.put("b", 0, "k1", 1, 7, T_MS)
-    with index:
-        answer = index.query("b", "k1").items
-        assert answer
-
-        def interrupted(self, *_):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Activation, "__exit__", interrupted)
-            with using(None), pytest.raises(KeyboardInterrupt):
-                index.query("b", "k1", max_requests=0 if kind == "writer" else 100, timeout_s=60)
-        assert request_context.get() == UNBOUNDED
-        assert index.query("b", "k1").items == answer
-
-
 def test_a_lookup_without_limits_leaves_files_that_one_with_limits_counts(store):
     with open_reader(store) as reader:
         for lookup in lookups(3, 40):
@@ -400,108 +374,3 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
         finally:
             path.unlink(missing_ok=True)
             path.write_bytes(whole)
-
-
-def test_a_file_that_two_threads_open_is_opened_once(store):
-    """A second opening changes nothing, because lookups of the first one may still run."""
-    with open_reader(store) as reader:
-        first = [reader.query(**lookup).items for lookup in lookups(6, 60)]
-        cold = reader._cold_paths[0]
-        files = [file for file in cold.in_core.values() if file.is_open]
-        assert files
-        before = cold.core_bytes
-        for view in [reader._views[0].catalog.snapshot.present_view]:
-            for handle in view.handles:
-                for stored in [handle.stored.stored] if hasattr(handle, "stored") else handle.shards:
-                    trailer = cold.trailer(stored)
-                    metadata, groups = trailer.metadata, trailer.directory.group_bytes
-                    slots = metadata.slot_map.base
-                    assert not cold.in_core[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
-        assert cold.core_bytes == before
-        assert [reader.query(**lookup).items for lookup in lookups(6, 60)] == first
-
-
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
-    """Ctrl-C, or another error of a signal handler, ends a lookup during a block read. The next lookup works."""
-    with open_reader(store) as reader:
-        lookup = {"topic": "b", "key": "k1"}
-        answer = reader.query(**lookup).items
-        assert answer
-
-        def interrupted(*_):
-            raise raised("between two bytes")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(StoredSource, "block", interrupted)
-            with pytest.raises(raised, match="between two bytes"):
-                reader.query(**lookup)
-        assert reader.query(**lookup).items == answer
-
-
-def test_threads_that_look_up_while_the_view_changes(tmp_path):
-    """Files appear and become window tables. Each lookup finds everything that was published before it began."""
-    compiled_core()
-    uri = (tmp_path / "storage").as_uri()
-    settings = {"slots": 40, "items": 1_000, "background": False, "max_late_s": 10**9}
-    failures = []
-    published = 0
-    with IndexService.open(root=tmp_path / "root", storage=uri, environment=False, **settings) as index:
-
-        def publish(file):
-            for key in range(20):
-                index.put("t", 0, f"k{key}", 100 * file + key, 7, T_MS + file * 60_000)
-            index.seal()
-            index.run_lifecycle()
-            return file + 1
-
-        published = publish(0)
-        with IndexReader.open(uri, environment=False, refresh_interval_s=10**6, query_threads=2) as reader:
-            done = threading.Event()
-
-            def look(seed):
-                random_ = random.Random(seed)
-                try:
-                    while not done.is_set():
-                        least, key = published, random_.randrange(20)
-                        found = [item.offset for item in reader.query("t", f"k{key}").items]
-                        whole = [100 * file + key for file in reversed(range(len(found)))]
-                        if found != whole or len(found) < least or len(reader.query("t", f"x{key}").items):
-                            failures.append((key, found, least))
-                except Exception as error:  # noqa: BLE001 told by the test's own thread
-                    failures.append(error)
-
-            threads = [threading.Thread(target=look, args=(seed,)) for seed in range(3)]
-            for thread in threads:
-                thread.start()
-            try:
-                for file in range(1, 8):
-                    shown = publish(file)
-                    if file % 3 == 0:
-                        tiered_index.merge(uri, window="1h")
-                    reader.refresh()
-                    published = shown
-            finally:
-                done.set()
-                for thread in threads:
-                    thread.join(60)
-    assert not failures, failures[:3]
-
-
-def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
-    with open_reader(store) as reader:
-        for lookup in lookups(7, 60):
-            reader.query(**lookup)
-        cold = reader._cold_paths[0]
-        kept, other = next(iter(cold.in_core)), next(iter(cold.in_core.values()))
-
-        class Named:
-            """The names in the log. Another thread adds a file between two questions."""
-
-            def __contains__(self, name):
-                cold.in_core.setdefault("added", other)
-                return name == kept
-
-        assert len(cold.in_core) > 1
-        cold.forget_unnamed(Named())
-        assert list(cold.in_core) == [kept] and cold.core_bytes == cold.in_core[kept].size_bytes

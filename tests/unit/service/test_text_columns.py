@@ -180,17 +180,6 @@ def test_an_index_of_bytes_stays_one(open_index, storage):
         IndexReader.open(storage_backend=storage, item_type=Place)
 
 
-def test_bytes_that_an_earlier_version_put_into_text(open_index, monkeypatch):
-    """It checks no UTF-8."""
-    index = open_index(item_type=Place)
-    monkeypatch.setattr("tiered_index.service.write.validation._stored_text", lambda name, value, width: value)
-    index.put("t", 0, "k", 0, 1, T, town=b"\xffParis")
-    index.put("t", 0, "k", 1, 1, T, town=b"Rome")
-    index.flush()
-    assert index.query("t", "k").to_arrow()["town"].to_pylist() == ["Rome", "\ufffdParis"]
-    assert [item.town for item in index.query("t", "k")] == ["Rome", "\ufffdParis"]
-
-
 def test_defaults_and_declarations():
     @dataclass(frozen=True, kw_only=True)
     class Known(KeyedIndexItem):

@@ -1,32 +1,26 @@
 """A published file is complete and equals its description in the log. A failed upload leaves nothing behind."""
 
 import contextlib
-import cProfile
 import mmap
-import shutil
 
-import numpy as np
 import pytest
 
-from tests.support.hanging import until
+from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import open_log, publish
 from tests.support.measuring import measured
 from tests.support.pending import merge_all
 from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, IndexService
-from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
+from tiered_index import IndexReader
+from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.orphans import find_orphans
-from tiered_index.service.life import lifecycle
-from tiered_index.service.life.context import sealed_form
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import Publication, send_object, stored_file
+from tiered_index.service.log.publication import stored_file
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import writer_of
-from tiered_index.service.read.unsealed import UnsealedFile
 
 T = 1_700_000_000_000
 ITEMS_POSITION = 28 + 8 * 7
@@ -47,24 +41,6 @@ def test_damaged_items_are_not_published(open_index, faulty, tmp_path):
         index.run_lifecycle()
     assert not objects(faulty)
     assert not index.log_state.objects
-
-
-def test_the_state_that_a_writer_tells_is_never_ahead_of_its_lookups(index):
-    """A record of expiry that it has would otherwise not be in answers yet."""
-    log, seen = index._session.log, []
-    show = log.shows
-
-    def show_late(state):
-        seen.append((state.number, index.log_state.number))
-        show(state)
-
-    log.shows = show_late
-    index.put("t", 0, "k", 1, 1, T)
-    index.seal()
-    index.run_lifecycle()
-    assert seen
-    assert all(told == number - 1 for number, told in seen), seen
-    assert index.log_state is log.state
 
 
 def test_a_root_knows_the_record_whose_positions_it_took_over_without_a_claim(open_index, storage, faulty):
@@ -124,26 +100,6 @@ def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, fau
     index.close()
     with open_index("root", storage_backend=faulty) as index:
         assert index.durable_positions() == {"s": 3}
-
-
-def test_damage_of_the_log_stops_the_uploads_of_later_files(open_index, faulty, monkeypatch):
-    """Each of them would be sent for nothing."""
-    index = open_index("root", storage_backend=faulty)
-    faulty.fail("put", name_prefix="data/", times=None)
-    for number in range(3):
-        index.put("t", 0, "k", number, 1, T + number)
-        index.seal()
-        with pytest.raises(StorageUnavailable):
-            index.run_lifecycle()
-    faulty.clear()
-
-    def damaged(*_):
-        raise CorruptFile("log/7", "the record is missing")
-
-    monkeypatch.setattr(Publication, "record", damaged)
-    with pytest.raises(CorruptFile, match="log/7"):
-        index.run_lifecycle()
-    assert len(objects(faulty)) == 1
 
 
 def test_a_restart_sweeps_its_unfinished_uploads(open_index, faulty):
@@ -210,26 +166,6 @@ def leave_an_upload(index, faulty):
     return name, described
 
 
-def test_a_start_goes_on_although_a_full_storage_refuses_a_deletion(open_index, faulty):
-    """A `sqlite://` storage needs room to delete a large object, and none for the small ones of a claim."""
-    leave_an_upload(open_index("root", storage_backend=faulty), faulty)
-    faulty.clear()
-    faulty.fail("delete_many", name_prefix="data/", error=DiskFull)
-    index = open_index("root", storage_backend=faulty)
-    index.run_lifecycle()
-    assert [item.offset for item in index.query("t", "k")] == [1]
-
-
-def test_a_full_storage_hides_no_interrupt_of_an_upload(faulty):
-    def interrupt(upload):
-        upload.write(b"data")
-        raise KeyboardInterrupt
-
-    faulty.fail("delete", error=DiskFull)
-    with pytest.raises(KeyboardInterrupt):
-        send_object(faulty, "data/1/2.index", interrupt, 0)
-
-
 def test_a_restart_leaves_an_object_that_a_record_names_while_it_lists(open_index, faulty, storage, clock):
     name, described = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
 
@@ -244,22 +180,6 @@ def test_a_restart_leaves_an_object_that_a_record_names_while_it_lists(open_inde
     index.run_lifecycle()
     assert list(index.log_state.objects) == objects(storage) == [name]
     assert [item.offset for item in index.query("t", "k")] == [1]
-
-
-def test_a_restart_reads_back_no_long_log_for_an_unfinished_upload(open_index, faulty, storage, clock):
-    """`orphans` deletes the object instead."""
-    name, _ = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
-    log = open_log(storage, clock)
-    for number in range(1001):
-        log.append_positions(log.state.epoch, {"source": number})
-    before = faulty.calls("get")
-    index = open_index("root", storage_backend=faulty)
-    assert faulty.calls("get") - before < 10
-    assert objects(storage) == [name]
-    index.run_lifecycle()
-    assert [item.offset for item in index.query("t", "k")] == [1]
-    clock.advance(2 * 86_400)
-    assert [info.name for info in find_orphans(storage, open_log(storage, clock)).objects] == [name]
 
 
 def test_a_start_refuses_a_log_that_is_restored_while_it_lists(open_index, faulty, storage, clock):
@@ -327,68 +247,29 @@ def test_the_cost_of_a_published_file(open_index, storage, seal_after_s, checkpo
     assert sum(used.cost_usd for used in usage[1:]) <= 16 * cost_usd
 
 
-@pytest.mark.parametrize("others", [0, 1, 2, 3])
-def test_a_writer_of_files_of_less_than_a_second_reads_the_records_of_others(open_index, storage, clock, others):
-    """The writer does not list the log for each record."""
+def test_a_writer_of_files_of_less_than_a_second_reads_the_records_of_others(open_index, storage, clock):
+    """The writer does not list the log for each record, and yet fills no hole of it."""
     index = open_index("often", seal_after_s=0.35)
     put_and_publish(index, 1)
     log = open_log(storage, clock)
-    for number in range(others):
-        log.append_positions(index._session.epoch, {f"source {number}": 1})
-    put_and_publish(index, 2)
-    assert len(index.log_state.objects) == 2
-    assert len(index.log_state.positions) == others
-    assert StorageLog(storage, clock).open() == index.log_state
-
-
-def test_a_writer_of_files_of_less_than_a_second_fills_no_hole_of_the_log(open_index, storage, clock):
-    index = open_index("often", seal_after_s=0.35)
-    put_and_publish(index, 1)
-    log = StorageLog(storage, clock)
-    number = log.open().number
+    for others in (0, 1, 3):
+        for number in range(others):
+            log.append_positions(index._session.epoch, {f"source {number}": log.state.number})
+        put_and_publish(index, 2 + others)
+        assert len(index.log_state.positions) == others
+        assert StorageLog(storage, clock).open() == log.refresh() == index.log_state
+    assert len(index.log_state.objects) == 4
+    number = log.state.number
     for source in ("one", "other"):
         log.append_positions(index._session.epoch, {source: 1})
     storage.delete(log_name(number + 1))
     with pytest.raises(CorruptFile, match="hole"):
-        put_and_publish(index, 2)
+        put_and_publish(index, 9)
 
 
 def put_and_publish(index, number):
     index.put("t", 0, "k", number, 1, T + number * 1000)
     upload(index)
-
-
-def test_rounds_take_as_many_calls_however_many_files_there_are(open_index, clock):
-    """Count the calls of a round with a new file, which in the end also retires a file, and of an idle round."""
-    keeps_files = 80
-    index = open_index("flat", local_keep_s=keeps_files, refresh_interval_s=10**6)
-
-    def put_one():
-        clock.advance(1)
-        number = clock.now_ms() // 1000 - T // 1000
-        index.put("t", 0, "k", number, 1, T + number * 1000)
-        index.seal()
-
-    def publish(files):
-        for _ in range(files):
-            put_one()
-            index._lifecycle.run_once()
-
-    def calls():
-        found = []
-        for _ in range(16):
-            put_one()
-            profiles = [cProfile.Profile() for _ in range(2)]
-            for profile in profiles:
-                profile.runcall(index._lifecycle.run_once)
-            found.append([sum(one.callcount for one in profile.getstats()) for profile in profiles])
-        return np.mean(found, axis=0)
-
-    publish(8)
-    few = calls()
-    publish(keeps_files - 8)
-    assert len(index.files()) - index.health()["files"]["storage"] == keeps_files
-    assert (calls() < 1.2 * few).all()
 
 
 def test_buffered_entries_are_sealed_with_an_old_file(open_index, clock):
@@ -417,15 +298,6 @@ def test_a_reader_that_looks_often_asks_for_the_next_record(index, storage, cloc
         assert counted.calls("list") == opened + 1
 
 
-def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage):
-    settings = {"slots": 7, "items": 30, "seal_after_s": 0.05, "max_late_s": 10**10}
-    with IndexService.open(root=tmp_path / "fresh", storage_backend=storage, **settings) as index:
-        index.put("t", 0, "k", 1, 1, T)
-        until(lambda: index.log_state.objects)
-        with IndexReader.open(storage_backend=storage) as reader:
-            assert len(reader.query("t", "k")) == 1
-
-
 def test_a_reader_that_looks_often_notices_another_history_by_its_record(index, storage, clock):
     put_and_publish(index, 1)
     with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0.2) as reader:
@@ -442,27 +314,6 @@ def test_a_reader_that_looks_often_notices_another_history_by_its_record(index, 
             reader.query("t", "k")
         clock.advance(0.25)
         assert len(reader.query("t", "k")) == 1
-
-
-def test_of_two_states_of_a_file_the_later_one_stays(open_index, storage, tmp_path):
-    """This holds even if the storage cannot answer, though only its log would decide."""
-    index = open_index("root")
-    index.put("t", 0, "k", 1, 1, T)
-    index.seal()
-    index.run_lifecycle()
-    index.abandon()
-    (uploaded,) = (tmp_path / "root" / "uploaded").glob("*.index")
-    earlier = tmp_path / "root" / "compacted" / uploaded.name
-    shutil.copy(uploaded, earlier)
-    faulty = FaultStorage(storage)
-    faulty.fail("*", times=None)
-    index = open_index("root", storage_backend=faulty)
-    assert not earlier.exists()
-    assert [handle.place for handle in index.files()] == ["uploaded"]
-    faulty.clear()
-    index.run_lifecycle()
-    assert [item.offset for item in index.query("t", "k")] == [1]
-    assert len(index.log_state.objects) == 1
 
 
 @pytest.mark.parametrize("later", ["compacted", "uploaded", "storage"])
@@ -509,7 +360,7 @@ def test_a_writer_that_starts_without_its_storage_gets_over_any_failure_of_its_c
 
 @pytest.fixture
 def slow(faulty, clock):
-    """Let calls take 25 s each, and return the states of the writer's lease after them."""
+    """Let calls of the storage take 25 s each, and return the states of the writer's lease after them."""
 
     def make(operation, name_prefix):
         states = []
@@ -525,14 +376,39 @@ def slow(faulty, clock):
     return make
 
 
-def test_a_round_that_takes_longer_than_the_lease_renews_it(open_index, faulty, slow):
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
-    for number in range(5):
+def put_files(index, count):
+    for number in range(count):
         index.put("t", 0, "k", number, 1, T + 1000 * number)
         index.seal()
-    states = slow("put", "data/")
-    index.run_lifecycle()
-    assert states == ["alive"] * 5
+
+
+@pytest.mark.parametrize(
+    ("operation", "prefix", "settings"),
+    [
+        ("put", "data/", {}),
+        # one large upload
+        ("write", "", {"slots": 4_000_000}),
+        # a sweep, and the topics of objects
+        *(("list", prefix, {"retention": Retention(age_s=3650 * 86_400)}) for prefix in ("epoch/", "segments/")),
+        ("*", "data/", {"retention": Retention(topics={"t": 86_400}), "local_keep_s": 0}),
+    ],
+)
+def test_requests_that_take_longer_than_the_lease_renew_it(
+    open_index, faulty, slow, clock, operation, prefix, settings
+):
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, refresh_interval_s=0, **settings)
+    put_files(index, 1 if "slots" in settings else 5)
+    if operation == "*":
+        for _ in range(2):
+            index.run_lifecycle()
+        index.close()
+        clock.advance(3 * 86_400)
+        index = open_index("other", storage_backend=faulty, lease_ttl_s=60, refresh_interval_s=0, **settings)
+    states = slow(operation, prefix)
+    with plain_files("slots" in settings):
+        index.run_lifecycle()
+    assert states and set(states) == {"alive"}
+    assert len(states) >= 3 or operation == "list"
 
 
 def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_seen(open_index, faulty):
@@ -550,89 +426,31 @@ def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_
     faulty.clear()
 
 
-def test_an_upload_that_takes_longer_than_the_lease_renews_it(open_index, faulty, slow):
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, slots=4_000_000)
-    index.put("t", 0, "k", 1, 1, T)
-    states = slow("write", "")
-    with plain_files():
-        upload(index)
-    assert len(states) >= 3 and set(states) == {"alive"}
-
-
-@pytest.mark.parametrize("step", ["_make_filter", "sealed_form"])
-def test_work_on_local_files_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock, monkeypatch, step):
-    states = []
-
-    def slow():
-        clock.advance(25)
-        states.append(writer_of(storage).state)
-
-    class SlowPieces:
-        def __init__(self, file):
-            self.form = sealed_form(file)
-
-        def compacted(self, *args):
-            for piece in self.form.compacted(*args):
-                slow()
-                yield piece
-
-    index = open_index("root", lease_ttl_s=60)
-    for number in range(1 if step == "sealed_form" else 4):
-        index.put("t", 0, "k", number, 1, T + 1000 * number)
-        index.seal()
-    slow_step = SlowPieces if step == "sealed_form" else lambda file: slow()
-    monkeypatch.setattr(f"tiered_index.service.life.lifecycle.{step}", slow_step)
-    index.run_lifecycle()
-    assert len(states) > 2 and set(states) == {"alive"}
-
-
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_opening_that_takes_longer_than_the_lease_renews_it(open_index, faulty, storage, clock, monkeypatch, fails):
-    states = []
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
-    for number in range(4):
-        index.put("t", 0, "k", number, 1, T + 1000 * number)
-        index.seal()
-    index.abandon()
-    recover = UnsealedFile.recover
+def test_slow_work_on_local_files_renews_the_lease(open_index, faulty, clock, fails):
+    """Compactions, and the recovery of files and of unfinished uploads at the next start, also if a renewal fails."""
+    states, call_s = [], 1
 
-    def slow(*given):
-        clock.advance(25)
-        states.append(writer_of(storage).state)
-        if fails:
-            faulty.fail("put", name_prefix="lease/")
-        return recover(*given)
+    def pass_by(_):
+        clock.advance(call_s)
+        if (writer := writer_of(faulty.inner)) is not None:
+            states.append(writer.state)
 
-    monkeypatch.setattr(UnsealedFile, "recover", slow)
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
-    assert states == ["alive"] * (2 if fails else 4) + ["gone"] * (2 if fails else 0)
-    assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
-
-
-def test_an_opening_with_many_unfinished_uploads_renews_its_lease(open_index, faulty, storage, clock, monkeypatch):
-    """It lists the objects of each."""
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
-    for number in range(4):
-        index.put("t", 0, "k", number, 1, T + 1000 * number)
+    disk = FaultDisk()
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, disk=disk)
+    for _ in range(4):
+        put_files(index, 1)
         compact_only(index, faulty)
-    index.abandon()
-    states, listed = [], lifecycle.own_objects
-
-    def slow(*given):
-        clock.advance(25)
-        states.append(writer_of(storage).state)
-        return listed(*given)
-
-    monkeypatch.setattr(lifecycle, "own_objects", slow)
-    open_index("root", storage_backend=faulty, lease_ttl_s=60)
-    assert states == ["alive"] * 4
-
-
-def test_a_sweep_that_takes_longer_than_the_lease_renews_it(open_index, faulty, slow):
-    retention = Retention(age_s=3650 * 86_400)
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, retention=retention)
-    index.put("t", 0, "k", 1, 1, T)
-    index.flush()
-    states = [slow("list", prefix) for prefix in ("checkpoint/", "epoch/", "data/", "segments/")]
+    put_files(index, 4)
+    index._session.renew()
+    disk.watch = pass_by
     index.run_lifecycle()
-    assert set().union(*states) == {"alive"}
+    assert len(states) > 60 and set(states) == {"alive"}
+    index.abandon()
+    states.clear()
+    call_s = 10
+    if fails:
+        faulty.fail("put", nth=2, name_prefix="lease/", times=None)
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, disk=disk)
+    assert len(states) > 10 and ("gone" in states) == fails
+    assert [item.offset for item in index.query("t", "k", max_count=9)] == [3, 2, 1, 0, 0, 0, 0, 0]

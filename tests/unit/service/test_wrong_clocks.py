@@ -9,13 +9,10 @@ from tests.storage.scripted_server import Answer, scripted_server
 from tests.support.later import Later
 from tests.support.log_records import open_log
 from tests.support.pending import Job, fill, found, holds, merge_all, names_below, places
-from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
-from tiered_index.format.names import log_name
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import MAX_AGE_S
 from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
@@ -103,46 +100,6 @@ def test_a_just_removed_object_is_not_an_orphan_though_a_later_record_is_older(o
     assert not find_orphans(storage, log).objects
     clock.advance(86_401)
     assert [info.name for info in find_orphans(storage, log).objects] == [name]
-
-
-def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.log.log._LISTED", 3)
-    for number in range(1, 11):
-        clock.advance(10)
-        storage.put(log_name(number), b"x")
-    log = StorageLog(storage, clock)
-    for age_s, last in ((0, 10), (25, 10), (65, 10), (1000, 10), (65, 7), (1000, 3), (5, 4), (1000, 0)):
-        young = [n for n in range(last, 0, -1) if (10 - n) * 10 <= age_s]
-        assert list(log.numbers_since(last, clock.now_ms() - age_s * 1000)) == young
-
-
-def test_a_record_is_read_once_for_all_later_searches(open_ahead, storage, clock):
-    fill(index := open_ahead(0, compaction="local"), 1, 2, 3)
-    index.run_lifecycle()
-    file_id = next(iter(index.log_state.files))
-    assert merge_all(storage, clock).sources == 1
-    counted = FaultStorage(storage)
-    log = open_log(counted, clock)
-    for step in range(5):
-        log.append_positions(log.state.epoch, {"elsewhere": step})
-
-    def gets(after):
-        before = counted.calls("get")
-        files = log.removed_files(log.state, after)
-        return counted.calls("get") - before, file_id in files
-
-    last = log.state.number
-    assert gets(last - 2) == (2, False)
-    assert gets(last - 2) == (0, False)
-    assert gets(0) == (last - 2, True)
-    assert gets(last - 2) == (0, False)
-    log.append_positions(log.state.epoch, {"elsewhere": 9})
-    assert gets(1) == (1, True)
-    log._removed.clear()
-    counted.fail("get", nth=4)
-    with pytest.raises(StorageUnavailable):
-        gets(0)
-    assert gets(0) == (last + 1 - 3, True), "records that were read before an error are kept"
 
 
 TICK_MS = 20
