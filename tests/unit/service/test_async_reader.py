@@ -81,22 +81,7 @@ async def cancel_a_batch(export, storage):
     return hang
 
 
-def test_a_cancelled_export_is_closed_once_its_batch_is_read(uri):
-    storage = Watched(open_storage(uri))
-
-    async def cancelled():
-        async with await AsyncIndexReader.open(storage_backend=storage, query_threads=1) as reader:
-            export = await reader.export()
-            hang = await cancel_a_batch(export, storage)
-            closing = asyncio.create_task(export.close())
-            hang.release.set()
-            await closing
-            assert [batch async for batch in export] == []
-
-    asyncio.run(cancelled())
-
-
-def test_an_export_that_lost_a_batch_to_a_cancelled_task_is_refused(uri):
+def test_an_export_that_lost_a_batch_to_a_cancelled_task_is_refused_and_closed(uri):
     """Nobody gets the batch of the cancelled task, so the rest would not be all entries."""
     storage = Watched(open_storage(uri))
 
@@ -107,6 +92,13 @@ def test_an_export_that_lost_a_batch_to_a_cancelled_task_is_refused(uri):
                 for _ in range(2):
                     with pytest.raises(IndexClosed, match="a cancelled task lost a batch"):
                         await anext(export)
+            export = await reader.export()
+            hang = await cancel_a_batch(export, storage)
+            # it waits for the batch
+            closing = asyncio.create_task(export.close())
+            hang.release.set()
+            await closing
+            assert [batch async for batch in export] == []
 
     asyncio.run(cancelled())
 

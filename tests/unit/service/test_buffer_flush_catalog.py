@@ -16,39 +16,6 @@ from tiered_index.storage.memory import MemoryStorage
 T = 1_700_000_000_000
 
 
-def test_entries_of_wild_clocks_are_quarantined_and_found(index, clock):
-    day = 86_400_000
-    now = clock.now_ms()
-    fine = [now, now + day, now - 19 * 365 * day]
-    wild = [0, 5, now + day + 1000, now + 2 * day, 253_402_300_799_999, now - 21 * 366 * day]
-    for number, timestamp_ms in enumerate([*fine, *wild]):
-        index.put("t", 0, "k", number, 1, timestamp_ms, source="s", source_position=number)
-    index.flush()
-    assert index.health()["quarantined_entries"] == len(wild)
-    lanes = {h.lane: 0 for h in index.files()}
-    for handle in index.files():
-        lanes[handle.lane] += handle.count
-    assert lanes == {"main": len(fine), "quarantine": len(wild)}
-    expected = sorted(((ms // 1000, number) for number, ms in enumerate([*fine, *wild])), reverse=True)
-    for _ in range(2):
-        assert [(i.timestamp_ms // 1000, i.offset) for i in index.query("t", "k")] == expected
-        assert [i.offset for i in index.query("t", "k", 0, 1000)] == [4, 3]
-        assert index.durable_position("s") == 8
-        upload(index)
-    assert index.log_state.positions == {"s": 8}
-
-
-def test_seconds_too_far_apart_for_one_file_take_several(open_index):
-    index = open_index(max_late_s=10**12, max_early_s=10**12)
-    times = [0, 253_402_300_799_000, 2**31 * 1000, 5000, 2**32 * 1000, 2**31 * 1000 - 1000, 100_000_000_000_000]
-    for number, timestamp_ms in enumerate(times):
-        index.put("t", 0, "k", number, 1, timestamp_ms)
-    for _ in range(3):
-        assert sorted((i.offset, i.timestamp_ms) for i in index.query("t", "k")) == list(enumerate(times))
-        index.flush()
-        upload(index)
-
-
 def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
     """Late messages and whole windows inside a file are found at their own time.
 
@@ -74,36 +41,24 @@ def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
         upload(index)
 
 
-def test_the_names_of_many_topics_take_several_journal_records(open_index, monkeypatch):
-    monkeypatch.setattr(journal, "_MAX_RECORD", 4096)
-    index = open_index("root", items=1000)
-    topics = [f"{number:03d}".ljust(100, "ж") for number in range(200)]
-    for number, topic in enumerate(topics):
-        index.put(topic, 0, "k", number, 1, T, source="s", source_position=number)
-    index.flush()
-    index.abandon()
-    index = open_index("root", items=1000)
-    assert [[item.offset for item in index.query(topic, "k")] for topic in topics] == [[n] for n in range(200)]
-    assert index.durable_position("s") == 199
-    assert [handle.count for handle in index.files()] == [200]
-
-
-def test_the_positions_of_many_sources_take_several_journal_records(open_index, monkeypatch):
+def test_names_and_positions_of_many_topics_and_sources_take_several_journal_records(open_index, monkeypatch):
     """Each file begins with the positions of all sources. One record for these stopped all flushes."""
     monkeypatch.setattr(journal, "_MAX_RECORD", 4096)
     index = open_index("root", items=100)
-    for number in range(200):
-        index.put("t", 0, "k", number, 1, T, source=f"{number:03d}".ljust(30, "s"), source_position=number)
+    names = [f"{number:03d}".ljust(100, "ж") for number in range(200)]
+    for number, name in enumerate(names):
+        index.put(name, 0, "k", number, 1, T, source=name[:20], source_position=number)
         if number % 20 == 19:
             index.flush()
     index.abandon()
     index = open_index("root", items=100)
-    assert len(index.query("t", "k", max_count=1000)) == 200
+    assert [[item.offset for item in index.query(topic, "k")] for topic in names] == [[n] for n in range(200)]
     assert sorted(index.durable_positions().values()) == list(range(200))
 
 
 def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
-    index = open_index(seal_after_s=100)
+    """Also if the clock was set back."""
+    index = open_index("root", seal_after_s=100)
     index.put("t", 0, "k", 1, 1, T)
     index.put("t", 0, "k", 2, 1, 0)
     index.flush()
@@ -113,13 +68,9 @@ def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
     progress = index.run_lifecycle()
     assert (progress.compacted, progress.uploaded) == (2, 2)
     assert not index.run_lifecycle().any()
-
-
-def test_a_file_is_sealed_by_age_if_the_clock_was_set_back(open_index, clock):
-    index = open_index("root", clock=ManualClock(T + 86_400_000))
-    index.put("t", 0, "k", 1, 1, T)
-    index.flush()
-    index.abandon()
+    index.close()
+    with open_index("root", clock=ManualClock(T + 86_400_000)) as index:
+        index.put("t", 0, "k", 1, 1, T)
     index = open_index("root", seal_after_s=100)
     clock.advance(100)
     assert index.run_lifecycle().uploaded == 1
@@ -198,42 +149,23 @@ def test_a_local_copy_stays_while_it_alone_says_a_position(open_index):
     assert {h.place for h in index.files()} == {"storage"}
 
 
-@pytest.mark.parametrize("times", [(T, 0), (0, T, 0)], ids=["a main file", "a younger main file"])
-def test_the_logs_positions_never_run_ahead_of_main_entries(index, times):
-    """The upload of a quarantine file says nothing about entries of the main file that were put before or
-    in between.
-    """
-    for offset, timestamp_ms in enumerate(times, 1):
-        index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
-        index.flush()
-    appender = index._flusher.quarantine
-    appender.roll()
-    index.run_lifecycle()
-    assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
-    assert index.log_state.positions == {}
-    upload(index, rounds=2)
-    assert index.log_state.positions["s"] >= 1
-    index.put("t", 0, "k", 9, 1, T)
-    upload(index)
-    assert index.log_state.positions == {"s": len(times)}
-
-
 def test_positions_never_decrease(open_index):
     index = open_index("root")
-    index.put("t", 0, "k", 1, 1, T, source="s", source_position=10)
-    index.put("t", 0, "k", 2, 1, T, source="s", source_position=4)
-    assert index.durable_position("s") is None
+    for offset, position in enumerate((10, 4)):
+        index.put("t", 0, "k", offset, 1, T, source="s", source_position=position)
+        # the lookup closes the chunk, and merges it with the one before
+        assert len(index.query("t", "k")) == offset + 1
+    index.put("t", 0, "k", 2, 1, T, source="other", source_position=2)
+    assert index.durable_positions() == {}
     index.flush()
-    assert index.durable_position("s") == 10
     index.put("t", 0, "k", 3, 1, T, source="s", source_position=5)
     index.flush()
-    assert index.durable_position("s") == 10
-    assert index.durable_position("other") is None
+    assert index.durable_positions() == {"s": 10, "other": 2}
     index.abandon()
     index = open_index("root")
     assert index.durable_position("s") == 10
     upload(index)
-    assert index.log_state.positions == {"s": 10}
+    assert index.log_state.positions == {"s": 10, "other": 2}
 
 
 # The catalog
@@ -326,46 +258,3 @@ def test_a_file_is_visible_at_every_moment_of_a_change(change):
         sys.settrace(before)
     assert len(meetings) > 20
     assert all(meetings)
-
-
-def test_merged_chunks_keep_the_positions_of_both(index):
-    for position, source in enumerate(("a", "b"), 1):
-        index.put("t", 0, "k", position, 1, T, source=source, source_position=position)
-        assert len(index.query("t", "k")) == position  # the lookup closes the chunk, and merges it with the one before
-    assert index.query("t", "k").explain.files_read == 1
-    index.flush()
-    assert index.durable_positions() == {"a": 1, "b": 2}
-
-
-def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
-    """If an entry's time does not fit a file with positions but no entries, the writer drops the file.
-
-    The next journal takes over the positions.
-    """
-    index = open_index("root", max_early_s=1e12)
-    index.put_batch(batch(0), "s", 9)
-    index.flush()
-    index.put("t", 0, "k", 1, 1, 253_402_300_799_000)
-    index.flush()
-    assert len(list((index.config.root / "unsealed").glob("[0-9]*.journal"))) == 1
-    index.abandon()
-    assert open_index("root").durable_positions() == {"s": 9}
-
-
-def test_positions_alone_move_to_another_journal_once_there_are_many(open_index, clock, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.write.appenders._POSITIONS", 3)
-    index = open_index("root", seal_after_s=100)
-    for position in range(1, 6):
-        index.put_batch(batch(0), "s", position)
-        index.flush()
-    folder = index.config.root / "unsealed"
-    (before,) = folder.glob("[0-9]*.journal")
-    clock.advance(100)
-    index.run_lifecycle()
-    assert index.durable_positions() == {"s": 5}
-    index.put_batch(batch(0), "s", 6)
-    index.flush()
-    (after,) = folder.glob("[0-9]*.journal")
-    assert after.name != before.name
-    index.abandon()
-    assert open_index("root").durable_positions() == {"s": 6}

@@ -10,10 +10,10 @@ from tests.support.cold_index import cold_index
 from tests.support.log_records import open_log, publish
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, StorageBehind
+from tiered_index.errors import StorageBehind
 from tiered_index.format.names import log_name
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, digest_of
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, digest_of
 from tiered_index.service.log.state import LogState
 
 LAYOUT = IndexConfig.load(environment=False, slots=64, items=100).geometry()
@@ -58,44 +58,6 @@ def test_tables_that_a_state_carries_over_equal_fresh_ones(seed):
         gone = {before.objects[name].file for name in remove}
         assert state.changed_since(before) == gone | {one.file for one in add}
         assert state.changed_since(first) is not None and state.changed_since(state) == frozenset()
-
-
-def a_segment(store, start, attempt=0):
-    return ArchivedSegment(f"segments/{store}/{start}/{attempt}.log", store, start, 100, 1, 2, 152, 3)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_segments_by_store_that_a_state_carries_over_equal_fresh_ones(seed):
-    chance = random.Random(seed)
-    state = begun()
-    for attempt in range(60):
-        if chance.random() < 0.8:
-            assert state.segments_of("none") == []  # the stores are known from now on
-        records = []
-        held = dict(state.archive)
-        for _ in range(chance.choice((1, 1, 4))):
-            gone = chance.sample(list(held), min(len(held), chance.choice((0, 0, 1, 1, 9))))
-            free = [(f"s{store}", start * 100) for store in range(4) for start in range(9)]
-            for one in [segment for name, segment in held.items() if name not in gone]:
-                free.remove(one.place)
-            new = [
-                a_segment(*place, attempt) for place in chance.sample(free, min(len(free), chance.choice((0, 1, 3))))
-            ]
-            new = [one for one in new if one.name not in held]
-            held = {name: one for name, one in held.items() if name not in gone} | {one.name: one for one in new}
-            number = state.number + 1 + len(records)
-            records.append((LogRecord(number, "archive", 0, "a", 0, archive=tuple(new), remove=tuple(gone)), "log/x"))
-        before, state = state, state.replayed(records)
-        kept = {store: list(before.segments_of(store)) for store in before.stores}
-        fresh = replace(state)
-        assert state.archive == held
-        assert list(state.stores) == list(fresh.stores) == sorted({one.store for one in held.values()})
-        assert [state.segments_of(store) for store in state.stores] == [fresh.segments_of(s) for s in fresh.stores]
-        assert {store: before.segments_of(store) for store in before.stores} == kept == replace(before)._by_store
-        for one in held.values():
-            with pytest.raises(CorruptFile, match="archived already"):
-                again = replace(one, name=f"{one.name}x")
-                state.apply(LogRecord(state.number + 1, "archive", 0, "a", 0, archive=(again,)), "log/x")
 
 
 def test_a_change_of_very_many_files_and_an_old_state_are_not_known():

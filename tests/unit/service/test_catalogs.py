@@ -18,7 +18,7 @@ from tiered_index.format.names import linked_store, log_name
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
-from tiered_index.service.jobs import catalogs, erase_segments, segment_archive
+from tiered_index.service.jobs import catalogs, segment_archive
 from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
 from tiered_index.service.jobs.copying import difference
 from tiered_index.service.jobs.erase import EraseRequest, erase
@@ -52,6 +52,12 @@ def a_log(storage, clock=None):
 
 def append(log, **fields):
     return log.append("test", None, lambda state: LogRecord(0, "archive", 0, "", 0, **fields))
+
+
+def checked(storage, **how):
+    report = Report()
+    check_storage(storage, {}, report, lambda *_: None, threads=1, **{"deep": False, **how})
+    return report
 
 
 def add_catalog(log, segments):
@@ -150,27 +156,6 @@ def run_of(store, first, end, attempt=1):
     return [a_segment(store, 100 * number, attempt) for number in range(first, end)]
 
 
-def test_a_merge_takes_the_catalogs_between_others():
-    """The small catalogs on both sides of a great one can't become one catalog without it."""
-    log = a_log(MemoryStorage())
-    for first, end in ((0, 20), (20, 1020), (1020, 1040)):
-        add_catalog(log, run_of("a", first, end))
-    before = set(log.state.catalogs)
-    append(log, expired=Expired(segments={"a": 1000}))
-    assert merge_catalogs(log) == 1
-    # the great one and the one behind it stay
-    assert len(before & log.state.catalogs.keys()) == 2
-    assert plan_catalogs(log.state, log.storage) is None
-    # now a merge has to take the great one: a segment of each small one is replaced
-    for start in (1000, 103_900):
-        segments = Segments(log.state, log.storage)
-        append(log, archive=(a_segment("a", start, 2),), **segments.removal(segments.at("a", start)))
-    shown = list(Segments(log.state, log.storage))
-    assert merge_catalogs(log) == 1 and len(log.state.catalogs) == 1
-    assert list(Segments(log.state, log.storage)) == shown == sorted(shown, key=lambda segment: segment.place)
-    assert (len(shown), log.state.hidden) == (1030, {})
-
-
 def test_a_small_catalog_does_not_keep_others_from_being_merged():
     log = a_log(MemoryStorage())
     add_catalog(log, run_of("a", 0, 2))
@@ -195,30 +180,11 @@ def test_segments_that_overlap_are_found_and_never_merged():
     log = a_log(MemoryStorage())
     add_catalog(log, [a_segment("a", 0), a_segment("a", 300)])
     append(log, archive=(a_segment("a", 50),))
-    report = Report()
-    check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1)
+    report = checked(log.storage)
     assert [one.file for one in report.findings if "overlap" in one.problem] == [a_segment("a", 50).name]
     with pytest.raises(CorruptFile, match="overlaps"):
         merge_catalogs(log)
     assert len(list(log.storage.list("catalog/"))) == 1
-
-
-def test_two_merges_at_once_leave_one_result():
-    """Each moment of a merge, another one does the same: one of both wins, and nothing is lost or listed twice."""
-    for nth in range(1, 4):
-        storage = FaultStorage(MemoryStorage())
-        log, other = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
-        add_catalog(log, run_of("a", 0, 3))
-        append(log, archive=(*run_of("a", 3, 5), *run_of("b", 0, 2)))
-        other.open()
-        shown = list(Segments(log.state, storage))
-        storage.meanwhile("*", lambda other=other: merge_catalogs(other), nth=nth)
-        merge_catalogs(log)
-        assert list(Segments(log.refresh(), storage)) == shown
-        assert len(log.state.catalogs) == 1 and not log.state.archive
-        later = Later(storage, 2 * 86400)
-        delete_orphans(later, find_orphans(later, log))
-        assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
@@ -249,42 +215,8 @@ def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothin
     assert [one.place for one in Segments(log.open(), storage)] == sorted(places)
     later = Later(storage, 2 * 86400)
     delete_orphans(later, find_orphans(later, log))
-    found = Report()
-    check_storage(storage, {}, found, lambda *_: None, deep=True, threads=1)
+    found = checked(storage, deep=True)
     assert (found.findings, found.notes) == ([], [])
-
-
-def test_a_writer_keeps_objects_that_catalogs_no_longer_show_for_a_day(open_index, clock, monkeypatch):
-    """A segment that is hidden, and one that a merge left out because it expired, are deleted a day later."""
-    monkeypatch.setattr(segment_archive, "MOST_LINES", 1)
-    monkeypatch.setattr(catalogs, "MOST_LINES", 1)
-    storage, data = MemoryStorage(clock=clock), bytes(100)
-
-    def archive(start):
-        index = open_index("root", storage_backend=storage)
-        index.run_lifecycle()
-        index.archive("broker", start, len(data), lambda at, length: data[at : at + length])
-        log = StorageLog(storage, clock)
-        log.open()
-        index.close()
-        return log
-
-    for start in (0, 100, 200):
-        log = archive(start)
-    assert len(log.state.catalogs) == 1 and not log.state.archive
-    # since then, no record has removed their lines
-    clock.advance(2 * 86400)
-    segments = Segments(log.state, storage)
-    first, second = segments.at("broker", 0), segments.at("broker", 100)
-    append(log, **segments.removal(second))
-    append(log, expired=Expired(segments={"broker": 100}))
-    merge_catalogs(log)
-    assert not log.state.hidden
-    archive(300)
-    assert {first.name, second.name} <= {info.name for info in storage.list("segments/")}
-    clock.advance(2 * 86400)
-    archive(400)
-    assert {first.name, second.name}.isdisjoint(info.name for info in storage.list("segments/"))
 
 
 def test_a_round_of_many_partitions_reads_its_catalog_once(open_index):
@@ -370,8 +302,7 @@ def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, mon
     delete_orphans(later, find_orphans(later, life.log()))
     assert [info.name for info in life.storage.list("segments/")] == [one.name for one in life.index.archived()]
     assert {info.name for info in life.storage.list("catalog/")} == life.log().state.catalogs.keys()
-    found = Report()
-    check_storage(life.storage, {}, found, lambda *_: None, deep=True, threads=1)
+    found = checked(life.storage, deep=True)
     assert found.findings == []
 
 
@@ -421,23 +352,30 @@ def test_the_certificate_names_linked_files_of_keys_that_are_partly_in_force(lin
     assert linked_of(life, "m", "k", before_ms=before_ms) == life.uris["k"]
 
 
-def test_the_certificate_names_linked_files_whose_entries_have_expired_and_were_merged_away(linked_life):
+@pytest.mark.parametrize("how", ["expired", "erased with their queue", "lost"])
+def test_the_certificate_names_linked_files_whose_entries_are_gone(linked_life, how):
     life = linked_life
-    append(life.log(), expired=Expired((Horizon(BASE_MS + 2000),)))
-    life.later()
-    life.merge()
-    with life.reader() as reader:
-        assert not reader.query("t", "k").items
-    assert linked_of(life, "k") == life.uris["k"] | life.uris["m"]
-    assert linked_of(life, "other") == life.uris["k"] | life.uris["m"] | life.uris["other"]
-
-
-def test_the_certificate_names_linked_files_whose_entries_were_erased_with_their_queue(linked_life):
-    life = linked_life
+    log = life.log()
     (queue,) = {item.queue_id for item in life.index.query("t", "k").items}
-    linked_of(life, queue_id=queue, before_ms=BASE_MS + 1000)
-    assert linked_of(life, "k") == life.uris["k"]
-    assert linked_of(life, queue_id=queue) >= life.uris["k"]
+    if how == "expired":
+        append(log, expired=Expired((Horizon(BASE_MS + 2000),)))
+        life.later()
+        life.merge()
+        with life.reader() as reader:
+            assert not reader.query("t", "k").items
+    elif how == "lost":
+        gone = next(iter(log.state.objects.values()))
+        life.storage.delete(gone.name)
+        give_up(life.storage, log, [gone.file])
+    else:
+        linked_of(life, queue_id=queue, before_ms=BASE_MS + 1000)
+    named = linked_of(life, "k")
+    assert named >= life.uris["k"]
+    assert how == "lost" or named.isdisjoint(life.uris["other"])
+    if how == "expired":
+        assert linked_of(life, "other") == life.uris["k"] | life.uris["m"] | life.uris["other"]
+    elif how != "lost":
+        assert linked_of(life, queue_id=queue) >= life.uris["k"]
 
 
 def test_the_certificate_names_linked_files_of_stores_without_a_topic_and_of_rows_that_are_not_uploaded(linked_life):
@@ -455,15 +393,6 @@ def test_the_certificate_names_linked_files_of_stores_without_a_topic_and_of_row
         assert named.isdisjoint({"other", "late"})
 
 
-def test_the_certificate_names_linked_files_whose_entries_were_lost(linked_life):
-    life = linked_life
-    log = life.log()
-    gone = next(iter(log.state.objects.values()))
-    life.storage.delete(gone.name)
-    give_up(life.storage, log, [gone.file])
-    assert linked_of(life, "k") >= life.uris["k"]
-
-
 def test_a_lost_catalog_is_restored_from_a_copy(life):
     add_catalog(life.log(), [a_segment("a", 0), a_segment("a", 100)])
     log, target = life.log(), MemoryStorage()
@@ -471,8 +400,7 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
     life.storage.put(a_segment("a", 0).name, b"of the lost catalog")
     target.put(name, life.storage.get(name))
     life.storage.delete(name)
-    report = Report()
-    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    report = checked(life.storage, deep=True)
     assert name in {one.file for one in report.findings}
     (repair,) = SegmentRepairs(life.storage, log, target).run(report, yes=True)
     assert list(Segments(log.refresh(), life.storage)) == [a_segment("a", 0), a_segment("a", 100)]
@@ -491,8 +419,7 @@ def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage
         else:
             life.storage.put(stored.name, flipped(life.storage.get(stored.name), 30))
     missing = {a_segment(*place).name for key in ("b", "d") for place in places[key]}
-    report = Report()
-    check_storage(life.storage, {}, report, lambda *_: None, deep=False, threads=1)
+    report = checked(life.storage)
     assert {one.file for one in report.findings} == missing | {names[key].name for key in ("a", "c")}
     assert len(report.findings) == len(missing) + 2
     assert all(any(names[key].name in note for note in report.notes) for key in ("a", "c"))
@@ -542,8 +469,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
         target.put(one.name, b"")
     made = difference(LogState(), log.state, "copy:x")
     assert LogState().apply(made, "copy").given_up == log.state.given_up
-    report = Report()
-    check_storage(life.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
+    report = checked(life.storage, check_objects=lambda _: None)
     assert report.findings == []
     assert f"{lost.name} was given up: messages of up to 2 segments of 2 logs are lost" in report.notes
     assert merge_catalogs(log) == 1 and kept.name not in log.state.catalogs
@@ -553,8 +479,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     erased = erase(life.storage, log, EraseRequest("t"), life.clock, yes=True, now=True)
     assert any("1 lost catalogs" in text for text in erased.unchecked)
     # what expired is not told as lost
-    report = Report()
-    check_storage(life.storage, {}, report, lambda *_: None, deep=False, threads=1)
+    report = checked(life.storage)
     assert [note for note in report.notes if "given up" in note] == [
         f"{lost.name} was given up: messages of up to 1 segments of 1 logs are lost"
     ]
@@ -584,33 +509,8 @@ def test_records_that_lose_segments_of_catalogs_are_findings(kind, kept, left_ou
     added = (send_catalog(log, run_of("a", 0, kept))[0],) if kept else ()
     record = LogRecord(0, kind, 0, "", 0, remove=(old.name,), catalogs=added, left_out=left_out)
     log.append("test", None, lambda state: record)
-    report = Report()
-    check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
+    report = checked(log.storage, check_objects=lambda _: None)
     assert [one.part for one in report.findings] == ["catalogs"] * (not is_sound)
-
-
-def test_an_erasure_of_many_segments_leaves_no_line_of_each():
-    storage, clock = MemoryStorage(), ManualClock(1_700_000_000_000)
-    log = a_log(storage, clock)
-    add_catalog(log, run_of("a", 0, 1000))
-    most = 0
-
-    def workers(rewrite):
-        nonlocal most
-        most = max(most, len(log.state.archive), len(log.state.hidden))
-        for number, segment in enumerate(rewrite.inputs):
-            fresh = a_segment(*segment.place, 2)
-            storage.put(fresh.name, b"")
-            sent = SentObject(fresh.name, 0, clock.now_ms())
-            yield SegmentResult(number, {}, 0, (), segments=((fresh, sent),), found=FoundMessages(1))
-
-    told = erase_messages(log, None, workers, 3, lambda *_: None, keys=False)
-    assert (told["segments_rewritten"], told["segments_remaining"]) == (1000, ())
-    assert most < catalogs.MOST_LINES and len(log.state.archive) < catalogs.MOST_LINES
-    assert list(Segments(log.state, storage)) == run_of("a", 0, 1000, 2)
-    report = Report()
-    check_storage(storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
-    assert report.findings == []
 
 
 def test_segments_that_do_not_add_up_are_not_published():
@@ -643,19 +543,6 @@ def test_segments_that_do_not_add_up_are_not_published():
     assert [*log.state.archive] == [fresh.name]
 
 
-def test_a_lost_catalog_whose_segments_were_all_replaced_or_have_expired_is_given_up_without_a_loss():
-    log = a_log(MemoryStorage())
-    lost = add_catalog(log, [a_segment("a", 0), a_segment("b", 0)])
-    append(log, expired=Expired(segments={"b": 100}))
-    append(log, archive=(a_segment("a", 0, 2),), **Segments(log.state, log.storage).removal(a_segment("a", 0)))
-    log.storage.delete(lost.name)
-    assert give_up(log.storage, log, [lost.name]) == []
-    assert (list(Segments(log.state, log.storage)), log.state.catalogs) == ([a_segment("a", 0, 2)], {})
-    report = Report()
-    check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
-    assert [one.part for one in report.findings] == [] and not any("given up" in note for note in report.notes)
-
-
 def test_a_record_that_gives_up_a_catalog_is_refused_by_versions_before_catalogs():
     log = a_log(MemoryStorage())
     lost = add_catalog(log, [a_segment("a", 0)])
@@ -666,27 +553,20 @@ def test_a_record_that_gives_up_a_catalog_is_refused_by_versions_before_catalogs
     assert json.loads(log.state.encode().rpartition(b"\n#")[0])["version"] == 8
 
 
-def test_an_erasure_streams_segments_of_catalogs_and_reads_also_those_that_come_meanwhile(monkeypatch):
-    """The segments are not a list, each is read once, and a later plan has only what is new."""
+def test_an_erasure_reads_segments_of_catalogs_in_groups_and_also_those_that_come_meanwhile():
+    """Each is read once, and a later plan has only what is new."""
     storage, clock = MemoryStorage(), ManualClock(1_700_000_000_000)
     log = a_log(storage, clock)
     add_catalog(log, [a_segment(store, start) for store in STORES for start in (0, 100)])
-    groups, planned, unread = [], [], erase_segments._unread
-
-    def counted(*arguments):
-        for segment in unread(*arguments):
-            planned.append(segment)
-            yield segment
+    groups = []
 
     def workers(rewrite):
         groups.append([segment.place for segment in rewrite.inputs])
-        assert len(planned) == sum(map(len, groups))
         if len(groups) == 1:
             append(log, archive=(a_segment("b", 200),))
         for number, segment in enumerate(rewrite.inputs):
             yield SegmentResult(number, {}, 0, (), remains=segment.place == ("c", 0))
 
-    monkeypatch.setattr(erase_segments, "_unread", counted)
     before = log.state.number
     told = erase_messages(log, None, workers, 2, lambda *_: None, keys=False)
     assert groups == [*([(store, 0), (store, 100)] for store in STORES), [("b", 200)]]

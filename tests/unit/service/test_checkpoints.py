@@ -67,7 +67,7 @@ def named(state):
 # the cost of an opening
 
 
-@pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (1, 1), (100, 10), (2_001, 500)])
+@pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (2_001, 500)])
 def test_a_reader_of_any_number_of_files_opens_with_three_requests(objects, at_once):
     storage = MemoryStorage()
     log = a_log(storage, objects=objects, at_once=at_once)
@@ -82,7 +82,7 @@ def test_a_reader_of_any_number_of_files_opens_with_three_requests(objects, at_o
         assert reader.storage.total.requests_by_kind == {"list": 3, "get": 1}
 
 
-@pytest.mark.parametrize("objects", [0, 1, 3])
+@pytest.mark.parametrize("objects", [0, 3])
 def test_a_checkpoint_of_objects_and_none_is_one_line_of_json(objects):
     """SPEC.md section 9 describes it."""
     members = checkpoint_document(a_log(MemoryStorage(), objects=objects).state.encode())
@@ -90,21 +90,6 @@ def test_a_checkpoint_of_objects_and_none_is_one_line_of_json(objects):
     assert list(members)[5:] == ["positions", "digest", "chain"]
     assert members["objects"]["sequence"] == [*range(objects)]
     assert {len(column) for column in members["objects"].values()} == {objects}
-
-
-@pytest.mark.parametrize("lost", [1, 2, 5])
-def test_each_record_without_its_checkpoint_costs_one_request_more(lost):
-    storage = FaultStorage(MemoryStorage())
-    log = a_log(storage, objects=1000, at_once=50)
-    storage.fail("put", name_prefix="checkpoint/", times=None)
-    for n in range(lost):
-        publish(log, EPOCH, (an_object(2000 + n),))
-    storage.clear()
-    state, requests = opened(storage.inner)
-    assert state == log.state
-    assert requests == {"list": 2, "get": 1 + lost}
-    publish(log, EPOCH, (an_object(3000),))  # this checkpoint replaces the missing ones
-    assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
 
 
 def test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes():
@@ -212,21 +197,19 @@ def test_a_checkpoint_is_refused_by_name_in_versions_before_and_its_values_are_c
         LogState.decode(checkpoint.encode({**document, "objects": columns}), "checkpoint")
 
 
-@pytest.mark.parametrize("state", ["", "AAAA", "not base64", 7, None])
-def test_a_state_that_is_not_compressed_is_refused(state):
-    document = {"version": 7, "kind": "checkpoint", "state": state}
-    with pytest.raises(CorruptFile):
-        LogState.decode(encode_document(document), "checkpoint")
+def test_a_state_that_is_not_compressed_is_refused():
     whole = zlib.compress(json.dumps({"number": 1}).encode())
-    for packed in (whole[:-3], whole + b"x"):
-        data = encode_document({**document, "state": base64.b64encode(packed).decode()})
-        with pytest.raises(CorruptFile, match=r"length|decompressed"):
-            LogState.decode(data, "checkpoint")
+    cut = [base64.b64encode(packed).decode() for packed in (whole[:-3], whole + b"x")]
+    for state in ("", "AAAA", "not base64", 7, None, *cut):
+        document = {"version": 7, "kind": "checkpoint", "state": state}
+        with pytest.raises(CorruptFile, match=r"length|decompressed" if state in cut else None):
+            LogState.decode(encode_document(document), "checkpoint")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("error", [StorageUnavailable, DiskFull])
-@pytest.mark.parametrize("operation", ["put", "delete_many"])
+@pytest.mark.parametrize(
+    ("operation", "error"), [("put", StorageUnavailable), ("put", DiskFull), ("delete_many", DiskFull)]
+)
 def test_an_append_never_fails_for_a_checkpoint(operation, error, when):
     storage = FaultStorage(MemoryStorage())
     log = a_log(storage)
@@ -235,6 +218,7 @@ def test_an_append_never_fails_for_a_checkpoint(operation, error, when):
         assert an_object(n).name in publish(log, EPOCH, (an_object(n),)).objects
     assert opened(storage.inner)[0] == log.state
     storage.clear()
+    # the next checkpoint replaces the missing ones
     for n in range(40, 60):
         publish(log, EPOCH, (an_object(n),))
     assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
@@ -263,21 +247,18 @@ def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
     assert usage.requests_by_kind["list"] == 100
 
 
-@pytest.mark.parametrize("records", [1, 2])
-def test_checkpoints_of_short_lived_writers_are_swept_by_the_next(records):
-    storage = MemoryStorage()
-    storage.put("checkpoint/readme", b"not ours")
-    storage.put("checkpoint/00000000000000000001/00000000000000000001", b"not ours")
+def test_checkpoints_of_short_lived_writers_are_swept_by_the_next():
+    storage, foreign = MemoryStorage(), "checkpoint/00000000000000000001/00000000000000000001"
+    for name in ("checkpoint/readme", foreign):
+        storage.put(name, b"not ours")
     a_log(storage)
     for n in range(40):
         log = open_log(storage)
-        for k in range(records):
-            publish(log, EPOCH, (an_object(2 * n + k),))
+        publish(log, EPOCH, (an_object(n),))
         names = [info.name for info in storage.list("checkpoint/")]
         assert len(names) < 2 + 12
-        assert names[-2] == named(log.state)
-        assert names[-1] == "checkpoint/readme"
-        assert names.count("checkpoint/00000000000000000001/00000000000000000001") == 1
+        assert names[-2:] == [named(log.state), "checkpoint/readme"]
+        assert names.count(foreign) == 1
     assert opened(storage) == (log.state, {"list": 2, "get": 1})
 
 
@@ -297,7 +278,7 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
 # opening while checkpoints are swept
 
 
-@pytest.mark.parametrize("times", [1, 2, 3, 10])
+@pytest.mark.parametrize("times", [1, 10])
 def test_a_checkpoint_that_is_swept_before_it_is_read(times):
     storage = MemoryStorage()
     log = a_log(storage, objects=3)
@@ -309,23 +290,13 @@ def test_a_checkpoint_that_is_swept_before_it_is_read(times):
 
     racing = FaultStorage(storage)
     racing.meanwhile("list", go_on, times=times, when="after", name_prefix="checkpoint/")
-    metered = MeteredStorage(racing)
-    state = StorageLog(metered, ManualClock()).open()
+    state, requests = opened(racing)
     assert state == log.state
-    requests = metered.total.requests_by_kind
     assert requests["list"] == min(times, 2) + 2
     if times < 3:
         assert requests["get"] == times + 1
     else:  # it gives up, and reads the log from its beginning
         assert log.state.number <= requests["get"] <= log.state.number + 2 + 10
-
-
-def test_records_that_arrive_between_the_two_listings_are_read():
-    storage = MemoryStorage()
-    log = a_log(storage, objects=3)
-    racing = FaultStorage(storage)
-    racing.meanwhile("list", lambda: publish(log, EPOCH, (an_object(10),)), when="after", name_prefix="checkpoint/")
-    assert opened(racing) == (log.state, {"list": 2, "get": 2})
 
 
 # the content
@@ -474,17 +445,6 @@ def test_a_checkpoint_of_any_version_has_the_whole_state(steps):
         base = state if number % 3 == 0 else base
 
 
-def test_changes_of_an_earlier_version_need_their_whole_checkpoint():
-    logs = [a_log(MemoryStorage(), objects=60, at_once=20) for _ in range(2)]
-    base = logs[0].state
-    state = publish(logs[0], EPOCH, (an_object(1000),))
-    data = earlier_checkpoint(state, base)
-    assert LogState.decode(data, "changes", base) == state
-    for other in (None, logs[1].state, state):
-        with pytest.raises(CorruptFile, match="base is another state"):
-            LogState.decode(data, "changes", other)
-
-
 @pytest.mark.parametrize("lost", ["nothing", "whole", "changes", "both"])
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 def test_a_log_with_changes_of_an_earlier_version_is_read_and_continued(lost, how):
@@ -511,21 +471,18 @@ def test_a_log_with_changes_of_an_earlier_version_is_read_and_continued(lost, ho
     assert not {info.name for info in storage.list("checkpoint/")} & {*names.values()}
 
 
-@pytest.mark.parametrize("crashes", [False, True])
-def test_a_summary_of_an_earlier_version_is_deleted_with_the_next_record(crashes):
-    """It has filters, also of keys that an erasure deletes. `crashes`: the record is there already."""
+def test_a_summary_of_an_earlier_version_is_deleted_with_the_next_record():
+    """It has filters, also of keys that an erasure deletes."""
     storage = FaultStorage(MemoryStorage())
     log = a_log(storage, objects=3)
     name = f"{named(log.state)}.summary"
     storage.put(name, b"filters")
     assert opened(storage) == (log.state, {"list": 2, "get": 1})
-    job = open_log(storage)
     storage.fail("delete_many", name_prefix=name)
-    publish(job, EPOCH, (an_object(10),))
+    publish(open_log(storage), EPOCH, (an_object(10),))
     assert name in {info.name for info in storage.list("checkpoint/")}
-    if crashes:
-        job = open_log(storage)
-    publish(job, EPOCH, (an_object(10 if crashes else 11),))
+    # the record is there already
+    publish(open_log(storage), EPOCH, (an_object(10),))
     assert name not in {info.name for info in storage.list("checkpoint/")}
     report = Report()
     _check_log(storage, report)

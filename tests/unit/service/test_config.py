@@ -6,7 +6,6 @@ Each number is finite, has a bound that the error names, and works up to its bou
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -15,6 +14,7 @@ import pytest
 from msgspec.structs import fields
 
 from tests.support.cases import each
+from tests.support.rounds import upload
 from tiered_index import IndexConfig, IndexReader, IndexService, merge
 from tiered_index.config import TABLES, Settings
 from tiered_index.errors import ConfigError, TieredIndexError
@@ -137,14 +137,6 @@ def test_a_wrong_value_of_the_environment_is_named_with_the_variable(variable, v
     assert str(caught.value) == f"environment variable TIERED_INDEX_{variable}{message}"
 
 
-@pytest.mark.parametrize("value", ["5", "[]", '"eu-1"', "x"])
-def test_a_wrong_table_of_the_environment_is_named_beside_one_of_its_values(value, monkeypatch):
-    monkeypatch.setenv("TIERED_INDEX_S3__REGION", "here")
-    monkeypatch.setenv("TIERED_INDEX_S3", value)
-    with pytest.raises(ConfigError, match="TIERED_INDEX_S3 must be a table of settings, as JSON"):
-        IndexConfig()
-
-
 @pytest.mark.parametrize("path", ["/data/my index", "~/cold", "./cold", "cold", Path("/data/cold")], ids=str)
 def test_a_path_for_a_storage_suggests_a_file_uri(path):
     with pytest.raises(ConfigError) as caught:
@@ -249,13 +241,6 @@ def test_a_wrong_table_is_an_error_also_if_another_place_sets_a_part_of_it(toml,
         IndexConfig.load(file, **given)
 
 
-def test_a_table_of_the_environment_is_not_blamed_for_other_settings_of_the_file(toml, monkeypatch):
-    file = toml('[s3]\nmax_attempts = "many"')
-    monkeypatch.setenv("TIERED_INDEX_S3", '{"region": "environment"}')
-    with pytest.raises(ConfigError, match=f"^{re.escape(str(file))}: setting s3.max_attempts"):
-        IndexConfig.load(file)
-
-
 def test_the_environment_is_ignored_if_the_caller_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("TIERED_INDEX_SLUTS", "1")
     monkeypatch.setenv("TIERED_INDEX_SLOTS", "99")
@@ -350,8 +335,7 @@ def works(folder, settings):
     with IndexService.open(IndexConfig(**given), storage_backend=storage) as service:
         service.put("t", 0, "k", 1, 1, NOW_MS)
         service.flush()
-        service.seal()
-        service.run_lifecycle()
+        upload(service)
         assert [item.offset for item in service.query("t", "k")] == [1]
         with IndexReader.open(config=service.config.changed(root=None), storage_backend=storage) as reader:
             assert [item.offset for item in reader.query("t", "k")] == [1]

@@ -187,25 +187,6 @@ def test_objects_with_only_erased_entries_are_removed_by_the_record(native):
     assert (done.status, done.deleted) == ("erased", 1)
 
 
-def test_giant_slots_and_cursors(native):
-    for key in ("hot", "cold"):
-        native.put([(BASE_MS + n * 1000, key) for n in range(3000)], "orders")
-        native.publish()
-    native.later()
-    native.merge(DAY_S)
-    page = native.index.query("orders", "hot", max_count=100)
-    for queue in (0, 1):
-        wipe(native, queue_id=queue, before_ms=BASE_MS + 2500_000)
-    wipe(native, keys=("hot",), before_ms=BASE_MS + 1000_000)
-    native.check()
-    with native.reader() as reader:
-        rest = reader.query("orders", "hot", max_count=10_000, cursor=page.cursor)
-        shown = {item.offset for item in page} | {item.offset for item in rest}
-        assert {answer.offset for answer in native.model.query("orders", "hot", max_count=None)} <= shown
-    assert wipe(native, keys=("hot",), now=True, grace_s=0).status == "erased"
-    native.check()
-
-
 def test_a_batch_leaves_out_an_erased_queue_of_a_giant_slot(merging):
     life = merging(settings={"items": 13_000})
     numbers = np.arange(12_000)

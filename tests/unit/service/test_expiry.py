@@ -3,14 +3,13 @@
 Only whole objects are deleted, after a delay.
 """
 
-import contextlib
-
 import pytest
 from typer.testing import CliRunner
 
 import tiered_index
 from tests.support.changes import replace
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S
+from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.cli.main import app
@@ -24,8 +23,8 @@ from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.read.cold_path import ColdPath
 from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
 
 TOPICS = ("orders", "debug-x", "t")
 
@@ -231,8 +230,7 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
             for number, held in enumerate(files):
                 for topic, hours in held.items():
                     index.put(topic, 0, "k", number, 9, now_ms - hours * HOUR_MS)
-                index.seal()
-                index.run_lifecycle()
+                upload(index)
         with IndexReader.open(uri) as reader:
             stored = sorted(reader.log_state.objects.values(), key=lambda one: one.sequence)
         most = sum(stored[number].size_bytes for number in (2, 3, 5))
@@ -251,38 +249,20 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
     assert left == {caller: [2, 3, 5] for caller in ("writer", "command", "job")}
 
 
-def test_a_writer_reads_the_topics_of_objects_once(monkeypatch, merging):
-    asked = []
-    trailer = ColdPath.trailer
-    rule = Retention(topics={"debug-*": 2 * HOUR_S})
-    life = merging(settings={"retention": rule, "refresh_interval_s": 0})
-    fill(life, range(10))
-    life.clock.advance(14 * HOUR_S)
-    monkeypatch.setattr(ColdPath, "trailer", lambda *given: asked.append(given[1].name) or trailer(*given))
-    for _ in range(3):
-        life.clock.advance(120)
-        life.index.run_lifecycle()
-    assert sorted(asked) == sorted(life.state.objects)
-
-
-def test_a_sweep_that_fails_is_not_in_each_round_again(monkeypatch, merging):
-    swept = []
-
-    def fails(*_, **__):
-        swept.append(1)
-        raise StorageUnavailable("no permission to delete")
-
-    life = merging(settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
-    monkeypatch.setattr("tiered_index.service.life.lifecycle.sweep", fails)
-    for _ in range(4):
-        life.clock.advance(61)
-        with contextlib.suppress(StorageUnavailable):
-            life.index.run_lifecycle()
-    assert len(swept) == 1
-    life.clock.advance(HOUR_S)
+def test_a_sweep_that_fails_is_not_in_each_round_again(merging):
+    """It lists the whole storage."""
+    clock = ManualClock(BASE_MS)
+    storage = FaultStorage(MemoryStorage(clock=clock))
+    life = merging(storage, clock=clock, settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
+    storage.fail("list", times=None, name_prefix="data/")
     with pytest.raises(StorageUnavailable):
         life.index.run_lifecycle()
-    assert len(swept) == 2
+    for _ in range(3):
+        clock.advance(61)
+        life.index.run_lifecycle()
+    clock.advance(HOUR_S)
+    with pytest.raises(StorageUnavailable):
+        life.index.run_lifecycle()
 
 
 def test_an_expired_local_file_is_removed_with_the_next_record_and_its_positions_stay(merging):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
@@ -12,18 +11,11 @@ import pytest
 from tests.support.damage import flip
 from tests.support.pending import merge_all
 from tests.support.rounds import upload
-from tiered_index import IndexReader, KeyedIndexItem, column, hash_key
+from tiered_index import IndexReader, hash_key
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
-from tiered_index.service.read.export import entries_checksum, export_schema
+from tiered_index.service.read.export import entries_checksum
 
 T = 1_700_000_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredItem(KeyedIndexItem):
-    region: int = column(">u8", identity=True)
-    weight: float = column(">f2")
-    tag: bytes = column("S4")
 
 
 def put(index, numbers, topic="t"):
@@ -48,28 +40,6 @@ def expected(numbers, topic="t"):
 
 def told(export):
     return Counter((row[0], *row[2:7]) for row in rows(export).elements())
-
-
-def test_every_state_has_each_entry_once(open_index, storage, clock, tmp_path):
-    index = open_index("root", local_keep_s=0)
-    put(index, range(20))
-    upload(index)
-    index.run_lifecycle()  # retired: only the storage has it
-    put(index, range(20, 30))
-    index.seal()  # the next round compacts it
-    put(index, range(30, 34))
-    index.flush()
-    put(index, range(34, 36))  # in the buffer
-    assert told(index.export()) == expected(range(36))
-    with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as beside:
-        assert told(beside.export()) == expected(range(36)), "an export flushes first"
-    with IndexReader.open(storage_backend=storage, clock=clock) as cold:
-        assert told(cold.export()) == expected(range(20))
-    put(index, range(40, 50), "other")
-    assert told(index.export("other")) == expected(range(40, 50), "other")
-    assert told(index.export(["other", "none"], T, T + 45_999)) == expected(range(40, 46), "other")
-    assert told(index.export(begin_ms=T + 10_001, end_ms=T + 20_000)) == expected(range(10, 21))
-    assert not told(index.export("none"))
 
 
 def test_local_copies_of_merged_files_do_not_count_twice(open_index, storage, clock, tmp_path):
@@ -188,24 +158,6 @@ def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(open
     assert told(again.export()) == expected(range(9))
 
 
-def test_further_columns_are_exported_and_imported(open_index):
-    index = open_index("one", item_type=MeasuredItem)
-    for number in range(40):
-        more = {"region": 2**64 - 1 - number, "weight": number / 8, "tag": b"a\0b" if number % 2 else b""}
-        index.put("t", 0, f"k{number % 5}", number, 10, T, **more)
-    export = index.export()
-    table = pa.Table.from_batches(list(export))
-    assert table.schema.equals(export_schema(index.schema))
-    assert [str(field.type) for field in table.schema][-4:] == ["uint32", "uint64", "float", "binary"]
-    copy = open_index("two", item_type=MeasuredItem, storage_backend=type(index.storage.inner)())
-    assert copy.put_batch(table) == 40
-    assert rows(copy.export()) == rows(index.export())
-    again = copy.export()
-    assert (len(list(again)) > 0, again.checksum) == (True, export.checksum)
-    for key in range(5):
-        assert copy.query("t", f"k{key}").items == index.query("t", f"k{key}").items
-
-
 def test_hashes_are_put_unchanged_or_refused(index):
     put(index, range(3))
     (batch,) = index.export()
@@ -235,22 +187,6 @@ def test_the_checksum_tells_topics_and_values_but_not_ids_or_order(index):
         place = batch.schema.get_field_index(name)
         other = batch.set_column(place, name, pa.array([value] * len(batch), batch.schema.field(name).type))
         assert entries_checksum(other, schema) != one, name
-
-
-def test_bad_arguments(index):
-    with pytest.raises(InvalidArgument, match="topics must be text"):
-        index.export(5)
-    with pytest.raises(InvalidArgument, match="topic is empty"):
-        index.export([""])
-    with pytest.raises(InvalidArgument, match="after end_ms"):
-        index.export(begin_ms=5, end_ms=4)
-
-
-def test_a_topic_of_an_earlier_version_that_is_no_unicode_is_not_exported_as_text(index, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.read.rows.check_text", lambda name, text: text)
-    index.put("bad \ud800", 0, "k", 1, 1, T)
-    with pytest.raises(InvalidArgument, match="lone surrogate"):
-        list(index.export())
 
 
 def test_an_export_that_cannot_begin_holds_up_no_deletion(open_index):

@@ -10,6 +10,7 @@ from tests.support.batches import batch
 from tests.support.merging import BASE_MS, HOUR_MS, RegionItem
 from tests.support.pages import items_by_pages
 from tests.support.plain_files import plain_files
+from tests.support.rounds import upload
 from tiered_index import IndexReader, Lookup, hash_key
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
@@ -55,16 +56,13 @@ def test_files_of_both_rules_in_one_index(open_index, storage, clock, slots):
         with reader() as read:
             check(read)
         if number % 2:  # otherwise the next index continues the file, or seals it if its rule is the other one
-            index.seal()
-            index.run_lifecycle()
+            upload(index)
             check(index)
             index.run_lifecycle()
         check(index)
         index.close()
     index = open_index("root", **settings)
-    index.seal()
-    for _ in range(2):
-        index.run_lifecycle()
+    upload(index, rounds=2)
     assert {handle.hash for handle in index.files()} == {"abs", "mask"}
     assert {handle.place for handle in index.files()} == {"storage"}
     check(index)
@@ -128,7 +126,6 @@ def test_a_key_that_a_file_lacks_has_no_items_of_a_giant_slot_beside_it(open_ind
     giant, absent = (next(f"k{n}" for n in range(99) if hash_key("t", f"k{n}") % 7 == slot) for slot in (3, 1))
     index.put_batch(batch(10_000, key=giant, timestamp_ms=BASE_MS))
     with plain_files(layout == "plain"):
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
     found = index.query_many([Lookup(topic="t", key=key, max_count=2) for key in (giant, absent)])
     assert [[item.offset for item in result.items] for result in found] == [[9_999, 9_998], []]

@@ -1,7 +1,6 @@
 """Items of answers. The core makes them without a constructor; they equal those that the constructor makes."""
 
 import copy
-import gc
 import pickle
 from dataclasses import dataclass, fields
 
@@ -51,14 +50,6 @@ def test_items_of_the_core_are_those_of_the_constructor(kind):
     assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == expected
     assert [item.to_dict() for item in found] == [item.to_dict() for item in expected]
     assert list(found[0].to_dict()) == [each.name for each in fields(kind) if each.name != "source"]
-
-
-def test_items_of_the_core_take_no_time_of_garbage_collections():
-    """They refer only to text and numbers. The collector would look at each of them again and again."""
-    core = compiled_core()
-    with using(core):
-        found = AnswerForm(Schema.of(KeyedIndexItem), KeyedIndexItem).items("t", rows_of(Schema.of(KeyedIndexItem)))
-    assert not any(map(gc.is_tracked, found))
 
 
 def test_the_core_refuses_classes_and_rows_that_it_can_not_fill():

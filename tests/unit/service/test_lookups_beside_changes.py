@@ -1,4 +1,4 @@
-"""Threads look up while files grow, are sealed, compacted, uploaded and retired.
+"""Threads look up while files grow, are sealed, compacted, uploaded, retired and merged.
 
 Each answer has all entries that were put before the lookup began, and no entry that was not put. Threads change often,
 so most often while a view is made or dropped.
@@ -6,6 +6,7 @@ so most often while a view is made or dropped.
 
 import threading
 
+import tiered_index
 from tests.stress.crew import Crew
 from tests.support.core import compiled_core
 
@@ -39,9 +40,10 @@ class Lookups:
         assert acknowledged <= first + len(found) <= self.put[1]
 
 
-def test_each_answer_has_what_was_put_before_it(open_index, eager_switches):
+def test_each_answer_has_what_was_put_before_it(open_index, tmp_path, eager_switches):
     compiled_core()
-    index = open_index(local_keep_s=0, items=128)
+    uri = (tmp_path / "storage").as_uri()
+    index = open_index(storage_backend=None, storage=uri, local_keep_s=0, items=128, max_late_s=10**9)
     # the numbers of entries that were acknowledged, and that were begun
     put = [0, 0]
     crew, lookups = Crew(1), [Lookups(index, put) for _ in range(THREADS)]
@@ -53,6 +55,7 @@ def test_each_answer_has_what_was_put_before_it(open_index, eager_switches):
                 put[1] += 3
                 for offset in range(put[1] - 3, put[1]):
                     index.put("t", 0, "k", offset, 1, T_MS + offset * 1_000)
+                index.put(f"topic {number}", 0, "other", put[1], 1, T_MS)
                 put[0] = put[1]
                 if number % 2:
                     index.flush()
@@ -60,6 +63,9 @@ def test_each_answer_has_what_was_put_before_it(open_index, eager_switches):
                 index.seal()
             if number % 4 == 0:
                 index.run_lifecycle()
+            if number % 8 == 6:
+                # the files in the storage become window tables
+                tiered_index.merge(uri, window="1h")
             if number % 8 == 7:
                 for one in lookups:
                     assert crew.stop.is_set() or one.answered.acquire(timeout=60)

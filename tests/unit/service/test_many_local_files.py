@@ -8,6 +8,7 @@ import pytest
 from tests.reliability.core_mutations import InMemory
 from tests.support.batches import batch
 from tests.support.core import compiled_core, using
+from tests.support.rounds import upload
 from tiered_index.format.compacted import Compaction, filter_of
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.layout import NATIVE, Layout
@@ -15,7 +16,6 @@ from tiered_index.format.schema import row_form
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.kernels import compiled_views
-from tiered_index.service.read import scan
 from tiered_index.service.read.batch import LookupBatch, in_core
 from tiered_index.service.read.file_view import LocalView
 from tiered_index.service.read.rows import PreparedLookup
@@ -107,29 +107,6 @@ def test_filters_that_are_asked_together_change_no_answer(fresh):
         assert rows_of(find(view, key, T + 60, T + 99, most), most) == expected(ALL, key, T + 60, T + 99, most)
 
 
-def test_files_that_were_excluded_together_are_read_or_out_of_range(fresh):
-    view = warm(view_of(fresh))
-    found = find(view, "no1", T + 10, T + 49)
-    assert found.notes == [0 if 10 <= second <= 49 else -1 for second in reversed(range(170))]
-    assert found.knows_topic and not find(view, "no1", topic="other").knows_topic
-    assert not find(view, "no1", T + 1_000, NEVER).knows_topic
-
-
-def test_a_later_view_takes_over_gathered_filters(fresh):
-    view = warm(view_of(fresh[1:]))
-    size, bytes_of_files = view.bytes_together, sum(file.trailer().tail.filter_length for file in fresh[1:])
-    assert bytes_of_files / 2 < size < 4 * bytes_of_files
-    # a new file is added, and the oldest files are removed
-    later = view_of(fresh[:-5])
-    assert later.bytes_together == size
-    for key in KEYS:
-        assert rows_of(find(later, key)) == expected(ALL[:-5], key)
-    # most files are removed, so the view checks the others' filters one by one
-    few = view_of(fresh[70:90])
-    assert few.bytes_together == 0
-    assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")
-
-
 @pytest.mark.parametrize("is_gathered", [False, True])
 def test_a_filter_that_changes_in_the_map_hides_no_key(fresh, is_gathered):
     view = view_of(fresh)
@@ -209,10 +186,9 @@ def test_a_sealed_file_has_the_filter_of_its_compacted_form(open_index, faulty, 
     assert handle.local.data[tail.position : tail.directory_position] == filter_of(entries, index.schema)
 
 
-def test_a_large_batch_runs_in_parts(open_index, monkeypatch):
+def test_a_large_batch_has_the_answers_of_numpy(open_index):
+    """Several threads answer its parts. The core leaves a slot group of blocks to the search of the file."""
     core = compiled_core()
-    monkeypatch.setattr(scan, "_CORES", 3)
-    monkeypatch.setattr(scan, "_LOOKUPS_A_PART", 10)
     index = open_index(items=12_000, slots=50, query_threads=4)
     for number in range(4):
         for key in range(40):
@@ -220,18 +196,11 @@ def test_a_large_batch_runs_in_parts(open_index, monkeypatch):
         if number < 3:
             index.seal()
             index.run_lifecycle() if number else None
-    # the entries are in a slot group of blocks, which the core leaves to the search of the file
     put(index, 9_000, "giant")
-    index.seal()
-    index.run_lifecycle()
-    asked = [("t", key) for key in ("giant", "none", *(f"k{key}" for key in range(40)), "giant")]
+    upload(index)
+    asked = [("t", key) for key in ("giant", "none", *(f"k{key}" for key in range(40)))] * 40
     with using(core):
         found = index.query_many(asked, max_count=30)
-        files = sorted(index.files(), key=lambda file: -file.second_max)
-        rows = LocalView(files[0].metadata().layout.schema, files).find_many(
-            LookupBatch([Lookup(*one) for one in asked]), lambda search, count: [search(0, count)]
-        )
-        assert [some.tolist() for some, _ in rows.partly.values()] == [[0, len(asked) - 1]]
     with using(None):
         reference = index.query_many(asked, max_count=30)
     assert [one.items for one in found] == [one.items for one in reference]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.damage import flip_object
+from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, IndexService
 from tiered_index.errors import CorruptFile, InvalidCursor, PartialAnswer, StorageMisconfigured, StorageUnavailable
@@ -157,8 +158,7 @@ def test_a_file_of_the_index_that_cannot_be_read_is_an_error_or_named(open_index
     faulty = FaultStorage(storage)
     index = open_index(storage_backend=faulty, local_keep_s=0)
     index.put("t", 0, "k", 1, 1, T)
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     index.put("t", 0, "k", 2, 1, T)
     index.flush()
     with IndexReader.open(storage_backend=faulty, clock=clock, query_threads=1) as reader:

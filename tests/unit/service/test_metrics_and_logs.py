@@ -1,12 +1,12 @@
 """A process with an index has a Prometheus collector, and logs a line for each step."""
 
-import logging
 import sys
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import tiered_index
+from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import ConfigError, StorageUnavailable
@@ -32,8 +32,7 @@ def test_a_collector_of_a_writer_and_a_reader(settings):
     with IndexService.open(storage_backend=storage, **settings) as index:
         index.put("t", 0, "k", 1, 1, T)
         assert page(index)["tiered_index_buffered_entries"] == 1
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
         told = page(index)
         assert (told["tiered_index_put_entries_total"], told["tiered_index_unpublished_entries"]) == (1, 0)
         assert told['tiered_index_lifecycle_seconds_count{step="upload"}'] == 1
@@ -47,8 +46,7 @@ def test_a_collector_counts_lookups(settings):
     with IndexService.open(storage_backend=storage, **settings) as index:
         for offset in range(3):
             index.put("t", 0, "k", offset, 1, T)
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
     with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
         reader.query("t", "k", max_count=1)
         reader.query_many([Lookup("t", "k")] * 5)
@@ -70,21 +68,3 @@ def test_without_prometheus_the_package_is_named(monkeypatch):
     monkeypatch.delattr(tiered_index, "metrics", raising=False)
     with pytest.raises(ConfigError, match="pip install prometheus-client"):
         tiered_index.metrics  # noqa: B018
-
-
-def test_an_outage_of_the_storage_is_logged_once(settings, caplog):
-    caplog.set_level(logging.INFO, "tiered_index")
-    storage = FaultStorage(MemoryStorage())
-    with IndexService.open(storage_backend=storage, **settings) as index:
-        index.put("t", 0, "k", 1, 1, T)
-        index.seal()
-        storage.fail("*", times=None)
-        caplog.clear()
-        for _ in range(3):
-            with pytest.raises(StorageUnavailable):
-                index.run_lifecycle()
-        storage.clear()
-        for _ in range(2):
-            index.run_lifecycle()
-        lines = [record.getMessage() for record in caplog.records if "the storage " in record.getMessage()]
-        assert [line.split("unnamed-")[1][32:].split(";")[0] for line in lines] == [" does not answer", " is back"]

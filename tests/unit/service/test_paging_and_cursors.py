@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.pages import items_by_pages
+from tests.support.rounds import upload
 from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
@@ -146,8 +147,7 @@ def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, sta
         if state == "two files":
             index.seal()
     if state != "unsealed":
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
     hidden -= 40
     for count in (1, 2, 3, 7, 25, 39, 40, 1000):
         pages = list(index.query_all("t", "k", max_count=count))
@@ -199,8 +199,7 @@ def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
     index = open_index(query_threads=1)
     for second in range(3):
         index.put("t", 0, "k", second, 1, T + 1000 * second)
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
     result = index.query("t", "k", max_count=1)
     assert ([item.offset for item in result], result.status) == ([2], "truncated")
     assert result.explain.files_skipped == 2

@@ -44,14 +44,6 @@ def read(giant):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_unread_entries_of_the_last_second_count_if_there_is_no_order(ordered):
-    giant = slot(LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 9), (5, 9)], ordered=ordered)
-    assert read(giant) == [0]
-    giant.settle(found([10, 9]))
-    assert read(giant) == ([] if ordered else [1, 2])
-
-
-@pytest.mark.parametrize("ordered", [False, True])
 def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered):
     """The second lookup asks for an old range.
 

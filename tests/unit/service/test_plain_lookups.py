@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.core import compiled_core, using
+from tests.support.rounds import upload
 from tiered_index.errors import TieredIndexError
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
 
@@ -33,8 +34,7 @@ def index(open_index):
                 service.put(topic, part, key, offset, 1 + more, T_MS + 1_000 * offset)
         service.flush()
         if not part:
-            service.seal()
-            service.run_lifecycle()
+            upload(service)
     return service
 
 
@@ -140,25 +140,6 @@ def test_lookups_beside_a_buffer_find_all_that_was_put(index, put):
     assert sum(index.query_nowait(*asked) is not None for asked in everywhere) >= 3
 
 
-def test_a_topic_that_only_the_buffer_has_is_known(index):
-    index.query("t", "k")
-    assert index.query("new", "k").unknown_topics == ("new",)
-    index.put("new", 0, "other", 5, 1, T_MS)
-    assert index.query_nowait("new", "k") is None
-    assert index.query("new", "k").unknown_topics == ()
-    assert index.query_nowait("none", "k") is None
-    assert index.query_nowait("t", "none").unknown_topics == ()
-
-
-def test_an_entry_that_widens_a_files_time_is_found_at_once(index):
-    for number, before_ms in enumerate([5_000_000, -9_000_000, 7_000_000, 0]):
-        at_ms = T_MS + 1_000_000_000 + before_ms
-        assert not index.query("t", "later", at_ms, at_ms).items
-        index.put("t", 0, "later", number, 1, at_ms)
-        index.flush()
-        assert [item.offset for item in index.query("t", "later", at_ms, at_ms)] == [number]
-
-
 def test_fields_that_are_made_later_are_those_of_any_answer(index):
     for arguments in (("t", "k"), ("t", "k", None, None, 2), ("t", "none"), ("none", "k")):
         lazy = index.query(*arguments)
@@ -183,9 +164,7 @@ def test_an_answer_that_is_kept_keeps_no_file(index, is_plain):
     index.put("t", 0, "other", 5, 1, T_MS + 1_500_000_000)
     index.flush()
     (file,) = [weakref.ref(handle) for handle in index.files() if handle.place == "unsealed"]
-    index.seal()
-    for _ in range(2):
-        index.run_lifecycle()
+    upload(index, rounds=2)
     gc.collect()
     assert file() is None
     places = {"unsealed", "uploaded"} if is_plain else {"unsealed", "uploaded", "buffer"}

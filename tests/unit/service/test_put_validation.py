@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.batches import batch
 from tests.support.cases import each
+from tests.support.rounds import upload
 from tiered_index import IndexService, hash_key
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.service.jobs.erase import EraseRequest
@@ -106,8 +107,7 @@ def test_the_longest_topic_and_key_are_found(index):
     for topic, key in (("x" * 1024, "y" * 32_767), (FACE * 512, FACE * 16_383 + "z")):
         index.put(topic, 0, [key], 1, 1, 1_700_000_000_000)
         assert len(index.query(topic, key)) == 1
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     assert len(index.query("x" * 1024, "y" * 32_767)) == 1
 
 
@@ -298,8 +298,7 @@ def test_a_wrong_query_is_refused(index):
 
 def test_wide_ranges_and_counts_are_fine(index):
     index.put(**GOOD)
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     index.put(**(GOOD | {"offset": 7}))
     for limits in ((-(10**30), 10**30), (None, 2**63), (-1, None), (-5, -1)):
         result = index.query("t", "k", *limits, max_count=10**30)
@@ -333,11 +332,3 @@ def test_data_frames_are_batches(index, make):
     assert [item.offset for key in "ab" for item in index.query("t", key)] == [1, 2]
     index.flush()
     assert index.durable_position("s") == 7
-
-
-def test_a_data_frame_is_checked_as_any_batch(refusing):
-    pd = pytest.importorskip("pandas")
-    columns = {name: [value] * 2 for name, value in GOOD.items() if name != "keys"} | {"key": ["a", None]}
-    refused("column 'key' has 1 null", refusing.put_batch, pd.DataFrame(columns))
-    refused("column 'more' is unknown", refusing.put_batch, pd.DataFrame({**columns, "more": 1}))
-    unchanged(refusing)

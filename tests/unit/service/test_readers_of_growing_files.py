@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.support.rounds import upload
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile
 from tiered_index.format.names import JOURNAL_SUFFIX
@@ -95,8 +96,7 @@ def test_how_much_of_topics_was_read_is_that_of_the_files_that_a_look_returns(gr
     assert view.look() == ([file], {name: 2})
     # what came between two looks counts also if the file is compacted by then
     put(3)
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     assert view.look().reads == {name: 3}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tiered_index import Lookup, erase
-from tiered_index.service.jobs.erase import EraseRequest
+from tests.support.rounds import upload
+from tiered_index import Lookup
 from tiered_index.spelling import is_plain, key_text, other_spellings
 from tiered_index.types import MAX_KEY_UNITS
 
@@ -84,8 +84,7 @@ def test_an_entry_is_found_by_each_spelling_of_its_key(open_index, state):
     if state != "buffered":
         index.flush()
     if state == "uploaded":
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
     for key, found in ASKED.items():
         assert offsets(index.query("t", key)) == found, key
     assert [offsets(one) for one in index.query_many([("t", key) for key in ASKED])] == list(ASKED.values())
@@ -94,15 +93,3 @@ def test_an_entry_is_found_by_each_spelling_of_its_key(open_index, state):
     assert (first.status, [item.offset for item in first.items]) == ("truncated", [2])
     (second,) = index.query_many([Lookup("t", "0x31323334", cursor=first.cursor)])
     assert offsets(second) == [3]
-
-
-def test_an_erasure_hides_each_spelling(tmp_path, open_index):
-    uri = (tmp_path / "storage").as_uri()
-    index = filled(open_index(storage_backend=None, storage=uri))
-    index.seal()
-    index.run_lifecycle()
-    index.close()
-    planned = erase(uri, "t", keys="0x000000000000002a")
-    assert (planned.status, planned.entries, planned.request.keys) == ("planned", 1, ("0x000000000000002a",))
-    assert erase(uri, "t", keys=LONG_42.decode(), yes=True, now=True, grace_s=0).entries_removed == 1
-    assert EraseRequest("t", ("a\tb", "k")).spellings == ("a\tb", "0x610962", "k")

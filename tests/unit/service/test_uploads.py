@@ -1,6 +1,5 @@
 """A published file is complete and equals its description in the log. A failed upload leaves nothing behind."""
 
-import contextlib
 import mmap
 
 import pytest
@@ -21,6 +20,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import stored_file
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import writer_of
+from tiered_index.service.read.unsealed import UnsealedFile
 
 T = 1_700_000_000_000
 ITEMS_POSITION = 28 + 8 * 7
@@ -48,8 +48,7 @@ def test_a_root_knows_the_record_whose_positions_it_took_over_without_a_claim(op
 
     def publish_one(index, position):
         index.put("t", 0, "k", position, 1, T, source="s", source_position=position)
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
 
     first = open_index("first")
     publish_one(first, 1)
@@ -340,33 +339,15 @@ def test_an_unsealed_form_that_came_back_is_dropped(open_index, storage, tmp_pat
     assert [item.offset for item in index.query("t", "k")] == [1]
 
 
-@pytest.mark.parametrize("nth", range(1, 6))
-def test_a_writer_that_starts_without_its_storage_gets_over_any_failure_of_its_claim(open_index, faulty, nth):
-    index = open_index("root", storage_backend=faulty)
-    index.put("t", 0, "k", 1, 1, T)
-    upload(index)
-    index.close()
-    faulty.fail("*", times=None)
-    index = open_index("root", storage_backend=faulty)
-    faulty.clear()
-    faulty.fail("list", nth=nth, name_prefix="log/")
-    with contextlib.suppress(StorageUnavailable):
-        index.run_lifecycle()
-    faulty.clear()
-    index.run_lifecycle()
-    assert index.health()["problems"] == []
-    assert [item.offset for item in index.query("t", "k")] == [1]
-
-
 @pytest.fixture
 def slow(faulty, clock):
-    """Let calls of the storage take 25 s each, and return the states of the writer's lease after them."""
+    """Let calls of the storage take so many seconds each, and return the states of the writer's lease after them."""
 
-    def make(operation, name_prefix):
+    def make(operation, name_prefix, seconds):
         states = []
 
         def pass_by():
-            clock.advance(25)
+            clock.advance(seconds)
             if (writer := writer_of(faulty.inner)) is not None:
                 states.append(writer.state)
 
@@ -390,21 +371,22 @@ def put_files(index, count):
         ("write", "", {"slots": 4_000_000}),
         # a sweep, and the topics of objects
         *(("list", prefix, {"retention": Retention(age_s=3650 * 86_400)}) for prefix in ("epoch/", "segments/")),
-        ("*", "data/", {"retention": Retention(topics={"t": 86_400}), "local_keep_s": 0}),
+        ("get_range", "data/", {"retention": Retention(topics={"t": 86_400}), "local_keep_s": 0}),
     ],
 )
 def test_requests_that_take_longer_than_the_lease_renew_it(
     open_index, faulty, slow, clock, operation, prefix, settings
 ):
     index = open_index("root", storage_backend=faulty, lease_ttl_s=60, refresh_interval_s=0, **settings)
-    put_files(index, 1 if "slots" in settings else 5)
-    if operation == "*":
+    count = 1 if "slots" in settings else 30 if operation == "get_range" else 5
+    put_files(index, count)
+    if operation == "get_range":
         for _ in range(2):
             index.run_lifecycle()
         index.close()
         clock.advance(3 * 86_400)
         index = open_index("other", storage_backend=faulty, lease_ttl_s=60, refresh_interval_s=0, **settings)
-    states = slow(operation, prefix)
+    states = slow(operation, prefix, 25 if count < 30 else 5)
     with plain_files("slots" in settings):
         index.run_lifecycle()
     assert states and set(states) == {"alive"}
@@ -426,31 +408,50 @@ def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_
     faulty.clear()
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_slow_work_on_local_files_renews_the_lease(open_index, faulty, clock, fails):
-    """Compactions, and the recovery of files and of unfinished uploads at the next start, also if a renewal fails."""
-    states, call_s = [], 1
+def test_slow_work_on_local_files_renews_the_lease(open_index, faulty, clock):
+    states = []
 
     def pass_by(_):
-        clock.advance(call_s)
+        clock.advance(1)
         if (writer := writer_of(faulty.inner)) is not None:
             states.append(writer.state)
 
     disk = FaultDisk()
     index = open_index("root", storage_backend=faulty, lease_ttl_s=60, disk=disk)
-    for _ in range(4):
-        put_files(index, 1)
-        compact_only(index, faulty)
     put_files(index, 4)
-    index._session.renew()
     disk.watch = pass_by
     index.run_lifecycle()
     assert len(states) > 60 and set(states) == {"alive"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_opening_that_takes_longer_than_the_lease_renews_it(open_index, faulty, storage, clock, monkeypatch, fails):
+    states = []
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
+    put_files(index, 4)
     index.abandon()
-    states.clear()
-    call_s = 10
-    if fails:
-        faulty.fail("put", nth=2, name_prefix="lease/", times=None)
-    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, disk=disk)
-    assert len(states) > 10 and ("gone" in states) == fails
-    assert [item.offset for item in index.query("t", "k", max_count=9)] == [3, 2, 1, 0, 0, 0, 0, 0]
+    recover = UnsealedFile.recover
+
+    def slow(*given):
+        clock.advance(25)
+        states.append(writer_of(storage).state)
+        if fails:
+            faulty.fail("put", name_prefix="lease/")
+        return recover(*given)
+
+    monkeypatch.setattr(UnsealedFile, "recover", slow)
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
+    assert states == ["alive"] * (2 if fails else 4) + ["gone"] * (2 if fails else 0)
+    assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
+
+
+def test_an_opening_with_many_unfinished_uploads_renews_its_lease(open_index, faulty, slow):
+    """It lists the objects of each."""
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
+    for _ in range(4):
+        put_files(index, 1)
+        compact_only(index, faulty)
+    index.abandon()
+    states = slow("list", "data/", 25)
+    open_index("root", storage_backend=faulty, lease_ttl_s=60)
+    assert states == ["alive"] * 4
