@@ -57,7 +57,7 @@ def test_names_and_positions_of_many_topics_and_sources_take_several_journal_rec
 
 
 def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
-    """Also if the clock was set back."""
+    """With it, buffered entries. Also if the clock was set back."""
     index = open_index("root", seal_after_s=100)
     index.put("t", 0, "k", 1, 1, T)
     index.put("t", 0, "k", 2, 1, 0)
@@ -65,8 +65,10 @@ def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
     clock.advance(99)
     assert not index.run_lifecycle().any()
     clock.advance(1)
+    index.put("t", 0, "k", 3, 1, T)
     progress = index.run_lifecycle()
     assert (progress.compacted, progress.uploaded) == (2, 2)
+    assert sum(stored.count for stored in index.log_state.objects.values()) == 3
     assert not index.run_lifecycle().any()
     index.close()
     with open_index("root", clock=ManualClock(T + 86_400_000)) as index:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.cases import each
 from tests.support.changes import replace
 from tests.support.log_records import GENESIS, an_object, checkpoint_document, earlier_checkpoint, open_log, publish
 from tests.support.measuring import measured
@@ -178,23 +179,16 @@ def test_a_checkpoint_is_refused_by_name_in_versions_before_and_its_values_are_c
     with pytest.raises(UnsupportedVersion, match="log version 7 is newer"):
         decode_document(data, "checkpoint", newest=6)
     document = checkpoint_document(data)
-    wrong_values = [
-        ("file_id", 7),
-        ("tail", "a/b"),
-        ("tail", ".."),
-        ("sequence", -1),
-        ("second_min", 10**9),
-        ("count", 0),
-    ]
-    for name, wrong in [*wrong_values, ("size_bytes", 10**9), ("slot_high", 0), ("table", 99), ("tail", 5)]:
-        columns = {**document["objects"], name: [*document["objects"][name][:-1], wrong]}
-        if name == "size_bytes":
-            columns["size_bytes"][-1] = 1
+    objects = document["objects"]
+    wrong = each(
+        file_id=[7], tail=["a/b", "..", 5], sequence=[-1], second_min=[10**9], count=[0], slot_high=[0], table=[99]
+    )
+    columns = [{**objects, name: [*objects[name][:-1], value]} for one in wrong for name, value in one.items()]
+    # a size that its parts exceed, and a column that is too short
+    columns += [{**objects, "size_bytes": [*objects["size_bytes"][:-1], 1]}, {**objects, "count": objects["count"][1:]}]
+    for changed in columns:
         with pytest.raises(CorruptFile, match="is invalid"):
-            LogState.decode(checkpoint.encode({**document, "objects": columns}), "checkpoint")
-    columns = {**document["objects"], "count": document["objects"]["count"][1:]}
-    with pytest.raises(CorruptFile, match="is invalid"):
-        LogState.decode(checkpoint.encode({**document, "objects": columns}), "checkpoint")
+            LogState.decode(checkpoint.encode({**document, "objects": changed}), "checkpoint")
 
 
 def test_a_state_that_is_not_compressed_is_refused():
@@ -232,34 +226,27 @@ def test_an_append_never_fails_for_a_checkpoint(operation, error, when):
 # the kept checkpoints
 
 
-def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
-    metered = MeteredStorage(MemoryStorage())
+@pytest.mark.parametrize("is_short_lived", [False, True])
+def test_the_newest_two_are_kept_and_nothing_is_listed_for_it(is_short_lived):
+    """A writer that lives for one record only leaves them to the next one."""
+    metered, foreign = MeteredStorage(MemoryStorage()), "checkpoint/00000000000000000001/00000000000000000001"
+    for name in ("checkpoint/readme", foreign):
+        metered.put(name, b"not ours")
     log = a_log(metered)
     with measured() as usage:
-        for n in range(100):
+        for n in range(50):
+            log = open_log(metered) if is_short_lived else log
             publish(log, EPOCH, (an_object(n),))
-            there = stored_checkpoints(metered.inner)
-            assert there[-2:] == [log.state.number - 1, log.state.number]
-            assert len(there) < 10
-    assert usage.requests_by_kind["put"] == usage.requests_by_kind["put_if_absent"] == 100
-    assert usage.requests_by_kind["delete_many"] <= 100 / 8
-    # the log is listed before each record, but checkpoints are not
-    assert usage.requests_by_kind["list"] == 100
-
-
-def test_checkpoints_of_short_lived_writers_are_swept_by_the_next():
-    storage, foreign = MemoryStorage(), "checkpoint/00000000000000000001/00000000000000000001"
-    for name in ("checkpoint/readme", foreign):
-        storage.put(name, b"not ours")
-    a_log(storage)
-    for n in range(40):
-        log = open_log(storage)
-        publish(log, EPOCH, (an_object(n),))
-        names = [info.name for info in storage.list("checkpoint/")]
-        assert len(names) < 2 + 12
-        assert names[-2:] == [named(log.state), "checkpoint/readme"]
-        assert names.count(foreign) == 1
-    assert opened(storage) == (log.state, {"list": 2, "get": 1})
+            names = [info.name for info in metered.inner.list("checkpoint/")]
+            assert len(names) < 2 + 12
+            assert names[-2:] == [named(log.state), "checkpoint/readme"] and names.count(foreign) == 1
+            assert [checkpoint_of(name)[0] for name in names[-3:-1]] == [log.state.number - 1, log.state.number]
+    assert opened(metered.inner) == (log.state, {"list": 2, "get": 1})
+    if not is_short_lived:
+        assert usage.requests_by_kind["put"] == usage.requests_by_kind["put_if_absent"] == 50
+        assert usage.requests_by_kind["delete_many"] <= 50 / 8 + 1
+        # the log is listed before each record, but checkpoints are not
+        assert usage.requests_by_kind["list"] == 50
 
 
 @pytest.mark.parametrize("damaged", [b"ahead of the log", LogState(1, 0, GENESIS).encode()])

@@ -143,6 +143,7 @@ def test_entries_that_another_job_moves_meanwhile_are_counted_once(life):
 
 
 def test_later_entries_are_found_and_late_ones_are_not(native):
+    """What was erased has not expired, also for a lookup that begins before the epoch."""
     fill(native)
     native.later()
     wipe(native, keys=("k",))
@@ -151,6 +152,12 @@ def test_later_entries_are_found_and_late_ones_are_not(native):
     native.publish()
     native.check()
     assert len(native.index.query("orders", "k")) == 1
+    begin_ms = -HOUR_MS
+    with native.reader() as reader:
+        for asked in (native.index, reader):
+            many = asked.query_many([Lookup(topic="orders", key="k", begin_ms=begin_ms)])
+            for found in (asked.query("orders", "k", begin_ms), many[0], many.seen, asked.topics(begin_ms)):
+                assert found.expired_before_ms is None
 
 
 def test_entries_of_the_quarantine_stay_out_of_the_time_of_the_newest_entry(merging):
@@ -313,18 +320,6 @@ def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
     assert _check_bound(stones(key, queue), stones(topic)).tombstones == (topic,)
     with pytest.raises(InvalidArgument, match="3 tombstones; the limit is 2"):
         _check_bound(stones(key, queue), stones(other))
-
-
-def test_what_was_erased_has_not_expired(native):
-    """This is also true for a lookup that begins before the epoch."""
-    fill(native)
-    wipe(native, keys=("k",))
-    begin_ms = -HOUR_MS
-    with native.reader() as reader:
-        for asked in (native.index, reader):
-            many = asked.query_many([Lookup(topic="t", key="k", begin_ms=begin_ms)])
-            for found in (asked.query("t", "k", begin_ms), many[0], many.seen, asked.topics(begin_ms)):
-                assert found.expired_before_ms is None
 
 
 @pytest.mark.parametrize(

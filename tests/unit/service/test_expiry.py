@@ -21,6 +21,7 @@ from tiered_index.service.jobs.expiry import expire as run_expiry
 from tiered_index.service.jobs.expiry import record_expiry, sweep
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.life.lifecycle import Lifecycle
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
@@ -93,6 +94,13 @@ def test_window_tables_hide_expired_entries_or_are_removed(life, age_h, topics, 
     assert {o.name for o in plan.objects} == {o.name for table in gone for o in tables[table]}
     life.check()
     life.check(life.index)
+    # a merge of nothing but expired entries leaves no table
+    life.put([(BASE_MS, "k")], "debug-x")
+    life.publish()
+    life.later()
+    report = life.merge(HOUR_S, end_s=BASE_MS // 1000 + HOUR_S)
+    assert (report.expired, report.tables) == (1, 0)
+    life.check()
 
 
 def test_now_rewrites_objects_with_other_entries_too(life):
@@ -151,17 +159,6 @@ def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
     with monkeypatch.context() as forged:
         forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), expired=NOTHING))
         assert any("nothing had expired by then" in problem for problem in findings())
-
-
-def test_a_merge_of_nothing_but_expired_entries_leaves_no_table(life):
-    life.put([(BASE_MS, "k")], "debug-x")
-    life.publish()
-    expire(life, Retention(topics={"debug-*": HOUR_S}), 20)
-    life.later()
-    report = life.merge(HOUR_S)
-    assert (report.expired, report.tables, len(life.state.objects)) == (1, 0, 0)
-    assert life.merge(HOUR_S).jobs == 0
-    life.check()
 
 
 def test_cursors_continue_past_a_horizon(life):
@@ -247,6 +244,16 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
             names = {one.name for one in reader.log_state.objects.values()}
         left[caller] = [number for number, one in enumerate(stored) if one.name in names]
     assert left == {caller: [2, 3, 5] for caller in ("writer", "command", "job")}
+
+
+def test_a_writer_renews_its_lease_while_it_reads_the_topics_of_objects(monkeypatch, merging):
+    life, renewed = merging(settings={"retention": Retention(topics={"debug-*": 2 * HOUR_S})}), []
+    fill(life)
+    life.clock.advance(40 * HOUR_S)
+    monkeypatch.setattr("tiered_index.service.life.lifecycle.sweep", lambda *_, **__: None)
+    monkeypatch.setattr(Lifecycle, "_renew", lambda _: renewed.append(1))
+    life.index.run_lifecycle()
+    assert len(renewed) >= len(life.state.objects) > 3
 
 
 def test_a_sweep_that_fails_is_not_in_each_round_again(merging):

@@ -14,7 +14,6 @@ from tests.support.merging import BASE_MS, HOUR_MS, RegionItem
 from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
-from tiered_index.cli.keys import _table
 from tiered_index.errors import BackPressure, ConfigError, InvalidArgument, SchemaMismatch
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.packed import _columns_of
@@ -52,22 +51,14 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
     put(index, 5, offset=2)
     put(index, 7, price=2.5)  # the same identity: the greater price counts
     put(index, 5)  # another region is another answer
-    batch = ROW | {"offset": [9], "region": [65_535]}
-    index.put_batch(batch | {"price": [3.5], "tag": [b"xyzw"]})
-    arrays = {"offset": [8], "price": [4], "tag": pa.array([b"q"], pa.binary())}
-    index.put_batch(pa.RecordBatch.from_pydict(batch | arrays))
-    expected = [
-        (9, 65_535, 3.5, b"xyzw"),
-        (8, 65_535, 4.0, b"q\0\0\0"),
-        (2, 5, 1.5, b"ab\0\0"),
-        (1, 5, 1.5, b"ab\0\0"),
-        (1, 7, 2.5, b"ab\0\0"),
-    ]
+    arrays = {"offset": [8], "region": [65_535], "price": [4], "tag": pa.array([b"q"], pa.binary())}
+    index.put_batch(pa.RecordBatch.from_pydict(ROW | arrays))
+    expected = [(8, 65_535, 4.0, b"q\0\0\0"), (2, 5, 1.5, b"ab\0\0"), (1, 5, 1.5, b"ab\0\0"), (1, 7, 2.5, b"ab\0\0")]
 
     def check(ask, kind=RegionItem):
         result = ask("t", "k")
         assert seen(result) == expected
-        assert {type(item) for item in result} == {kind} or kind is None
+        assert kind is None or {type(item) for item in result} == {kind}
         assert seen(items_by_pages(ask, "t", "k", max_count=1)) == expected
 
     check(index.query)
@@ -81,21 +72,18 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         check(reader.query, None)
         item = reader.query("t", "k").items[0]
-        assert (type(item).__name__, item.to_dict()["tag"]) == ("RegionItem", b"xyzw".hex())
+        assert (type(item).__name__, item.to_dict()["tag"]) == ("RegionItem", b"q\0\0\0".hex())
     with IndexReader.open(storage_backend=storage, clock=clock, item_type=RegionItem) as reader:
         check(reader.query)
     with pytest.raises(SchemaMismatch):
         IndexReader.open(storage_backend=storage, clock=clock, item_type=PlainItem)
     index.close()
-    again = open_index("root", slots=..., items=...)
-    check(again.query, None)
-    put(again, 1, offset=100)
-    assert again.query("t", "k").items[0].region == 1
-    again.close()
+    with open_index("root", slots=..., items=...) as again:
+        check(again.query, None)
+        put(again, 1, offset=100)
+        assert again.query("t", "k").items[0].region == 1
     with pytest.raises(SchemaMismatch):
         open_index("root", item_type=PlainItem)
-    check_back = open_index("root", item_type=RegionItem)
-    assert type(check_back.query("t", "k").items[0]) is RegionItem
 
 
 def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
@@ -303,8 +291,6 @@ def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_inde
             (answer,) = results = reader.query_many([("t", "k")])
             assert (answer.status, answer.items[0].status, answer.items[0].lookup) == ("complete", 3, 4)
             # a table cannot have two columns of one name
-            with pytest.raises(InvalidArgument, match="have a column 'status', which clashes with a column of answ"):
-                _table([Lookup(topic="t", key="k")], results, has_files=False)
             with pytest.raises(InvalidArgument, match="have a column 'lookup'"):
                 table_of(results, Redaction())
 

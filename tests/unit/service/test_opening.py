@@ -27,14 +27,20 @@ T = 1_700_000_000_000
 
 
 def test_geometry_preset_and_offset_space_are_remembered(open_index):
-    open_index("root", preset="rocketmq", slots=11, items=30, offset_space="commitlog").close()
-    index = open_index("root", slots=..., items=...)
-    index.put("t", 0, "k", 1, 1, T)
-    index.flush()
-    (file,) = index.files()
-    layout = file.layout
-    assert (layout.preset.name, layout.slots, layout.items) == ("rocketmq", 11, 30)
-    assert file.journal.offset_space == "commitlog"
+    """By the root, and by the storage for a new root."""
+    settings = {"preset": "rocketmq", "slots": 11, "items": 30, "offset_space": "commitlog"}
+    with open_index("root", **settings) as first:
+        first.put("t", 0, "k", 1, 1, T)
+        upload(first)
+    for name in ("root", "second"):
+        with open_index(name, slots=..., items=...) as index:
+            assert index.index_id == first.index_id and len(index.query("t", "k")) == 1
+            index.put("t", 0, "other", 1, 1, T)
+            index.flush()
+            (file,) = [file for file in index.files() if file.place == "unsealed"]
+            layout = file.layout
+            assert (layout.preset.name, layout.slots, layout.items) == ("rocketmq", 11, 30)
+            assert file.journal.offset_space == "commitlog"
 
 
 @pytest.mark.parametrize("changed", [{"slots": 12}, {"preset": "rocketmq"}, {"offset_space": "tiered_queue"}])
@@ -48,19 +54,6 @@ def test_settings_of_the_creation_stay(open_index, changed):
         open_index("another", **changed)
     index = open_index("root", items=33)  # files may become larger
     assert len(index.query("t", "k")) == 1
-
-
-def test_a_new_root_adopts_the_index_that_is_in_the_storage(open_index):
-    first = open_index("first", preset="rocketmq", slots=11, items=30)
-    first.put("t", 0, "k", 1, 1, T)
-    upload(first)
-    first.close()
-    second = open_index("second", slots=..., items=...)
-    assert second.index_id == first.index_id
-    assert len(second.query("t", "k")) == 1
-    second.put("t", 0, "k", 2, 1, T)
-    second.flush()
-    assert second.files()[-1].layout.slots == 11
 
 
 def test_topic_ids_of_other_roots_and_lives_do_not_collide(open_index):

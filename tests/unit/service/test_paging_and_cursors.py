@@ -123,16 +123,6 @@ def test_a_forged_cursor_is_refused(index):
             index.query("t", "k", max_count=2, cursor=forged)
 
 
-def test_pages_are_folded_each_by_itself_and_all_of_them_together(index):
-    for offset in range(5):
-        for second in (0, 10):
-            index.put("t", 0, "k", offset, 1, T + 1000 * (second + offset))
-    assert [i.offset for i in index.query("t", "k")] == [4, 3, 2, 1, 0]
-    for count in range(1, 5):
-        assert [i.offset for page in index.query_all("t", "k", max_count=count) for i in page] == [4, 3, 2, 1, 0]
-        assert [i.offset for i in items_by_pages(index.query, "t", "k", max_count=count)] == [4, 3, 2, 1, 0] * 2
-
-
 @pytest.mark.parametrize("state", ["unsealed", "uploaded", "two files"])
 def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, state):
     """An entry is put at three seconds and, at one of them, with two sizes."""
@@ -175,13 +165,16 @@ def test_an_answer_is_a_sequence_and_a_table(index):
 
 @pytest.mark.parametrize("count", [1, 3, 10, 1000])
 def test_all_pages_are_the_whole_answer(index, count):
+    """`query_all` folds them together, and single pages are folded each by itself."""
     fill(index)
     # an identity with two times, which may be on two pages
     index.put("t", 0, "k", 5, 10, T + 50_000)
+    whole = list(index.query("t", "k", max_count=1000))
     pages = list(index.query_all("t", "k", max_count=count))
-    assert [item for page in pages for item in page] == list(index.query("t", "k", max_count=1000))
+    assert [item for page in pages for item in page] == whole
     assert {page.status for page in pages[:-1]} <= {"truncated"} and pages[-1].status == "complete"
     assert all(len(page) <= count for page in pages) and (len(pages) > 1) == (count < 12)
+    assert len(list(items_by_pages(index.query, "t", "k", max_count=count))) == len(whole) + (count == 1)
     assert [len(page) for page in index.query_all("t", "none")] == [0]
 
 

@@ -1,15 +1,14 @@
 """Only the index's writer archives segments. A record names each archived segment once, and the segment is complete."""
 
 import zlib
+from itertools import product
 
 import pytest
 
-from tests.support.log_records import GENESIS, publish
+from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
-from tiered_index.service.log.records import ArchivedSegment, LogRecord
-from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -26,17 +25,6 @@ def archive(index, data, start=0, store="s", modified_ms=None):
 
 
 # Records
-
-
-def a_segment(start, store="s", attempt="a"):
-    return ArchivedSegment(f"segments/{store}/{start}/{attempt}.log", store, start, 100, 1, 2, 152, 3)
-
-
-@pytest.mark.parametrize("again", [a_segment(0), a_segment(0, attempt="b")])
-def test_a_place_is_archived_once(again):
-    state = LogState(1, 1, GENESIS).apply(LogRecord(2, "archive", 1, "a", 5, archive=(a_segment(0),)), "x")
-    with pytest.raises(CorruptFile, match="archived already"):
-        state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(again,)), "x")
 
 
 # Uploads
@@ -90,40 +78,30 @@ def test_readers_and_the_next_writer_see_it(open_index, storage, clock):
     assert archive(again, content(1000), start=500) is False
 
 
-# changed content, another size
-CHANGED = [(content(1000, 2), 0, False), (content(999), None, False), (content(1000) + b"x", None, False)]
-
-
-@pytest.mark.parametrize(
-    ("other", "modified_ms", "same"), [*CHANGED, (content(1000), None, True), (content(1000), 10**15, True)]
-)
-def test_a_segment_that_was_rewritten_is_named(index, other, modified_ms, same):
-    archive(index, content(1000), start=500)
-    if same:
-        assert archive(index, other, 500, modified_ms=modified_ms) is False
-    else:
-        with pytest.raises(CorruptFile, match=r"00000000000000000500 of s: .*segments/s/.*rewritten"):
-            archive(index, other, 500, modified_ms=modified_ms)
-    assert len(index.archived()) == 1
-
-
-def test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head(index, clock):
+def test_a_segment_that_was_rewritten_is_named(index, clock):
+    """A younger file is compared whole, and an older one by its head."""
     data = content(HEAD_BYTES) * 2
-    archive(index, data)
+    archive(index, data, 500)
     published_ms = index.archived()[0].published_ms
     assert published_ms == clock.now_ms()
-    changed = data[:-1] + b"!"
-    for modified_ms in (None, published_ms, published_ms + 1):
-        with pytest.raises(CorruptFile, match="rewritten"):
-            archive(index, changed, modified_ms=modified_ms)
+    others = (content(len(data), 2), data[:-1], data + b"x")
+    for other, modified_ms in (
+        *product(others, (0, None)),
+        *product([data[:-1] + b"!"], (None, published_ms, published_ms + 1)),
+    ):
+        with pytest.raises(CorruptFile, match=r"00000000000000000500 of s: .*segments/s/.*rewritten"):
+            archive(index, other, 500, modified_ms=modified_ms)
+    for modified_ms in (None, 10**15):
+        assert archive(index, data, 500, modified_ms=modified_ms) is False
     read = []
 
     def reading(at, length):
         read.append((at, length))
         return data[at : at + length]
 
-    assert index.archive("s", 0, len(data), reading, published_ms - 1) is False
+    assert index.archive("s", 500, len(data), reading, published_ms - 1) is False
     assert read == [(0, HEAD_BYTES)]
+    assert len(index.archived()) == 1
 
 
 def rewritten(index, data, rewritten_ms):

@@ -213,52 +213,6 @@ def test_a_batch_that_begins_again_reports_the_reads_of_the_core(store, tmp_path
         assert sum(report.requests for report in answers.explain.files if report.outcome == "outdated") > 0
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path, cached):
-    """One view has the writer's local files and the tables in the storage. A lookup with limits counts the tables."""
-    uri, random_ = (tmp_path / "storage").as_uri(), random.Random(9)
-    settings = {"slots": 40, "items": 4_000, "max_late_s": 10**9, "local_keep_s": 0}
-    compiled_core()
-    settings |= {"environment": False, "background": False} | ({} if cached else {"block_cache_bytes": 0})
-    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
-
-        def fill(hour):
-            for _ in range(600):
-                at_ms = T_MS + hour * HOUR_MS + random_.randrange(HOUR_MS)
-                index.put(random_.choice("ab"), 0, f"k{random_.randrange(KEYS)}", random_.randrange(10**9), 7, at_ms)
-
-        for hour in range(3):
-            fill(hour)
-            index.seal()
-        index.run_lifecycle()
-        tiered_index.merge(uri, window="1h")
-        index.run_lifecycle()
-        fill(3)
-        index.flush()
-        assert {handle.place for handle in index._catalog.all()} >= {"storage", "unsealed"}
-        for _ in range(2):
-            for lookup in lookups(10, 150):
-                with using(None):
-                    expected = index.query(**lookup)
-                found, bound = index.query(**lookup), index.query(**lookup, max_requests=1_000)
-                assert found.items == expected.items == bound.items
-                assert (found.status, found.seen) == (expected.status, expected.seen)
-            for batch in batches(11, 5):
-                with using(None):
-                    expected = told_of_all(index, batch)
-                assert told_of_all(index, batch) == expected == told_of_all(index, batch, max_requests=1_000)
-        assert index._engine.plain.complete > 150
-        asked = [("a", f"k{key}", *begin) for key in range(KEYS) for begin in ((), (T_MS + 3 * HOUR_MS,))]
-        requests = index.storage.total.requests
-        answers = {lookup: index.query_nowait(*lookup) for lookup in asked}
-        assert index.storage.total.requests == requests
-        for lookup, answer in answers.items():
-            # filters in memory may exclude all stored files
-            assert answer is None or answer.items == index.query(*lookup).items
-        assert all(answers[lookup] is not None for lookup in asked[1::2])
-        assert any(answer is None for answer in answers.values()) is not cached
-
-
 @pytest.mark.parametrize("harm", ["changed", "cut", "deleted", "link"])
 def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
     objects = sorted((store / "storage").rglob("*.index"), key=lambda path: path.stat().st_size)
