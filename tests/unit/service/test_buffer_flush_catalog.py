@@ -11,6 +11,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.format import journal
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Catalog
+from tiered_index.service.write import flusher
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -260,3 +261,53 @@ def test_a_file_is_visible_at_every_moment_of_a_change(change):
         sys.settrace(before)
     assert len(meetings) > 20
     assert all(meetings)
+
+
+def test_a_flush_of_several_rounds_writes_all_that_was_put(open_index, monkeypatch):
+    """A round takes a bounded number of entries, so a flush of a large buffer needs several rounds."""
+    monkeypatch.setattr(flusher, "_ROUND", 25)
+    index = open_index("root")
+    for first in range(0, 100, 10):
+        index.put_batch(batch(10, offset=range(first, first + 10)), source="s", source_position=first)
+    index.flush()
+    assert index.health()["buffered_entries"] == 0
+    assert index.durable_position("s") == 90
+    assert sum(handle.count for handle in index.files()) == 100
+    index.abandon()
+    again = open_index("root")
+    assert again.durable_position("s") == 90
+    assert [item.offset for item in again.query("t", "k", max_count=1000)] == list(range(99, -1, -1))
+
+
+def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
+    """If an entry's time does not fit a file with positions but no entries, the writer drops the file.
+
+    The next journal takes over the positions.
+    """
+    index = open_index("root", max_early_s=1e12)
+    index.put_batch(batch(0), "s", 9)
+    index.flush()
+    index.put("t", 0, "k", 1, 1, 253_402_300_799_000)
+    index.flush()
+    assert len(list((index.config.root / "unsealed").glob("[0-9]*.journal"))) == 1
+    index.abandon()
+    assert open_index("root").durable_positions() == {"s": 9}
+
+
+def test_positions_alone_move_to_another_journal_once_there_are_many(open_index, clock, monkeypatch):
+    monkeypatch.setattr("tiered_index.service.write.appenders._POSITIONS", 3)
+    index = open_index("root", seal_after_s=100)
+    for position in range(1, 6):
+        index.put_batch(batch(0), "s", position)
+        index.flush()
+    folder = index.config.root / "unsealed"
+    (before,) = folder.glob("[0-9]*.journal")
+    clock.advance(100)
+    index.run_lifecycle()
+    assert index.durable_positions() == {"s": 5}
+    index.put_batch(batch(0), "s", 6)
+    index.flush()
+    (after,) = folder.glob("[0-9]*.journal")
+    assert after.name != before.name
+    index.abandon()
+    assert open_index("root").durable_positions() == {"s": 6}

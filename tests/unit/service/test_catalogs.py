@@ -563,3 +563,9 @@ def test_an_erasure_reads_segments_of_catalogs_in_groups_and_also_those_that_com
     assert log.state.number == before + 1, "a segment without such messages needs no record"
     assert told["segments_read"] == 7
     assert told["segments_remaining"] == (a_segment("c", 0).name,)
+
+
+def test_the_end_of_a_catalog_of_many_logs_is_read_whole(monkeypatch):
+    monkeypatch.setattr(catalogs, "_END_BYTES", 100)
+    log, segments = a_log(MemoryStorage()), [a_segment(f"store{number:03d}", 0, number) for number in range(300)]
+    assert list(catalogs.read_catalog(log.storage, add_catalog(log, segments).name)) == segments

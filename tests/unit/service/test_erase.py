@@ -18,8 +18,10 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.archives import erase_index
 from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
+from tiered_index.format import compacted
 from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
+from tiered_index.service.jobs import erase_find as find
 from tiered_index.service.jobs.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.jobs.erase_find import ScannedObject, find_hidden
 from tiered_index.service.jobs.expiry import record_expiry
@@ -358,3 +360,16 @@ def test_a_key_of_an_equal_hash_goes_too_without_fingerprints(life):
     life.check()
     assert len(life.index.query("orders", "x")) == 1
     assert len(life.index.query("orders", "BB")) == keyed
+
+
+def test_hidden_entries_of_every_window_are_counted(life, monkeypatch):
+    """A file is read in windows of some MiB. Windows of one slot group find the same entries."""
+    monkeypatch.setattr(compacted, "GROUP_BYTES", 64)
+    fill(life)
+    request = EraseRequest("orders", before_ms=BASE_MS + 9 * HOUR_MS)
+    stones = Tombstones(tuple(request.tombstones(life.clock.now_ms(), keyed=True)))
+    schema, objects = life.state.genesis.layout.schema, list(life.state.objects.values())
+    whole = find_hidden(life.storage, objects, stones, schema)
+    assert sum(one.hidden for one in whole.values()) == 9 * len(KEYS)
+    monkeypatch.setattr(find, "_WINDOW_BYTES", 1)
+    assert find_hidden(life.storage, objects, stones, schema) == whole

@@ -13,6 +13,8 @@ from tests.support.pending import merge_all
 from tests.support.rounds import upload
 from tiered_index import IndexReader, hash_key
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
+from tiered_index.format import compacted
+from tiered_index.service.read import export as module
 from tiered_index.service.read.export import entries_checksum
 
 T = 1_700_000_000_000
@@ -194,3 +196,20 @@ def test_an_export_that_cannot_begin_holds_up_no_deletion(open_index):
         index.export()
     index.run_lifecycle()
     assert list((index.config.root / "unsealed").glob("*.index")) == [damaged]
+
+
+def test_a_file_of_several_windows_and_batches_has_each_entry_once(open_index, monkeypatch):
+    monkeypatch.setattr(compacted, "GROUP_BYTES", 256)
+    monkeypatch.setattr(module, "_WINDOW_BYTES", 300)
+    monkeypatch.setattr(module, "_BATCH_ROWS", 7)
+    index = open_index("root", local_keep_s=0, items=200)
+    put(index, range(40))
+    upload(index, rounds=2)
+    put(index, range(40, 60))
+    index.flush()
+    assert {handle.place for handle in index.files()} == {"storage", "unsealed"}
+    with index.export() as batches:
+        sizes = [len(batch) for batch in batches]
+    assert (max(sizes), sum(sizes)) == (7, 120)
+    assert told(index.export()) == expected(range(60))
+    assert told(index.export(begin_ms=T + 10_000, end_ms=T + 50_000)) == expected(range(10, 51))

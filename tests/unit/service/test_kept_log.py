@@ -101,6 +101,9 @@ def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, 
     for state in states[2:6]:
         kept.keep(state)
         assert like(KeptLog(root).read()) == like(state)
+    # an earlier state changes nothing
+    kept.keep(states[3])
+    assert like(KeptLog(root).read()) == like(states[5])
 
 
 @pytest.mark.parametrize("file", ["log", "log-whole"])

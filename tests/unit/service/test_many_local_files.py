@@ -207,3 +207,18 @@ def test_a_large_batch_has_the_answers_of_numpy(open_index):
     assert len(found[0]) == 30 and len(found[5]) == 12
     reports = [{report.file: report.outcome for report in one.explain.files} for one in (found, reference)]
     assert reports[0] == reports[1] and found.explain.files_read == len(reports[0])
+
+
+def test_a_later_view_takes_over_gathered_filters(fresh):
+    view = warm(view_of(fresh[1:]))
+    size, bytes_of_files = view.bytes_together, sum(file.trailer().tail.filter_length for file in fresh[1:])
+    assert bytes_of_files / 2 < size < 4 * bytes_of_files
+    # a new file is added, and the oldest files are removed
+    later = view_of(fresh[:-5])
+    assert later.bytes_together == size
+    for key in KEYS:
+        assert rows_of(find(later, key)) == expected(ALL[:-5], key)
+    # most files are removed, so the view checks the others' filters one by one
+    few = view_of(fresh[70:90])
+    assert few.bytes_together == 0
+    assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")

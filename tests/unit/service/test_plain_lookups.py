@@ -171,3 +171,14 @@ def test_an_answer_that_is_kept_keeps_no_file(index, is_plain):
     assert {report.place for report in kept.explain.files} == places
     assert max(report.end_ms for report in kept.explain.files) == T_MS + 1_500_000_000
     assert len(kept) == 6 + (not is_plain)
+
+
+def test_a_large_buffer_is_searched_entry_by_entry(index):
+    """A lookup compares so many keys at most that are not hashed yet."""
+    index.query("t", "k")
+    for number in range(2_100):
+        index.put("t", 0, f"other {number}", number, 1, T_MS)
+    assert index.query_nowait("t", "k") is None
+    assert len(index.query("t", "k")) == 6
+    index.put("t", 0, "k", 5_000_000, 1, T_MS)
+    assert len(index.query("t", "k")) == 7 and len(index.query("t", "other 7")) == 1

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.cases import each
 from tests.support.core import compiled_core, using
-from tiered_index.errors import BackPressure, TieredIndexError
+from tiered_index.errors import BackPressure, IndexClosed, TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.write.buffer import WriteBuffer
+from tiered_index.service.write.buffer import ROWS, WriteBuffer
 from tiered_index.service.write.validation import TopicTable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
@@ -87,3 +87,47 @@ def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
         thread.join()
     found = index.query("t", "k", max_count=10**5)
     assert sorted((item.queue_id, item.offset) for item in found) == [(q, n) for q in range(3) for n in range(each)]
+
+
+def test_a_closed_chunk_accepts_nothing():
+    compiled_core()
+    rows = buffer()
+    rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
+    chunk = rows.open
+    assert chunk.add(*PLAIN)
+    rows.close_chunk()
+    assert not chunk.add(*PLAIN)
+    rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
+    chunk = rows.open
+    rows.close()
+    assert not chunk.add(*PLAIN)
+    with pytest.raises(IndexClosed):
+        rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
+    rows.close_chunk()
+    assert sum(one.count for one in rows.begin_flush(100)) == 3
+
+
+class FilledAtOnce(WriteBuffer):
+    """As soon as an open chunk appears, puts of other threads take all its room."""
+
+    fills = False
+
+    @property
+    def open(self):
+        return self._seen
+
+    @open.setter
+    def open(self, chunk):
+        self._seen = chunk
+        while self.fills and chunk.add(*PLAIN):
+            pass
+
+
+@pytest.mark.parametrize("keys", [1, ROWS - 1, ROWS, ROWS + 1])
+def test_the_put_that_opens_a_chunk_has_its_room_before_others(keys):
+    compiled_core()
+    rows = FilledAtOnce(KEYED_SCHEMA, one_topic(), 10**6, 10**9)
+    rows.fills = True
+    rows.append_rows(["own"] * keys, (1, 0, 7, 1, T // 1000), 161 * keys)
+    assert rows.open.rows.keys.count("own") == keys
+    assert rows.size == max(keys, ROWS)

@@ -15,6 +15,7 @@ from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.names import INDEX_SUFFIX
+from tiered_index.service.read.file_view import StoredSource
 
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -253,3 +254,21 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
         finally:
             path.unlink(missing_ok=True)
             path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
+    """Ctrl-C, or another error of a signal handler, ends a lookup during a block read. The next lookup works."""
+    with open_reader(store) as reader:
+        lookup = {"topic": "b", "key": "k1"}
+        answer = reader.query(**lookup).items
+        assert answer
+
+        def interrupted(*_):
+            raise raised("between two bytes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(StoredSource, "block", interrupted)
+            with pytest.raises(raised, match="between two bytes"):
+                reader.query(**lookup)
+        assert reader.query(**lookup).items == answer

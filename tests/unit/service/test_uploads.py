@@ -12,12 +12,12 @@ from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
-from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
+from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.orphans import find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import stored_file
+from tiered_index.service.log.publication import send_object, stored_file
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import writer_of
 from tiered_index.service.read.unsealed import UnsealedFile
@@ -428,3 +428,23 @@ def test_an_opening_with_many_unfinished_uploads_renews_its_lease(open_index, fa
     states = slow("list", "data/")
     open_index("root", storage_backend=faulty, lease_ttl_s=60)
     assert states == ["alive"] * 4
+
+
+def test_a_start_goes_on_although_a_full_storage_refuses_a_deletion(open_index, faulty):
+    """A `sqlite://` storage needs room to delete a large object, and none for the small ones of a claim."""
+    leave_an_upload(open_index("root", storage_backend=faulty), faulty)
+    faulty.clear()
+    faulty.fail("delete_many", name_prefix="data/", error=DiskFull)
+    index = open_index("root", storage_backend=faulty)
+    index.run_lifecycle()
+    assert [item.offset for item in index.query("t", "k")] == [1]
+
+
+def test_a_full_storage_hides_no_interrupt_of_an_upload(faulty):
+    def interrupt(upload):
+        upload.write(b"data")
+        raise KeyboardInterrupt
+
+    faulty.fail("delete", error=DiskFull)
+    with pytest.raises(KeyboardInterrupt):
+        send_object(faulty, "data/1/2.index", interrupt, 0)

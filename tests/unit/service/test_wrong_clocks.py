@@ -12,7 +12,9 @@ from tests.support.pending import Job, fill, found, holds, merge_all, names_belo
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
+from tiered_index.format.names import log_name
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import MAX_AGE_S
 from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
@@ -257,3 +259,14 @@ def test_a_pending_object_is_sent_again_if_its_record_waited(open_index, faulty,
     assert [*index.log_state.pending] == [name for name in names_below(storage, "data/") if name != old]
     assert len(Job(storage, clock).run()) == 1
     holds(storage, clock, 1)
+
+
+def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock, monkeypatch):
+    monkeypatch.setattr("tiered_index.service.log.log._LISTED", 3)
+    for number in range(1, 11):
+        clock.advance(10)
+        storage.put(log_name(number), b"x")
+    log = StorageLog(storage, clock)
+    for age_s, last in ((0, 10), (25, 10), (65, 10), (1000, 10), (65, 7), (1000, 3), (5, 4), (1000, 0)):
+        young = [n for n in range(last, 0, -1) if (10 - n) * 10 <= age_s]
+        assert list(log.numbers_since(last, clock.now_ms() - age_s * 1000)) == young
