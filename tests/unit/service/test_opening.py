@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.pending import merge_all
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
@@ -166,3 +167,25 @@ def test_a_file_that_may_not_be_read_stops_the_start_with_the_way_out(open_index
         else:
             with pytest.raises(CorruptFile, match=f"--lost {path.stem}"):
                 index.query("t", "k")
+
+
+def test_local_copies_of_files_that_are_merged_during_the_opening_are_deleted(
+    open_index, faulty, storage, clock, tmp_path
+):
+    """A waiting file makes the opening list its objects, after the recovery of the other files."""
+    index = open_index("root", storage_backend=faulty)
+    for offset in range(3):
+        index.put("t", 0, "k", offset, 1, T - 36_000_000 + offset * 1000)
+        upload(index)
+    index.put("t", 0, "k", 3, 1, T)
+    compact_only(index, faulty)
+    index.close()
+    merged = []
+    faulty.meanwhile("list", lambda: merged.append(merge_all(storage, clock)), name_prefix="data/")
+    index = open_index("root", storage_backend=faulty)
+    assert [report.sources for report in merged] == [3]
+    index.run_lifecycle()
+    (kept,) = (tmp_path / "root" / "uploaded").iterdir()
+    local = sorted((handle.file_id, handle.place) for handle in index.files() if handle.place != "storage")
+    assert local == [(kept.stem, "uploaded")]
+    assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
