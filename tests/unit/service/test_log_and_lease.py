@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.changes import replace
@@ -77,6 +77,7 @@ members = numbers, texts, numbers, texts, times, added, removed, positions, gene
 records = st.builds(LogRecord, *members)
 
 
+@settings(max_examples=50)
 @given(records)
 def test_a_record_comes_back_as_it_was(record):
     assert LogRecord.decode(record.encode(), "x") == record
