@@ -5,10 +5,12 @@ from itertools import product
 
 import pytest
 
-from tests.support.log_records import publish
+from tests.support.log_records import GENESIS, publish
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
+from tiered_index.service.log.records import ArchivedSegment, LogRecord
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -345,3 +347,14 @@ def test_a_segment_that_was_rewritten_before_its_record_is_sent_again(open_index
     assert archive(index, new, modified_ms=clock.now_ms() - back_ms)
     (segment,) = index.archived()
     assert index.segment_archive.read(segment, 0, size) == new
+
+
+def a_segment(start, store="s", attempt="a"):
+    return ArchivedSegment(f"segments/{store}/{start}/{attempt}.log", store, start, 100, 1, 2, 152, 3)
+
+
+@pytest.mark.parametrize("again", [a_segment(0), a_segment(0, attempt="b")])
+def test_a_place_is_archived_once(again):
+    state = LogState(1, 1, GENESIS).apply(LogRecord(2, "archive", 1, "a", 5, archive=(a_segment(0),)), "x")
+    with pytest.raises(CorruptFile, match="archived already"):
+        state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(again,)), "x")
