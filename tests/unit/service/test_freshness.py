@@ -6,10 +6,14 @@ import pytest
 from tests.support.changes import replace
 from tests.support.pending import merge_all
 from tests.support.rounds import upload
-from tiered_index import IndexReader, Lookup
+from tiered_index import IndexReader, Lookup, TopicSummary
 from tiered_index.errors import BudgetExceeded, CorruptFile, WriterFenced
+from tiered_index.format.metadata import TopicStats
+from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.reads import read_name, unread_name
+from tiered_index.service.log.records import LostObject, TableShard
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.query import _summary
 from tiered_index.types import Freshness, LostFile, Provenance
 
 # before the clock's time
@@ -304,3 +308,23 @@ def test_topics_of_a_damaged_file_are_partial_if_allowed(index, storage, clock):
         assert (answer.status, [t.entries for t in answer.topics], len(answer.failed)) == ("partial", [1], 1)
         with pytest.raises(BudgetExceeded):
             reader.topics(max_requests=0)
+
+
+def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published():
+    """Its lane is not known."""
+    far, day_s = LostObject("data/x/9.index", "x9", 0, 1 << 32, 1), 86_400
+    state = LogState(lost={far.name: far})
+    assert state.newest_ms == (1 << 32) * 1000
+    shard = TableShard("t1", 0, day_s, SlotMap(64), 0, 3)
+    table = LostObject("data/t1/1.index", "t1", 0, 7, 1, shard)
+    assert LogState(lost={far.name: far, table.name: table}).newest_ms == 7000
+
+
+def test_a_file_without_statistics_is_counted_as_such(open_index, storage):
+    publish(open_index("root", storage_backend=storage), 1)
+    with IndexReader.open(storage_backend=storage) as reader:
+        [file] = reader.files()
+        assert replace(file.metadata(), more={}).stats_by_topic() == [("t", None)]
+    first = _summary(TopicSummary(topic="t"), [TopicStats(7, 3, 30, 5, 9)])
+    both = _summary(first, [None])
+    assert both == TopicSummary(topic="t", entries=3, bytes=30, begin_ms=5000, end_ms=9000, uncounted_files=1)

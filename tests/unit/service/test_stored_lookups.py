@@ -272,3 +272,41 @@ def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
             with pytest.raises(raised, match="between two bytes"):
                 reader.query(**lookup)
         assert reader.query(**lookup).items == answer
+
+
+def test_a_file_that_two_threads_open_is_opened_once(store):
+    """A second opening changes nothing, because lookups of the first one may still run."""
+    with open_reader(store) as reader:
+        first = [reader.query(**lookup).items for lookup in lookups(6, 60)]
+        cold = reader._cold_paths[0]
+        files = [file for file in cold.in_core.values() if file.is_open]
+        assert files
+        before = cold.core_bytes
+        for view in [reader._views[0].catalog.snapshot.present_view]:
+            for handle in view.handles:
+                for stored in [handle.stored.stored] if hasattr(handle, "stored") else handle.shards:
+                    trailer = cold.trailer(stored)
+                    metadata, groups = trailer.metadata, trailer.directory.group_bytes
+                    slots = metadata.slot_map.base
+                    assert not cold.in_core[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
+        assert cold.core_bytes == before
+        assert [reader.query(**lookup).items for lookup in lookups(6, 60)] == first
+
+
+def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
+    with open_reader(store) as reader:
+        for lookup in lookups(7, 60):
+            reader.query(**lookup)
+        cold = reader._cold_paths[0]
+        kept, other = next(iter(cold.in_core)), next(iter(cold.in_core.values()))
+
+        class Named:
+            """The names in the log. Another thread adds a file between two questions."""
+
+            def __contains__(self, name):
+                cold.in_core.setdefault("added", other)
+                return name == kept
+
+        assert len(cold.in_core) > 1
+        cold.forget_unnamed(Named())
+        assert list(cold.in_core) == [kept] and cold.core_bytes == cold.in_core[kept].size_bytes
