@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.log_records import GENESIS, publish
 from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
@@ -358,3 +359,31 @@ def test_a_place_is_archived_once(again):
     state = LogState(1, 1, GENESIS).apply(LogRecord(2, "archive", 1, "a", 5, archive=(a_segment(0),)), "x")
     with pytest.raises(CorruptFile, match="archived already"):
         state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(again,)), "x")
+
+
+def test_an_object_that_a_record_has_just_removed_is_not_swept(open_index, faulty, clock):
+    """Readers may still use it."""
+    first = open_index("a", storage_backend=faulty)
+    archive(first, content(1000))
+    (old,) = names(faulty)
+    first._session.log.append("expiry", None, lambda state: LogRecord(0, "remove", 0, "", 0, remove=(old,)))
+    first.close()
+    again = open_index("a", storage_backend=faulty)
+    archive(again, content(1000))
+    assert old in names(faulty) and len(names(faulty)) == 2
+    again.close()
+    clock.advance(2 * 86400)
+    later = open_index("a", storage_backend=faulty)
+    archive(later, content(1000))
+    assert old not in names(faulty) and len(names(faulty)) == 1
+
+
+def test_a_host_whose_clock_is_days_fast_sweeps_no_segment_that_was_just_replaced(open_index, faulty, clock):
+    first = open_index("a", storage_backend=faulty)
+    archive(first, content(1000))
+    (before,) = first.archived()
+    assert rewritten(first, content(1000, 3), before.published_ms)
+    first.close()
+    fast = open_index("a", storage_backend=faulty, clock=ManualClock(clock.now_ms() + 3 * 86_400_000))
+    archive(fast, content(10), start=10**9)
+    assert before.name in names(faulty)
