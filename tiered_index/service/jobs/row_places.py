@@ -69,6 +69,10 @@ class RowPlaces:
     archives: Callable[[], Mapping[str | None, SegmentArchive]]
     names: Callable[[], Iterable[str]]
 
+    def has(self, topic: str) -> bool:
+        """Return whether a topic has files. No request."""
+        return has_files(self.states(), self.names, topic)
+
     def of(
         self, topic: str, sources: Sequence[str | None], queue_ids: Sequence[int], offsets: Sequence[int]
     ) -> tuple[FilePlace | None, ...] | None:
@@ -76,7 +80,7 @@ class RowPlaces:
 
         It reads parts of catalogs that are in no cache, but no file. Raises `StorageUnavailable`, `CorruptFile`.
         """
-        if not has_files(self.states(), self.names, topic):
+        if not self.has(topic):
             return None
         archives = self.archives()
         stores = {queue_id: linked_store(topic, queue_id) for queue_id in FILES_QUEUES}

@@ -101,9 +101,14 @@ class AnswerForm:
             made.append(item_type(**fields))
         return tuple(made)
 
+    def has_files(self, topic: str) -> bool:
+        """Return whether a topic has files. No request."""
+        return self._places is not None and self._places.has(topic)
+
     def places_of(self, topic: str, rows: Array) -> tuple[FilePlace | None, ...] | None:
-        """Return the places of rows (n) of a topic, as `RowPlaces.of`."""
-        if self._places is None:
+        """Return the places of rows (n) of a topic, as `RowPlaces.of`. None: the topic has no files."""
+        # before the rows become lists
+        if self._places is None or not self._places.has(topic):
             return None
         sources: Sequence[str | None] = [None] * len(rows)
         if self._sources is not None:
@@ -262,17 +267,16 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     @cached_property
     def _places(self) -> list[FilePlace | None] | None:
         """The place of each row; None: no topic has files."""
-        topics = np.repeat(self.batch.topic_index, self.counts)
-        chosen = [np.flatnonzero(topics == number) for number in range(len(self.batch.topics))]
-        places_of = [
-            self.form.places_of(topic, self.rows[at]) for topic, at in zip(self.batch.topics, chosen, strict=True)
-        ]
-        if all(places is None for places in places_of):
+        of_files = {number: topic for number, topic in enumerate(self.batch.topics) if self.form.has_files(topic)}
+        if not of_files:
             return None
+        numbers = np.repeat(self.batch.topic_index, self.counts)
         all_places: list[FilePlace | None] = [None] * len(self.rows)
-        for at, places in zip(chosen, places_of, strict=True):
-            for number, place in zip(at.tolist(), places or (), strict=places is not None):
-                all_places[number] = place
+        for number, topic in of_files.items():
+            rows_of_topic = np.flatnonzero(numbers == number)
+            places = self.form.places_of(topic, self.rows[rows_of_topic])
+            for row, place in zip(rows_of_topic.tolist(), places or (), strict=places is not None):
+                all_places[row] = place
         return all_places
 
     def __repr__(self) -> str:
