@@ -2,14 +2,17 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.server.conftest import serving
 from tests.support.hanging import beside, until
 from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage
@@ -99,23 +102,6 @@ def test_one_hangs_at_the_opening(tmp_path, clock, how, monkeypatch):
         assert made.answers(reader.query("t", "k", max_count=1000)) == made.expected()
 
 
-def test_an_index_that_answers_too_late_for_its_reader_is_closed(tmp_path, monkeypatch):
-    shared = MemoryStorage()
-    made = Cluster(tmp_path)
-    storages = {}
-    for name in ("a", "b"):
-        below = PrefixedStorage(shared, name)
-        made.add(below.uri, rows(ord(name)), below)
-        storages[below.uri] = Watched(PrefixedStorage(shared, name))
-    monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri=None: storages[uri or config.storage])
-    hang = storages[made.uris[1]].hang("get", name_prefix="checkpoint/")
-    with IndexReader.open(made.uris, source_timeout_s=SHORT_S):
-        pass
-    assert [storage.closed for storage in storages.values()] == [1, 0]
-    hang.release.set()
-    until(lambda: storages[made.uris[1]].closed)
-
-
 def test_lookups_do_not_wait_for_a_log_that_hangs(cluster, opened, clock):
     away = cluster.uris[1]
     with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader:
@@ -157,3 +143,207 @@ def test_forty_lookups_beside_an_index_whose_reads_hang(cluster, opened, clock, 
         of(opened, away).clear()
         until(lambda: clock.advance(2) or ask(reader).status == "complete")
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
+
+
+@pytest.fixture
+def hangs(opened):
+    """Return a function that lets calls of storages hang until the test ends."""
+    made = []
+
+    def hang(uri, operation, **how):
+        made.append(of(opened, uri).hang(operation, **how))
+
+    yield hang
+    for one in made:
+        one.release.set()
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    """Return a dict from URI to a call before each listing and whole GET of this storage, which may raise."""
+    before = {}
+    for name in ("get", "list"):
+        real = getattr(MemoryStorage, name)
+
+        def read(self, *args, real=real, **named):
+            before.get(self.uri, lambda: None)()
+            return real(self, *args, **named)
+
+        monkeypatch.setattr(MemoryStorage, name, read)
+    return before
+
+
+def sources(answer):
+    return {report.source for report in answer.failed}
+
+
+def raises(error):
+    raise error
+
+
+def refused():
+    time.sleep(SHORT_S)  # the retries
+    raise StorageUnavailable("refused")
+
+
+def brokers(tmp_path, prefix, count):
+    made = Cluster(tmp_path)
+    for number in range(count):
+        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    return made
+
+
+@pytest.mark.parametrize(("count", "hanging", "threads"), [(3, 1, 1), (3, 1, 2), (20, 4, 8)])
+def test_refreshes_of_the_others_do_not_queue_behind_those_that_hang(
+    tmp_path, prefix, hangs, clock, count, hanging, threads
+):
+    made = brokers(tmp_path, prefix, count)
+    aways = set(made.uris[:hanging])
+    with made.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=threads) as reader:
+        for away in aways:
+            hangs(away, "list", name_prefix="log/")
+        for _ in range(3):
+            clock.advance(11)
+            assert sources(ask(reader)) == aways
+            assert isinstance(beside(reader.refresh)(), StorageUnavailable)
+
+
+def test_an_opening_that_gets_responses_is_awaited(cluster, reading, clock):
+    slow = cluster.uris[1]
+    for number in range(8):
+        cluster.add(slow, rows(100 + number, 2))
+    reading[slow] = lambda: time.sleep(SHORT_S * 0.8)
+    begun = time.monotonic()
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S) as reader:
+        assert time.monotonic() - begun > SHORT_S
+        assert set(reader.sources) == {*cluster.uris}
+
+
+@pytest.mark.parametrize("since", ["the opening", "later"])
+def test_an_index_that_refuses_after_retries_delays_only_one_lookup(cluster, reading, clock, since):
+    away = cluster.uris[1]
+    if since == "the opening":
+        reading[away] = refused
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=4 * SHORT_S) as reader:
+        reading[away] = refused
+        clock.advance(11)
+        took = []
+        for _ in range(6):
+            begun = time.monotonic()
+            clock.advance(0.01)
+            assert sources(ask(reader)) == {away}
+            took.append(time.monotonic() - begun)
+        assert sum(took[1:]) < 2 * SHORT_S
+
+
+def test_bounds_of_lookups_do_not_prevent_a_late_opening(cluster, reading, clock):
+    def refuse():
+        raise StorageUnavailable("refused")
+
+    reading[cluster.uris[2]] = refuse
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
+        reading.clear()
+        for _ in range(6):
+            clock.advance(12)
+            ask(reader, max_requests=6)
+        assert len(reader.sources) == 3
+
+
+def test_one_index_twice_is_refused_even_if_it_does_not_answer(cluster, reading, clock):
+    reading[cluster.uris[2]] = refused
+    with pytest.raises(InvalidArgument, match="given twice"):
+        cluster.reader([*cluster.uris, cluster.uris[2]], clock=clock)
+
+
+pytest.importorskip("starlette")
+NUMBER = "\ntiered_index_log_number "
+ASKED = {"topic": "t", "key": "k", "max_count": "1000"}
+
+
+def test_a_broker_that_hangs_is_named_and_delays_no_request(cluster, opened):
+    away = cluster.uris[1]
+    expected = len(cluster.expected([uri for uri in cluster.uris if uri != away]))
+    clock = ManualClock(1_700_000_000_000)
+    with (
+        cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader,
+        serving(reader) as client,
+    ):
+        hanging = [of(opened, away).hang("get_range", times=None), of(opened, away).hang("list", times=None)]
+        try:
+            clock.advance(11)
+            got = client.get("/v1/query", params=ASKED | {"allow_partial": "true"}).json()
+            assert (got["status"], len(got["items"])) == ("partial", expected)
+            assert {one["source"] for one in got["failed"]} == {away}
+            begun_s = time.monotonic()
+            with ThreadPoolExecutor(8) as threads:
+                asking = [
+                    threads.submit(client.get, path, params=params)
+                    for _ in range(10)
+                    for path, params in (
+                        ("/v1/query", ASKED | {"allow_partial": "true"}),
+                        ("/v1/query", ASKED),
+                        ("/v1/topics", {"allow_partial": "true"}),
+                    )
+                ]
+                answers = [one.result() for one in asking]
+            assert time.monotonic() - begun_s < 20 * SHORT_S
+            assert {answer.status_code for answer in answers[1::3]} == {502}
+            assert all("did not answer" in answer.json()["detail"] for answer in answers[1::3])
+            assert {len(answer.json()["items"]) for answer in answers[::3]} == {expected}
+            assert all({one["source"] for one in answer.json()["failed"]} == {away} for answer in answers[2::3])
+            # the others can be served, so this replica stays ready
+            assert client.get("/readyz").status_code == 200
+            (problem,) = client.get("/v1/health").json()["problems"]
+            assert away in problem["reason"]
+        finally:
+            for one in hanging:
+                one.release.set()
+
+
+def test_the_sum_of_log_numbers_waits_for_a_broker_that_is_away_at_the_opening(cluster, monkeypatch):
+    # a smaller sum would fire the alert for a restored storage
+    away, listed = [cluster.uris[1]], MemoryStorage.list
+
+    def list_or_fail(self, *args, **named):
+        if self.uri in away:
+            raise StorageUnavailable(f"{self.uri} is away")
+        return listed(self, *args, **named)
+
+    monkeypatch.setattr(MemoryStorage, "list", list_or_fail)
+    clock = ManualClock(1_700_000_000_000)
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader, serving(reader) as client:
+        assert NUMBER not in client.get("/metrics").text
+        away.clear()
+        clock.advance(11)
+        assert client.get("/v1/query", params=ASKED).json()["status"] == "complete"
+        # also while nobody refreshes the list
+        clock.advance(100_000)
+        assert NUMBER in client.get("/metrics").text
+
+
+def test_an_index_that_answers_too_late_for_its_reader_is_closed(tmp_path, monkeypatch):
+    shared = MemoryStorage()
+    made = Cluster(tmp_path)
+    storages = {}
+    for name in ("a", "b"):
+        below = PrefixedStorage(shared, name)
+        made.add(below.uri, rows(ord(name)), below)
+        storages[below.uri] = Watched(PrefixedStorage(shared, name))
+    monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri=None: storages[uri or config.storage])
+    hang = storages[made.uris[1]].hang("get", name_prefix="checkpoint/")
+    with IndexReader.open(made.uris, source_timeout_s=SHORT_S):
+        pass
+    assert [storage.closed for storage in storages.values()] == [1, 0]
+    hang.release.set()
+    until(lambda: storages[made.uris[1]].closed)
+
+
+def test_lookups_with_a_very_short_timeout_leave_a_hanging_index(cluster, hangs, clock):
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=2) as reader:
+        hangs(away, "get_range", times=None)
+        end_s = time.monotonic() + 3 * SHORT_S
+        while time.monotonic() < end_s:
+            answer = ask(reader, timeout_s=SHORT_S / 10)
+        assert sources(answer) == {away}
+        assert cluster.answers(answer) == cluster.expected([uri for uri in cluster.uris if uri != away])

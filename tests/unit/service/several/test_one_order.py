@@ -18,24 +18,6 @@ from tiered_index.service.read.parts import source_number
 from tiered_index.types import items_table
 
 
-def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):
-    expected = cluster.expected()
-    orders = [*itertools.permutations(cluster.uris), prefix, tuple(cluster.uris)]
-    for given in orders:
-        with IndexReader.open(given) as reader:
-            whole = reader.query("t", "k", max_count=1000)
-            assert cluster.answers(whole) == expected
-            assert whole.status == "complete"
-            assert sorted(reader.sources) == sorted(cluster.uris)
-            batch = reader.query_many([Lookup("t", "k", max_count=1000), ("t", "other"), ("x", "k")])
-            assert batch[0].items == whole.items
-            assert cluster.answers(batch[1]) == cluster.model().query("t", "other")
-            assert len(batch[2]) == 0 and batch[2].status == "complete"
-    # some entries differ only in their source, and each source's entry is an answer
-    places = [(a.timestamp_ms, a.offset, a.queue_id) for a in expected]
-    assert len(set(places)) < len(places)
-
-
 class Brokers:
     """Return messages of several indexes. If `broken` is set, no message of that index can be read."""
 

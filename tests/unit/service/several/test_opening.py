@@ -1,22 +1,28 @@
-"""Some places open as several indexes, and others are refused. A close closes all of them."""
+"""Some places open as several indexes, and others are refused. A close closes all of them.
+
+Every refresh lists a prefix again. The reader adds new indexes below it, and never silently leaves one out.
+"""
 
 import threading
 from operator import attrgetter, methodcaller
 
 import pytest
 
+from tests.support.cold_index import Recorder
 from tests.support.hanging import until
-from tests.support.several_indexes import Cluster, Watched, of, rows
-from tiered_index import IndexReader
+from tests.support.several_indexes import BASE_MS, Cluster, Watched, rows
+from tiered_index import IndexReader, Lookup
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
+    CorruptFile,
     IndexClosed,
     InvalidArgument,
     NotAnIndex,
     SchemaMismatch,
     StorageUnavailable,
 )
+from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, open_storage
 
@@ -57,12 +63,6 @@ def test_other_schemas_are_not_read_together(cluster, prefix, opened):
         with pytest.raises(SchemaMismatch, match=r"old .*IndexItem|broker-. .*KeyedIndexItem"):
             IndexReader.open(given)
     assert [storage.closed for storage in opened] == [1] * 2 * (SEVERAL + 1)
-
-
-def test_a_prefix_of_other_schemas(cluster, prefix):
-    cluster.add(f"{prefix}/old", rows(3), preset="rocketmq")
-    with pytest.raises(SchemaMismatch, match=r"old .*IndexItem"):
-        IndexReader.open(prefix)
 
 
 def test_a_list_with_a_place_that_is_not_an_index(cluster, prefix, opened):
@@ -110,25 +110,6 @@ def test_a_close_closes_all(cluster, opened):
             ask()
 
 
-def test_a_close_continues_after_one_that_fails(cluster, opened, monkeypatch):
-    reader = cluster.reader()
-    failing = of(opened, cluster.uris[1])
-
-    def close():
-        raise StorageUnavailable("it hangs on")
-
-    monkeypatch.setattr(failing, "close", close)
-    with pytest.raises(StorageUnavailable):
-        reader.close()
-    assert [storage.closed for storage in opened if storage is not failing] == [1, 1]
-
-
-def test_requests_to_open(cluster, prefix, opened):
-    """Each index needs three requests: two for the newest checkpoint (listing, read), and one for the log after it."""
-    cluster.reader().close()
-    assert [storage.requests() for storage in opened] == [3] * SEVERAL
-
-
 @pytest.mark.parametrize("children", [1, 5, 12])
 def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
     """Each index needs three requests. A folder that is not an index needs three.
@@ -164,3 +145,188 @@ def test_members_of_one_index_only(cluster, prefix, ask):
     for given in (cluster.uris, prefix, cluster.uris[:1]):
         with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="it was opened for several"):
             ask(reader)
+
+
+INTERVAL_S = 10
+
+
+@pytest.fixture
+def reader(cluster, prefix, clock):
+    with IndexReader.open(prefix, clock=clock, refresh_interval_s=INTERVAL_S) as reader:
+        yield reader
+
+
+def names(answer):
+    return [one.source for one in answer.freshness]
+
+
+@pytest.mark.parametrize("how", [{}, {"timeout_s": 300}, "refresh"])
+def test_an_index_that_appears_is_read_without_a_restart(cluster, prefix, clock, reader, how):
+    before = reader.query("t", "k", max_count=1000)
+    assert names(before) == cluster.uris
+    cluster.add(f"{prefix}/broker-9", rows(9))
+    # the greatest age of an answer
+    assert names(reader.query("t", "k", max_count=1000)) == cluster.uris[:-1]
+    if how == "refresh":
+        reader.refresh()
+        how = {}
+    else:
+        clock.advance(INTERVAL_S)
+    after = reader.query("t", "k", max_count=1000, **how)
+    assert (after.status, cluster.answers(after)) == ("complete", cluster.expected())
+    assert names(after) == list(reader.sources) == cluster.uris
+    assert sorted(after.to_arrow()["source"].unique().to_pylist()) == sorted(cluster.uris)
+    assert list(reader.segment_archives) == cluster.uris
+
+
+def test_a_folder_that_becomes_an_index(tmp_path, clock):
+    store, made = Watched(MemoryStorage()), Cluster(tmp_path)
+    first, later = (PrefixedStorage(store.inner, name) for name in ("broker-0", "broker-1"))
+    made.add(first.uri, rows(0), first)
+    store.inner.put("broker-1/notes", b"nothing yet")
+    with IndexReader.open(storage_backend=store, clock=clock, refresh_interval_s=INTERVAL_S) as reader:
+        costs = []
+        for _ in range(3):
+            clock.advance(INTERVAL_S)
+            answer = reader.query("t", "none")
+            costs.append([report.requests for report in answer.explain.files if report.file == "log"])
+            assert names(answer) == made.uris
+        # the log's end, a listing of the prefix, and one request for the folder that is not an index
+        assert costs == [[3]] * 3
+        made.add(later.uri, rows(1), later)
+        clock.advance(INTERVAL_S)
+        answer = reader.query("t", "k", max_count=1000)
+        assert (names(answer), made.answers(answer)) == (made.uris, made.expected())
+
+
+@pytest.mark.parametrize("what", ["schema", "copy", "damage", "no answer"])
+def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, clock, reader, monkeypatch, what):
+    uri, good = f"{prefix}/broker-9", list(cluster.uris)
+    error = {"schema": SchemaMismatch, "copy": ConfigError, "damage": CorruptFile}.get(what, StorageUnavailable)
+    with open_storage(uri) as storage, open_storage(good[0]) as other:
+        if what == "schema":
+            Cluster(cluster.folder / "other").add(uri, rows(9), preset="rocketmq")
+        elif what == "copy":
+            for info in other.list():
+                storage.put(info.name, other.get(info.name))
+        else:
+            cluster.add(uri, rows(9))
+        whole = {name: storage.get(name) for name in [info.name for info in storage.list("log/")]}
+        if what == "damage":
+            storage.put(next(iter(whole)), b"x")
+            for info in list(storage.list("checkpoint/")):
+                storage.delete(info.name)
+        if what == "no answer":
+            real = MemoryStorage.get
+
+            def get(self, name):
+                if self.uri == uri:
+                    raise StorageUnavailable("it does not answer")
+                return real(self, name)
+
+            monkeypatch.setattr(MemoryStorage, "get", get)
+        clock.advance(INTERVAL_S)
+        for how in ({}, {"timeout_s": 300}):
+            with pytest.raises(error):
+                reader.query("t", "k", max_count=1000, **how)
+            partial = reader.query("t", "k", max_count=1000, allow_partial=True, **how)
+            assert [one.source for one in partial.failed] == [uri] and names(partial) == good
+            expected = cluster.expected(good)
+            assert (partial.status, cluster.answers(partial)) == ("partial", expected)
+            assert len([handle for handle in reader.files() if isinstance(handle, DamagedFile)]) == 1
+        with pytest.raises(error):
+            reader.refresh()
+        with pytest.raises(error):
+            reader.query("t", "k")
+        # after a repair, or after the index's removal, answers are complete
+        if what in ("damage", "no answer"):
+            monkeypatch.undo()
+            for name, data in whole.items():
+                storage.put(name, data)
+        else:
+            for info in list(storage.list()):
+                storage.delete(info.name)
+            MemoryStorage.forget(uri.removeprefix("memory://"))
+            cluster.models.pop(uri, None)
+        clock.advance(2)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
+
+
+def test_an_index_that_vanishes_is_never_left_out_unsaid(cluster, clock, reader):
+    gone = cluster.uris[1]
+    with open_storage(gone) as storage:
+        for info in list(storage.list()):
+            storage.delete(info.name)
+    MemoryStorage.forget(gone.removeprefix("memory://"))
+    clock.advance(INTERVAL_S)
+    with pytest.raises(StorageUnavailable, match=f"{gone}: log record"):
+        reader.query("t", "k")
+    answer = reader.query("t", "k", allow_partial=True)
+    assert (answer.status, {one.source for one in answer.failed}) == ("partial", {gone})
+    assert names(answer) == cluster.uris
+
+
+@pytest.mark.parametrize("given", ["list", "prefix"])
+def test_each_index_may_have_the_whole_of_the_caches(cluster, prefix, given):
+    """The bound is just enough for the directories of all files. A share per index would keep none of them."""
+    with cluster.reader() as reader:
+        reader.query("t", "k", max_count=1000)
+        needed = reader.cache_use()["directories"].size_bytes
+        files = len(reader.files())
+        assert reader.cache_use()["directories"].entries == files > SEVERAL
+    uris = cluster.uris if given == "list" else prefix
+    with cluster.reader(uris, directory_cache_bytes=needed, block_cache_bytes=0) as reader:
+        assert reader.query("t", "k", max_count=1000).explain.requests == 2 * files
+        assert reader.query("t", "k", max_count=1000).explain.requests == files
+        use = reader.cache_use()["directories"]
+    assert (use.entries, use.size_bytes, use.max_bytes, use.evictions) == (files, needed, needed, 0)
+
+
+def test_one_bound_on_disk_over_all(cluster, tmp_path):
+    cache = tmp_path / "cache"
+
+    def used():
+        return sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+
+    with cluster.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        reader.query("t", "k", max_count=1000)
+    whole, entries = used(), len(list(cache.rglob("*.trailer")))
+    for path in cache.rglob("*.trailer"):
+        path.unlink()
+    largest = whole - whole // entries // 2  # all but one
+    with cluster.reader(cache_dir=cache, cache_max_bytes=largest) as reader:
+        for _ in range(3):
+            reader.query("t", "k", max_count=1000)
+            assert used() <= largest
+    # no index was limited to a part of the bound
+    assert used() > whole // 2
+
+
+def test_one_bound_of_ranges_that_travel_over_all(tmp_path, prefix):
+    made = Cluster(tmp_path, {"slots": 300, "items": 6000})
+    storage = Recorder(open_storage(prefix))
+    for number in range(SEVERAL):
+        messages = [("t", 0, f"k{n}", n, 10, BASE_MS + n) for n in range(5000)]
+        made.add(f"{prefix}/{number}", messages, PrefixedStorage(storage, str(number)))
+    how = {"query_threads": 2, "block_cache_bytes": 0, "coalesce_gap_bytes": 0}
+    how |= {"filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    too_many, two = threading.Event(), threading.Barrier(2)
+
+    def gate(read):
+        if storage._at_once > 2:
+            too_many.set()
+        if read in storage.reads[:2]:
+            two.wait(60)  # wait until as many ranges travel as the bound allows
+        too_many.wait(0.02)
+
+    with IndexReader.open(storage_backend=storage, **how) as reader:
+        assert len(reader.sources) == SEVERAL
+        # each key is in another slot group of its file
+        asked = [Lookup(topic="t", key=f"k{n}") for n in range(0, 5000, 1237)]
+        reader.query_many(asked)
+        storage.reset()
+        storage.gate = gate
+        assert all(len(result) == SEVERAL for result in reader.query_many(asked))
+        assert (len(storage.reads) > 2 * SEVERAL, storage.most_at_once) == (True, 2)
+        ranges = [thread for thread in threading.enumerate() if thread.name.startswith("tiered-index-ranges")]
+        assert len(ranges) <= 2

@@ -5,11 +5,10 @@ If one index fails, no answer is complete, and a partial one names its unread pa
 
 import pytest
 
-from tests.support.hanging import beside, until
+from tests.support.hanging import beside
 from tests.support.several_indexes import Cluster, of, rows
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.service.read.index_view import IndexView
 from tiered_index.storage.memory import MemoryStorage
 
 LOG = "log/"
@@ -48,58 +47,6 @@ def test_the_number_of_concurrent_log_reads_is_bounded(cluster, opened, clock, h
         assert not isinstance(asking(), BaseException)
 
 
-def test_refreshes_are_counted_to_their_lookup(cluster, clock):
-    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
-        first = reader.query("t", "k", max_count=1000)
-        assert [report for report in first.explain.files if report.file == "log"] == []
-        cluster.add(cluster.uris[1], rows(61, 0), items=7)
-        records = reader.refresh() and [view.log_state.number for view in reader._views]
-        cluster.add(cluster.uris[0], rows(62, 5))
-        with IndexReader.open(cluster.uris[0]) as alone:
-            gained = alone.log_state.number - records[0]
-        assert gained > 0
-        clock.advance(11)
-        answer = reader.query("t", "none")
-        (log,) = (report for report in answer.explain.files if report.file == "log")
-        # the end of each log, and each record that one of them has gained
-        assert log.requests == len(cluster.uris) + gained
-        clock.advance(11)
-        assert reader.query("t", "none", max_requests=0, allow_partial=True).explain.requests == 0
-
-
-def test_a_refresh_that_a_budget_cuts_short_is_tried_once_a_lookup(cluster, clock, monkeypatch):
-    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
-        clock.advance(11)
-        tried = []
-        read = IndexView._read
-        monkeypatch.setattr(IndexView, "_read", lambda view, **how: tried.append(view) or read(view, **how))
-        reader.query("t", "none", max_requests=0, allow_partial=True)
-        assert sorted(map(id, tried)) == sorted(map(id, reader._views))
-        tried.clear()
-        reader.query("t", "none")
-        assert sorted(map(id, tried)) == sorted(map(id, reader._views))
-
-
-def test_an_explicit_refresh_reads_all_logs_and_raises_the_first_error(cluster, opened):
-    with cluster.reader() as reader:
-        for uri in cluster.uris:
-            cluster.add(uri, rows(63, 30, seconds=9))
-        of(opened, cluster.uris[0]).corrupt("get", name_prefix=LOG, times=None)
-        of(opened, cluster.uris[2]).fail("get", times=None)
-        before = [view.log_state.number for view in reader._views]
-        with pytest.raises(CorruptFile):
-            reader.refresh()
-        after = [view.log_state.number for view in reader._views]
-        assert (after[0], after[2]) == (before[0], before[2])
-        assert after[1] > before[1]
-        of(opened, cluster.uris[0]).clear()
-        with pytest.raises(StorageUnavailable):
-            reader.refresh()
-        of(opened, cluster.uris[2]).clear()
-        assert reader.refresh().number == reader._views[0].log_state.number > before[0]
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
-
-
 def test_a_damaged_record_of_one_log_is_named_and_the_others_continue(cluster, opened, clock):
     with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
         hurt = cluster.uris[1]
@@ -117,34 +64,6 @@ def test_a_damaged_record_of_one_log_is_named_and_the_others_continue(cluster, o
         assert found == cluster.expected(others)
         of(opened, hurt).clear()
         clock.advance(2)
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
-
-
-def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, clock):
-    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
-        before = cluster.expected()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == before
-        for uri in cluster.uris:
-            cluster.add(uri, rows(65, 30, seconds=9))
-        hang = of(opened, cluster.uris[1]).hang("get", name_prefix=LOG)
-        # on a busy machine a short time may pass before the logs are read
-        for timeout_s in (0.2, 2.0, 20.0):
-            clock.advance(11)
-            reader.query("t", "none", timeout_s=timeout_s, allow_partial=True)
-            if hang.entered.wait(timeout_s):
-                break
-        assert hang.entered.is_set()
-        until(lambda: sum(not view._due.done() for view in reader._views) == 1)
-        answer = reader.query("t", "k", max_count=1000, timeout_s=300)
-        assert answer.status == "complete"
-        # as of the position of each reader
-        found = cluster.answers(answer)
-        of_hurt = [a for a in found if a.extra[0][1] == cluster.numbers[cluster.uris[1]]]
-        assert of_hurt == [a for a in before if a.extra[0][1] == cluster.numbers[cluster.uris[1]]]
-        others = [cluster.uris[0], cluster.uris[2]]
-        assert [a for a in found if a not in of_hurt] == cluster.expected(others)
-        hang.release.set()
-        reader.refresh()
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
