@@ -8,17 +8,21 @@ life.check()
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.clock import ManualClock
+from tiered_index.service.jobs import merge_plan
 from tiered_index.service.jobs.merge_run import MergeOptions, MergeReport, merge, plan
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
@@ -43,6 +47,15 @@ class RegionItem(KeyedIndexItem):
 
 
 EXTRA: dict[Any, tuple[str, ...]] = {RegionItem: ("region", "price", "tag")}
+
+
+@contextlib.contextmanager
+def small_shards(size_bytes: int = 1 << 10) -> Iterator[None]:
+    """Let merges make shards of about this size, which is below the least one that a merge may be given."""
+    make = merge_plan._rewrite
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge_plan, "_rewrite", lambda *plan: make(*plan[:-1], size_bytes))
+        yield
 
 
 @dataclass

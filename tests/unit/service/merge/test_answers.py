@@ -1,4 +1,7 @@
-"""After any merges every key has the same answers as before, and as the model. No entry is lost or doubled."""
+"""After any merges every key has the same answers as before, and as the model. No entry is lost or doubled.
+
+A merge continues without objects that the storage lost. A window table may lack a shard.
+"""
 
 import random
 
@@ -6,12 +9,16 @@ import pytest
 
 import tiered_index
 from tests.support.changes import replace
-from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, RegionItem
-from tiered_index import IndexReader, MergeOptions, MergeReport
-from tiered_index.errors import InvalidArgument, NotAnIndex
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, RegionItem, small_shards
+from tiered_index import Lookup, LostFile, MergeOptions, MergeReport
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
+from tiered_index.format.hashing import key_hash
 from tiered_index.format.metadata import Metadata
+from tiered_index.service.jobs.erase import EraseRequest, erase
+from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.verify import check_storage
+from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.read.cold_path import ColdPath
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
 KINDS = {
@@ -57,28 +64,6 @@ def test_one_call_merges_the_index_at_a_uri(merging, tmp_path):
         tiered_index.merge(f"file://{tmp_path}/nothing")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_key_answers_alike_before_and_after_each_tier(merging, kind):
-    life = merging(**KINDS[kind])
-    fill(life)
-    life.later()
-    life.check()
-    assert len(life.state.files) == 9
-    report = life.merge(HOUR_S)
-    assert (report.sources, report.entries) == (9, 360)
-    hours = {(24 * day + hour, 1) for day in range(3) for hour in (1, 9, 23)}
-    assert not life.state.files and set(life.windows()) == hours
-    life.check()
-    life.merge(DAY_S)
-    assert life.windows() == [(0, 24), (24, 24), (48, 24)]
-    life.check()
-    report = life.merge(30 * DAY_S)
-    assert (report.jobs, report.sources, report.tables) == (1, 3, 1)
-    assert life.windows() == [(0, 720)]
-    life.check()
-    life.check(life.index)
-
-
 @pytest.mark.parametrize("kind", ["native", "rocketmq", "extended"])
 def test_files_that_straddle_windows(merging, kind):
     """Each entry is merged into the table of its window.
@@ -99,72 +84,6 @@ def test_files_that_straddle_windows(merging, kind):
         assert shards[0].shard is not None
         begin_s = shards[0].shard.begin_s
         assert all(begin_s <= s.second_min <= s.second_max < begin_s + DAY_S for s in shards)
-    life.check()
-
-
-def test_late_entries_make_small_tables_that_are_folded_when_they_are_worth_it(life):
-    fill(life, days=2, count=120)
-    life.later()
-    life.merge()
-    assert life.windows() == [(0, 24), (24, 24)]
-    life.put(hours_of(0, seed=7, count=10, hours=(5,))[0])
-    life.publish()
-    assert life.merge().sources == 1
-    assert life.windows() == [(0, 24), (0, 24), (24, 24)]
-    life.check()
-    # a quarter of the table's size is worth the work
-    life.put(hours_of(0, seed=8, count=120, hours=(6,))[0])
-    life.publish()
-    assert life.merge().sources == 3
-    assert life.windows() == [(0, 24), (24, 24)]
-    life.check()
-
-
-def test_small_tables_are_folded_before_there_are_too_many(life):
-    fill(life, days=1, count=500, hours=(3,))
-    life.later()
-    life.merge()
-    most = 0
-    for late in range(12):
-        life.put(hours_of(0, seed=late, count=2, hours=(late,))[0])
-        life.publish()
-        life.merge()
-        most = max(most, len(life.windows()))
-    assert most == 8
-    assert len(life.windows()) < 8
-    life.check()
-
-
-def test_a_late_file_under_a_longer_table(life):
-    """Late entries of a month that is merged already become a day's table, then part of the month's table."""
-    fill(life)
-    life.later()
-    life.merge(30 * DAY_S)
-    life.put(hours_of(1, seed=5)[1])
-    life.publish()
-    life.merge(DAY_S)
-    assert life.windows() == [(0, 720), (24, 24)]
-    life.check()
-    life.merge(30 * DAY_S)
-    assert life.windows() in ([(0, 720)], [(0, 720), (0, 720)])
-    life.check()
-
-
-def test_quarantined_entries_are_merged_where_they_belong(merging):
-    life = merging(settings={"max_late_s": DAY_S, "max_early_s": DAY_S})
-    life.put([*hours_of(0, seed=1, hours=(1,))[0], (BASE_MS - 400 * DAY_MS, "hot"), (5000, "hot"), (5000, "k1")])
-    life.publish()
-    assert {stored.lane for stored in life.state.files.values()} == {"main", "quarantine"}
-    life.later()
-    report = life.merge()
-    assert [reason for _, reason in report.left] and "windows" in report.left[0][1]
-    assert {stored.lane for stored in life.state.files.values()} == {"quarantine"}
-    life.check()
-    life.put([(5000, "k2")])
-    life.publish()
-    report = life.merge()
-    assert report.sources == 1
-    assert (-BASE_MS // HOUR_MS, 24) in life.windows()
     life.check()
 
 
@@ -207,15 +126,6 @@ def test_a_window_is_merged_once_it_is_over_and_old_enough(life):
     assert life.merge(min_age_s=3600).jobs == 1
 
 
-def test_the_range_of_a_merge(life):
-    fill(life, hours=(1, 23))
-    life.later()
-    day = BASE_MS // 1000 + DAY_S
-    assert life.merge(begin_s=day, end_s=day + DAY_S).sources == 2
-    assert life.windows() == [(24, 24)]
-    life.check()
-
-
 def test_topic_ids_that_clash(merging):
     """Names decide if two names have one id, if one name has two ids, or if the new id is already taken."""
     for preset in ("native", "rocketmq"):
@@ -237,26 +147,6 @@ def test_topic_ids_that_clash(merging):
             assert {topic for topic, _ in life.questions} == {"Aa", "BB", "C#", "x", "y"}
             assert reader.query("Aa", "k", max_count=1).explain.requests <= 2
         assert sum(stored.count for stored in shards) == life.messages
-
-
-def test_several_indexes_with_tables_are_read_as_one(merging):
-    lives = [merging(storage=MemoryStorage(f"merged-indexes/{name}")) for name in "ab"]
-    try:
-        for number, life in enumerate(lives):
-            life.messages = number * 1000
-            fill(life, days=2)
-            life.later()
-        lives[0].merge()
-        with IndexReader.open([f"memory://merged-indexes/{name}" for name in "ab"], clock=lives[0].clock) as reader:
-            for key in ("hot", "k1", f"own-{BASE_MS + DAY_MS + 9 * HOUR_MS}"):
-                found = reader.query("t", key, max_count=10**6)
-                for life in lives:
-                    mine = [item for item in found if item.source == life.storage.uri]
-                    assert life.answers(mine) == life.model.query("t", key, max_count=None)
-                assert len(found) == sum(len(life.model.query("t", key, max_count=None)) for life in lives)
-    finally:
-        for name in "ab":
-            MemoryStorage.forget(f"merged-indexes/{name}")
 
 
 COLLIDING = ("Aa", "BB")
@@ -309,3 +199,90 @@ def test_topics_of_one_hash_share_answers_if_no_table_distinguishes_them(merging
         for topic in COLLIDING:
             assert len(reader.query(topic, "k").items) == 2
         assert not reader.query("orders", "k").items
+
+
+KEYS = [f"k{number}" for number in range(60)]
+
+
+@pytest.fixture
+def two_days(merging):
+    """Two days of two files each."""
+    two_days = merging(settings={"slots": 64})
+    for hour in (0, 1, 30, 31):
+        two_days.put((BASE_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(KEYS))
+        two_days.publish()
+    two_days.later()
+    return two_days
+
+
+def checked(two_days):
+    report = Report()
+    check_storage(two_days.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    return report
+
+
+def test_a_merge_names_the_lost_object_or_merges_the_rest(two_days):
+    gone = min(two_days.state.objects.values(), key=lambda stored: stored.second_min)
+    two_days.storage.delete(gone.name)
+    with pytest.raises(CorruptFile, match="--skip-lost") as caught:
+        two_days.merge()
+    assert (caught.value.file, caught.value.exit_code, two_days.windows()) == (gone.name, 4, [])
+    report = two_days.merge(skip_lost=True)
+    assert report.left == ((gone.file_id, "the storage lacks one of its objects"),)
+    assert set(two_days.state.files) == {gone.file_id} and two_days.windows() == [(0, 24), (24, 24)]
+    give_up(two_days.storage, two_days.log(), [gone.file_id])
+    assert two_days.merge().jobs == 0 and checked(two_days).status == "ok"
+
+
+def test_a_table_that_lost_a_shard_answers_for_the_other_slots(two_days):
+    with small_shards():
+        two_days.merge()
+    table, shards = min(two_days.state.tables.items(), key=lambda pair: pair[1][0].part.begin_s)
+    assert len(shards) > 2
+    gone = shards[1]
+    slots = gone.part.slots
+    touched = {key for key in KEYS if gone.part.slot_low <= slots.slot_of(key_hash("t", key)) < gone.part.slot_high}
+    assert 0 < len(touched) < len(KEYS) / 2
+    with two_days.reader(refresh_interval_s=10**6, block_cache_bytes=0) as reader:
+        reader.query("t", KEYS[0])
+        two_days.storage.delete(gone.name)
+        (missing,) = checked(two_days).missing
+        assert (missing.object, missing.file, missing.entries) == (gone.name, table, gone.count)
+        assert missing.topics == ("t",)
+        give_up(two_days.storage, two_days.log(), [table])
+        told = LostFile(file=table, begin_ms=gone.second_min * 1000, end_ms=gone.second_max * 1000, entries=gone.count)
+        many = reader.query_many([Lookup(topic="t", key=key) for key in KEYS])
+        for key, batched in zip(KEYS, many, strict=True):
+            for result in (reader.query("t", key), batched):
+                expected = two_days.model.query("t", key, max_count=None)
+                if key in touched:
+                    expected = [answer for answer in expected if answer.timestamp_ms >= BASE_MS + DAY_MS]
+                assert (two_days.answers(result), result.status) == (expected, "complete")
+                assert result.lost == ((told,) if key in touched else ())
+    report = checked(two_days)
+    assert (report.status, [one.object for one in report.lost]) == ("ok", [gone.name])
+    left = sum(stored.count for stored in two_days.state.objects.values())
+    assert two_days.merge(30 * 86400).entries == left and checked(two_days).status == "ok"
+
+
+def test_an_erasure_leaves_a_table_that_lost_a_shard(two_days):
+    with small_shards():
+        two_days.merge()
+    table, (gone, other, *_) = min(two_days.state.tables.items(), key=lambda pair: pair[1][0].part.begin_s)
+    low, high, slots = other.part.slot_low, other.part.slot_high, other.part.slots
+    key = next(key for key in KEYS if low <= slots.slot_of(key_hash("t", key)) < high)
+    two_days.storage.delete(gone.name)
+
+    def erased():
+        request = EraseRequest("t", (key,))
+        return erase(
+            two_days.storage, two_days.log(), request, two_days.clock, yes=True, now=True, grace_s=0, threads=1
+        )
+
+    done = erased()
+    # the table of the other day is written again
+    assert (done.status, done.entries, done.entries_removed) == ("remains", 4, 2)
+    assert set(done.remaining) == {gone.name, other.name}
+    give_up(two_days.storage, two_days.log(), [table])
+    done = erased()
+    assert (done.status, done.remaining, done.entries_removed) == ("erased", (), 2)

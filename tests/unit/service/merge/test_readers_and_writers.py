@@ -1,18 +1,29 @@
-"""Merges run beside readers, writers and other merges. Nobody misses an entry, sees one twice, or must stop."""
+"""Merges and sweeps run beside readers, writers and other merges. Nobody misses an entry, or sees one twice."""
+
+import os
+import shutil
+import tracemalloc
 
 import pytest
 
 from tests.support.changes import replace
 from tests.support.cold_index import Recorder
-from tests.support.merging import BASE_MS, DAY_MS, DAY_S
+from tests.support.log_records import GENESIS, an_object
+from tests.support.log_records import publish as put_record
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, Lookup
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index import Lookup
+from tiered_index.clock import SystemClock
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.merge_run import merge
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.window_table import WindowTable
+from tiered_index.storage.base import WrapperStorage
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.probe import probe_put_if_absent
 
 
 def run_all(life, job):
@@ -58,52 +69,6 @@ def test_a_running_reader_whose_files_are_gone_reads_the_log_again(life):
         keys = [f"k{i}" for i in range(4)]
         many = reader.query_many([Lookup(topic="t", key=key, max_count=10**6) for key in keys])
         assert list(map(life.answers, many)) == [life.model.query("t", key, max_count=None) for key in keys]
-
-
-def test_a_writer_whose_local_copies_are_merged_away(merging):
-    life = merging(settings={"local_keep_s": 10**9})
-    life.fill(2)
-    life.put([(BASE_MS + DAY_MS + step * 1000, "hot") for step in range(5)])
-    life.index.flush()
-    uploaded = life.folder / "root" / "uploaded"
-    assert len(list(uploaded.iterdir())) == 6
-    life.merge()
-    life.check(life.index)
-    life.index.run_lifecycle()  # the round also reads the log
-    assert not list(uploaded.iterdir())
-    assert [type(handle).__name__ for handle in life.index.files()].count("WindowTable") == 2
-    assert life.sweep(older_than_s=3600) == 6
-    life.check(life.index)
-    life.put([(BASE_MS + 9 * DAY_MS + step * 1000, f"k{step % 4}") for step in range(20)])
-    life.check(life.index)
-    life.publish()
-    assert len(life.state.files) == 1
-    life.check(life.index)
-    life.check()
-    life.index.close()
-    life.check(life.open())
-
-
-def test_a_damaged_copy_of_a_merged_file_beside_a_reader_that_knew_its_object(merging):
-    life = merging(settings={"local_keep_s": 10**9})
-    life.fill(2)
-    root, counted = life.folder / "root", FaultStorage(life.storage)
-    with IndexReader.open(root=root, storage_backend=counted, clock=life.clock, refresh_interval_s=0) as reader:
-        life.check(reader)
-        path = min((root / "uploaded").glob("*.index"))
-        stored, data = life.state.files[path.stem], bytearray(path.read_bytes())
-        life.merge()
-        life.sweep(older_than_s=3600)
-        data[28 : stored.trailer_position] = bytes(byte ^ 0xFF for byte in data[28 : stored.trailer_position])
-        path.write_bytes(data)
-        asked = counted.calls()
-        answer = reader.query("t", "hot", max_count=10**6, allow_partial=True)
-        assert [report.file for report in answer.failed] == [path.stem]
-        assert life.answers(answer) == life.model.query("t", "hot", max_count=None)
-        with pytest.raises(CorruptFile, match=path.stem):
-            reader.query("t", "hot", max_count=10**6)
-        # it is not missing, so the log is not read again and again
-        assert counted.calls() < asked + 50
 
 
 def test_of_two_merges_of_the_same_files_one_is_overtaken(life):
@@ -187,6 +152,86 @@ def test_orphans_are_what_nobody_names_and_old_enough(life):
     delete_orphans(life.storage, found)
     assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
     life.check()
+
+
+class KilledBeforeDeleting(WrapperStorage):
+    """A process that is killed before its deletions."""
+
+    def delete(self, name):
+        """Do nothing."""
+
+
+def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
+    """The objects were uploaded long ago, and no record named them when the sweep opened the log."""
+    life.fill()
+    (job,) = life.plan().rewrites
+    results = [task.run(life.storage, life.clock.now_ms()) for task in job.tasks]
+    published, storage = [], FaultStorage(life.storage)
+    life.clock.advance(2 * HOUR_S)
+    log = life.log()
+    # between the listings and the next call
+    storage.meanwhile(
+        "list", lambda: published.append(publish(job, results, life.log())), when="after", name_prefix="staging/"
+    )
+    found = find_orphans(storage, log, older_than_s=HOUR_S)
+    assert published and found.objects == ()
+    delete_orphans(life.storage, found)
+    assert {info.name for info in life.storage.list("data/")} > set(life.state.objects)
+    life.check()
+
+
+def test_memory_of_a_sweep_does_not_grow_with_the_objects_that_the_log_names(life):
+    log = life.log()
+    objects = tuple(an_object(number) for number in range(1, 5_001))
+    put_record(log, log.state.epoch, objects)
+    for stored in objects:
+        life.storage.put_if_absent(stored.name, b"")
+    life.clock.advance(2 * DAY_S)
+    tracemalloc.start()
+    try:
+        assert find_orphans(life.storage, log).objects == ()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * len(objects), "an object's description alone takes more than 150 bytes"
+
+
+def test_the_probe_of_a_process_that_was_killed_is_swept(life):
+    life.fill()
+    probe_put_if_absent(KilledBeforeDeleting(life.storage))
+    (left,) = life.storage.list("probe/")
+    life.clock.advance(HOUR_S + 1)
+    found = find_orphans(life.storage, life.log(), older_than_s=HOUR_S)
+    assert [info.name for info in found.objects] == [left.name]
+    delete_orphans(life.storage, found)
+    assert not list(life.storage.list("probe/"))
+
+
+def test_the_half_made_work_of_a_process_that_was_killed_is_swept(tmp_path):
+    """No listing shows it."""
+    path = tmp_path / "storage"
+    storage = LocalStorage(path)
+    log = StorageLog(storage, SystemClock())
+    log.create(GENESIS)
+    left = path / ".%work" / ".tmp-1-killed"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    assert len(storage.purge(0)) == 1
+    delete_orphans(storage, find_orphans(storage, log))
+    assert storage.purge(0) == ()
+    storage.close()
+
+
+def test_half_made_work_that_can_not_be_swept_fails_no_sweep(tmp_path):
+    """Otherwise a writer lists the storage again in each round, and expires nothing else."""
+    storage = LocalStorage(tmp_path)
+    log = StorageLog(storage, SystemClock())
+    log.create(GENESIS)
+    shutil.rmtree(tmp_path / ".%work")
+    (tmp_path / ".%work").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageMisconfigured):
+        storage.purge(0)
+    assert delete_orphans(storage, find_orphans(storage, log)).objects == ()
 
 
 def test_a_position_that_only_a_merged_local_copy_has_survives_a_crash(merging):

@@ -1,5 +1,6 @@
 """The writer's own merges: what it merges and when, what it leaves, and what users see of it."""
 
+import itertools
 import threading
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,12 @@ from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Mergi
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import ConfigError, CorruptFile, IndexClosed, ObjectArchived, StorageUnavailable, WriterFenced
+from tiered_index.errors import ConfigError, CorruptFile, ObjectArchived
 from tiered_index.format.layout import NATIVE, ROCKETMQ
 from tiered_index.format.slots import SlotMap
-from tiered_index.metrics import of_writer
 from tiered_index.service import index as index_module
 from tiered_index.service.jobs.rewrite import RewriteTask
+from tiered_index.service.life.merge_worker import MergeWorker
 from tiered_index.service.log.records import LogRecord, TableShard
 from tiered_index.storage.memory import MemoryStorage
 
@@ -38,11 +39,6 @@ def publish_at(life: Merging, *hours: float) -> None:
         behind_s = (BASE_MS + round((hour + 1) * HOUR_MS) - life.clock.now_ms()) / 1000
         life.clock.advance(max(0, behind_s))
         life.publish()
-
-
-def work_in_small_pieces(life: Merging) -> None:
-    merger = life.index._parts.merger
-    merger.bounds = replace(merger.bounds, piece_items=16)
 
 
 @pytest.fixture
@@ -73,14 +69,6 @@ def test_finished_windows_are_merged_an_hour_after_their_end(life):
     health = merge_health(life.index)
     assert health["last_ms"] == life.clock.now_ms() and health["waiting_windows"] == 0
     assert life.index.health()["steps"]["merge"]["count"] == 1
-    life.check()
-
-
-def test_days_become_a_table_of_30_days(life):
-    publish_at(life, 1, 25, 49)
-    life.clock.advance(28 * DAY_S)
-    assert life.index.run_merge().jobs == 4
-    assert life.windows() == [DAYS_30]
     life.check()
 
 
@@ -149,21 +137,6 @@ def test_a_window_that_is_too_large_is_left_and_named(merging):
     life.check()
 
 
-def test_a_table_that_is_too_large_takes_no_late_entries(merging):
-    """The small tables of its window are merged with each other."""
-    life = merging(settings={"merge_max_entries": 45, "merge": "1d"})
-    publish_at(life, 1, 3)
-    life.clock.advance(2 * DAY_S)
-    life.index.run_merge()
-    for hour in range(9):
-        life.put(rows(4 + hour, 2))
-        life.publish()
-        life.index.run_merge()
-    tables = sorted(sum(s.count for s in shards) for shards in life.state.tables.values())
-    assert tables[-1] == 40 and len(tables) <= 8 and sum(tables) == 58
-    life.check()
-
-
 @pytest.mark.parametrize("settings", [{"merge": "off"}, {"preset": "rocketmq"}])
 def test_off_and_the_preset_of_rocketmq_merge_nothing(tmp_path, settings):
     life = Merging(tmp_path, settings=settings, preset=settings.get("preset", "native"))
@@ -227,63 +200,6 @@ def test_a_window_lost_to_another_job_waits_an_hour(faulty):
     life.check()
 
 
-def test_a_merge_rests_for_puts_and_waits_for_flushes_and_uploads(life, monkeypatch):
-    work_in_small_pieces(life)
-    publish_at(life, 1, 3)
-    life.later(2)
-    merger, slept, busy = life.index._parts.merger, [], [True, True, False]
-
-    run = RewriteTask.run
-
-    def work(task, storage, now_ms, progress):
-        def piece(count):
-            life.clock.advance(0.01)
-            progress(count)
-
-        return run(task, storage, now_ms, piece)
-
-    monkeypatch.setattr(RewriteTask, "run", work)
-    monkeypatch.setattr(merger, "_sleep", slept.append)
-    monkeypatch.setattr(merger, "_monotonic_s", life.clock.monotonic_s)
-    monkeypatch.setattr(merger, "_is_busy", lambda: busy.pop(0) if busy else False)
-    assert life.index.run_merge().jobs == 1
-    # twice for a flush, then after each piece of 10 ms as long as it took
-    assert slept[:2] == [0.05, 0.05] and len(slept) > 3
-    assert {round(pause_s, 6) for pause_s in slept[2:]} == {0.01}
-    life.put(rows(30))
-    life.publish()
-    life.later(2)
-    slept.clear()
-    puts = iter(range(10**6))
-    monkeypatch.setattr(merger, "_put_entries", lambda: next(puts))
-    assert life.index.run_merge().jobs == 1
-    # while entries are put it works a tenth of the time: it rests 90 ms after 10 ms
-    assert {round(pause_s, 6) for pause_s in slept} == {0.05, 0.04}
-
-
-def test_parts_of_the_writer_say_when_they_work(faulty):
-    life, parts, seen = faulty, faulty.index._parts, []
-    life.storage.meanwhile("head", lambda: seen.append(parts.merger._is_busy()), name_prefix="data/")
-    life.put(rows(1))
-    write = parts.flusher.main.write
-    parts.flusher.main.write = lambda run: (seen.append(parts.merger._is_busy()), write(run))
-    life.publish()
-    assert seen == [True, True] and not parts.merger._is_busy()
-
-
-def test_close_ends_a_merge_at_its_next_piece(life, monkeypatch):
-    work_in_small_pieces(life)
-    publish_at(life, 1, 3)
-    life.later(2)
-    merger = life.index._parts.merger
-    before = set(life.state.objects)
-    monkeypatch.setattr(merger, "_is_busy", merger.stop)
-    with pytest.raises(IndexClosed):
-        life.index.run_merge()
-    assert set(life.state.objects) == before == {info.name for info in life.storage.list("data/")}
-    life.index.close()
-
-
 def test_the_background_thread_merges_and_close_ends_it_within_a_merge(merging, monkeypatch):
     life = merging(settings={"merge": "off"})
     publish_at(life, 1, 3)
@@ -305,31 +221,6 @@ def test_the_background_thread_merges_and_close_ends_it_within_a_merge(merging, 
     assert life.windows() == [(0, 24)] and len(life.state.files) == 2
 
 
-def test_a_fenced_writer_publishes_no_merge(faulty):
-    """It was paused between the merge's uploads and its record."""
-    life, paused = faulty, faulty.index
-    publish_at(life, 1, 3)
-    life.later(2)  # the lease is over, too
-    life.storage.meanwhile("head", lambda: life.open("second"), name_prefix="data/")
-    before = set(life.state.objects)
-    with pytest.raises(WriterFenced):
-        paused.run_merge()
-    assert set(life.state.objects) == before == {info.name for info in life.storage.list("data/")}
-    assert paused.health()["fenced"]
-    assert paused.run_merge().jobs == 0
-    assert life._services[-1].run_merge().jobs == 1
-    life.check()
-
-
-def test_a_record_of_a_merge_has_the_writers_epoch(life):
-    publish_at(life, 1, 3)
-    life.later(2)
-    life.index.run_merge()
-    log = life.log()
-    merges = [log.record(n) for n in range(1, log.state.number + 1) if log.record(n).kind == "merge"]
-    assert [record.epoch for record in merges] == [1] and merges[0].root
-
-
 def test_a_damaged_source_is_told_until_it_is_merged_and_others_are_merged(life):
     publish_at(life, 1, 25)
     damaged = min(life.state.objects.values(), key=lambda stored: stored.second_min)
@@ -348,28 +239,6 @@ def test_a_damaged_source_is_told_until_it_is_merged_and_others_are_merged(life)
     life.check()
 
 
-def test_a_lost_source_is_told_by_name(life):
-    publish_at(life, 1)
-    (name,) = life.state.objects
-    life.storage.delete(name)
-    life.later(2)
-    with pytest.raises(CorruptFile, match="recover --lost"):
-        life.index.run_merge()
-    assert name in life.index.health()["problems"][0]
-
-
-def test_an_unavailable_storage_ends_the_round_and_the_next_one_goes_on(faulty):
-    life = faulty
-    publish_at(life, 1, 25)
-    life.later(2)
-    life.storage.fail("get_range", times=None)
-    with pytest.raises(StorageUnavailable):
-        life.index.run_merge()
-    assert life.index.health()["problems"] and merge_health(life.index)["waiting_windows"] == 2
-    life.storage.clear()
-    assert life.index.run_merge().jobs == 2 and not life.index.health()["problems"]
-
-
 def test_an_object_in_an_archive_delays_only_its_window(faulty):
     life = faulty
     publish_at(life, 1, 25)
@@ -382,36 +251,34 @@ def test_an_object_in_an_archive_delays_only_its_window(faulty):
     assert left(life)[0][0] == "1d from 2023-10-20T00:00:00Z" and life.index.health()["problems"]
 
 
-def test_replaced_objects_are_deleted_after_the_grace_without_a_rule(life):
+def test_a_merge_rests_for_puts_and_waits_for_flushes_and_uploads(life, monkeypatch):
     publish_at(life, 1, 3)
-    life.clock.advance(DAY_S)
-    old = set(life.state.objects)
-    life.index.run_merge()
-    for hours, there in ((23, True), (26, False)):
-        life.clock.advance(hours * HOUR_S)
-        life.index.run_lifecycle()
-        assert (old <= {info.name for info in life.storage.list("data/")}) == there
-    assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
-    life.check()
-
-
-def test_inputs_with_large_directories_make_several_tables(life, monkeypatch):
-    publish_at(life, 1, 2, 3, 4)
     life.later(2)
-    merger = life.index._parts.merger
-    most = max(stored.directory_length + stored.metadata_length for stored in life.state.objects.values())
-    merger.bounds = replace(merger.bounds, directory_bytes=2 * most)
-    assert life.index.run_merge().jobs == 2
-    assert not life.state.files and len(life.state.tables) == 1
-    life.check()
+    run, puts = RewriteTask.run, itertools.repeat(0)
 
+    def work(task, storage, now_ms, progress):
+        """Let each piece take 10 ms."""
+        return run(task, storage, now_ms, lambda count: (life.clock.advance(0.01), progress(count)))
 
-def test_metrics_say_what_was_merged_and_what_is_left(merging):
-    life = merging(settings={"merge_max_entries": 30})
-    publish_at(life, 1, 3, 25)
-    life.clock.advance(2 * DAY_S)
-    life.index.run_merge()
-    found = {sample.name: sample.value for one in of_writer(life.index) for sample in one.samples if not sample.labels}
-    assert found["tiered_index_merges_total"] == 1 and found["tiered_index_merge_waiting_windows"] == 0
-    assert found["tiered_index_merged_timestamp_seconds"] == life.clock.now_ms() / 1000
-    assert found["tiered_index_merge_left_windows"] == 1
+    monkeypatch.setattr(RewriteTask, "run", work)
+    slept, busy = [], [True, True, False]
+    merger = MergeWorker(
+        life.index._parts.merger._context,
+        [DAY_S],
+        is_busy=lambda: busy.pop(0) if busy else False,
+        put_entries=lambda: next(puts),
+        sleep=slept.append,
+        monotonic_s=life.clock.monotonic_s,
+    )
+    merger.bounds = replace(merger.bounds, piece_items=16)
+    assert merger.run_once().jobs == 1
+    # twice for a flush, then after each piece of 10 ms as long as it took
+    assert slept[:2] == [0.05, 0.05] and len(slept) > 3
+    assert {round(pause_s, 6) for pause_s in slept[2:]} == {0.01}
+    publish_at(life, 30)
+    life.later(2)
+    slept.clear()
+    puts = itertools.count()
+    assert merger.run_once().jobs == 1
+    # while entries are put it works a tenth of the time: it rests 90 ms after 10 ms
+    assert {round(pause_s, 6) for pause_s in slept} == {0.05, 0.04}

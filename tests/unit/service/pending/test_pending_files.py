@@ -1,17 +1,33 @@
 """With ``compaction = "spark"`` the writer uploads sealed files as they are, and merges compact them.
 
-These tests do not use Spark.
+Damaged local copies and pending objects are reported, never trusted, and replaced if another copy exists. These tests
+do not use Spark.
 """
 
-import pytest
+import contextlib
 
-from tests.support.batches import batch
+import pytest
+from msgspec import structs
+
+from tests.support.damage import flip, flip_object
 from tests.support.pending import Job, T, fill, found, holds, merge_all, names_below, pending, places
 from tiered_index import IndexReader
-from tiered_index.errors import BackPressure
+from tiered_index.errors import (
+    BackPressure,
+    CorruptFile,
+    ObjectNotFound,
+    RootBehind,
+    StorageMisconfigured,
+    StorageUnavailable,
+)
+from tiered_index.service.jobs.copying import Copier
+from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import no_progress
 
 
@@ -60,30 +76,6 @@ def test_answers_are_complete_only_up_to_the_begin_of_a_pending_file(open_spark,
     assert index.log_state.as_of_ms == index.log_state.newest_ms and index.log_state.positions == {"log": 9}
 
 
-@pytest.mark.parametrize("preset", ["native", "rocketmq"])
-def test_a_merge_takes_pending_files_beside_others_whatever_their_age(open_spark, storage, clock, preset):
-    index = open_spark(preset=preset, items=200)
-    for offset in range(1, 40):
-        message = (f"t{offset % 3}", offset % 5, ["a", f"k{offset}"], offset, 7, clock.now_ms() - offset)
-        index.put(*message, source="log", source_position=offset)
-        if offset % 7 == 0:
-            index.flush()
-    index.seal()
-    index.run_lifecycle()
-    before = [[*index.query(f"t{n}", "a", max_count=100)] for n in range(3)]
-    merged = merge_all(storage, clock)
-    assert merged.sources == 1 and merged.entries == 78
-    fill(index, 50)
-    index.run_lifecycle()
-    merge_all(storage, clock)
-    index.run_lifecycle()
-    assert set(places(index)) == {"storage"} and not index.log_state.pending
-    assert [[*index.query(f"t{n}", "a", max_count=100)] for n in range(3)] == before
-    report = Report()
-    check_storage(storage, {}, report, no_progress, deep=True, threads=1)
-    assert not report.findings
-
-
 def test_after_its_time_the_host_compacts_by_itself_and_the_merge_deletes_its_objects(upload, storage, clock):
     index = upload(1)
     (waiting,) = index.log_state.pending
@@ -105,18 +97,6 @@ def test_no_file_waits_permanently_after_a_clock_was_set_back(upload, clock):
     index = upload(1)
     clock._now_ms -= 5_000_000
     assert index.run_lifecycle().compacted == 1
-
-
-def test_a_restart_sends_nothing_again_and_keeps_the_time_out(open_spark, upload, storage, clock):
-    index = upload(1)
-    objects = names_below(storage, "data/")
-    clock.advance(300)
-    index.abandon()
-    index = open_spark()
-    assert not index.run_lifecycle().any() and names_below(storage, "data/") == objects
-    clock.advance(300)
-    assert index.run_lifecycle().compacted == 1
-    assert not index.log_state.pending
 
 
 def test_a_restart_as_local_compacts_pending_files_and_lets_go_of_merged_ones(open_spark, storage, clock):
@@ -216,22 +196,209 @@ def test_a_file_of_the_quarantine_is_compacted_here_and_positions_wait_for_it(op
     holds(storage, clock, 1, 9)
 
 
-def test_a_large_file_is_uploaded_in_pieces(open_spark, faulty, storage, clock):
-    index = open_spark(items=300_000)
-    before = faulty.calls("write")
-    count = 300_000 - 1
-    index.put_batch(batch(count, key=[f"k{n % 1000}" for n in range(count)], timestamp_ms=T))
-    index.seal()
-    index.run_lifecycle()
-    # 10.3 MiB in pieces of 1 MiB, and the document
-    assert faulty.calls("write") - before == 12
-    assert len(Job(storage, clock).run()) == 1
-    index.run_lifecycle()
-    assert len(index.query("t", "k7", max_count=1000)) == 300
+def ended(index, storage, clock):
+    """Assert that the writer and merges end with each entry once, and that a sweep leaves what the log names."""
+    for _ in range(2):
+        Job(storage, clock).run()
+        index.run_lifecycle()
+    assert {*places(index)} == {"storage"} and found(index) == [1, 2, 3]
+    assert index.log_state.positions == {"log": 3} and not index.log_state.pending
+    holds(storage, clock, 1, 2, 3)
+    clock.advance(10 * 86_400)
+    delete_orphans(storage, find_orphans(storage, StorageLog(storage, clock)))
+    assert names_below(storage, "data/") == sorted(index.log_state.objects)
 
 
-def test_a_checkpoint_has_the_pending_files(upload, storage, clock):
-    state = upload(1, 2).log_state
-    assert type(state).decode(state.encode(), "checkpoint").pending == state.pending
-    log = StorageLog(storage, clock)
-    assert log.open().pending == state.pending
+@pytest.mark.parametrize("loser", ["writer", "merge"])
+@pytest.mark.parametrize("is_merged_again", [False, True])
+def test_the_log_accepts_the_writer_or_the_merge(open_spark, faulty, storage, clock, loser, is_merged_again):
+    """Both have their objects in the storage before the first record. The loser deletes its own."""
+    index = open_spark(refresh_interval_s=10_000)
+    fill(index, 1, 2, 3)
+    index.run_lifecycle()
+    clock.advance(601)
+    job = Job(storage, clock).look().compact()
+    won = []
+
+    def merge_first():
+        won.extend(job.publish())
+        if is_merged_again:
+            merge_all(storage, clock)
+
+    if loser == "writer":
+        faulty.meanwhile("put_if_absent", merge_first, name_prefix="log/")
+    index.run_lifecycle()
+    assert (won if loser == "writer" else not job.publish()) and found(index) == [1, 2, 3]
+    assert bool(index._lifecycle.refresh().tables) == (loser == "writer")
+    ended(index, storage, clock) if loser == "writer" else holds(storage, clock, 1, 2, 3)
+    sent = {name for name in names_below(storage, "data/") if name not in index.log_state.objects}
+    assert len(sent) == (0 if loser == "writer" else 1), "the pending object stays until the sweep"
+
+
+def test_a_storage_that_is_down_holds_nothing_up_but_uploads(open_spark, faulty, storage, clock):
+    index = open_spark()
+    fill(index, 1)
+    faulty.fail("*", times=None)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+    fill(index, 2)
+    assert found(index) == [1, 2]
+    faulty.clear()
+    assert index.run_lifecycle().pending == 2
+
+
+def test_the_host_compacts_in_time_if_the_storage_always_refuses_pending_files(open_spark, faulty, storage, clock):
+    """This applies to all files at once: the time of each begins at its seal, not after the files before it."""
+    index = open_spark()
+    for start in (0, 10, 20):
+        fill(index, start, start + 1)
+    faulty.fail("put", name_prefix="data/", times=None, error=StorageMisconfigured)
+    for seconds, left in ((599, 3), (1, 3), (0, 0)):
+        assert places(index).count("unsealed") == 3
+        with contextlib.suppress(StorageMisconfigured):
+            index.run_lifecycle()
+        assert places(index).count("unsealed") == left, seconds
+        clock.advance(seconds)
+    faulty.clear()
+    index.run_lifecycle()
+    assert places(index) == ["uploaded"] * 3 and index.log_state.positions == {"log": 21}
+    holds(storage, clock, 0, 1, 10, 11, 20, 21)
+
+
+def damage(file):
+    """Flip a bit of the second entry of an unsealed file."""
+    flip(file.path, file.layout.entry_position(2))
+
+
+@pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
+@pytest.mark.parametrize("down", [False, True], ids=["", "down"])
+def test_a_damaged_local_copy_of_a_merged_file_is_dropped(
+    open_spark, upload, faulty, storage, clock, tmp_path, down, journal
+):
+    """This holds if the storage is down at the start, too.
+
+    The journal has the file's position, so the source need not resend.
+    """
+    index = upload(1, 2, 3)
+    (file,) = index.files()
+    index.abandon()
+    Job(storage, clock).run()
+    damage(file)
+    if not journal:
+        file.journal_path.unlink()
+    if down:
+        faulty.fail("*", times=None)
+    index = open_spark()
+    if down:
+        with pytest.raises((CorruptFile, StorageUnavailable)):
+            found(index)
+        faulty.clear()
+    index.run_lifecycle()
+    assert found(index) == [1, 2, 3] and set(places(index)) == {"storage"}
+    # without a journal no local file has the positions
+    assert index.log_state.positions == ({"log": 3} if journal else {})
+    assert not list((tmp_path / "root" / "unsealed").glob(f"{file.file_id}*"))
+    holds(storage, clock, 1, 2, 3)
+
+
+@pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
+def test_a_pending_object_replaces_a_damaged_local_copy(open_spark, upload, storage, clock, tmp_path, journal):
+    index = upload(1, 2, 3)
+    (file,) = index.files()
+    index.abandon()
+    damage(file)
+    if not journal:
+        file.journal_path.unlink()
+    index = open_spark()
+    assert index.durable_position("log") == (3 if journal else None)
+    with pytest.raises(CorruptFile):
+        found(index)
+    index.run_lifecycle()
+    assert Job(storage, clock).run() == {file.file_id}
+    index.run_lifecycle()
+    assert found(index) == [1, 2, 3] and set(places(index)) == {"storage"}
+    assert index.log_state.positions == ({"log": 3} if journal else {})
+    assert not list((tmp_path / "root" / "unsealed").glob("[0-9]*"))
+    holds(storage, clock, 1, 2, 3)
+
+
+@pytest.mark.parametrize("part", ["entries", "document"])
+def test_a_damaged_pending_object_is_never_merged_and_its_writer_compacts_the_file(upload, storage, clock, part):
+    index = upload(1, 2, 3)
+    (waiting,) = index.log_state.pending.values()
+    flip_object(storage, waiting.name, waiting.trailer_position - 1 if part == "entries" else waiting.size_bytes - 20)
+    with pytest.raises(CorruptFile, match="CRC32"):
+        Job(storage, clock).run()
+    assert names_below(storage, "data/") == [waiting.name]
+    report = Report()
+    check_storage(storage, {}, report, no_progress, deep=True, threads=1)
+    assert [one.file for one in report.findings] == [waiting.name]
+    clock.advance(600)
+    assert index.run_lifecycle().uploaded == 1
+    holds(storage, clock, 1, 2, 3)
+
+
+@pytest.mark.parametrize("harm", ["damage", "loss"])
+def test_a_copy_restores_a_pending_object_which_is_then_merged(upload, storage, clock, harm):
+    index = upload(1, 2, 3)
+    (waiting,) = index.log_state.pending.values()
+    target = MemoryStorage(clock=clock)
+    made = Copier(storage, target, clock)
+    made.open()
+    made.run_once()
+    flip_object(storage, waiting.name, 9) if harm == "damage" else storage.delete(waiting.name)
+    # the root is lost with the object
+    index.abandon()
+    report = Report()
+    check_storage(storage, {}, report, no_progress, deep=True, threads=1)
+    repairs = Repairs(storage, Job(storage, clock).log, standby=target)
+    (planned,) = repairs.run(report, yes=False)
+    assert (planned.object, planned.source) == (waiting.name, f"{target.uri}: {waiting.name}")
+    (done,) = repairs.run(report, yes=True)
+    assert pending(storage, clock) == [done.replaced_by] and done.replaced_by != waiting.name
+    assert Job(storage, clock).run() == {waiting.file_id}
+    holds(storage, clock, 1, 2, 3)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_lost_pending_object_is_given_up_and_sent_again_from_its_local_copy(
+    open_spark, upload, storage, clock, is_open
+):
+    index = upload(1, 2, 3)
+    (waiting,) = index.log_state.pending.values()
+    storage.delete(waiting.name)
+    with pytest.raises(ObjectNotFound):
+        Job(storage, clock).run()
+    if not is_open:
+        index.abandon()
+    assert [one.name for one in give_up(storage, Job(storage, clock).log, [waiting.file_id])] == [waiting.name]
+    if not is_open:
+        index = open_spark()
+    index.run_lifecycle()
+    assert found(index) == [1, 2, 3] or not is_open
+    assert Job(storage, clock).run() == {waiting.file_id}
+    holds(storage, clock, 1, 2, 3)
+
+
+def test_a_sweep_keeps_pending_objects_and_deletes_those_of_earlier_versions(upload, storage, clock):
+    index = upload(1, compact_timeout_s=10**9)
+    storage.put("staging/000000000000000-000000000000/aa.entries", b"an earlier version put this")
+    storage.put(f"staging/000000000000000-000000000000/{1:020d}.ticket", b"and this")
+    clock.advance(3601)
+    orphans = find_orphans(storage, Job(storage, clock).log, older_than_s=3600)
+    assert [info.name.split("/")[0] for info in orphans.objects] == ["staging"] * 2
+    delete_orphans(storage, orphans)
+    merge_all(storage, clock)
+    index.run_lifecycle()
+    holds(storage, clock, 1)
+
+
+def test_another_copy_of_the_root_with_other_entries_is_refused(open_spark, upload, storage, clock, tmp_path):
+    index = upload(1, 2, 3)
+    (file,) = index.files()
+    (waiting,) = index.log_state.pending.values()
+    index.log_state.pending[waiting.name] = structs.replace(waiting, count=2)
+    with pytest.raises(RootBehind, match=waiting.name):
+        index.run_lifecycle()
+    assert file.path.exists()

@@ -1,31 +1,112 @@
-"""Each task of a merge holds, reads and sends a bounded amount, for any number of windows and shards.
-
-So tasks are groups of windows as well as ranges of slots.
-"""
+"""Each task of a merge holds, reads and sends a bounded amount, for any number of windows, and for a hot key."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 
-import numpy as np
 import pytest
 
-from tests.support.batches import batch
+from tests.support.changes import replace
 from tests.support.cold_index import Recorder
-from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS
+from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS
 from tests.support.plain_files import plain_files
 from tests.support.unsynced_disk import UnsyncedDisk
+from tiered_index.errors import CorruptFile
 from tiered_index.format.packed import packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.jobs import merge_plan as plan
 from tiered_index.service.jobs import rewrite as task_module
-from tiered_index.service.jobs.merge_plan import Bounds, cut_windows
+from tiered_index.service.jobs.merge_plan import Bounds, cut_windows, plan_rewrite
 from tiered_index.service.jobs.merge_run import estimate, merge, writing_requests
-from tiered_index.service.log.log import StorageLog
 from tiered_index.storage import base
 from tiered_index.storage.base import BufferedWriter
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.prices import PriceTable
+
+PIECE = 200
+SOME = [("t", "hot"), ("t", "k1"), ("t", "k22")]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(task_module, "PIECE_ITEMS", PIECE)
+
+
+def parts_of(life):
+    """Return the shards of the tables by their slots. Each list is newest first."""
+    shards = [
+        (s.shard.table, s.shard.slot_low, s.shard.slot_high, -s.second_max, s.name, s)
+        for s in life.state.objects.values()
+        if s.shard
+    ]
+    return [[row[-1] for row in group] for _, group in groupby(sorted(shards), key=lambda row: row[:3])]
+
+
+def fill_hot(life, files=3, hot=600, others=100):
+    for number in range(files):
+        start = BASE_MS + number * HOUR_MS
+        life.put([(start + step * 7000, "hot") for step in range(hot)])
+        life.put([(start + step * 20_000, f"k{step % 23}") for step in range(others)])
+        life.publish()
+    life.later()
+
+
+def test_a_hot_key_has_several_parts_and_a_page_reads_only_the_newest(life):
+    fill_hot(life)
+    life.merge()
+    parts = max(parts_of(life), key=len)
+    assert len(parts) >= 5
+    for newer, older in pairwise(parts):
+        assert newer.second_min > older.second_max
+    life.check(questions=SOME)
+    recorder = Recorder(life.storage)
+    with life.reader(recorder, block_cache_bytes=0) as reader:
+        reader.query("t", "hot", max_count=10**6)  # this reads the directories
+        for reads, max_count in ((1, 5), (len(parts), 10**6)):
+            recorder.reset()
+            found = reader.query("t", "hot", max_count=max_count)
+            assert life.answers(found) == life.model.query("t", "hot", max_count=max_count)
+            assert len({read.name for read in recorder.reads}) == reads
+    # the next tier merges the parts, and writes parts again
+    life.merge(30 * 86400)
+    assert len(max(parts_of(life), key=len)) >= 5
+    life.check(questions=SOME)
+
+
+def test_a_table_of_two_origins_is_damage(life):
+    fill_hot(life)
+    life.merge()
+    state = life.state
+    one, *others = max(parts_of(life), key=len)
+    assert one.shard is not None and others
+    another = replace(one, shard=replace(one.shard, origin="build"))
+    with pytest.raises(CorruptFile, match="objects of two origins"):
+        plan_rewrite(replace(state, objects=state.objects | {one.name: another}), {one.name})
+
+
+def test_pieces_and_their_writes_stay_small(merging, monkeypatch):
+    """With twice the entries, pieces have the same size, and so has what a task hands over at once."""
+    held = []
+    write = task_module.Writer.write
+
+    def watched(self, data):
+        write(self, data)
+        held.append(len(data))
+
+    monkeypatch.setattr(task_module.Writer, "write", watched)
+    largest = []
+    for files in (3, 6):
+        life = merging(MemoryStorage())
+        fill_hot(life, files)
+        pieces = []
+        held.clear()
+        report = merge(life.storage, life.log(), life.clock, life.options(), threads=1, progress=pieces.append)
+        assert sum(pieces) == report.entries == files * 700
+        assert any(stored.size_bytes > 4 << 9 for stored in life.state.objects.values())
+        life.check(questions=[("t", "hot"), ("t", "k1")])
+        largest.append((max(pieces), max(held)))
+    assert all(piece <= 3 * PIECE and bytes_ < 100 * 3 * PIECE for piece, bytes_ in largest)
+
 
 PART = 1 << 10
 # a file has 5 KiB of entries, so each window is several parts
@@ -94,27 +175,6 @@ def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, tiny, held, d
     life.check(questions=[("t", "k0"), ("t", "k39")])
 
 
-def test_a_hot_key_in_many_windows_is_read_by_its_groups(merging, tiny, held):
-    life = merging(storage=tiny)
-    for day in range(20):
-        life.put((BASE_MS + day * DAY_MS + row * DAY_MS // 90, "hot") for row in range(100))
-        life.publish()
-    life.later()
-    (job,) = life.plan().rewrites
-    assert len(job.tasks) > 1
-    life.merge()
-    assert max(held) <= PART * FULL_WINDOWS
-    assert not life.state.files and life.windows() == [(24 * day, 24) for day in range(21)]
-    life.check()
-
-
-def test_the_number_of_windows_bounds_the_memory():
-    """Sizes are estimates, but a writer holds at most one part."""
-    _, groups = cut_windows(dict.fromkeys(range(400), 1 << 20), [(0, 399, 400 << 20)], GIB, 1)
-    most = max(map(len, groups))
-    assert FULL_WINDOWS < most <= 48 and most * base.PART_BYTES <= 384 << 20
-
-
 @pytest.mark.parametrize(
     ("windows", "size", "spread", "runs", "most"),
     [
@@ -157,46 +217,3 @@ def test_requests_of_an_upload(size):
     assert [one for one in recorder.operations if one != "write"] == ["put", "head"]
     assert writing_requests(1, size) == Counter(put=1, head=1, write=0 if size <= 8 * MIB else 1 - -size // (8 * MIB))
     assert writing_requests(3, size).total() == 3 * writing_requests(1, size).total()
-
-
-_SHARD = 1 << 20
-# a day has more than one shard
-_ENTRIES = 40_000
-
-
-def test_a_directory_is_read_by_the_tasks_that_need_it(life):
-    for day in range(2):
-        numbers = np.arange(_ENTRIES)
-        times = BASE_MS + day * DAY_MS + numbers * 1000
-        keys, offsets = [f"k{number}" for number in numbers], day * _ENTRIES + numbers
-        life.index.put_batch(batch(_ENTRIES, key=keys, offset=offsets, timestamp_ms=times))
-        life.publish()
-    life.later()
-    life.merge(DAY_S, shard_bytes=_SHARD)
-    shards = len(life.state.objects)
-    assert shards == 4
-    (job,) = life.plan(30 * DAY_S, shard_bytes=_SHARD).rewrites
-    tasks = len(job.tasks)
-    assert tasks >= 3 and {source for task in job.tasks for source in task.inputs} == set(job.inputs)
-    readers = Counter(source.name for task in job.tasks for source in task.inputs)
-    # the cuts of tasks and of shards differ, so two or three tasks read each shard
-    assert max(readers.values()) < tasks
-    recorder = Recorder(life.storage)
-    log = StorageLog(recorder, life.clock)
-    log.open()
-    recorder.reset()
-    merge(recorder, log, life.clock, life.options(30 * DAY_S, shard_bytes=_SHARD), threads=1)
-    directories = Counter(read.name for read in recorder.reads if read.end == _size_of(job.inputs, read.name))
-    assert directories == readers
-    # each input needs a directory and a range, because no task has more than one piece
-    expected = estimate(job, PriceTable())
-    assert expected.requests["get_range"] == 2 * readers.total()
-    assert len(recorder.reads) == 2 * readers.total()
-    # the merge lists the log once to plan its jobs
-    assert Counter(recorder.operations) == Counter(expected.requests) + Counter(list=1)
-    with life.reader() as reader:
-        assert [item.offset for item in reader.query("t", "k17")] == [_ENTRIES + 17, 17]
-
-
-def _size_of(sources, name):
-    return next(source.size_bytes for source in sources if source.name == name)
