@@ -1,22 +1,17 @@
 """Objects are missing. A lookup reads each file once and the log once, and `explain` shows each."""
 
 import contextlib
-import json
-import threading
 
 import pytest
 
-from tests.support.changes import replace
 from tests.support.cold_index import cold_index
 from tests.support.log_records import open_log, publish
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, Lookup, LostFile
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.format.slots import SlotMap
 from tiered_index.service.jobs.lost import give_up
-from tiered_index.service.log.records import LogRecord, LostObject, TableShard
-from tiered_index.service.read import scan
+from tiered_index.service.log.records import LostObject
 
 FILES = 12
 
@@ -97,50 +92,6 @@ def test_a_file_that_a_record_removed_causes_one_more_pass(made, reader, ask):
     assert requests_of(result, "refreshed") == log
     assert result.explain.requests == len(made.storage.operations)
     assert result.explain.files_read == second - len(lost)
-
-
-def test_pages_of_a_batch_report_a_repeated_pass_once(made, reader):
-    cursor = reader.query("t", "all", max_count=1).cursor
-    gone = made.stored[2:4]
-    asked = [Lookup(topic="t", key="all", cursor=one) for one in (cursor, None, cursor)]
-    remove(made, gone)
-    made.storage.reset()
-    results = reader.query_many(asked)
-    answers = rest(made, gone)
-    assert [[Answer.of(item) for item in result] for result in results] == [answers[1:], answers, answers[1:]]
-    assert {result.status for result in results} == {"complete"}
-    explain = results.explain
-    assert explain.requests == len(made.storage.operations) == sum(report.requests for report in explain.files)
-    assert requests_of(results, "refreshed") == sum(one in ("list", "get") for one in made.storage.operations)
-    # the first page's pass, or its part before the missing object
-    assert 0 < requests_of(results, "outdated") <= FILES
-
-
-def test_a_batch_that_begins_again_reports_earlier_reads_of_the_log(made, reader):
-    begin_ms, end_ms = made.stored[-2].second_min * 1000, made.stored[5].second_max * 1000
-    newer = reader.query("t", "all", begin_ms=begin_ms, max_count=1).cursor
-    older = reader.query("t", "all", end_ms=end_ms, max_count=1).cursor
-    asked = [
-        Lookup(topic="t", key="all", begin_ms=begin_ms, cursor=newer),
-        Lookup(topic="t", key="all", end_ms=end_ms, cursor=older),
-    ]
-    lose(made, [made.stored[-2]])
-    gone = made.stored[2]
-
-    def gate(read):
-        """Remove a file at its read, which both pages make in one pass."""
-        if read.name == gone.name:
-            made.storage.gate = None
-            remove(made, [gone])
-
-    made.storage.gate = gate
-    made.storage.reset()
-    results = reader.query_many(asked, allow_partial=True)
-    assert [len(result) for result in results] == [0, 4] and [one.status for one in results] == ["partial", "complete"]
-    assert made.storage.operations.count("list") == 1
-    explain = results.explain
-    assert {report.outcome for report in explain.files} >= {"outdated", "refreshed", "read", "failed"}
-    assert explain.requests == len(made.storage.operations) == sum(report.requests for report in explain.files)
 
 
 class Gone:
@@ -228,39 +179,3 @@ def test_only_missing_objects_are_declared_lost(made):
     with pytest.raises(InvalidArgument, match="names no such"):
         give_up(made.inner, open_log(made.inner), [gone.name, "000000000000000-000000000000"])
     assert not open_log(made.inner).state.lost
-
-
-def test_lost_objects_in_records_and_checkpoints(made):
-    lost = LostObject.of(made.stored[0])
-    shard = TableShard("0123456789abcdef", 0, 86400, SlotMap(64), 2, 5)
-    masked = replace(lost, shard=shard, hash="mask")
-    for one in (lost, replace(lost, shard=shard), masked):
-        record = LogRecord(7, "remove", 0, "a", 5, remove=(one.name,), lost=(one,))
-        state = replace(open_log(made.inner).state, lost={one.name: one})
-        for kind in (record, state):
-            assert type(kind).decode(kind.encode(), "x") == kind
-        members = json.loads(record.encode().partition(b"\n")[0])["lost"][0]
-        assert set(members) - {"shard", "hash"} == {"name", "file_id", "second_min", "second_max", "count"}
-    seconds = lost.second_min, lost.second_max
-    assert masked.concerns(*seconds) and masked.concerns(*seconds, 0, 3) and not masked.concerns(*seconds, 3, 0)
-    assert replace(masked, hash="both").concerns(*seconds, 3, 0)
-
-
-def test_a_log_that_changes_at_every_try_ends_the_lookup(made, reader, ask, monkeypatch):
-    monkeypatch.setattr(scan, "_RESTARTS_S", 0)
-    stored = {one.name: one for one in made.stored}
-    removed = []
-    lock = threading.Lock()
-
-    def gate(read):
-        """Remove the first file that is read after each reading of the log."""
-        with lock:
-            if made.storage.operations.count("list") == len(removed):
-                removed.append(read.name)
-                remove(made, [stored[read.name]])
-
-    made.storage.gate = gate
-    with pytest.raises(StorageUnavailable, match="again and again"):
-        ask(reader)
-    # the lookup begins again once in any case
-    assert len(removed) == 2

@@ -1,25 +1,30 @@
-"""Ranges are read in parallel, verified groups stay in memory, and batches fetch each byte once."""
+"""Files, ranges and shards are read in parallel, within the reader's bound.
+
+A lookup reads all files that it needs in any case, and of the rest only as many as it may need. Verified groups stay in
+memory, and batches fetch each byte once.
+"""
 
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.support.cold_index import cold_index, spoiled
+from tests.support.batches import batch
+from tests.support.cold_index import BASE_MS, Recorder, cold_index, in_rounds, publish, put, spoiled
 from tests.support.hanging import until
+from tests.support.merging import BASE_MS as WINDOW_MS
+from tests.support.merging import DAY_S, HOUR_MS, Merging, small_shards
 from tests.support.model import Answer, ReferenceModel
-from tiered_index import Lookup
-from tiered_index.errors import CorruptFile
+from tests.support.thread_limit import ThreadLimit
+from tiered_index import IndexReader, Lookup
+from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.layout import HEADER_SIZE
-from tiered_index.format.trailer import Run
 from tiered_index.service.read.caches import ByteCache
-from tiered_index.service.read.cold_path import spans_of
 from tiered_index.storage.prices import PriceTable
 
 FILES = 8
@@ -34,9 +39,11 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _forget(made):
-    made.storage.gate = None
-    made.storage.reset()
+def _forget(request):
+    if "made" in request.fixturenames:
+        made = request.getfixturevalue("made")
+        made.storage.gate = None
+        made.storage.reset()
 
 
 def keys(count, seed=1):
@@ -114,31 +121,6 @@ def test_a_search_that_is_given_up_asks_for_nothing_more(made):
     assert len(made.storage.reads) == requests == answer.explain.requests
 
 
-def test_the_ranges_of_one_file_travel_side_by_side_within_the_same_bound(made):
-    stored = made.stored[0]
-    begin_ms, end_ms = stored.second_min * 1000, stored.second_max * 1000
-    asked = [Lookup(topic="t", key=f"k0-{n}", begin_ms=begin_ms, end_ms=end_ms) for n in range(0, ENTRIES, 50)]
-    with made.reader(query_threads=2, block_cache_bytes=0, coalesce_gap_bytes=0) as reader:
-        reader.query("t", "all")
-        several = [q for q in asked if _group(made, q.key) in (0, 2)]
-        made.storage.reset()
-        arrived = threading.Barrier(2)
-        made.storage.gate = lambda read: arrived.wait(30)
-        answers = reader.query_many(several)
-        assert answers.counts.tolist() == [1] * len(several)
-        assert made.storage.most_at_once == 2 == len(made.storage.reads)
-
-
-def _group(made, key):
-    """Return the number of the slot group of a key in its file."""
-    file = int(key[1:].split("-")[0])
-    with made.reader() as reader:
-        (handle,) = [h for h in reader.files() if h.file_id == made.stored[file].file_id]
-        trailer = handle.stored.trailer()
-        slot = key_hash("t", key) % trailer.metadata.layout.slots
-        return int(np.searchsorted(trailer.directory.groups["first_slot"].astype(int), slot, "right")) - 1
-
-
 def test_a_group_that_failed_its_check_is_not_cached(made):
     stored = made.stored[0]
     question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
@@ -186,24 +168,6 @@ def test_a_gap_by_price_costs_no_more_than_a_request(made, egress_usd, gap, join
 
 
 @pytest.mark.usefixtures("large_filters")
-@pytest.mark.parametrize("gap", [4, 4772, 20_000, 256 << 10])
-def test_the_bytes_between_slot_groups_are_counted_by_file(made, gap):
-    """A batch with gaps reads the same slot groups as one without gaps, and counts the bytes between them."""
-    explained = []
-    for setting in (0, gap):
-        with made.reader(coalesce_gap_bytes=setting, block_cache_bytes=0) as reader:
-            reader.query("t", "all")
-            explained.append(reader.query_many(APART).explain)
-    needed, joined = ({report.file: report for report in explain.files} for explain in explained)
-    assert len(joined) == FILES
-    for file, report in joined.items():
-        saved = needed[file].requests - report.requests
-        assert (needed[file].gap_bytes, report.bytes - report.gap_bytes) == (0, needed[file].bytes)
-        assert 0 <= report.gap_bytes <= gap * saved
-        assert (report.gap_bytes > 0) == (saved > 0)
-
-
-@pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize("gap", [0, 20_000, 256 << 10, 1 << 40])
 def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made, gap):
     asked = [Lookup(topic="t", key=key) for key in keys(12, seed=gap % 97)]
@@ -237,36 +201,6 @@ def _runs_apart(runs, gap):
     return 1 + sum(after.offset - (before.offset + before.length) > gap for before, after in joints) if runs else 0
 
 
-@given(
-    lengths=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60)), max_size=20),
-    gap=st.integers(0, 60),
-    limit=st.integers(1, 200),
-    seed=st.integers(0, 9),
-)
-def test_spans_cover_each_run_once(lengths, gap, limit, seed):
-    runs, at = [], 0
-    for space, length in lengths:
-        runs.append(Run(at + space, length, 0, 1))
-        at += space + length
-    shuffled = random.Random(seed).sample(runs, len(runs))
-    spans = spans_of(shuffled, gap, limit)
-    assert [run for span in spans for run in span.runs] == runs
-    for span in spans:
-        first, last = span.runs[0], span.runs[-1]
-        assert (span.start, span.start + span.length) == (first.offset, last.offset + last.length)
-        assert span.length <= limit or len(span.runs) == 1
-        between = pairwise(span.runs)
-        assert all(after.offset - before.offset - before.length <= gap for before, after in between)
-    for before, after in pairwise(spans):
-        apart = after.start - before.start - before.length
-        joined = after.runs[0].offset + after.runs[0].length - before.start
-        assert apart >= 0 and (apart > gap or joined > limit)
-    data = bytes(range(256)) * 10
-    for span in spans:
-        for run, piece in span.pieces(data[span.start : span.start + span.length]):
-            assert bytes(piece) == data[run.offset : run.offset + run.length]
-
-
 @pytest.mark.parametrize("bound", [0, 7, 80])
 def test_the_cache_keeps_its_bound_and_the_last_used_entries(bound):
     chosen = random.Random(bound)
@@ -294,3 +228,190 @@ def test_the_cache_keeps_its_bound_and_the_last_used_entries(bound):
         assert (use.hits, use.misses, use.entries, use.size_bytes) == (hits, misses, len(mirror), sum(mirror.values()))
         assert use.size_bytes <= bound
     assert (use.evictions > 100) is (bound > 0)
+
+
+THREADS = 4
+DAILY_FILES = 13
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory):
+    """Files of one hour, as many brokers write them.
+
+    The key "k" is early in each file. Each file ends a second before the next one.
+    """
+    made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0)
+    with made.writer() as writer:
+        for number in range(DAILY_FILES):
+            keys, begin_ms = ["k", f"end{number}"], BASE_MS + 1000 * number
+            times = [begin_ms, begin_ms + 3_000_000]
+            put(made, writer, batch(2, key=keys, offset=[2 * number, 2 * number + 1], timestamp_ms=times))
+            writer.seal()
+        publish(made, writer)
+    return made
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    """Files whose times do not overlap. The key "all" is in each."""
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=DAILY_FILES, entries=3)
+
+
+@pytest.fixture
+def reader_of():
+    readers = []
+
+    def opened(made):
+        """Return a reader that knows every directory and keeps no group."""
+        reader = made.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6)
+        readers.append(reader)
+        reader.query_many([Lookup(topic="t", key="warm")])
+        made.storage.reset()
+        return reader
+
+    yield opened
+    for reader in readers:
+        reader.close()
+
+
+@pytest.mark.parametrize("keys", [1, 2, 20])
+def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(days, reader_of, keys):
+    reader = reader_of(days)
+    asked = [Lookup(topic="t", key="all")] + [Lookup(topic="t", key=f"k{number}-0") for number in range(keys - 1)]
+    answers = in_rounds(days.storage, lambda: reader.query_many(asked), THREADS, DAILY_FILES)
+    for q, answer in zip(asked, answers, strict=True):
+        assert [Answer.of(item) for item in answer] == days.expected("t", q.key)
+    assert (days.storage.most_at_once, len(days.storage.reads)) == (THREADS, DAILY_FILES)
+
+
+@pytest.mark.parametrize(
+    ("end_ms", "alone"),
+    [(None, 1), (BASE_MS + 2_000_000, 0)],
+    ids=["none ends before the answers of the first", "all reach to the end of the range"],
+)
+def test_files_that_no_answer_spares_are_read_side_by_side(brokers, reader_of, end_ms, alone):
+    reader = reader_of(brokers)
+    ask = partial(reader.query, "t", "k", end_ms=end_ms, max_count=1)
+    answer = in_rounds(brokers.storage, ask, THREADS, DAILY_FILES, alone=alone)
+    assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
+    assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, DAILY_FILES)
+    assert answer.status == "truncated"
+
+
+# the number of entries of each key in the file of each day, newest first
+KEYS = {
+    "hot": lambda age: 70,
+    "warm": lambda age: 20,
+    "fading": lambda age: 40 if age == 0 else 1,
+    "old": lambda age: 70 if age > 1 else 0,
+    "weekly": lambda age: 1 if age % 7 == 3 else 0,
+    "daily": lambda age: 1,
+    "absent": lambda age: 0,
+}
+DAYS = 30
+# the most requests for the newest 64 entries, without filters and with all of them
+FIRST_64 = {"hot": (2, 2), "warm": (4, 4), "weekly": (30, 4), "daily": (30, 30), "absent": (30, 0)}
+
+
+@pytest.fixture(scope="module")
+def month(tmp_path_factory):
+    """A file per day, with frequent and rare keys."""
+    made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0, items=1000)
+    with made.writer() as writer:
+        offset = 0
+        for day in range(DAYS):
+            keys = [key for key, entries in KEYS.items() for _ in range(entries(DAYS - 1 - day))]
+            offsets, times = np.arange(len(keys)) + offset, BASE_MS + day * 86_400_000 + np.arange(len(keys)) * 1000
+            put(made, writer, batch(len(keys), key=keys, offset=offsets, timestamp_ms=times))
+            offset += len(keys)
+            writer.seal()
+        publish(made, writer)
+    return made
+
+
+@pytest.mark.parametrize("with_filters", [False, True])
+def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(month, with_filters):
+    with month.reader(block_cache_bytes=0, filter_after_probes=10**6) as reader:
+        reader.query_many([Lookup(topic="t", key="hot")])
+        if with_filters:
+            for stored in month.stored:
+                assert reader._cold_paths[0].fetch_filter(stored)
+        for key in KEYS:
+            month.storage.reset()
+            answer = reader.query("t", key, max_count=64)
+            assert [Answer.of(item) for item in answer] == month.expected("t", key, max_count=64)
+            assert len(month.storage.reads) == answer.explain.requests
+            if key in FIRST_64:
+                assert answer.explain.requests <= FIRST_64[key][with_filters], key
+            assert len(answer.explain.files) == DAYS
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_without_threads_files_are_searched_in_the_callers(days, monkeypatch, many):
+    limit = ThreadLimit(monkeypatch)
+    with days.reader(query_threads=THREADS) as reader:
+        limit.refuse("tiered-index-query", 10**6)
+        # a read that must end in time needs a thread
+        result = reader.query("t", "all", timeout_s=600, allow_partial=True)
+        assert (result.status, len(result), {report.outcome for report in result.failed}) == ("partial", 0, {"failed"})
+        with pytest.raises(StorageUnavailable, match="thread"):
+            reader.query("t", "all", timeout_s=600)
+        answer = reader.query_many([Lookup(topic="t", key="all")])[0] if many else reader.query("t", "all")
+        assert ([Answer.of(item) for item in answer], answer.status) == (days.expected("t", "all"), "complete")
+        # and one from memory needs none
+        assert len(reader.query("t", "all", timeout_s=600)) == DAILY_FILES
+        limit.refuse("tiered-index-query", 0)
+        assert len(reader.query("t", "all", timeout_s=600)) == DAILY_FILES
+    assert limit.refused > 0
+
+
+SHARDS = 8
+SHARD_KEYS = [f"k{number}" for number in range(200)]
+ASKED = [Lookup(topic="t", key=key) for key in SHARD_KEYS]
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory):
+    """One table of eight shards, which are smaller than those of a real merge."""
+    life = Merging(tmp_path_factory.mktemp("merge"), settings={"slots": 64})
+    with small_shards(1600):
+        for hour in range(2):
+            life.put((WINDOW_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(SHARD_KEYS))
+            life.publish()
+        life.later()
+        life.merge(DAY_S)
+    (shards,) = life.state.tables.values()
+    assert len(shards) == SHARDS
+    yield life
+    life.close()
+
+
+def shard_reader(life, storage, threads):
+    recorder = Recorder(storage or life.storage)
+    settings = {"block_cache_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    return recorder, IndexReader.open(storage_backend=recorder, clock=life.clock, query_threads=threads, **settings)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_shards_of_a_table_are_read_side_by_side(life, threads):
+    recorder, opened = shard_reader(life, None, threads)
+    with opened:
+        opened.query_many(ASKED)  # this reads the directories
+        # The lookup's own thread also searches. The bound is for ranges.
+        recorder.reset()
+        answers = in_rounds(recorder, lambda: opened.query_many(ASKED), threads, SHARDS)
+        assert answers.counts.tolist() == [2] * len(SHARD_KEYS)
+        assert (recorder.most_at_once, len(recorder.reads)) == (threads, SHARDS)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_a_fresh_reader_reads_directories_and_items_of_shards_side_by_side(life, threads):
+    recorder, opened = shard_reader(life, None, threads)
+    with opened:
+        answers = opened.query_many(ASKED, timeout_s=600)
+        for q, answer in zip(ASKED, answers, strict=True):
+            assert life.answers(answer) == life.model.query("t", q.key, max_count=None)
+        assert (answers.explain.requests, len(recorder.reads)) == (2 * SHARDS, 2 * SHARDS)
+        assert recorder.most_at_once <= threads
+        (report,) = [report for report in answers.explain.files if report.outcome == "read"]
+        assert (report.requests, report.matched) == (2 * SHARDS, 2 * len(SHARD_KEYS))

@@ -1,6 +1,6 @@
 """A key has 100,000 entries in one slot.
 
-Pages return the whole answer, hot and cold, and each reads only what it needs.
+Pages and batches return the whole answer, hot and cold, and each reads only what it needs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import functools
 import itertools
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +18,14 @@ from tests.support.batches import batch
 from tests.support.cold_index import BASE_MS, Recorder
 from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
+from tests.support.merging import BASE_MS as WINDOW_MS
+from tests.support.merging import Merging
 from tests.support.model import Answer, ReferenceModel
 from tests.support.plain_files import plain_files
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.format.compacted import BLOCK_BYTES
+from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.storage.memory import MemoryStorage
 
 ENTRIES = 100_000
@@ -116,16 +118,6 @@ def test_the_whole_answer_comes_through_pages_hot_and_cold(giant, whole):
             assert [Answer.of(item) for item in last[::-997]] == whole[::-1][: len(last) : 997]
 
 
-def test_pages_of_64_over_the_bounds_of_blocks(giant, whole):
-    """A block has about 7,300 entries."""
-    newest, oldest = whole[6_500].timestamp_ms, whole[8_000].timestamp_ms
-    expected = [answer for answer in whole if oldest <= answer.timestamp_ms <= newest]
-    with giant.reader() as cold:
-        for ask in (giant.hot.query, cold.query):
-            found = [Answer.of(item) for page in pages(ask, 64, begin_ms=oldest, end_ms=newest) for item in page]
-            assert found == expected
-
-
 def test_all_of_it_is_one_range(giant):
     with giant.reader() as cold:
         cold.query("t", "k1")
@@ -154,16 +146,6 @@ def test_a_page_reads_the_blocks_it_needs(giant, whole, start):
         assert page.explain.requests == len(giant.storage.reads) <= blocks
 
 
-def test_a_range_of_time_reads_only_the_blocks_of_that_time(giant, whole):
-    begin_ms, end_ms = whole[-1].timestamp_ms, whole[-100].timestamp_ms
-    with giant.reader() as cold:
-        cold.query("t", "k1")
-        giant.storage.reset()
-        answer = cold.query("t", "hot", begin_ms, end_ms, max_count=ENTRIES)
-        assert [Answer.of(item) for item in answer] == [a for a in whole if a.timestamp_ms <= end_ms]
-        assert giant.storage.asked_bytes <= 4 * BLOCK_BYTES
-
-
 def test_a_neighbour_in_the_same_slot_does_not_read_the_giant(giant):
     """Blocks have bounds of hashes, and in native order the items of a hash are neighbours."""
     with giant.reader() as cold:
@@ -171,18 +153,6 @@ def test_a_neighbour_in_the_same_slot_does_not_read_the_giant(giant):
         assert all(len(answer) == 1 for answer in hashes.values())
         if cold.genesis.layout.schema.keyed:
             assert all(answer.explain.bytes <= 3 * BLOCK_BYTES for answer in hashes.values())
-
-
-def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant):
-    with giant.reader(block_cache_bytes=0) as cold:
-        page = cold.query("t", "hot", max_count=64)
-        ask = partial(cold.query, "t", "hot", max_count=64, cursor=page.cursor)
-        ask()
-        with traced_memory() as memory:
-            page = ask()
-            _, peak = memory()
-    assert len(page) == 64
-    assert peak < 3 << 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,3 +177,63 @@ def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_
         assert found == offsets[:15_000]
         with made.reader() as warm:
             assert [item.offset for page in pages(warm.query, 30_000) for item in page] == offsets
+
+
+def hot(first):
+    """Return entries of one key, 100 per second."""
+    numbers = np.arange(first, first + ENTRIES)
+    return batch(ENTRIES, key="hot", offset=numbers, timestamp_ms=WINDOW_MS + numbers * 10)
+
+
+@pytest.fixture(scope="module", params=["packed", pytest.param("plain", marks=pytest.mark.long), "rocketmq"])
+def life(request, tmp_path_factory):
+    preset = "rocketmq" if request.param == "rocketmq" else "native"
+    settings = {"slots": 100, "items": ENTRIES + 1}
+    made = Merging(tmp_path_factory.mktemp("hot"), preset=preset, settings=settings)
+    made.index.put_batch(hot(0))
+    with plain_files(request.param == "plain"):
+        made.publish()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def read(life):
+    recorder = Recorder(life.storage)
+    settings = {"query_threads": 2, "block_cache_bytes": 0, "filter_after_probes": 10**6}
+    with IndexReader.open(storage_backend=recorder, **settings) as reader:
+        reader.query("t", "hot", max_count=1)
+        recorder.reset()
+        yield recorder, reader
+
+
+def peak_of(reader, asked):
+    """Return the most bytes that the lookups held at once."""
+    with traced_memory() as memory:
+        answers = reader.query_many(asked)
+        assert answers.counts.tolist() == [q.max_count for q in asked]
+        return memory()[1]
+
+
+def test_as_many_blocks_as_the_largest_page_needs(read):
+    recorder, reader = read
+    peak_of(reader, [Lookup(topic="t", key="hot", max_count=count) for count in (1, 20_000, 64)])
+    (one_stored,) = reader.log_state.objects.values()
+    entry_bytes = (one_stored.trailer_position - HEADER_SIZE) / one_stored.count
+    assert 20_000 * min(24, 0.9 * entry_bytes) < recorder.asked_bytes <= 5 * BLOCK_BYTES
+
+
+def test_old_ranges_read_only_their_blocks(read):
+    recorder, reader = read
+    peak_of(reader, [Lookup("t", "hot", WINDOW_MS + at, WINDOW_MS + at + 999, max_count=5) for at in (0, 990_000)])
+    assert recorder.asked_bytes <= 2 * BLOCK_BYTES
+
+
+def test_many_pages_of_one_key(read):
+    """200 lookups and 100,000 entries are 20 million pairs. Each range includes the newest entries."""
+    recorder, reader = read
+    peak = peak_of(
+        reader, [Lookup(topic="t", key="hot", max_count=10, begin_ms=WINDOW_MS + at) for at in range(0, 200_000, 1000)]
+    )
+    assert len(recorder.reads) == 1 and recorder.asked_bytes <= BLOCK_BYTES
+    assert peak < 24 << 20

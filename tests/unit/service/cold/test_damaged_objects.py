@@ -1,0 +1,207 @@
+"""Objects are damaged. A fresh reader answers exactly the put entries, or names the object.
+
+A batch is partial by slot group, as single lookups are. `explain` shows the requests for a damaged local copy.
+"""
+
+import contextlib
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.support.batches import batch
+from tests.support.cold_index import cold_index, spoiled
+from tests.support.log_records import open_log
+from tests.support.model import Answer
+from tests.support.plain_files import plain_files
+from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, PartialAnswer
+from tiered_index.format.layout import HEADER_SIZE, NATIVE
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.service.jobs.merge_run import MergeOptions, merge
+from tiered_index.storage.memory import MemoryStorage
+
+KEYS = ("k0-0", "k0-1", "all", "absent")
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
+def made(request, tmp_path_factory):
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=2, entries=3, slots=3, preset=request.param)
+
+
+def check(made, reader, name, keys=KEYS):
+    """Look up every key, then all at once. Return how many lookups named the object `name` as corrupt."""
+    named = 0
+    for key in keys:
+        try:
+            answer = reader.query("t", key)
+        except CorruptFile as error:
+            assert name in str(error)
+            named += 1
+        else:
+            assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
+    try:
+        answers = list(reader.query_many([Lookup(topic="t", key=key) for key in KEYS]))
+    except CorruptFile as error:
+        assert name in str(error)
+        return named + 1
+    assert [[Answer.of(item) for item in answer] for answer in answers] == [made.expected("t", key) for key in KEYS]
+    return named
+
+
+def first_item(made):
+    """Return the position of the first item. Native files are packed and have no slot table."""
+    layout = made.reader().genesis.layout
+    return HEADER_SIZE if layout.preset is NATIVE else layout.items_position
+
+
+@pytest.mark.parametrize("apart", [20, pytest.param(4, marks=pytest.mark.long)])
+def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_noticed(made, apart):
+    """Lookups do not read header and slot table. So few lookups fetch no filter.
+
+    Flips of the trailer are `apart` bytes from each other: `test_trailer.py` flips each of its bits.
+    """
+    stored = made.stored[0]
+    items = first_item(made)
+
+    def flip(position, data):
+        data[position] ^= 0x40
+
+    # so that every field of the items is hit
+    positions = [*range(items, stored.trailer_position, 4), *range(stored.trailer_position, stored.size_bytes, apart)]
+    quiet = []
+    for position in positions:
+        with spoiled(made, stored.name, partial(flip, position)), made.reader() as reader:
+            # any lookup reads the bytes outside the groups
+            if not check(made, reader, stored.name, KEYS if position < stored.trailer_position else KEYS[2:3]):
+                quiet.append(position)
+    # lookups notice every byte except the filter's
+    assert quiet == [at for at in positions if stored.trailer_position <= at < stored.directory_position]
+
+
+def test_objects_that_changed_places_are_named(made, tmp_path):
+    older, newer = made.stored
+    whole = {stored.name: made.inner.get(stored.name) for stored in made.stored}
+    foreign = cold_index(tmp_path / "root", files=2, entries=3, slots=3, preset=made.settings["preset"])
+    assert foreign.stored[0].size_bytes == older.size_bytes  # so that only the content differs
+    warm = made.reader(block_cache_bytes=0)
+    assert check(made, warm, "") == 0
+    other_index = foreign.inner.get(foreign.stored[0].name)
+    for name, other in ((older.name, whole[newer.name]), (newer.name, whole[older.name]), (older.name, other_index)):
+
+        def exchange(data, other=other):
+            data[:] = other
+
+        with spoiled(made, name, exchange), made.reader() as fresh:
+            assert check(made, fresh, name) == len(KEYS) + 1
+            if other in whole.values():
+                assert check(made, warm, name) > 0
+    assert check(made, warm, "") == 0
+    warm.close()
+
+
+@pytest.mark.parametrize("mode", ["short", "long", "wrong"])
+def test_a_range_always_answered_wrongly_is_corrupt(made, mode):
+    for warm in (False, True):
+        faulty = FaultStorage(made.inner)
+        with made.reader(storage=faulty, query_threads=1, block_cache_bytes=0) as reader:
+            if warm:
+                reader.query("t", "all")
+            before = faulty.calls("get_range")
+            faulty.corrupt("get_range", mode=mode, times=None)
+            with pytest.raises(CorruptFile, match=made.stored[1].name):
+                reader.query("t", "all", max_count=1)
+            assert faulty.calls("get_range") - before == 2
+            partly = reader.query("t", "all", allow_partial=True)
+            assert (partly.status, len(partly), len(partly.failed)) == ("partial", 0, 2)
+            faulty.clear()
+            assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
+
+
+BASE_MS = 1_700_000_000_000
+
+
+def put(service, count):
+    service.put_batch(batch(count, key=[f"k{i}" for i in range(count)], timestamp_ms=BASE_MS + np.arange(count) * 1000))
+
+
+@contextlib.contextmanager
+def uploaded(root, storage, count, **settings):
+    """Yield the writer of keys k0 to before `count` in one uploaded file."""
+    chosen = {"slots": 100, "items": 4000, "background": False, **settings}
+    with IndexService.open(root=root, storage_backend=storage, **chosen) as service:
+        put(service, count)
+        service.seal()
+        service.run_lifecycle()
+        yield service
+
+
+def test_requests_for_a_damaged_copy_are_its_own(tmp_path):
+    storage = MemoryStorage()
+    with uploaded(tmp_path, storage, 2000) as service:
+        (path,) = (tmp_path / "uploaded").iterdir()
+        data = bytearray(path.read_bytes())
+        data[28 + 800 : -3000] = bytes(len(data) - 28 - 800 - 3000)
+        path.write_bytes(data)
+        answer = service.query("t", "k7")
+        assert [item.offset for item in answer] == [7]
+        (report,) = answer.explain.files
+        assert report.requests == answer.explain.requests > 0
+    with IndexReader.open(root=tmp_path, storage_backend=storage) as reader:
+        answer = reader.query("t", "k7")
+        (report,) = [report for report in answer.explain.files if report.file != "log"]
+        assert report.requests > 0
+        assert sum(report.requests for report in answer.explain.files) == answer.explain.requests
+
+
+def damage(storage, rng):
+    """Flip a bit in some slot groups of every object, and in a block of a giant slot."""
+    for info in list(storage.list()):
+        if not info.name.startswith("data/"):
+            continue
+        data = bytearray(storage.get(info.name))
+        directory = parse_trailer(bytes(data), info.name, len(data)).directory
+        runs = [*directory.all_runs()]
+        for run in rng.sample(runs, max(1, len(runs) // 5)):
+            data[run.offset + rng.randrange(run.length)] ^= 1 << rng.randrange(8)
+        storage.put(info.name, bytes(data))
+
+
+@pytest.mark.parametrize(("layout", "merged"), [("packed", True), ("plain", False)])
+def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout, merged):
+    clock, rng = ManualClock(BASE_MS), random.Random(f"{layout} {merged}")
+    storage = MemoryStorage(clock=clock)
+    count = 3000
+    settings = {"slots": 500, "items": 40_000, "local_keep_s": 0, "background": False, "max_early_s": 10**9}
+    opened = IndexService.open(root=tmp_path, storage_backend=storage, clock=clock, **settings)
+    with plain_files(layout == "plain"), opened as service:
+        for _ in range(2):
+            put(service, count)
+            service.put_batch(batch(12_000, key="hot", timestamp_ms=BASE_MS + np.arange(12_000) * 1000))
+            service.seal()
+            service.run_lifecycle()
+    if merged:
+        clock.advance(10**6)
+        log = open_log(storage, clock)
+        assert merge(storage, log, clock, MergeOptions(window_s=30 * 86_400, min_age_s=0, shard_bytes=1 << 20)).sources
+    damage(storage, rng)
+    asked = [Lookup(topic="t", key=f"k{number}") for number in range(0, count, 12)]
+    asked += [Lookup(topic="t", key="hot", max_count=most) for most in (1, 100)]
+    asked += [Lookup(topic="t", key="absent"), Lookup(topic="u", key="k1")]
+    with IndexReader.open(storage_backend=storage, clock=clock, filter_after_probes=10**6) as reader:
+        alone = [reader.query(one.topic, one.key, max_count=one.max_count, allow_partial=True) for one in asked]
+    with IndexReader.open(storage_backend=storage, clock=clock, filter_after_probes=10**6) as reader:
+        many = reader.query_many(asked, allow_partial=True)
+        with pytest.raises((CorruptFile, PartialAnswer)):
+            reader.query_many(asked)
+    partial = [one.status == "partial" for one in alone]
+    assert 0 < sum(partial) < len(asked)
+    for lookup, one, other in zip(asked, alone, many, strict=True):
+        assert other.status == one.status, lookup
+        # of a giant slot a batch keeps the entries of its undamaged blocks
+        assert other.items == one.items or (lookup.key == "hot" and one.status == "partial"), lookup
+        assert {report.file for report in other.failed} == {report.file for report in one.failed}, lookup
+    assert {report.file for report in many.failed} == {report.file for one in alone for report in one.failed}

@@ -1,0 +1,364 @@
+"""A log hangs or is old. A lookup with a timeout does not wait longer, and no answer is older than promised.
+
+A complete answer is at most one interval behind the log, or with a timeout two (the second at least 30 s). If a thread
+cannot start, lookups continue without it, and the next lookup completes the work.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tests.support.cold_index import cold_index
+from tests.support.hanging import beside, until
+from tests.support.model import Answer
+from tests.support.pages import asking
+from tests.support.storage_faults import FaultStorage
+from tests.support.thread_limit import ThreadLimit
+from tiered_index import IndexReader, QueryResult
+from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import PrefixedStorage, child_storages, open_storage
+
+FILES = 3
+SHORT_S, SOME_S, LONG_S = 0.05, 1.0, 300.0
+
+
+@pytest.fixture
+def made(tmp_path):
+    return cold_index(tmp_path / "root", files=FILES)
+
+
+@pytest.fixture
+def storage(made):
+    storage = FaultStorage(made.inner)
+    hang = storage.hang("list", name_prefix="log/", nth=10**9)
+    yield storage
+    storage.clear()
+    hang.release.set()
+
+
+@pytest.fixture
+def reader(made, storage, clock):
+    """A reader that knows all directories and blocks, so that its lookups need only the log."""
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        assert answers(reader.query("t", "all")) == made.expected("t", "all")
+        yield reader
+
+
+def answers(result):
+    return [Answer.of(item) for item in result]
+
+
+def test_a_due_refresh_continues_behind_the_lookup_only_once(made, storage, reader, clock):
+    before = made.expected("t", "all")
+    made.add(FILES)
+    hang = storage.hang("get", name_prefix="log/")
+    clock.advance(11)
+    ask = partial(reader.query, "t", "all")
+    calls = storage.calls("get")
+    for timeout_s in (SHORT_S, SHORT_S, 1e-9):
+        result = ask(timeout_s=timeout_s)
+        assert (answers(result), result.status) == (before, "complete")
+        assert hang.entered.wait(30)
+        assert storage.calls("get") == calls + 1
+    # only lookups without a timeout wait for it
+    patient = [beside(ask) for _ in range(2)]
+    hang.release.set()
+    for waited in patient:
+        assert answers(waited()) == made.expected("t", "all") != before
+    assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
+    gone, others = made.stored[1], set(threading.enumerate())
+    with made.reader(storage, block_cache_bytes=0) as reader:
+        reader.query("t", "all")
+        data = made.inner.get(gone.name)
+        made.inner.delete(gone.name)
+        hang = storage.hang("list", name_prefix="log/", times=None)
+        seconds = range(gone.second_min, gone.second_max + 1)
+        rest = [answer for answer in made.expected("t", "all") if answer.timestamp_ms // 1000 not in seconds]
+        ask = asking(reader, "t", "all", many=many)
+        for _ in range(2):
+            result = ask(timeout_s=SOME_S, allow_partial=True)
+            assert (answers(result), result.status) == (rest, "partial")
+            assert [report.file for report in result.failed] == [gone.file_id]
+            assert "timeout_s" in str(result.failed[0].error)
+        with pytest.raises(BudgetExceeded) as caught:
+            ask(timeout_s=SOME_S)
+        assert caught.value.result is not None
+        # one thread reads and one waits to read, for all lookups
+        assert storage.calls("get") <= 1 + 1 + 2  # the checkpoint, and the log
+        assert sum(one.name.startswith("tiered-index-log") for one in {*threading.enumerate()} - others) <= 2
+        made.inner.put(gone.name, data)
+        storage.clear()
+        hang.release.set()
+        assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all")
+
+
+def test_a_lookup_of_a_writer_does_not_wait_longer_for_its_log(made, storage):
+    gone = made.stored[1]
+    with replace(made, storage=storage).writer(block_cache_bytes=0) as writer:
+        made.inner.delete(gone.name)
+        hang = storage.hang("list", name_prefix="log/", times=None)
+        result = beside(lambda: writer.query("t", "all", timeout_s=SOME_S, allow_partial=True))()
+        assert hang.entered.is_set() and not hang.release.is_set()
+        assert [report.file for report in result.failed] == [gone.file_id]
+        assert "timeout_s" in str(result.failed[0].error)
+        storage.clear()
+        hang.release.set()
+        with pytest.raises(CorruptFile):
+            writer.query("t", "all")
+
+
+@pytest.mark.parametrize("what", ["list", "get_range"])
+def test_a_close_does_not_wait_for_a_request_that_hangs(made, storage, clock, what):
+    others = set(threading.enumerate())
+    reader = made.reader(storage, clock=clock, refresh_interval_s=10, block_cache_bytes=0)
+    reader.query("t", "all")
+    hang = storage.hang(what, times=None)
+    clock.advance(11)
+    lookup = beside(lambda: reader.query("t", "all", timeout_s=LONG_S, allow_partial=True))
+    assert hang.entered.wait(30)
+    assert beside(reader.close)() is None
+    storage.clear()
+    hang.release.set()
+    assert isinstance(lookup(), IndexClosed | QueryResult)
+    until(lambda: not any(one.name.startswith("tiered-index") for one in {*threading.enumerate()} - others))
+    for ask in (lambda: reader.query("t", "all"), reader.refresh):
+        with pytest.raises(IndexClosed, match="closed"):
+            ask()
+
+
+class Closing(FaultStorage):
+    """Refuse every answer after the close, as backends with connections do."""
+
+    closed = False
+
+    def get_range(self, name, start, length):
+        data = super().get_range(name, start, length)
+        if self.closed:
+            raise InvalidArgument("the storage is closed")
+        return data
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_lookup_whose_storage_is_closed_under_it_reports_no_object_as_corrupt(made, warm):
+    storage, stored = Closing(made.inner), made.stored[0]
+    reader = made.reader(storage, block_cache_bytes=0)
+
+    def ask():
+        return len(reader.query("t", "all", stored.second_min * 1000, stored.second_max * 1000))
+
+    assert not warm or ask() == 1
+    hang = storage.hang("get_range")
+    lookup = beside(ask)
+    assert hang.entered.wait(30)
+    closing = beside(reader.close)
+    until(lambda: storage.closed)
+    hang.release.set()
+    assert isinstance(lookup(), IndexClosed) and closing() is None
+
+
+_PROCESS = """
+import sys, threading
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.storage.base import WrapperStorage
+from tiered_index.storage.opening import open_storage
+
+class Hanging(WrapperStorage):
+    hangs = False
+    def _around(self, call, act):
+        if self.hangs:
+            threading.Event().wait()
+        return act()
+
+storage, clock = Hanging(open_storage(sys.argv[1])), ManualClock(0)
+settings = dict(refresh_interval_s=10, block_cache_bytes=0, filter_after_probes=10**6)
+reader = IndexReader.open(storage_backend=storage, clock=clock, **settings)
+assert len(reader.query("t", "all")) == 1
+storage.hangs = True
+clock.advance(11)
+assert reader.query("t", "all", timeout_s=0.1, allow_partial=True).status == "partial"
+print("done")
+"""
+
+
+def test_a_process_ends_though_a_request_hangs(tmp_path):
+    uri = f"file://{tmp_path}/objects"
+    cold_index(tmp_path / "index", files=1, storage=open_storage(uri)).inner.close()
+    program = [sys.executable, "-c", _PROCESS, uri]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+
+
+def test_an_object_that_is_gone_and_a_damaged_log(made, storage):
+    gone = made.stored[0]
+    with made.reader(storage, block_cache_bytes=0) as reader:
+        made.add(FILES)
+        made.inner.delete(gone.name)
+        storage.corrupt("get", name_prefix="log/", times=None)
+        limits = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
+        result = reader.query("t", "all", allow_partial=True, **limits)
+        assert [report.file for report in result.failed] == [gone.file_id]
+        assert "log/" in str(result.failed[0].error)
+        with pytest.raises(CorruptFile, match="log/"):
+            reader.query("t", "all", **limits)
+
+
+@pytest.mark.parametrize(("interval_s", "beside_the_root"), [(10, False), (100, False), (100, True)])
+def test_a_refresh_that_hangs_for_too_long(made, clock, storage, interval_s, beside_the_root):
+    root = made.root if beside_the_root else None
+    with made.reader(storage, clock=clock, refresh_interval_s=interval_s, root=root) as reader:
+        ask = partial(reader.query, "t", "all")
+        before = made.expected("t", "all")
+        assert answers(ask()) == before
+        made.add(FILES)
+        hangs = [storage.hang(what, name_prefix="log/", times=None) for what in ("get", "list")]
+        clock.advance(interval_s + max(interval_s, 30))
+        if not beside_the_root:  # beside a root the lookup sees that folders have changed, and reads the log itself
+            assert ask(timeout_s=SHORT_S).status == "complete"
+        clock.advance(1)
+        with pytest.raises(BudgetExceeded, match="log") as caught:
+            ask(timeout_s=SHORT_S)
+        result = ask(timeout_s=SHORT_S, allow_partial=True)
+        assert result.status == "partial"
+        for failed in (caught.value.failed, result.failed):
+            # a reader beside a root may have no time left for its files
+            assert failed[0].file == "log" and (len(failed) == 1 or beside_the_root)
+        assert {*answers(result)} >= {*before} or beside_the_root
+        storage.clear()
+        for hang in hangs:
+            hang.release.set()
+        # a lookup without a timeout waits for the hanging request
+        result = ask()
+        assert (result.status, answers(result)) == ("complete", made.expected("t", "all"))
+
+
+def test_one_that_may_make_no_request_is_not_complete_either(made, clock):
+    with made.reader(clock=clock, refresh_interval_s=10) as reader:
+        reader.query("t", "all")
+        clock.advance(40)
+        assert reader.query("t", "all", max_requests=0).status == "complete"
+        clock.advance(1)
+        with pytest.raises(BudgetExceeded, match="41 s ago"):
+            reader.query("t", "all", max_requests=0)
+        # files are listed whatever the age
+        assert [handle.file_id for handle in reader.files()] == [stored.file_id for stored in made.stored]
+        assert reader.query("t", "all").status == "complete"
+        assert reader.query("t", "all", max_requests=0).status == "complete"
+
+
+def test_an_interval_of_nothing_reads_the_log_once_a_lookup(made, storage):
+    with made.reader(storage, refresh_interval_s=0) as reader:
+        before = storage.calls("list")
+        for number in (1, 2):
+            reader.query("t", "all")
+            assert storage.calls("list") == before + number
+
+
+def pass_long(made, storage, clock):
+    """Let much time pass after the next answer to a listing of the log, while the writer continues."""
+
+    def act():
+        made.add(FILES)
+        clock.advance(100_000)
+
+    storage.meanwhile("list", act, when="after", name_prefix="log/")
+
+
+@pytest.mark.parametrize("opening", [True, False])
+def test_a_view_is_as_old_as_the_beginning_of_its_reading(made, storage, clock, opening):
+    if opening:
+        pass_long(made, storage, clock)
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        if not opening:
+            pass_long(made, storage, clock)
+            reader.refresh()
+        assert answers(reader.query("t", "all", max_count=100)) == made.expected("t", "all")
+
+
+def test_a_long_lookup_answers_as_of_its_begin(made, storage, clock, reader):
+    before = made.expected("t", "all")
+    pass_long(made, storage, clock)
+    clock.advance(11)
+    result = reader.query("t", "all", max_count=100)
+    assert (result.status, answers(result)) == ("complete", before)
+    assert made.expected("t", "all") != before
+
+
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
+def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(made, storage, clock, reader, timeout_s):
+    """They once raised the error of an earlier refresh, or said that the log was too old."""
+    storage.fail("list", name_prefix="log/", times=None)
+    clock.advance(11)
+    with pytest.raises(StorageUnavailable):
+        reader.query("t", "all", timeout_s=timeout_s)
+    storage.clear()
+    made.add(FILES)
+    clock.advance(100)
+    hang = storage.hang("list", name_prefix="log/")
+    calls = storage.calls("list")
+    waiting = [beside(lambda: answers(reader.query("t", "all", timeout_s=timeout_s))) for _ in range(5)]
+    assert hang.entered.wait(30)
+    time.sleep(0.05)
+    hang.release.set()
+    assert all(waited() == made.expected("t", "all") for waited in waiting)
+    clock.advance(0.001)
+    reader.query("t", "all", timeout_s=timeout_s)
+    assert storage.calls("list") <= calls + 2
+
+
+LONG_S = 300.0
+MANY = 10**6
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    return ThreadLimit(monkeypatch)
+
+
+@pytest.fixture
+def several(tmp_path):
+    """A prefix with two indexes below it."""
+    storage = FaultStorage(MemoryStorage())  # one namespace, as in an object store
+    for name in ("a", "b"):
+        cold_index(tmp_path / name, files=2, storage=PrefixedStorage(storage, name))
+    assert len(list(child_storages(storage))) == 2
+    yield storage
+
+
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
+def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, limit, clock, timeout_s):
+    made = cold_index(tmp_path / "root", files=3)
+    limit.refuse("tiered-index-log", MANY)
+    with made.reader(clock=clock, refresh_interval_s=10) as reader:
+        before = [Answer.of(item) for item in reader.query("t", "all")]
+        made.add(3)
+        clock.advance(11)
+        # The log is overdue by a second. The answer is as of the reader's log position.
+        result = reader.query("t", "all", timeout_s=LONG_S)
+        assert ([Answer.of(item) for item in result], result.status) == (before, "complete")
+        limit.refuse("tiered-index-log", 0)
+        result = reader.query("t", "all", timeout_s=timeout_s)
+        assert [Answer.of(item) for item in result] == made.expected("t", "all") != before
+
+
+def test_opening_and_refreshes_without_threads(several, limit, clock):
+    limit.refuse("tiered-index-log", MANY)
+    with IndexReader.open(storage_backend=several, clock=clock, refresh_interval_s=10) as reader:
+        assert len(reader.sources) == 2
+        clock.advance(11)
+        assert len(reader.query("t", "all")) == 4 and reader.refresh() is not None
+        # the reader also reads each index's log in its own thread
+        assert limit.refused > 4

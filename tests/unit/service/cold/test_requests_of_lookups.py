@@ -1,0 +1,280 @@
+"""The requests of lookups: one per file with a known directory, none if a filter excludes the key or no range meets it.
+
+If the directory is unknown, a lookup makes one request if the file lacks the key, otherwise two. Their number does not
+grow with the index. Idle threads read parts of a range with many gaps.
+"""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from tests.support.batches import batch
+from tests.support.changes import replace
+from tests.support.cold_index import BASE_MS, Read, cold_index
+from tests.support.log_records import publish
+from tests.support.model import Answer
+from tests.support.pages import pages_of
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.format.names import STATES
+from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.memory import MemoryStorage
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq"])
+def made(request, tmp_path_factory):
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=10, preset=request.param)
+
+
+@pytest.fixture(autouse=True)
+def _forget(request):
+    if "made" in request.fixturenames:
+        made = request.getfixturevalue("made")
+        made.storage.reset()
+
+
+def groups(made):
+    """Return the reads of slot groups: object and range."""
+    ends = {stored.name: stored.trailer_position for stored in made.stored}
+    return [(r.name, r.start, r.length) for r in made.storage.reads if r.start < ends[r.name]]
+
+
+def ends(made):
+    """Return the range of each file that has its filter and its directory."""
+    return [Read(o.name, o.trailer_position, o.size_bytes - o.trailer_position) for o in made.stored]
+
+
+def absent_keys(made):
+    """Return keys that the filters of all files exclude."""
+    with made.reader(block_cache_bytes=0) as reader:
+        reader.query("t", "all")
+        keys = [f"absent{n}" for n in range(100)]
+        return [key for key in keys if not reader.query("t", key).explain.requests]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["query", "query_many"])
+@pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
+def test_the_first_lookup_of_an_absent_key_makes_one_request_per_file(made, tmp_path, many, local):
+    """Directory and filter come by one range. Later lookups of absent keys make none."""
+    absent = absent_keys(made)
+
+    def ask(reader, keys):
+        made.storage.reset()
+        if not many:
+            return [reader.query("t", key) for key in keys]
+        return list(reader.query_many([Lookup(topic="t", key=key) for key in keys]))
+
+    cache = tmp_path / "cache" if local else None
+    with made.reader(cache_dir=cache) as reader:
+        assert not any(map(len, ask(reader, absent[: 9 if many else 1])))
+        assert sorted(made.storage.reads, key=str) == sorted(ends(made), key=str)
+        ask(reader, absent[9:])
+        assert made.storage.operations == []
+    with made.reader(cache_dir=cache) as reader:
+        (found,) = ask(reader, ["k4-7"])
+        assert [Answer.of(item) for item in found] == made.expected("t", "k4-7")
+        # a filter may admit a key that its file lacks
+        assert 1 <= len(groups(made)) <= 2
+        assert len(made.storage.reads) == len(groups(made)) + (0 if local else len(made.stored))
+
+
+def test_a_filter_larger_than_a_gap_does_not_come_with_the_directory(made):
+    with made.reader(coalesce_gap_bytes=made.stored[0].filter_length - 1) as reader:
+        made.storage.reset()
+        assert len(reader.query("t", "absent")) == 0
+        assert not set(made.storage.reads) & set(ends(made))
+
+
+def test_a_listing_of_topics_reads_no_filter(made):
+    with made.reader() as reader:
+        made.storage.reset()
+        reader.topics()
+        assert {read.start for read in made.storage.reads} == {stored.directory_position for stored in made.stored}
+
+
+def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(made):
+    with made.reader() as reader:
+        made.storage.reset()
+        first = reader.query("t", "all")
+        assert [Answer.of(item) for item in first] == made.expected("t", "all")
+        directories = ends(made)
+        reads = list(made.storage.reads)
+        assert sorted(r.name for r in reads) == sorted(2 * [o.name for o in made.stored])
+        assert [r for r in reads if r in directories] and all(directory in reads for directory in directories)
+        assert (first.explain.requests, first.explain.bytes) == (20, made.storage.asked_bytes)
+        assert made.storage.operations == ["get_range"] * 20
+        made.storage.reset()
+        # another key is in other groups, and the files' directories are known
+        for file in (0, 9, 4):
+            made.storage.reset()
+            found = reader.query("t", f"k{file}-7")
+            assert [Answer.of(item) for item in found] == made.expected("t", f"k{file}-7")
+            touched = [(report.file, report.requests) for report in found.explain.files if report.requests]
+            assert all(requests == 1 for _, requests in touched)
+            assert len(groups(made)) == len(made.storage.reads) == found.explain.requests
+            assert len(set(groups(made))) == len(groups(made))
+
+
+@pytest.mark.usefixtures("large_filters")
+def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(made):
+    with made.reader() as reader:
+        reader.query("t", "all")
+        made.storage.reset()
+        answer = reader.query("elsewhere", "all")
+        assert (len(answer), answer.status, made.storage.reads) == (0, "complete", [])
+        assert {report.outcome for report in answer.explain.files} == {"skipped_topic"}
+
+
+HOURS, HOUR_MS = 40, 3_600_000
+
+
+@pytest.fixture(scope="module")
+def hourly(tmp_path_factory):
+    """An index of 40 files of an hour each. The key "all" is once in every file, and each has 200 keys of its own."""
+    hourly = MemoryStorage()
+    root = tmp_path_factory.mktemp("root")
+    settings = {"slots": 50, "items": 202, "local_keep_s": 0, "background": False}
+    with IndexService.open(root=root, storage_backend=hourly, **settings) as service:
+        for number in range(HOURS):
+            keys, numbers = ["all", *(f"k{number}-{i}" for i in range(200))], np.arange(201)
+            times = BASE_MS + number * HOUR_MS + numbers * 1000
+            service.put_batch(batch(201, key=keys, offset=numbers + number * 1000, timestamp_ms=times))
+            service.seal()
+            service.run_lifecycle()
+    return hourly
+
+
+def hour_of(number, key):
+    """Return the lookup of a file's key in that file's hour."""
+    begin_ms = BASE_MS + number * HOUR_MS
+    return Lookup(topic="t", key=f"k{number}-{key}", begin_ms=begin_ms, end_ms=begin_ms + HOUR_MS - 1)
+
+
+def test_pages_together_cost_one_request_a_file(hourly):
+    settings = {"block_cache_bytes": 0, "filter_after_probes": 3, "query_threads": 1}
+    with IndexReader.open(storage_backend=hourly, **settings) as reader:
+        # read every directory
+        reader.query_many([Lookup(topic="t", key=f"k{number}-0") for number in range(HOURS)])
+        pages = list(pages_of(reader.query, "t", "all", max_count=5))
+        assert [item.offset for page in pages for item in page] == [n * 1000 for n in reversed(range(HOURS))]
+        # the file of the last answer is read again, for entries of the same second
+        assert sum(page.explain.requests for page in pages) <= HOURS + HOURS // 5 + 5
+
+
+def test_a_batch_leaves_out_files_that_no_range_meets(hourly):
+    ends = [hour_of(number, 5) for number in (0, HOURS - 1)]
+    with IndexReader.open(storage_backend=hourly, filter_after_probes=1) as reader:
+        answers = reader.query_many(ends)
+        assert answers.counts.tolist() == [1, 1]
+        assert answers.explain.requests == 4
+        assert {report.outcome for report in answers.explain.files} == {"read", "skipped_time"}
+        assert reader.query_many(ends).explain.requests == 0
+
+
+def test_keys_that_are_there_make_no_filter_due(hourly):
+    ranges = [hour_of(number, 7) for number in range(HOURS)]
+    with IndexReader.open(storage_backend=hourly, block_cache_bytes=0, filter_after_probes=1) as reader:
+        assert reader.query_many(ranges).explain.requests == 2 * HOURS
+        assert reader.query_many(ranges).explain.requests == HOURS
+        for lookup in ranges[:10]:
+            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1
+            # no entry in another second does not mean that the file lacks the key
+            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.begin_ms).explain.requests == 1
+            assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1
+
+
+_OBJECTS = 4_000
+_FILES, _ENTRIES, _KEYS = 50, 3_000, 500
+
+
+def _older(stored, number):
+    """Return an object that does not exist, of a time long before that of `stored`."""
+    file_id = f"{stored.file_id[:-8]}{number:08x}"
+    begin_s, end_s = stored.second_min - 100_000 * number, stored.second_max - 100_000 * number
+    return replace(stored, name=f"data/{file_id}/0.index", file_id=file_id, second_min=begin_s, second_max=end_s)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """An index of very many objects. Only the three newest exist."""
+    many = cold_index(tmp_path_factory.mktemp("many") / "root", files=3)
+    log = StorageLog(many.inner, ManualClock(BASE_MS))
+    epoch = log.open().epoch
+    for first in range(1, _OBJECTS + 1, 500):
+        publish(log, epoch, tuple(_older(many.stored[0], first + n) for n in range(500)))
+    for state in STATES:
+        # a reader beside a root would read the log again if the folders had just changed
+        os.utime(many.root / state, (BASE_MS / 1000, BASE_MS / 1000))
+    return many
+
+
+@pytest.mark.parametrize("beside_the_root", [False, True])
+def test_the_cost_of_a_lookup_does_not_grow_with_the_index(many, beside_the_root):
+    many.storage.reset()
+    with many.reader(**({"root": many.root} if beside_the_root else {})) as reader:
+        # the checkpoint, and the record after the one that the root knows
+        assert sorted(many.storage.operations) == [*["get"] * (1 + beside_the_root), "list", "list"]
+        assert len(reader.files()) == _OBJECTS + 3
+        newest = many.stored[-1]
+        for requests in (2 - beside_the_root, 0):
+            found = reader.query("t", "all", newest.second_min * 1000)
+            assert [Answer.of(item) for item in found] == many.expected("t", "all", begin_ms=newest.second_min * 1000)
+            assert found.explain.requests == requests
+            assert [report.file for report in found.explain.files] == [newest.file_id]
+        many.storage.reset()
+        reader.refresh()
+        assert many.storage.operations == ["list"]
+        log = StorageLog(many.inner, ManualClock(BASE_MS))
+        publish(log, log.open().epoch, (_older(many.stored[0], 2 * _OBJECTS + beside_the_root),))
+        many.storage.reset()
+        before = reader.files()
+        reader.refresh()
+        assert many.storage.operations == ["list", "get"]
+        # `before` stays alive, so that no new file has the `id()` of an old one
+        assert len(set(map(id, reader.files())) - set(map(id, before))) == 1
+        publish(log, log.state.epoch, remove=(_older(many.stored[0], 2 * _OBJECTS + beside_the_root).name,))
+
+
+ENTRIES = 120_000
+GAP = 256 << 10
+ASKED = [Lookup(topic="t", key=f"k0-{number}") for number in random.Random(3).sample(range(ENTRIES - 1), 100)]
+
+
+@pytest.fixture(scope="module")
+def gappy(tmp_path_factory):
+    """A file with MiB of gaps between the slot groups of `ASKED`."""
+    return cold_index(tmp_path_factory.mktemp("cold") / "root", files=1, entries=ENTRIES, slots=30_000)
+
+
+def cost(gappy, asked=ASKED, limits=None, **settings):
+    """Return requests, bytes, and those between slot groups of one batch. Directories are known."""
+    with gappy.reader(block_cache_bytes=0, **settings) as reader:
+        reader.query("t", "k0-1")
+        gappy.storage.reset()
+        answers = reader.query_many(asked, **(limits or {}))
+        assert answers.counts.tolist() == [1] * len(asked)
+    explain = answers.explain
+    assert (explain.requests, explain.bytes) == (len(gappy.storage.reads), gappy.storage.asked_bytes)
+    return explain.requests, explain.bytes, sum(report.gap_bytes for report in explain.files)
+
+
+def test_a_batch_of_few_of_a_files_keys_skips_its_largest_gaps(gappy):
+    needed = cost(gappy, coalesce_gap_bytes=0)[1]
+    requests, size, gaps = cost(gappy, coalesce_gap_bytes="price")
+    assert (requests, size - gaps) == (1, needed)
+    cuts = gaps // GAP
+    assert 2 <= cuts < 31
+    found = cost(gappy)
+    assert (found[0], found[1] - found[2]) == (1 + cuts, needed)
+    # each of these gaps is larger than the mean
+    assert found[1] < size - cuts * gaps / len(ASKED)
+
+
+def test_only_idle_threads_and_few_requests_of_a_bound_are_used(gappy):
+    whole = cost(gappy, coalesce_gap_bytes="price")
+    assert cost(gappy, query_threads=1) == whole
+    assert cost(gappy, query_threads=3)[0] == 3
+    assert cost(gappy, limits={"max_requests": 31}) == whole
+    assert cost(gappy, limits={"max_requests": 64})[0] == 3
