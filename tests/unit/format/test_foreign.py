@@ -165,6 +165,23 @@ def test_short_read_is_an_error_not_a_short_list(make):
         find_compacted(file, lambda position, length: read(position, length - 1), wanted, *EVER)
 
 
+def test_recognise_refuses(make):
+    data, _ = make.file(LAYOUT, 30)
+    with pytest.raises(CorruptFile, match="the file is empty"):
+        recognise(b"", b"", 0, "f")
+    with pytest.raises(CorruptFile, match="wrong magic"):
+        recognise(bytes(40), bytes(40), 40, "f")
+    damaged = bytearray(data)
+    damaged[-30] ^= 1
+    with pytest.raises(CorruptFile, match="trailer's CRC32"):
+        recognise(bytes(damaged[:HEAD_SIZE]), bytes(damaged[-TAIL_SIZE:]), len(data), "f")
+    future = bytearray(data)
+    struct.pack_into(">I", future, len(data) - TAIL_SIZE + 8, 9)
+    struct.pack_into(">I", future, len(data) - 4, zlib.crc32(future[-TAIL_SIZE:-4]))
+    with pytest.raises(UnsupportedVersion, match="format version 9"):
+        recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")
+
+
 @pytest.mark.parametrize("count", [1, 38, 39])
 @pytest.mark.parametrize("slots", [1, 400])
 @pytest.mark.parametrize("preset", [ROCKETMQ, NATIVE], ids=["rocketmq", "native"])
@@ -187,20 +204,3 @@ def test_recognise(make, preset, slots, count):
     assert kind(compacted) == FileKind("compacted", preset, True)
     if preset is ROCKETMQ:
         assert kind(compacted[: layout.compacted_size(count)]) == FileKind("compacted", preset, False)
-
-
-def test_recognise_refuses(make):
-    data, _ = make.file(LAYOUT, 30)
-    with pytest.raises(CorruptFile, match="the file is empty"):
-        recognise(b"", b"", 0, "f")
-    with pytest.raises(CorruptFile, match="wrong magic"):
-        recognise(bytes(40), bytes(40), 40, "f")
-    damaged = bytearray(data)
-    damaged[-30] ^= 1
-    with pytest.raises(CorruptFile, match="trailer's CRC32"):
-        recognise(bytes(damaged[:HEAD_SIZE]), bytes(damaged[-TAIL_SIZE:]), len(data), "f")
-    future = bytearray(data)
-    struct.pack_into(">I", future, len(data) - TAIL_SIZE + 8, 9)
-    struct.pack_into(">I", future, len(data) - 4, zlib.crc32(future[-TAIL_SIZE:-4]))
-    with pytest.raises(UnsupportedVersion, match="format version 9"):
-        recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")

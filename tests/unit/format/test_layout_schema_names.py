@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -192,17 +190,3 @@ def test_a_used_layout_can_be_pickled():
         getattr(schema, name)
     assert len(vars(schema)) > 6
     assert pickle.loads(pickle.dumps(schema)) == schema
-
-
-def test_a_document_of_any_depth_is_refused_as_no_layout():
-    """The deepest document that the JSON parser allows is still refused by a typed error."""
-    refused = 0
-    for depth in range(sys.getrecursionlimit() - 200, sys.getrecursionlimit()):
-        try:
-            document = json.loads('{"preset":' + "[" * depth + "]" * depth + "}")
-        except RecursionError:
-            break
-        with pytest.raises(ConfigError, match="not a layout"):
-            Layout.from_json(document)
-        refused += 1
-    assert refused

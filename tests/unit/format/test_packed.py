@@ -1,6 +1,7 @@
-"""Packed runs return all items byte for byte. A lookup finds one key's items in them. Damage is an error."""
+"""Packed runs and files have the items of plain ones. A lookup finds one key's items. Damage is an error."""
 
 import json
+import struct
 import zlib
 from typing import Any
 
@@ -9,16 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.core import using
-from tiered_index.errors import CorruptFile
+from tests.support.compacted_files import SMALL, verify
+from tests.unit.format.test_compacted import LAYOUTS, giant_file, naive_slots
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format import compacted as module
+from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, SealedFile
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import MOST_ITEMS
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
 from tiered_index.format.packed import Packing, PackingOptions, packed_bytes, read_options
 from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.format.shard import answer_sorted
-from tiered_index.format.slots import SlotMap, hash_rank
+from tiered_index.format.slots import SlotMap
 from tiered_index.format.time_line import TimeLine
+from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
+from tiered_index.stored import typed
 
 pytestmark = pytest.mark.usefixtures("way")
 ODD = Schema(
@@ -113,43 +119,6 @@ def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: l
     assert of_runs.tolist() == [int(part.sum()) for part in np.split(wanted, stops)]
 
 
-@given(anything(), st.data())
-def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
-    """A CRC32 does not stop an attacker. Any bytes raise one of our errors, or return items."""
-    packing, items = packed
-    whole = bytearray(pack(packing, items))
-    for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(0, min(len(whole) - 1, 80)))] = data.draw(st.integers(0, 255))
-    cut = bytes(whole[: data.draw(st.sampled_from([len(whole), len(whole) - 1, 3]))])
-    count = data.draw(st.sampled_from([len(items), len(items) + 1, 1, MOST_ITEMS + 1]))
-    own = int(items["key_hash"][0]) & (2**31 - 1)
-    for key_hash in (None, 0, 5, own):
-        try:
-            found = unpack(packing, cut, count, key_hash)
-        except CorruptFile as error:
-            assert by_numpy(packing, cut, count, key_hash) == str(error)
-            continue
-        assert len(found) <= count <= MOST_ITEMS
-        assert found.dtype == items.dtype
-        assert by_numpy(packing, cut, count, key_hash) == found.tobytes()
-    runs = [(pack(packing, items), len(items)), (cut, count)]
-    found = all_items(packing, runs)
-    with using(None):
-        assert all_items(packing, runs) == found
-    asked = packing.ranks_of(np.array([0, 5, own], np.int32))
-    # NumPy, the core and reads of single runs refuse the same runs, even if no key of the run is wanted
-    for ranks in (asked, asked[:0], packing.ranks_of(np.array([77], np.int32))):
-        expected = one_by_one(packing, runs[::-1], ranks)
-        try:
-            found, of_runs = asked_of(packing, runs[::-1], ranks)
-        except CorruptFile as error:
-            assert expected == str(error)
-        else:
-            # numbers of topics are only checked if they are wanted
-            is_number = isinstance(expected, str) and "topics of its file" in expected
-            assert is_number or expected in (None, (found.tobytes(), of_runs.tolist()))
-
-
 @pytest.mark.parametrize("marks", [0b0101, 0b1111, 0b1010, 0b10001, 0b1], ids=bin)
 def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
     """The packed form of four items marks the first item of each of two keys. Here the second mark is anywhere."""
@@ -164,6 +133,8 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
     if marks != 0b0101:
         with pytest.raises(CorruptFile, match="differs from the 2 of its header"):
             unpack(packing, data, 4)
+        with pytest.raises(CorruptFile, match="too short"):
+            unpack(packing, data[:3], 4)
     for key_hash in (3, 4, 5):
         if marks == 0b0101:
             assert unpack(packing, data, 4, key_hash).tobytes() == items[items["key_hash"] == key_hash].tobytes()
@@ -173,42 +144,6 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
             # an empty answer would claim that the run lacks the key
             with pytest.raises(CorruptFile, match="differs from the 2 of its header"):
                 asked_of(packing, [(data, 4)], packing.ranks_of(np.array([key_hash], np.int32)))
-
-
-def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) -> bytes | str:
-    """Return the items that NumPy finds in a run, or the text of its error."""
-    with using(None):
-        try:
-            return unpack(packing, data, count, key_hash).tobytes()
-        except CorruptFile as error:
-            return str(error)
-
-
-def one_by_one(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tuple[bytes, list[int]] | str | None:
-    """Return the items of runs that are read one by one, or the first error's text.
-
-    Return None if a stored hash has no rank: only an attacker makes such bytes, which are those of another hash.
-    """
-    parts = []
-    with using(None):
-        for data, count in runs:
-            try:
-                items = unpack(packing, data, count)
-            except CorruptFile as error:
-                return str(error)
-            if data[0] and (items["key_hash"] < 0).any():
-                return None
-            parts.append(items[np.isin(hash_rank(normal_hashes(items["key_hash"]), packing.base), ranks)])
-    return b"".join(part.tobytes() for part in parts), list(map(len, parts))
-
-
-def all_items(packing: Packing, runs: list[tuple[bytes, int]]) -> bytes | str:
-    """Return the items of several runs, or the text of the error."""
-    pieces, counts = [data for data, _ in runs], np.array([count for _, count in runs], int)
-    try:
-        return packing.unpack(pieces, counts, "f")[0].tobytes()
-    except CorruptFile as error:
-        return str(error)
 
 
 def log_like(count: int, per_key: int) -> Any:
@@ -287,3 +222,87 @@ def test_a_number_beyond_the_topics_is_damage(number: int) -> None:
     for key_hash in (None, 5):
         with pytest.raises(CorruptFile, match="more than the 3 topics of its file"):
             unpack(numbered, data, 2, key_hash)
+
+
+NATIVES = [kind for kind in sorted(LAYOUTS) if not LAYOUTS[kind][0].newest_first]
+
+
+def items_of_file(data):
+    """Return the items of a file, read by its directory."""
+    trailer = parse_trailer(data, "file", len(data))
+    runs = trailer.directory.all_runs()
+    pieces = [data[run.offset : run.offset + run.length] for run in runs]
+    return trailer.metadata.packing.unpack(pieces, np.array([run.count for run in runs]), "file")[0]
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 50), st.integers(1, 12), st.integers(0, 3),
+    st.sampled_from(NATIVES), st.integers(1, 130), st.sampled_from([64, GROUP_BYTES]),
+)  # fmt: skip
+def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kind, chunk, group_bytes):
+    layout = Layout(*LAYOUTS[kind], slots, count + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK", chunk)  # chunks end anywhere
+        patch.setattr(module, "GROUP_BYTES", group_bytes)
+        patch.setattr(module, "BLOCK_BYTES", 20 * group_bytes)
+        data, entries = make.file(layout, count, seed=seed, distinct_hashes=distinct, spread_s=spread_s, packed=True)
+    expected = [
+        item.tobytes()[: layout.schema.item.itemsize] for items in naive_slots(entries, layout) for item in items
+    ]
+    assert items_of_file(data).tobytes() == b"".join(expected)
+    assert verify(data) == []
+    found = Header(*struct.unpack_from(">IqqiI", data))
+    in_use = len({int(hash) % slots for hash in entries["key_hash"]})
+    assert (found.magic, found.slots_in_use, found.items) == (NATIVE.end_magic, in_use, count)
+    assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", 4)
+
+
+def test_groups_and_blocks_are_those_of_the_plain_file(make):
+    data, plain = (giant_file(make, kind)[1] for kind in ("packed", "native"))
+    assert verify(data) == [] and len(data) < 0.5 * len(plain)
+    ours, theirs = (parse_trailer(each, "file", len(each)).directory for each in (data, plain))
+    for name in ("first_slot", "count", "first_block", "blocks"):
+        assert ours.groups[name].tolist() == theirs.groups[name].tolist()
+    for name in ("count", "hash_min", "hash_max", "second_min", "second_max"):
+        assert ours.blocks[name].tolist() == theirs.blocks[name].tolist()
+    assert ours.blocks["length"].max() < BLOCK_BYTES // 2
+    for group in ours.groups:
+        offset, length = int(group["offset"]), int(group["length"])
+        assert zlib.crc32(data[offset : offset + length]) == int(group["crc32"])
+
+
+def test_values_at_their_bounds(make):
+    """Columns have their greatest width. The negative hash counts as 0 and is stored unchanged."""
+    layout = Layout(NATIVE, NATIVE.schema, 3, 10)
+    begin_ms = 2**31 * 1000
+    columns = dict.fromkeys(("topic_id", "queue_id", "size"), np.array([-(2**31), 2**31 - 1, 0, 1]))
+    columns |= {"offset": np.array([-(2**63), 2**63 - 1, 0, -1]), "fingerprint": np.array([0, 2**32 - 1, 1, 2])}
+    times = np.array([0, (2**32 - 1) * 1000, begin_ms, begin_ms])
+    table, entries = make.entries(layout, np.array([0, 2**31 - 1, 0, 0], np.int32), times, columns, begin_ms=begin_ms)
+    entries = entries.copy()
+    entries["key_hash"][2] = -(2**31)
+    made = [make.compacted(table, entries, packed=packed, topics=()) for packed in (True, False)]
+    assert [verify(data) for data in made] == [[], []]
+    items = np.frombuffer(made[1], layout.schema.item, 4, layout.items_position)
+    assert items_of_file(made[0]).tobytes() == items.tobytes()
+
+
+def test_rocketmqs_files_are_not_packed(make):
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
+    with pytest.raises(InvalidArgument, match="cannot pack"):
+        make.file(layout, 12, packed=True)
+
+
+def test_a_sealed_file_says_how_it_is_compacted():
+    stored = {
+        "file_id": "f", "layout": SMALL.to_json(), "begin_ms": 0, "end_ms": 0, "count": 1, "lane": "main",
+        "sequence": 1, "predecessor": None, "created_ms": 0, "offset_space": "custom", "topics": [], "positions": {},
+        "writer": "w",
+    }  # fmt: skip
+    assert not typed(stored, SealedFile).packed
+    sealed = typed({**stored, "packed": True}, SealedFile)
+    assert sealed.packed and sealed.to_json()["packed"]
+    assert "packed" not in typed(stored, SealedFile).to_json()
+    of_rocketmq = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20).to_json()
+    with pytest.raises(ValueError, match="packed"):
+        typed({**stored, "packed": True, "layout": of_rocketmq}, SealedFile)

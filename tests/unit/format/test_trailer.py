@@ -42,6 +42,8 @@ def test_round_trip(small):
     assert verify(small) == []
     with pytest.raises(CorruptFile, match="add up"):
         parse_trailer(small, "file", len(small) + 1)
+    with pytest.raises(CorruptFile, match="cut off"):
+        parse_trailer(small[-TAIL_SIZE - 1 :], "file", len(small))
 
 
 @pytest.fixture(params=["plain", "packed"])

@@ -1,15 +1,106 @@
-"""Catalogs: what is written is read again, damage is found, and stored bytes of this version stay readable."""
+"""Tables of archived segments, and catalogs of them: what is written is read again, and damage is found.
+
+The table is made during the copy of the bytes. A reader accepts it only if all parts agree.
+"""
 
 import base64
 import itertools
+import operator
 import zlib
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
+from tiered_index.format import archived
+from tiered_index.format.archived import SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.catalog import TAIL_BYTES, CatalogWriter, decode_end, decode_group
+from tiered_index.format.names import segment_epoch, segment_name, store_prefix
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
+from tiered_index.storage.base import check_name
+
+PIECE = archived.PIECE_BYTES
+
+
+def summed(data, cuts):
+    sums = SegmentSums()
+    at = 0
+    for cut in [*sorted(cuts), len(data)]:
+        sums.update(data[at:cut])
+        at = cut
+    return sums
+
+
+@pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7, archived.HEAD_BYTES + 9])
+def test_sums_are_those_of_the_pieces_however_the_bytes_arrive(size):
+    data = bytes(range(256)) * (size // 256 + 1)
+    data = data[:size]
+    pieces = [zlib.crc32(data[at : at + PIECE]) for at in range(0, size, PIECE)]
+    for cuts in ([], [1], [PIECE - 1, PIECE + 5], [7, 7, size // 2]):
+        sums = summed(data, [min(cut, size) for cut in cuts])
+        head = zlib.crc32(data[: archived.HEAD_BYTES])
+        assert (sums.size_bytes, sums.crc32, sums.head_crc32) == (size, zlib.crc32(data), head)
+        table = sums.table(99)
+        assert (table.start, table.size_bytes, table.pieces.tolist()) == (99, size, pieces)
+        stored = data + table.encode()
+        assert len(stored) == segment_object_bytes(size)
+        read = SegmentTable.decode(stored[size:], len(stored), "x")
+        assert (read.start, read.size_bytes, read.crc32, read.pieces.tolist()) == (99, size, zlib.crc32(data), pieces)
+
+
+@given(st.integers(0, 55), st.integers(0, 7))
+def test_every_flipped_bit_of_table_and_tail_is_seen(at, bit):
+    data = bytes(2 * PIECE)
+    encoded = bytearray(summed(data, []).table(5).encode())
+    assert len(encoded) == 56
+    encoded[at] ^= 1 << bit
+    with pytest.raises(CorruptFile, match="x: "):
+        SegmentTable.decode(bytes(encoded), 2 * PIECE + 56, "x")
+
+
+@pytest.mark.parametrize("keep", [0, 47, 48, 55])
+def test_a_table_that_is_cut_short_is_damage(keep):
+    encoded = summed(bytes(2 * PIECE), []).table(5).encode()
+    with pytest.raises(CorruptFile):
+        SegmentTable.decode(encoded[len(encoded) - keep :], 2 * PIECE + 56, "x")
+
+
+def test_other_versions_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(archived, "SEGMENT_VERSION", 5)
+    encoded = summed(b"abc", []).table(5).encode()
+    monkeypatch.undo()
+    with pytest.raises(UnsupportedVersion, match="version 5"):
+        SegmentTable.decode(encoded, segment_object_bytes(3), "x")
+
+
+@pytest.mark.parametrize(
+    ("store", "prefix"),
+    [
+        ("broker-a", "segments/broker-a/"),
+        ("..", "segments/=2E=2E/"),
+        ("a b/c", "segments/a=20b=2Fc/"),
+        ("é", "segments/=C3=A9/"),
+        ("a=20b", "segments/a=3D20b/"),
+    ],
+)
+def test_a_stores_name_becomes_part_of_an_objects_name(store, prefix):
+    assert store_prefix(store) == prefix
+    assert segment_name(store, 16384, 7).startswith(f"{prefix}00000000000000016384/00000000000000000007-")
+    assert segment_epoch(segment_name(store, 16384, 7)) == 7
+
+
+LONG = st.builds(operator.mul, st.text(min_size=4, max_size=8), st.integers(30, 37))
+
+
+@given(st.text(min_size=1) | LONG | st.sampled_from(["\ud800", "a/" * 2000]))
+def test_every_store_has_a_prefix_of_its_own(store):
+    assert check_name(segment_name(store, 2**63 - 1, 2**63 - 1)).startswith(store_prefix(store))
+    # the length is the greatest that a record can hold
+    assert len(store_prefix(store).split("/")[1]) <= 128
+    assert len({store_prefix(name) for name in (store, store + "/", f"={store}", f"=={store}", store + store)}) == 5
+
 
 # of `segments_of(Random(0), 2)`, as version 1 wrote it
 GOLDEN = (
@@ -23,7 +114,7 @@ GOLDEN = (
 )
 
 
-def archived(store, start, size, **more):
+def archived_segment(store, start, size, **more):
     name = f"segments/{store}/{start:020d}/{1:020d}-{start:016x}.log"
     return ArchivedSegment(name, store, start, size, start % 2**32, 7, size + 4 * -(-size // 16384) + 48, 1000, **more)
 
@@ -37,9 +128,9 @@ def segments_of(random, count):
             size = random.randrange(1, 10_000)
             if store == "broker":
                 source, rows = random.choice([None, (1, 2)]), random.choice([None, 5])
-                made.append(archived(store, start, size, source=source, rows=rows))
+                made.append(archived_segment(store, start, size, source=source, rows=rows))
             elif store == "kafka-p":
-                made.append(archived(store, start, size, columns=(random.randrange(1, 90), 1), times=(5, 6)))
+                made.append(archived_segment(store, start, size, columns=(random.randrange(1, 90), 1), times=(5, 6)))
             else:
                 blocks, etag = random.choice([None, (4096, (1, 2))]), f'"{start:x}"'
                 more = {"rows": 3, "times": (1, 2), "blocks": blocks, "is_open": random.random() < 0.5}
@@ -97,17 +188,17 @@ def test_a_flipped_byte_anywhere_is_found():
 
 
 def test_segments_that_overlap_or_are_not_sorted_are_refused():
-    for later in (archived("s", 5, 10), archived("s", 0, 3), archived("r", 99, 3)):
+    for later in (archived_segment("s", 5, 10), archived_segment("s", 0, 3), archived_segment("r", 99, 3)):
         writer = CatalogWriter(lambda data: None)
-        writer.add(archived("s", 0, 10))
+        writer.add(archived_segment("s", 0, 10))
         with pytest.raises(CorruptFile, match="overlaps"):
             writer.add(later)
     with pytest.raises(CorruptFile, match="without an offset"):
-        CatalogWriter(lambda data: None).add(archived("s", 0, 0))
+        CatalogWriter(lambda data: None).add(archived_segment("s", 0, 0))
 
 
 def test_the_greatest_offsets_and_names_of_any_form_are_read_again():
-    plain, linked = archived("s", 2**62, 2**44), LinkedSegment("u", "t", 2**62, 2**62 - 1, "ndjson", 1, "e", 3)
+    plain, linked = archived_segment("s", 2**62, 2**44), LinkedSegment("u", "t", 2**62, 2**62 - 1, "ndjson", 1, "e", 3)
     deep = ArchivedSegment(f"segments/s/{0:020d}/deep/name", "s", 0, 100, 1, 2, 152, 3)
     _, directory, data = written([deep, plain, linked], 512)
     assert read(bytes(data), decode_end(bytes(data), "c")) == [deep, plain, linked]
@@ -119,3 +210,14 @@ def test_the_greatest_offsets_and_names_of_any_form_are_read_again():
 def test_stored_bytes_of_version_1_are_read():
     data = base64.b64decode(GOLDEN)
     assert read(data, decode_end(data, "c")) == segments_of(Random(0), 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["segments/a/1/x.log", "data/a/00000000000000000007-0123456789abcdef.log", "segments/a/1/7-0123456789abcdef.log"],
+)
+def test_foreign_names_have_no_epoch(name):
+    with pytest.raises(CorruptFile):
+        segment_epoch(name)
+    with pytest.raises(InvalidArgument):
+        store_prefix("")
