@@ -109,30 +109,3 @@ def test_no_package_no_rights_and_no_apt(tmp_path: Path) -> None:
     (host.bin / "java").unlink()
     done = host.run()
     assert done.returncode == 1 and "none was found" in done.stderr
-
-
-def test_a_failed_installation_is_reported(tmp_path: Path) -> None:
-    host = Host(tmp_path)
-    host.apt("openjdk-17-jre-headless")
-    host.stub("apt-get", '[ "$1" != install ] || { echo "no room" >&2; exit 100; }')
-    done = host.run()
-    assert done.returncode != 0 and "no room" in done.stderr
-
-
-def test_an_older_java_that_stays_the_default_is_replaced_by_the_alternatives(tmp_path: Path) -> None:
-    host = Host(tmp_path)
-    host.java("11.0.2")
-    host.apt("openjdk-17-jre-headless", installs="11.0.2")
-    host.java("17.0.15", "java-beside-it")
-    host.stub("update-alternatives", f'echo "$@" >>{host.log}\ncp {host.bin}/java-beside-it {host.bin}/java')
-    assert host.run().returncode == 0
-    asked = [line for line in host.log.read_text().splitlines() if line.startswith("--set java /usr/lib/jvm/")]
-    assert len(asked) == 1 and "-17-" in asked[0] and asked[0].endswith("/bin/java")
-
-
-def test_an_installation_without_a_fitting_java_fails(tmp_path: Path) -> None:
-    host = Host(tmp_path)
-    host.java("11.0.2")
-    host.apt("openjdk-17-jre-headless", installs="11.0.2")
-    done = host.run()
-    assert done.returncode == 1 and "Java 11 was found" in done.stderr

@@ -4,8 +4,6 @@ import ast
 import dataclasses
 import importlib
 import inspect
-import pickle
-import pydoc
 import re
 import textwrap
 from collections.abc import Iterator
@@ -83,19 +81,6 @@ def test_help_has_the_public_name_of_each_function(module: str) -> None:
     functions = {name: value for name, value in values(module).items() if inspect.isfunction(value)}
     assert not {name: value.__name__ for name, value in functions.items() if value.__name__ != name}
     assert not {name: value.__qualname__ for name, value in functions.items() if value.__qualname__ != name}
-
-
-def test_functions_with_a_public_name_can_be_pickled() -> None:
-    for name in ("copy", "erase", "expire", "hash_key", "merge"):
-        function = values("tiered_index")[name]
-        assert pickle.loads(pickle.dumps(function)) is function
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_help_has_no_memory_address(module: str) -> None:
-    found = {name: pydoc.render_doc(value, renderer=pydoc.plaintext) for name, value in values(module).items()}
-    assert found
-    assert not [(name, line) for name, text in found.items() for line in text.splitlines() if " at 0x" in line]
 
 
 @pytest.mark.parametrize("module", MODULES)

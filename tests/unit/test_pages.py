@@ -1,9 +1,15 @@
-"""The index lists each page, links lead somewhere, the glossary uses the code's names, records have their parts."""
+"""The index lists each page, links lead somewhere, the glossary uses the code's names, records have their parts.
 
+docs/architecture.md names the folders of the package, and the folders' imports.
+"""
+
+import ast
+import functools
 import re
 from functools import cache
 from pathlib import Path
 
+import tiered_index
 from tiered_index import errors
 
 TOP = Path(__file__).parents[2]
@@ -126,9 +132,59 @@ def test_the_glossary_uses_names_of_the_code():
     assert named <= defined, sorted(named - defined)
 
 
-def test_the_page_of_kafka_imports_public_modules_alone():
-    api = (DOCS / "api.md").read_text()
-    imports = re.findall(r"^from (tiered_index\.\S*) import (\w+)", (DOCS / "kafka.md").read_text(), re.MULTILINE)
-    assert len(imports) > 4
-    assert not [module for module, _ in imports if f"`{module}`" not in api]
-    assert not [name for module, name in imports if ".kafka." in module and f"`{name}`" not in api]
+PACKAGE = Path(tiered_index.__file__).parent
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+PICTURE = PAGE.split("```text\n")[1].split("```")[0]
+LAYERS = {
+    name: set(targets.split()) for name, targets in re.findall(r"^(\w+)/ +→((?: \w+)*)(?:  |$)", PICTURE, re.MULTILINE)
+}
+FOLDERS = {
+    name: set(targets.split())
+    for name, targets in re.findall(r"^  ([\w/]+)/ +←→((?: [\w/.]+)*)", PICTURE, re.MULTILINE)
+}
+
+
+def folder_of(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folder of a module, or of a name in a module, by its parts below the package."""
+    while parts and not PACKAGE.joinpath(*parts).is_dir():
+        parts = parts[:-1]
+    return parts
+
+
+@functools.cache
+def imports() -> dict[str, set[tuple[str, ...]]]:
+    """Return the folders that the modules of each folder import when they are loaded."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        own = path.parent.relative_to(PACKAGE).parts
+        folders = found.setdefault("/".join(own), set())
+        # A layer's own `__init__` re-exports its names. The `__init__` of a lower folder is a module like any other.
+        shows = path.name == "__init__.py" and path.parent.parent in (PACKAGE.parent, PACKAGE)
+        for node in ast.parse(path.read_text()).body if not shows else ():
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tiered_index":
+                base = tuple((node.module or "").split(".")[1:])
+                folders |= {folder_of((*base, alias.name)) for alias in node.names}
+        folders -= {own, ()}
+    found.pop("")
+    return found
+
+
+def test_the_picture_has_every_folder_and_no_other():
+    assert set(FOLDERS) == set(imports())
+    assert set(LAYERS) == {name.split("/")[0] for name in imports()}
+
+
+def test_layers_import_what_the_picture_says():
+    found = {layer: set() for layer in LAYERS}
+    for name, folders in imports().items():
+        layer = name.split("/")[0]
+        found[layer] |= {folder[0] for folder in folders} - {layer}
+    assert found == LAYERS
+    order = list(LAYERS)
+    assert all(order.index(below) > order.index(layer) for layer, names in LAYERS.items() for below in names)
+
+
+def test_a_folder_imports_what_the_picture_says():
+    for name, folders in imports().items():
+        layer = name.split("/")[0]
+        assert FOLDERS[name] == {"/".join(folder[1:]) or "." for folder in folders if folder[0] == layer}, name

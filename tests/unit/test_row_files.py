@@ -1,4 +1,7 @@
-"""The readers of rows: records of several lines, Arrow, files of other forms, and any damage, which is typed."""
+"""The readers of rows: records of several lines, Arrow, files of other forms, and any damage, which is typed.
+
+Times of rows that are read together are those of rows that are read one by one.
+"""
 
 import bz2
 import csv
@@ -6,6 +9,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import random
 
 import pyarrow as pa
@@ -37,7 +41,7 @@ def read(path, keys=("k",), time="at", start=0, dialect=None):
 CELLS = st.text(st.sampled_from('ab,;"\n\r '), max_size=6)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(CELLS, CELLS), max_size=30), st.integers(20, 200), st.sampled_from(["\n", "\r\n"]))
 def test_records_of_several_lines_are_found_at_their_bytes(tmp_path, monkeypatch, cells, block_bytes, newline):
     monkeypatch.setattr(rows, "BLOCK_BYTES", block_bytes)
@@ -80,13 +84,6 @@ def test_delimiter_and_quote_may_be_given(tmp_path, monkeypatch, delimiter, quot
     assert Dialect.of(text.format) == Dialect(mark, quote)
     assert Dialect.of(f"{text.format}+gzip") == Dialect(mark, quote)
     assert [text.row(record.encode())["note"] for record in records[:3]] == notes[:3]
-
-
-def test_without_a_dialect_the_format_names_none(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text(f"k;at\nv1;{BEGIN_S}\n")
-    _, _, reading = read(path)
-    assert (reading._text.format, Dialect.of("csv"), Dialect.of("ndjson+gzip")) == ("csv", None, None)
 
 
 @pytest.mark.parametrize("dialect", [("ab", '"'), ("é", '"'), ("\n", '"'), ("", '"'), (",", "''"), ("'", "'")])
@@ -235,7 +232,7 @@ def sound(tmp_path_factory):
     return Files(sound_files(tmp_path_factory.mktemp("sound")))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 9), st.integers(0, 2**32), st.sampled_from(["flip", "cut", "insert", "double", "zero", "none"]))
 def test_any_damage_is_a_typed_error_or_a_bad_row(tmp_path, sound, form, seed, how):
     chance, data = random.Random(seed), bytearray(sound[form])
@@ -263,7 +260,7 @@ def test_any_damage_is_a_typed_error_or_a_bad_row(tmp_path, sound, form, seed, h
         assert how != "none" or len({position for position, _, _ in entries}) == 40
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([b'{"k":1,"at":5}', b'{"k":"\\ud800","at":5}', b"{}"])))
 )
@@ -279,3 +276,60 @@ def test_any_lines_are_entries_or_bad_rows_at_their_place(tmp_path, parts):
     for row in bad:
         number = int(row.where.split()[1].replace(",", ""))
         assert data.split(b"\n")[number - 1].strip()
+
+
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+SECONDS = st.integers(631_152_000, 4_102_444_799)
+
+
+@st.composite
+def times(draw):
+    """Times of one unit, as numbers or texts in any mixture."""
+    unit = draw(st.sampled_from(sorted(UNITS)))
+    per = UNITS[unit]
+    integers = SECONDS.map(lambda second: second * per)
+    decimals = st.builds(lambda second, part: str(second * per + part), SECONDS, st.floats(0, 0.999))
+    kinds = [integers, integers.map(str), decimals, st.one_of(integers, decimals)]
+    return unit, draw(st.lists(kinds[draw(st.integers(0, 3))], min_size=1, max_size=20))
+
+
+@settings(max_examples=150)
+@given(times())
+def test_numbers_are_the_same_times_together_and_one_by_one(case):
+    unit, values = case
+    alone = RowMapping(("k",), "at", unit)
+    together = RowMapping(("k",), "at", unit).times_ms(values)
+    assert together is not None
+    assert together.tolist() == [alone.time_ms(value) for value in values]
+
+
+@settings(max_examples=100)
+@given(st.lists(st.floats(631_152_000, 4_102_444_799), min_size=1, max_size=20))
+def test_a_column_of_floats_has_the_times_of_its_floats(values):
+    mapping = RowMapping(("k",), "at")
+    found = mapping.times_ms(pa.array(values, pa.float64()))
+    assert found is not None and mapping.unit == "s"
+    assert found.tolist() == [mapping.time_ms(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1_700_000_000, None],
+        ["1700000000", "2024-01-01T00:00:00Z"],
+        [1_700_000_000, "yesterday"],
+        [math.nan, 1.7e9],
+        [10**30],
+        ["1" * 30],
+        [-5],
+        [2**62],
+    ],
+)
+def test_rows_with_a_bad_time_are_read_one_by_one(values):
+    assert RowMapping(("k",), "at", "s").times_ms(values) is None
+
+
+def test_a_float_that_is_no_number_is_a_bad_time():
+    for value in (math.nan, math.inf, "1e999", "1" * 5000, -(10**400)):
+        with pytest.raises(InvalidArgument):
+            RowMapping(("k",), "at", "s").time_ms(value)

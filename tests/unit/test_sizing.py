@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.generators.sizing_page import PAGE, SIZES, computed, inputs_of, shown, sizing
+from docs.generators.sizing_page import PAGE, computed, inputs_of, shown, sizing
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.jobs import merge_run as run
@@ -55,20 +55,3 @@ def test_arithmetic_by_hand():
     assert year["dollars a month"] == pytest.approx(
         sum(value for name, value in year.items() if name.startswith("dollars a month:"))
     )
-
-
-def test_storage_costs_less_behind_its_tiers():
-    at = {
-        name: sizing(_GIVEN, messages)["dollars a month: storage, at the year's end"]
-        for name, messages in SIZES.items()
-    }
-    assert at["100 bn"] == pytest.approx(100 * at["1 bn"])
-    huge = sizing(_GIVEN, 1e14)
-    assert huge["dollars a month: storage, at the year's end"] == pytest.approx(
-        50 * 1024 * 0.023 + 450 * 1024 * 0.022 + (huge["GiB at the year's end"] - 500 * 1024) * 0.021
-    )
-
-
-def test_an_input_is_stated_once():
-    with pytest.raises(ValueError, match="twice"):
-        inputs_of("| build | 1 | x | y |\n| build | 2 | x | y |\n")

@@ -1,4 +1,4 @@
-"""Objects that are a source may have any name, written with the escapes of a URI or without."""
+"""Objects that are a source may have any name, with the escapes of a URI or without. They are read ahead."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from urllib.parse import quote
 import pytest
 
 from tiered_index import IndexConfig
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.sources import places
 from tiered_index.sources.places import StoredFile, opened_place
+from tiered_index.storage.memory import MemoryStorage
 
 NAMES = [
     "a::b+00:00.ndjson",
@@ -42,3 +44,39 @@ def test_an_index_keeps_its_rule_of_names(s3_environment: Any) -> None:
     with IndexConfig().open_storage(f"s3://{s3_environment.new_bucket()}") as storage:
         with pytest.raises(InvalidArgument, match="not a valid object name"):
             storage.put("a:b", b"")
+
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def storage(monkeypatch):
+    monkeypatch.setattr(places, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(places, "_BUFFER_BYTES", 300)
+    storage = MemoryStorage()
+    storage.put("x", DATA)
+    return storage
+
+
+@pytest.mark.parametrize("size", [1, 299, 1000, 1001, 5000, 20_000])
+def test_all_bytes_are_read_in_order_from_any_position(storage, size):
+    with StoredFile("memory://x", storage, "x", len(DATA)).ahead() as handle:
+        for begin in (0, 17, 999, len(DATA) - 1, len(DATA)):
+            assert handle.seek(begin) == begin
+            pieces = [*iter(lambda: handle.read(size), b"")]
+            assert b"".join(pieces) == DATA[begin:] and handle.tell() == len(DATA)
+
+
+def test_an_error_of_a_piece_is_raised_where_it_is_needed(storage, monkeypatch):
+    get_range = storage.get_range
+
+    def failing(name, offset, length):
+        if offset >= 3000:
+            raise StorageUnavailable("away")
+        return get_range(name, offset, length)
+
+    monkeypatch.setattr(storage, "get_range", failing)
+    with StoredFile("memory://x", storage, "x", len(DATA)).ahead() as handle:
+        assert handle.read(3000) == DATA[:3000]
+        with pytest.raises(StorageUnavailable, match="away"):
+            handle.read(1)

@@ -153,7 +153,7 @@ packed-run-without-its-end: a run that continues in the next piece loses its ite
   in Compaction._written
   - low, waiting = high, items[end:]
   + low, waiting = high, items[len(items) :]
-  tests/unit/format/test_packed_file.py::test_equals_lists_per_slot
+  tests/unit/format/test_packed.py::test_equals_lists_per_slot
 skiplist-begin-exclusive: a scan misses a handle that ends in the range's first second
   in TimeRangeSkipList.overlapping
   - begin <= node.end and
@@ -193,7 +193,7 @@ complete-however-old: an answer is called complete although the log has not resp
   in Polled._oldest_s
   - return self._interval_s + max(self._interval_s, _OVERDUE_S)
   + return 1e9
-  tests/unit/service/cold/test_overdue_logs.py::test_one_that_may_make_no_request_is_not_complete_either
+  tests/unit/service/cold/test_logs_that_hang.py::test_one_that_may_make_no_request_is_not_complete_either
 merge-window-border: no table gets the last second of a window
   in TableRun.add
   - piece.seconds < window.begin_s + window.window_s

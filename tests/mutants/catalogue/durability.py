@@ -251,7 +251,7 @@ orphans-of-an-old-log: objects that were published during a sweep are deleted
   - is_named =
   + state = before
   + is_named =
-  tests/unit/service/merge/test_sweeps_and_pages.py::test_what_is_published_while_a_sweep_looks_is_no_orphan
+  tests/unit/service/merge/test_readers_and_writers.py::test_what_is_published_while_a_sweep_looks_is_no_orphan
 expiry-deletes-before-the-record: objects are deleted while the log still names them
   in record_expiry.make
   - return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)
@@ -264,7 +264,7 @@ copy-publishes-before-the-last-object: the record names an object that is not th
   + if not self.copied.state.number:
   +     self._publish(self.log.state)
   + for future in [pool.submit(self._bring, named) for named in parts]:
-  tests/unit/service/copies/test_completeness.py::test_a_crash_at_any_step_leaves_no_target_or_a_complete_one
+  tests/unit/service/copies/test_copies.py::test_a_crash_at_any_step_leaves_no_target_or_a_complete_one
 merge-of-part-of-a-source: a source that was only partly read is removed as a whole
   in Rewrite.check_proof
   - problem, stored.count, read)

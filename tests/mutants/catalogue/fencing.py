@@ -73,12 +73,12 @@ pending-merged-twice: a merge publishes a pending file that its writer has compa
   in LogState.input_of
   - self.pending.get(name)
   + next((one for one in self.files.values() if one.file_id in name), None)
-  tests/unit/service/pending/test_faults.py::test_the_log_accepts_the_writer_or_the_merge[False-merge]
+  tests/unit/service/pending/test_pending_files.py::test_the_log_accepts_the_writer_or_the_merge[False-merge]
 host-beside-a-merge: a host publishes a file that a merge has taken
   in LifecycleContext.moved_files
   - return self.session.log.removed_files(state, after) -
   + return set() -
-  tests/unit/service/pending/test_faults.py::test_the_log_accepts_the_writer_or_the_merge[False-writer]
+  tests/unit/service/pending/test_pending_files.py::test_the_log_accepts_the_writer_or_the_merge[False-writer]
 pending-counts-as-published: answers count as complete beyond the begin of a pending file
   in LogState.as_of_ms
   - if waiting.lane != "quarantine"]
@@ -130,7 +130,7 @@ copy-over-a-writer: a standby continues on a target that a writer has taken over
   in Copier._check_target
   - if last.kind != _KIND:
   + if there.epoch > 99:
-  tests/unit/service/copies/test_rounds.py::test_a_target_that_was_written_to_is_let_alone
+  tests/unit/service/copies/test_copies.py::test_a_target_that_was_written_to_is_let_alone
 s3-put-if-absent-unconditional: put-if-absent sends no condition
   in S3Storage.put_if_absent
   - self._writes.put(name, self._key(name), data, IfNoneMatch="*")

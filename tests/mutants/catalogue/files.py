@@ -107,7 +107,7 @@ times-of-floats-truncated: a decimal time loses its milliseconds if rows are rea
   in RowMapping._ms_of_floats
   - numbers * 1000 // per
   + numbers // per * 1000
-  tests/unit/test_row_times.py::test_numbers_are_the_same_times_together_and_one_by_one
+  tests/unit/test_row_files.py::test_numbers_are_the_same_times_together_and_one_by_one
 record-cut-at-a-block: a record of CSV is cut where a block ends
   in TextReading._cut_bytes
   - return len(last) if self._text.is_cut(last) else 0
@@ -142,7 +142,7 @@ damaged-times-untyped: a time that is no finite number ends the run with an unty
   in RowMapping.time_ms
   - (ValueError, OverflowError)
   + OverflowError
-  tests/unit/test_row_times.py::test_a_float_that_is_no_number_is_a_bad_time
+  tests/unit/test_row_files.py::test_a_float_that_is_no_number_is_a_bad_time
 places-of-the-wrong-row: an answer gives the offset of an entry as its row
   in row_places.py:file_place
   - offset - segment.start + segment.position
@@ -162,7 +162,7 @@ piece-read-ahead-lost: a piece of an object that was read ahead is left out
   in ReadAhead.readinto
   - self._asked += length
   + self._asked += length + 1
-  tests/unit/test_read_ahead.py::test_all_bytes_are_read_in_order_from_any_position[5000]
+  tests/unit/test_source_places.py::test_all_bytes_are_read_in_order_from_any_position[5000]
 cut-off-message-unseen: an Arrow file that is cut off is read up to there
   in ArrowTable._size
   - position + 8 + length + body > end

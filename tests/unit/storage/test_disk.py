@@ -11,9 +11,9 @@ import pytest
 
 from tiered_index import IndexService
 from tiered_index.cli.main import run
-from tiered_index.errors import NotAnIndex, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.opening import child_storages, open_storage
+from tiered_index.storage.opening import open_storage
 
 
 def test_syncs_reach_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,13 +42,6 @@ def test_reserved_space_is_really_taken(tmp_path: Path) -> None:
     disk.close(descriptor)
     assert status.st_size == 1 << 20
     assert status.st_blocks * 512 >= 1 << 20  # `st_blocks` counts units of 512 bytes on every file system
-
-
-def test_an_existing_file_is_not_created_again(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"kept")
-    with pytest.raises(FileExistsError):
-        Disk().create(tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == b"kept"
 
 
 @pytest.mark.parametrize("most", [1, 7, 1000])
@@ -106,17 +99,6 @@ def test_a_passing_fault_of_a_disk_is_no_missing_ability(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(StorageUnavailable):
         open_storage(f"file://{tmp_path}/cold").put("a", b"x")
-
-
-def test_the_top_folder_of_a_disk_is_no_root_but_its_indexes_are_found(tmp_path: Path) -> None:
-    for name in ("lost+found", "private", "index"):
-        (tmp_path / name).mkdir()
-    found = [storage.uri for storage in child_storages(open_storage(f"file://{tmp_path}"))]
-    assert found == [f"file://{tmp_path}/index", f"file://{tmp_path}/private"]
-    (tmp_path / "private").rmdir()
-    (tmp_path / "index").rmdir()
-    with pytest.raises(NotAnIndex, match=f"subfolder as root, such as {tmp_path}/index"):
-        IndexService.open(root=tmp_path, storage="memory://top", environment=False)
 
 
 @pytest.mark.parametrize(

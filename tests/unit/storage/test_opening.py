@@ -1,16 +1,20 @@
-"""Valid URIs open a storage. Wrong ones raise an error that names the mistake."""
+"""Valid URIs open a storage. Wrong ones raise an error that names the mistake.
 
+Endpoint and credentials of `gs://` and `az://` have each cloud's own names.
+"""
+
+import contextlib
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.support.cases import each
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.errors import ConfigError, ObjectNotFound
+from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.storage.disk import Disk
+from tiered_index.storage.cloud_settings import azure_settings, google_settings
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import beside, open_storage, spelled
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
@@ -24,36 +28,6 @@ def test_file(tmp_path: Path) -> None:
     assert isinstance(storage, LocalStorage)
     assert storage.folder == folder
     assert open_storage(storage.uri).get("a") == b"x"
-
-
-def test_file_writes_through_the_given_disk(tmp_path: Path) -> None:
-    class CountingDisk(Disk):
-        created = 0
-
-        def create(self, path: Path) -> int:
-            self.created += 1
-            return super().create(path)
-
-    disk = CountingDisk()
-    open_storage(f"file://{tmp_path}", disk=disk).put("a", b"x")
-    assert disk.created == 1
-
-
-def test_memory_of_one_name_is_one_storage() -> None:
-    one = open_storage("memory://test_opening")
-    try:
-        one.put("a", b"x")
-        assert open_storage("memory://test_opening").get("a") == b"x"
-        with pytest.raises(ObjectNotFound):
-            open_storage("memory://test_opening_other").get("a")
-        with pytest.raises(ObjectNotFound):
-            MemoryStorage().get("a")
-        MemoryStorage.forget("test_opening")
-        with pytest.raises(ObjectNotFound):
-            open_storage("memory://test_opening").get("a")
-    finally:
-        MemoryStorage.forget("test_opening")
-        MemoryStorage.forget("test_opening_other")
 
 
 def test_sqlite(tmp_path: Path) -> None:
@@ -80,13 +54,6 @@ def test_s3_parameters_win_over_options() -> None:
     assert storage.client.meta.region_name == "us-west-2"
     assert storage.client.meta.config.s3["addressing_style"] == "path"
     assert storage.client.meta.config.retries == {"mode": "standard", "total_max_attempts": 1}
-
-
-@pytest.mark.parametrize(("options", "connections"), [({}, 36), ({"max_pool_connections": 7}, 7)])
-def test_the_pool_has_the_size_of_the_options(options: dict[str, int], connections: int) -> None:
-    with open_storage("s3://bucket", options=S3Options(region="eu-west-1", **options)) as storage:  # type: ignore[arg-type]
-        assert isinstance(storage, S3Storage)
-        assert storage.client.meta.config.max_pool_connections == connections
 
 
 def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,3 +240,133 @@ def test_tasks_read_a_source_at_the_indexs_endpoint_too():
     index = "s3a://bucket/index?endpoint_url=http://host:1"
     assert StorageAddress("s3a://other/rows", index=index).uri == "s3://other/rows?endpoint_url=http://host:1"
     assert StorageAddress("s3://other/rows?region=x", index=index).uri == "s3://other/rows?region=x"
+
+
+KEY = "c2VjcmV0"
+CONNECTION = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY};EndpointSuffix=core.chinacloudapi.cn"
+DEVELOPMENT = "http://127.0.0.1:10000/devstoreaccount1"
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "endpoint", "arguments"),
+    [
+        (None, {}, None, []),
+        (None, {"STORAGE_EMULATOR_HOST": "localhost:4443"}, "http://localhost:4443", ["credential_provider"]),
+        (None, {"STORAGE_EMULATOR_HOST": "https://host/"}, "https://host", ["credential_provider"]),
+        ("http://x:1", {"STORAGE_EMULATOR_HOST": "host"}, "http://x:1", []),
+        (None, {"GOOGLE_BASE_URL": "http://host:1", "STORAGE_EMULATOR_HOST": " "}, "http://host:1", []),
+    ],
+)
+def test_google(uri, environment, endpoint, arguments):
+    settings = google_settings(uri, environment)
+    assert (settings.endpoint, [*settings.arguments]) == (endpoint, arguments)
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "endpoint", "account", "further"),
+    [
+        (("acc", None), {}, None, "acc", {}),
+        ((None, None), {"AZURE_STORAGE_ACCOUNT": "acc", "AZURE_STORAGE_KEY": KEY}, None, "acc", {"account_key": KEY}),
+        ((None, None), {"AZURE_STORAGE_ACCOUNT_NAME": "acc"}, None, "acc", {}),
+        (("acc", None), {"AZURE_STORAGE_ENDPOINT": "http://host:1/acc"}, "http://host:1/acc", "acc", {}),
+        (("acc", "http://x:1"), {"AZURE_STORAGE_ENDPOINT": "http://host:1"}, "http://x:1", "acc", {}),
+        (
+            (None, None),
+            {"AZURE_STORAGE_CONNECTION_STRING": CONNECTION, "AZURE_STORAGE_KEY": "b3RoZXI="},
+            "https://acc.blob.core.chinacloudapi.cn",
+            "acc",
+            {"account_key": KEY},
+        ),
+        (
+            (None, None),
+            {
+                "AZURE_STORAGE_CONNECTION_STRING": "BlobEndpoint=https://acc.blob.core.windows.net/;"
+                "SharedAccessSignature=?sv=1&sig=a%3D"
+            },
+            "https://acc.blob.core.windows.net",
+            "acc",
+            {"sas_key": "sv=1&sig=a%3D"},
+        ),
+        ((None, None), {"AZURE_STORAGE_CONNECTION_STRING": "UseDevelopmentStorage=true"}, DEVELOPMENT, None, None),
+        ((None, None), {"AZURE_STORAGE_USE_EMULATOR": "true"}, DEVELOPMENT, None, None),
+        ((None, None), {"AZURE_STORAGE_USE_EMULATOR": "Yes"}, DEVELOPMENT, None, None),
+        (("acc", None), {"AZURE_STORAGE_USE_EMULATOR": "off"}, None, "acc", {}),
+    ],
+)
+def test_azure(uri, environment, endpoint, account, further):
+    settings = azure_settings(*uri, environment)
+    assert settings.endpoint == endpoint
+    assert settings.arguments["account_name"] == (account or "devstoreaccount1")
+    if further is not None:
+        assert settings.arguments == {"account_name": account, "use_emulator": False, **further}
+
+
+@pytest.mark.parametrize(
+    ("account", "environment", "told"),
+    [
+        (None, {}, "needs the storage account"),
+        ("acc", {"AZURE_STORAGE_KEY": "sec ret"}, "the account key in AZURE_STORAGE_KEY is not Base64"),
+        ("acc", {"AZURE_STORAGE_ACCESS_KEY": "secret"}, "the account key in AZURE_STORAGE_ACCESS_KEY is not Base64"),
+        ("acc", {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=acc;AccountKey=secret"}, "is not Base64"),
+        ("acc", {"AZURE_STORAGE_CONNECTION_STRING": "secret"}, "a part without a value"),
+        ("acc", {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=acc;Sec=secret"}, "sec, which has no effect"),
+        ("acc", {"AZURE_STORAGE_CONNECTION_STRING": "SharedAccessSignature=secret"}, "neither AccountName nor"),
+        ("other", {"AZURE_STORAGE_CONNECTION_STRING": CONNECTION}, "of the account 'acc', and the URI of 'other'"),
+        ("acc", {"AZURE_STORAGE_SECRET": "secret"}, "AZURE_STORAGE_SECRET is set and has no effect here: unset it"),
+        ("acc", {"AZURE_CLIENT_CERTIFICATE_PATH": "/secret"}, "AZURE_CLIENT_CERTIFICATE_PATH is set and has no effect"),
+        (
+            "acc",
+            {"AZURE_STORAGE_CONNECTION_STRING": CONNECTION, "AZURE_STORAGE_USE_EMULATOR": "1"},
+            "AZURE_STORAGE_USE_EMULATOR and AZURE_STORAGE_CONNECTION_STRING name different services",
+        ),
+        ("acc", {"AZURE_CLOUD": "AzureUSGovernment"}, "AZURE_CLOUD is set and has no effect here"),
+        ("acc", {"AZURE_STORAGE_ENDPOINT": "secret:80"}, "AZURE_STORAGE_ENDPOINT must look like https"),
+    ],
+)
+def test_what_has_no_effect_or_is_wrong_is_named_without_its_value(account, environment, told):
+    with pytest.raises(ConfigError, match=told) as raised:
+        azure_settings(account, None, environment)
+    assert "secret" not in str(raised.value)
+
+
+def test_credentials_files_that_google_would_take_are_named(tmp_path: Path):
+    file = tmp_path / "credentials.json"
+    variables = {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+    for text, told in (
+        (None, "can't be read: No such file"),
+        ("no JSON", "not a JSON file"),
+        (json.dumps({"type": "external_account"}), "whose type is not service_account or authorized_user"),
+    ):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(StorageMisconfigured, match=f"GOOGLE_APPLICATION_CREDENTIALS names .*{told}"):
+            google_settings(None, variables)
+    file.write_text(json.dumps({"type": "service_account"}))
+    assert google_settings(None, variables).arguments == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "wins"),
+    [
+        ("GCE_METADATA_HOST", True),
+        ("CLOUDSDK_CONFIG", True),
+        ("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", True),
+        ("CLOUDSDK_CORE_ACCOUNT", True),
+        ("GOOGLE_CLOUD_UNIVERSE_DOMAIN", False),
+        ("GOOGLE_API_USE_MTLS_ENDPOINT", False),
+        ("GOOGLE_CLOUD_QUOTA_PROJECT", False),
+        ("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", False),
+    ],
+)
+def test_names_of_googles_tools_without_effect_are_refused_unless_other_credentials_win(name, wins):
+    told = f"{name} is set and has no effect here: unset it"
+    with pytest.raises(StorageMisconfigured, match=told):
+        google_settings(None, {name: "elsewhere"})
+    with contextlib.nullcontext() if wins else pytest.raises(StorageMisconfigured, match=told):
+        google_settings(None, {name: "elsewhere", "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"})
+
+
+def test_names_that_agree_with_the_usual_cloud_are_accepted():
+    google = {"GOOGLE_API_USE_MTLS_ENDPOINT": "auto", "CLOUDSDK_CORE_PROJECT": "p", "GOOGLE_CLOUD_PROJECT": "p"}
+    assert google_settings(None, google).arguments == {}
+    assert azure_settings("acc", None, {"AZURE_CLOUD": "AzureCloud"}).endpoint is None

@@ -1,0 +1,350 @@
+"""Calls are counted and priced. No call exceeds the limits of a `Usage` or its deadline, and silence is noticed.
+
+A refused call is neither sent nor counted. Only the time in which requests are under way is silence.
+"""
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from tests.support.measuring import measured
+from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
+from tiered_index.storage import metering
+from tiered_index.storage.base import PAGE, Call, ObjectInfo, WrapperStorage
+from tiered_index.storage.context import check_deadline, deadline_at, remaining_s, sending
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.opening import PrefixedStorage
+from tiered_index.storage.prices import PriceTable
+
+_T = TypeVar("_T")
+THREADS = 32
+
+
+class Sent(WrapperStorage):
+    """Count the calls that reach the backend. If `gate` is set, every call waits until it opens."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStorage())
+        self.inner.put("a", bytes(1000))
+        self.requests = 0
+        self.gate: threading.Event | None = None
+        self._lock = threading.Lock()
+
+    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        with self._lock:
+            self.requests += call.requests
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        return act()
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+@pytest.fixture
+def metered(sent: Sent) -> MeteredStorage:
+    return MeteredStorage(sent)
+
+
+def test_a_cancelled_usage_refuses_requests_whatever_its_limits(sent: Sent, metered: MeteredStorage) -> None:
+    with measured(Usage()) as usage:
+        metered.head("a")
+        usage.cancel()
+        with pytest.raises(BudgetExceeded, match="was cancelled before head of 'a'"):
+            metered.head("a")
+    assert (usage.requests, usage.requests_left, usage.limited, sent.requests) == (1, 0, True, 1)
+
+
+def test_a_call_beyond_max_requests_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
+    with measured() as outer, measured(Usage(max_requests=3)) as usage, measured() as inner:
+        metered.get_range("a", 0, 10)
+        metered.get_range("a", 20, 10)
+        with pytest.raises(BudgetExceeded, match=r"max_requests=3 .*'a' \(request 4\): raise the bound"):
+            metered.delete_many(["a", *(f"b{number}" for number in range(PAGE))])
+        metered.head("a")
+        for refused in (lambda: metered.get("a"), lambda: list(metered.list()), lambda: metered.put("b", b"x")):
+            with pytest.raises(BudgetExceeded, match="max_requests=3"):
+                refused()
+        assert metered.get_range("a", 0, 0) == b""  # this sends no request
+    assert sent.requests == 3
+    for counted in (usage, outer, inner, metered.total):
+        assert counted.requests_by_kind == {"get_range": 2, "head": 1}
+        assert counted.bytes_read == 20
+
+
+def test_a_call_beyond_max_bytes_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
+    with measured(Usage(max_bytes=100)) as usage:
+        metered.get_range("a", 0, 60)
+        for refused in (lambda: metered.get_range("a", 0, 41), lambda: metered.get_suffix("a", 41)):
+            with pytest.raises(BudgetExceeded, match=r"max_bytes=100 .*41 bytes after 60"):
+                refused()
+        metered.get_suffix("a", 40)
+        metered.head("a")  # this reads no object
+        with pytest.raises(BudgetExceeded, match="max_bytes=100"):
+            metered.get_range("a", 0, 1)
+    assert (sent.requests, usage.requests, usage.bytes_read) == (3, 3, 100)
+
+
+def test_bytes_of_calls_under_way_are_held(sent: Sent, metered: MeteredStorage) -> None:
+    sent.gate = threading.Event()
+    with ThreadPoolExecutor(1) as pool, measured(Usage(max_bytes=100)) as usage:
+        read = pool.submit(contextvars.copy_context().run, metered.get_range, "a", 0, 90)
+        while usage.requests == 0:
+            assert not read.done()
+        with pytest.raises(BudgetExceeded, match="after 90"):
+            metered.get_range("a", 0, 11)
+        assert usage.bytes_read == 0
+        sent.gate.set()
+        assert len(read.result()) == 90
+        assert len(metered.get_range("a", 0, 10)) == 10
+
+
+def test_of_several_limits_the_narrowest_holds_and_a_refusal_counts_nowhere(metered: MeteredStorage) -> None:
+    wide, narrow = Usage(max_requests=10, max_bytes=500), Usage(max_requests=2)
+    for scopes in ((wide, narrow), (narrow, wide)):
+        with measured(scopes[0]), measured(scopes[1]):
+            metered.get_range("a", 0, 10)
+    with measured(wide), measured(narrow), pytest.raises(BudgetExceeded, match="max_requests=2"):
+        metered.get_range("a", 0, 10)
+    assert wide.requests_by_kind == narrow.requests_by_kind == {"get_range": 2}
+    with measured(wide):
+        metered.get_range("a", 0, 480)  # 20 + 480: the refused call holds no bytes
+    with measured(narrow), pytest.raises(BudgetExceeded):
+        metered.head("a")
+    assert "head" not in narrow.requests_by_kind
+
+
+class Yielding(Usage):
+    """Let other threads run between the admission and the count of a call, so that a step that isn't atomic fails."""
+
+    def _admit(self, call: Call) -> None:
+        super()._admit(call)
+        time.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "admitted"), [({"max_requests": 100}, 100), ({"max_bytes": 1000}, 100), ({}, THREADS * 20)]
+)
+def test_many_threads_never_get_more_than_the_limit(
+    sent: Sent, metered: MeteredStorage, limits: dict[str, int], admitted: int
+) -> None:
+    barrier = threading.Barrier(THREADS)
+    first, second = (
+        Yielding(max_requests=limits.get("max_requests"), max_bytes=limits.get("max_bytes")) for _ in range(2)
+    )
+
+    def work(worker: int) -> int:
+        done = 0
+        # threads take the locks in both orders, to provoke a deadlock
+        order = (first, second) if worker % 2 else (second, first)
+        with measured(order[0]), measured(order[1]):
+            barrier.wait(30)
+            for _ in range(20):
+                try:
+                    metered.get_range("a", worker, 10)
+                except BudgetExceeded:
+                    continue
+                done += 1
+        return done
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        done = sum(pool.map(work, range(THREADS)))
+    assert done == sent.requests == admitted
+    for usage in (first, second, metered.total):
+        assert (usage.requests, usage.bytes_read) == (admitted, admitted * 10)
+
+
+def test_every_kind_of_call_is_counted_and_priced() -> None:
+    prices = PriceTable(egress_per_gib_usd=0.09)
+    metered = MeteredStorage(MemoryStorage(), prices)
+    with measured(Usage(prices)) as usage:
+        metered.put("a", b"12345")
+        metered.put_if_absent("b", memoryview(b"123"))
+        metered.get("a")
+        metered.get_range("a", 1, 2)
+        metered.get_range("a", 1, 0)
+        metered.get_range("a", 0, 2)
+        metered.get_range("a", 2, 3)
+        metered.get_suffix("a", 4)
+        metered.head("a")
+        list(metered.list())
+        with metered.open_writer("c") as writer:
+            writer.write(b"1234")
+            writer.write(b"567")
+        metered.delete("a")
+        metered.delete_many(str(n) for n in range(2500))
+    once = ["put", "put_if_absent", "get", "get_suffix", "head", "list", "delete"]
+    assert usage.requests_by_kind == dict.fromkeys(once, 1) | {"put": 2, "get_range": 3, "delete_many": 3}
+    assert usage.requests == 14
+    assert usage.bytes_written == 5 + 3 + 7
+    assert usage.bytes_read == 5 + 2 + 5 + 4
+    puts, gets = 4, 6
+    assert usage.cost_usd == pytest.approx(puts * 0.005 / 1000 + gets * 0.0004 / 1000 + 16 / 2**30 * 0.09)
+    assert metered.total.requests_by_kind == usage.requests_by_kind
+
+
+class Telling(MemoryStorage):
+    """Report each request of a listing, as a client of an object store does. No request follows the last page."""
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        found = sorted(super().list(prefix, start_after=start_after), key=lambda info: info.name)
+        for begin in range(0, max(1, len(found)), PAGE):
+            sending()
+            yield from found[begin : begin + PAGE]
+
+
+@pytest.mark.parametrize("backend", [MemoryStorage, Telling])
+@pytest.mark.parametrize(("objects", "pages"), [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (2000, 2), (2001, 3)])
+def test_no_request_is_counted_behind_a_listings_last_page(
+    backend: type[MemoryStorage], objects: int, pages: int
+) -> None:
+    inner = backend()
+    for n in range(objects):
+        inner.put(f"{n:04d}", b"")
+    metered = MeteredStorage(inner)
+    with measured(Usage(max_requests=pages)) as usage:
+        assert len(list(metered.list())) == objects
+    assert usage.requests == pages
+    with measured(Usage(max_requests=pages - 1)) as usage, pytest.raises(BudgetExceeded):
+        list(metered.list())
+    assert usage.requests == pages - 1
+
+
+def test_a_failed_call_costs_its_request_and_no_bytes() -> None:
+    metered = MeteredStorage(MemoryStorage())
+    with measured() as usage:
+        with pytest.raises(ObjectNotFound):
+            metered.get("missing")
+        metered.put("a", b"x")
+        with pytest.raises(ObjectExists):
+            metered.put_if_absent("a", b"yy")
+    assert usage.requests_by_kind == {"get": 1, "put": 1, "put_if_absent": 1}
+    assert (usage.bytes_read, usage.bytes_written) == (0, 1)
+
+
+def test_a_prefix_hides_everything_else() -> None:
+    inner = MemoryStorage()
+    inner.put("index/a", b"inner")
+    inner.put("indexes", b"outside")
+    prefixed = PrefixedStorage(inner, "index")
+    prefixed.put("b", b"new")
+    assert [info.name for info in prefixed.list()] == ["a", "b"]
+    assert [info.name for info in prefixed.list(start_after="a")] == ["b"]
+    assert inner.get("index/b") == b"new"
+    assert prefixed.uri == inner.uri + "/index"
+    for name in ("../indexes", "/a", ""):
+        with pytest.raises(InvalidArgument):
+            prefixed.get(name)
+    with pytest.raises(ObjectNotFound) as caught:
+        prefixed.get("missing")
+    assert caught.value.name == "missing"
+    with prefixed.open_writer("c") as writer:
+        writer.write(b"streamed")
+    assert inner.get("index/c") == b"streamed"
+    with pytest.raises(InvalidArgument):
+        prefixed.open_writer("../indexes")
+
+
+PATIENCE_S = 5.0
+
+
+class Slow(MemoryStorage):
+    """Takes the next of `steps_s` for each read, does `meanwhile`, and notes after each whether the usage is silent."""
+
+    def __init__(self, monkeypatch):
+        super().__init__("slow")
+        self.now_s, self.usage, self.silent, self.meanwhile = 100.0, Usage(), [], lambda: None
+        monkeypatch.setattr(metering.time, "monotonic", lambda: self.now_s)
+
+    def wait(self, step_s):
+        self.now_s += step_s
+        self.silent.append(self.usage.is_silent(PATIENCE_S))
+
+    def get_range(self, name, start, length):
+        for step_s in (PATIENCE_S - 0.1, 0.2):
+            self.wait(step_s)
+            self.meanwhile()
+        return b""
+
+    def get(self, name):
+        if name == "away":
+            raise StorageUnavailable("away")
+        return super().get(name)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    return Slow(monkeypatch)
+
+
+@pytest.fixture
+def slow_storage(slow):
+    slow_storage = MeteredStorage(slow)
+    with measured(slow.usage):
+        yield slow_storage
+
+
+def test_a_request_without_a_response_is_silent_after_the_patience(slow, slow_storage):
+    slow_storage.get_range("object", 0, 10)
+    # work between two requests is not silent, and the next request gets its own patience
+    slow.now_s += 100
+    slow.wait(0)
+    slow_storage.get_range("object", 0, 10)
+    assert slow.silent == [False, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "is_heard"), [("none", ObjectNotFound, True), ("away", StorageUnavailable, False)]
+)
+def test_only_a_response_to_any_request_ends_the_silence(slow, slow_storage, name, error, is_heard):
+    """A missing object is a response, and an error of the connection is none."""
+
+    def meanwhile():
+        with measured(slow.usage), pytest.raises(error):
+            slow_storage.get(name)
+
+    slow.meanwhile = meanwhile
+    slow_storage.get_range("object", 0, 10)
+    assert slow.silent == [False, not is_heard]
+
+
+def test_each_mebibyte_of_a_response_gets_a_second_more(slow, slow_storage):
+    slow.meanwhile = lambda: setattr(slow, "now_s", slow.now_s + 8)
+    slow_storage.get_range("object", 0, 16 << 20)
+    assert slow.silent == [False, False]
+    slow.silent.clear()
+    slow_storage.get_range("object", 0, 8 << 20)
+    assert slow.silent == [False, True]
+
+
+FAR_S = 3600.0
+
+
+def test_a_reached_deadline_names_the_call_that_did_not_begin() -> None:
+    with deadline_at(time.monotonic() + FAR_S):
+        left = remaining_s()
+        assert left is not None
+        assert 0 < left <= FAR_S
+        check_deadline("reading 'object'")
+    with deadline_at(time.monotonic() - 1), pytest.raises(BudgetExceeded, match=r"timeout_s .*'object'"):
+        check_deadline("reading 'object'")
+    assert remaining_s() is None
+
+
+def test_of_nested_deadlines_the_nearest_holds() -> None:
+    past, far = time.monotonic() - 1, time.monotonic() + FAR_S
+    for outer, inner in ((past, far), (far, past), (past, None)):
+        with deadline_at(outer), deadline_at(inner), pytest.raises(BudgetExceeded):
+            check_deadline("reading")
+    with deadline_at(far):
+        with deadline_at(past):
+            pass
+        check_deadline("reading")
