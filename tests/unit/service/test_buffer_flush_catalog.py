@@ -1,5 +1,6 @@
 """The write buffer has bounds, and a flush handles wild clocks. Files are sealed by age, and handles are released."""
 
+import contextlib
 import sys
 
 import pytest
@@ -327,3 +328,34 @@ def test_other_threads_see_a_chunk_only_after_its_space_is_free(index, monkeypat
         index.put("t", 0, "k", offset, 1, T)
         assert len(index.query("t", "k")) == offset + 1
     assert len(seen) == 3 and not any(map(any, seen))
+
+
+@pytest.mark.parametrize("times", [(T, 0), (0, T, 0)], ids=["a main file", "a younger main file"])
+def test_the_logs_positions_never_run_ahead_of_main_entries(index, times):
+    """The upload of a quarantine file says nothing about entries of the main file that were put before or
+    in between.
+    """
+    for offset, timestamp_ms in enumerate(times, 1):
+        index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
+        index.flush()
+    appender = index._flusher.quarantine
+    appender.roll()
+    index.run_lifecycle()
+    assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
+    assert index.log_state.positions == {}
+    upload(index, rounds=2)
+    assert index.log_state.positions["s"] >= 1
+    index.put("t", 0, "k", 9, 1, T)
+    upload(index)
+    assert index.log_state.positions == {"s": len(times)}
+
+
+def test_a_change_that_fails_half_way_keeps_each_entry_and_the_earlier_state():
+    catalog = Catalog()
+    catalog.put(_Handle("file", 0, 10))
+    with contextlib.suppress(MemoryError), catalog.changing(LogState(number=7), 5.0):
+        catalog.put(_Handle("table", 0, 10))
+        raise MemoryError
+    snapshot = catalog.snapshot
+    assert {handle.file_id for handle in snapshot.overlapping(0, 10)} == {"file", "table"}
+    assert snapshot.state.number == 0

@@ -569,3 +569,21 @@ def test_the_end_of_a_catalog_of_many_logs_is_read_whole(monkeypatch):
     monkeypatch.setattr(catalogs, "_END_BYTES", 100)
     log, segments = a_log(MemoryStorage()), [a_segment(f"store{number:03d}", 0, number) for number in range(300)]
     assert list(catalogs.read_catalog(log.storage, add_catalog(log, segments).name)) == segments
+
+
+def test_two_merges_at_once_leave_one_result():
+    """Each moment of a merge, another one does the same: one of both wins, and nothing is lost or listed twice."""
+    for nth in range(1, 4):
+        storage = FaultStorage(MemoryStorage())
+        log, other = a_log(storage), StorageLog(storage, ManualClock(1_700_000_000_000))
+        add_catalog(log, run_of("a", 0, 3))
+        append(log, archive=(*run_of("a", 3, 5), *run_of("b", 0, 2)))
+        other.open()
+        shown = list(Segments(log.state, storage))
+        storage.meanwhile("*", lambda other=other: merge_catalogs(other), nth=nth)
+        merge_catalogs(log)
+        assert list(Segments(log.refresh(), storage)) == shown
+        assert len(log.state.catalogs) == 1 and not log.state.archive
+        later = Later(storage, 2 * 86400)
+        delete_orphans(later, find_orphans(later, log))
+        assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()

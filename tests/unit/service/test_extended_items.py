@@ -328,3 +328,24 @@ def test_more_columns_than_the_core_has_space_for(merging, way, width, columns):
             check(life, reader)
         life.index.run_lifecycle()
         check(life, life.index)
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_identity_columns_distinguish_entries_without_offsets(open_index, slots):
+    @dataclass(frozen=True, kw_only=True, slots=slots)
+    class Event(KeyedIndexItem):
+        event: int = column(">i8", identity=True)
+        share: float = column(">f8")
+        tag: bytes = column("S4", default=b"ab")
+
+    index = open_index(item_type=Event)
+    for event, second in ((7, 0), (8, 1), (9, 2), (9, 2)):
+        index.put("t", 0, "k", 0, 0, T + second * 1000, event=event, share=float("nan"))
+    result = index.query("t", "k")
+    assert [i.event for i in result] == [9, 8, 7]
+    assert result.explain.folded_entries == 0  # the same entry, put twice
+    if not slots:
+        # a cached property leaves such an attribute
+        object.__setattr__(result[0], "beside", 1)
+    document = result[0].to_dict()
+    assert (document["event"], document["tag"], "beside" in document) == (9, b"ab\0\0".hex(), False)

@@ -9,7 +9,8 @@ from tests.support.batches import batch
 from tests.support.core import compiled_core
 from tests.support.rounds import compact_only
 from tiered_index.errors import CorruptFile
-from tiered_index.format.trailer import Tail
+from tiered_index.format.trailer import TAIL_SIZE, Tail
+from tiered_index.service.read.compacted import LocalBytes
 from tiered_index.types import Lookup
 
 KEYS = [f"k{number}" for number in range(3_000)]
@@ -82,3 +83,13 @@ def test_a_batch_does_not_trust_a_damaged_filter(index, damage, checked):
         index.query_many(lookups)
     damage("filter")
     assert [[item.offset for item in answer] for answer in index.query_many(lookups)] == [[n] for n in range(len(KEYS))]
+
+
+def test_a_filter_with_part_of_a_block_is_damage(index, tmp_path):
+    (path,) = tmp_path.glob("*/compacted/*")
+    data = path.read_bytes()
+    tail = Tail.decode(data, path.name, len(data))
+    odd = tail._replace(filter_length=tail.filter_length - 1, directory_length=tail.directory_length + 1)
+    path.write_bytes(data[:-TAIL_SIZE] + odd.encode(1))
+    with pytest.raises(CorruptFile, match="not made of blocks of 32 bytes"):
+        LocalBytes(path)

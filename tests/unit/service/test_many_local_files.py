@@ -222,3 +222,14 @@ def test_a_later_view_takes_over_gathered_filters(fresh):
     few = view_of(fresh[70:90])
     assert few.bytes_together == 0
     assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")
+
+
+def test_repeats_in_a_long_chain_leave_the_answer_whole(open_index):
+    core = compiled_core()
+    index = open_index(slots=1, items=9_000)
+    for _ in range(3):
+        put(index, 500)
+    with using(core):
+        found = index.query("t", "k", max_count=100)
+        (many,) = index.query_many([("t", "k")], max_count=100)
+    assert [item.offset for item in found] == [item.offset for item in many] == list(range(499, 399, -1))

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tiered_index.errors import (
     SchemaMismatch,
     StorageMisconfigured,
 )
+from tiered_index.service import index as index_module
 from tiered_index.service.root import Root
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -189,3 +191,20 @@ def test_local_copies_of_files_that_are_merged_during_the_opening_are_deleted(
     local = sorted((handle.file_id, handle.place) for handle in index.files() if handle.place != "storage")
     assert local == [(kept.stem, "uploaded")]
     assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
+
+
+def test_an_interrupted_opening_leaves_the_root_free(open_index, monkeypatch):
+    opened, others = index_module.open_parts, set(threading.enumerate())
+
+    def interrupted(*args, **kwargs):
+        opened(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index_module, "open_parts", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            open_index("root")
+    assert not [one for one in threading.enumerate() if one not in others and "flusher" in one.name]
+    index = open_index("root")
+    index.put("t", 0, "k", 1, 1, T)
+    assert len(index.query("t", "k")) == 1

@@ -3,6 +3,7 @@
 `IndexStoreFile` trusts header and slot table, knows no journal, and names files by their begin time.
 """
 
+import errno
 import struct
 from pathlib import Path
 
@@ -182,3 +183,23 @@ def test_an_index_notices_that_rocketmq_opened_a_file(open_index, preset):
     path.write_bytes(data)
     with pytest.raises(CorruptFile):
         open_index("root").query("t", "a-longer-key")
+
+
+def test_a_table_that_cannot_be_written_waits(life, clock, monkeypatch):
+    """Entries and journal alone make entries durable.
+
+    So the flush succeeds, and the next flush writes the table again.
+    """
+    life.fill(range(5))
+    clock.advance(10)
+    (handle,) = life.files()
+
+    def full():
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handle, "_put_table", full)
+        life.fill(range(5, 9))
+    assert len(life.query("t", "a-longer-key-1")) == 2
+    life.flush()
+    assert life.seen() == set(range(9))

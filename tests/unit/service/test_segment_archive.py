@@ -362,28 +362,16 @@ def test_a_place_is_archived_once(again):
 
 
 def test_an_object_that_a_record_has_just_removed_is_not_swept(open_index, faulty, clock):
-    """Readers may still use it."""
+    """Readers may still use it. The clock of the host that sweeps may be days fast."""
     first = open_index("a", storage_backend=faulty)
     archive(first, content(1000))
     (old,) = names(faulty)
     first._session.log.append("expiry", None, lambda state: LogRecord(0, "remove", 0, "", 0, remove=(old,)))
     first.close()
-    again = open_index("a", storage_backend=faulty)
-    archive(again, content(1000))
-    assert old in names(faulty) and len(names(faulty)) == 2
-    again.close()
+    for ahead_s in (0, 3 * 86_400):
+        with open_index("a", storage_backend=faulty, clock=ManualClock(clock.now_ms() + ahead_s * 1000)) as again:
+            archive(again, content(1000))
+            assert old in names(faulty) and len(names(faulty)) == 2
     clock.advance(2 * 86400)
-    later = open_index("a", storage_backend=faulty)
-    archive(later, content(1000))
+    archive(open_index("a", storage_backend=faulty), content(1000))
     assert old not in names(faulty) and len(names(faulty)) == 1
-
-
-def test_a_host_whose_clock_is_days_fast_sweeps_no_segment_that_was_just_replaced(open_index, faulty, clock):
-    first = open_index("a", storage_backend=faulty)
-    archive(first, content(1000))
-    (before,) = first.archived()
-    assert rewritten(first, content(1000, 3), before.published_ms)
-    first.close()
-    fast = open_index("a", storage_backend=faulty, clock=ManualClock(clock.now_ms() + 3 * 86_400_000))
-    archive(fast, content(10), start=10**9)
-    assert before.name in names(faulty)

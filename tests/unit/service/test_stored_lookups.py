@@ -1,5 +1,7 @@
 """A reader looks up in stored files. The core's answers and costs equal those of the search file by file."""
 
+import contextlib
+import errno
 import os
 import random
 import shutil
@@ -310,3 +312,20 @@ def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
         assert len(cold.in_core) > 1
         cold.forget_unnamed(Named())
         assert list(cold.in_core) == [kept] and cold.core_bytes == cold.in_core[kept].size_bytes
+
+
+@pytest.mark.parametrize("ask", ["query", "query_many"])
+def test_a_file_that_can_not_be_looked_at_is_a_typed_error(store, monkeypatch, ask):
+    """A mounted file system lost the file after it was opened. No descriptor stays open."""
+    with open_reader(store, block_cache_bytes=0) as reader:
+        asked = [("a", f"k{key}") for key in range(KEYS)]
+        reader.query_many(asked)
+
+        def stale(*_):
+            raise OSError(errno.ESTALE, "stale")
+
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched, contextlib.suppress(TieredIndexError):
+            patched.setattr(os, "fstat", stale)
+            assert reader.query_many(asked) if ask == "query_many" else reader.query(*asked[1])
+        assert len(os.listdir("/proc/self/fd")) <= before

@@ -210,3 +210,14 @@ def test_a_default_is_stored(open_index):
     assert [item.town for item in index.query("t", "k")] == ["née", "née"]
     with pytest.raises(ConfigError, match="a default of Long: town must be text of at most 3 bytes"):
         open_index(item_type=Long)
+
+
+def test_bytes_that_an_earlier_version_put_into_text(open_index, monkeypatch):
+    """It checks no UTF-8."""
+    index = open_index(item_type=Place)
+    monkeypatch.setattr("tiered_index.service.write.validation._stored_text", lambda name, value, width: value)
+    index.put("t", 0, "k", 0, 1, T, town=b"\xffParis")
+    index.put("t", 0, "k", 1, 1, T, town=b"Rome")
+    index.flush()
+    assert index.query("t", "k").to_arrow()["town"].to_pylist() == ["Rome", "\ufffdParis"]
+    assert [item.town for item in index.query("t", "k")] == ["Rome", "\ufffdParis"]
