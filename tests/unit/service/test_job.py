@@ -3,9 +3,10 @@
 import pytest
 
 from tests.support.merging import BASE_MS, DAY_S
+from tiered_index.errors import StorageUnavailable
 from tiered_index.retention import Retention
 from tiered_index.service.jobs.expiry import sweep
-from tiered_index.service.jobs.job import Job, JobOvertaken, in_threads
+from tiered_index.service.jobs.job import InputsLost, Job, JobOvertaken, in_threads
 from tiered_index.service.jobs.merge_plan import plan_merge, plan_rewrite
 from tiered_index.service.log.publication import JobOverdue
 
@@ -73,3 +74,42 @@ def test_a_job_that_repeats_takes_what_was_published_meanwhile(life):
         Job(life.log(), planned, workers, repeats=repeats).run()
         assert len(life.state.files) == files
     life.check()
+
+
+def test_it_plans_again_only_what_others_left(life):
+    run, others = in_threads(life.storage, life.clock, 1), []
+
+    def workers(rewrite):
+        results = run(rewrite)
+        if not others:
+            others.append(life.merge(end_s=rewrite.windows[0].begin_s + DAY_S))
+        return results
+
+    done = merging_job(life, workers).run()
+    assert (others[0].jobs, [rewrite.entries for rewrite, _ in done]) == (1, [life.messages // 2])
+    assert len(data(life)) == 6 + 2, "the overtaken rewrite deleted its objects"
+    life.check()
+
+
+def test_a_task_that_fails_leaves_no_object_of_the_tasks_before_it(life):
+    before = data(life)
+
+    def workers(rewrite):
+        for task in rewrite.tasks:
+            yield task.run(life.storage, life.clock.now_ms())
+        raise StorageUnavailable("the last task failed")
+
+    with pytest.raises(StorageUnavailable):
+        merging_job(life, workers).run()
+    assert data(life) == before
+
+
+def test_a_lost_input_is_named_or_left(life):
+    gone, *_ = life.state.objects
+    life.storage.delete(gone)
+    with pytest.raises(InputsLost, match="--skip-lost") as caught:
+        merging_job(life).run()
+    assert caught.value.names == {gone}
+    done = merging_job(life, skips_lost=True).run()
+    assert [len(rewrite.inputs) for rewrite, _ in done] == [3, 2]
+    assert [stored.name for stored in life.state.files.values()] == [gone]

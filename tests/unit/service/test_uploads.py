@@ -101,12 +101,18 @@ def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, fau
         assert index.durable_positions() == {"s": 3}
 
 
-def test_a_restart_sweeps_its_unfinished_uploads(open_index, faulty):
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_restart_sweeps_its_unfinished_uploads(open_index, faulty, is_full):
+    """A full `sqlite://` storage has no room to delete a large object, but for a claim. Then the start goes on."""
     leave_an_upload(open_index("root", storage_backend=faulty), faulty)
+    faulty.clear()
+    if is_full:
+        faulty.fail("delete_many", name_prefix="data/", error=DiskFull)
     index = open_index("root", storage_backend=faulty)
-    assert not objects(faulty)
+    assert len(objects(faulty)) == is_full
     index.run_lifecycle()
-    assert list(index.log_state.objects) == objects(faulty)
+    assert {*index.log_state.objects} <= {*objects(faulty)}
+    assert [item.offset for item in index.query("t", "k")] == [1]
 
 
 def published_unmoved(open_index, faulty):
@@ -428,16 +434,6 @@ def test_an_opening_with_many_unfinished_uploads_renews_its_lease(open_index, fa
     states = slow("list", "data/")
     open_index("root", storage_backend=faulty, lease_ttl_s=60)
     assert states == ["alive"] * 4
-
-
-def test_a_start_goes_on_although_a_full_storage_refuses_a_deletion(open_index, faulty):
-    """A `sqlite://` storage needs room to delete a large object, and none for the small ones of a claim."""
-    leave_an_upload(open_index("root", storage_backend=faulty), faulty)
-    faulty.clear()
-    faulty.fail("delete_many", name_prefix="data/", error=DiskFull)
-    index = open_index("root", storage_backend=faulty)
-    index.run_lifecycle()
-    assert [item.offset for item in index.query("t", "k")] == [1]
 
 
 def test_a_full_storage_hides_no_interrupt_of_an_upload(faulty):
