@@ -217,6 +217,12 @@ class Followed:
         options.setdefault("now_s", lambda: 0.0)  # no round ends early on a slow machine
         return SteppedDispatcher(self.index, StoreDirectory.open(self.path, options.pop("store_name", None)), **options)
 
+    def sharing(self, dispatcher: SteppedDispatcher, **options: Any) -> SteppedDispatcher:
+        """Return a dispatcher with other options that has the place and the memory of another one."""
+        made = self.dispatcher(**options)
+        made.position, made.fingerprints = dispatcher.position, dispatcher.fingerprints
+        return made
+
     def crash_index(self) -> None:
         """Kill the follower without a flush, and start it again."""
         self.index.abandon()

@@ -1,16 +1,27 @@
-"""The dispatcher beside a live store: new messages, restarts, positions. Tests compare answers with a scan."""
+"""The dispatcher beside a live store: new messages, restarts, positions, deleted segments, disks that are not mounted.
+Tests compare answers with a scan.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from pathlib import Path
+
+import pytest
 
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import open_index
-from tests.rocketmq.followed import SEGMENT, SteppedDispatcher, check, rounds, scan
+from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, check, rounds, scan
+from tests.rocketmq.messages import blank
+from tests.support.disk_faults import FaultDisk
 from tiered_index.clock import ManualClock
+from tiered_index.errors import BackPressure, ConfigError, DiskFull, StorageUnavailable
+from tiered_index.rocketmq.follow.fingerprints import Scrubber
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, tag_key
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -46,15 +57,18 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
         assert found > 100
 
 
-def test_new_messages_are_answered_after_the_next_round(followed):
+def test_an_empty_store_is_followed_from_its_first_message_and_its_files_stay_as_they_are(followed):
     dispatcher = followed.dispatcher()
-    assert dispatcher.run_once() == dispatcher.run_once()
+    done = dispatcher.run_once()
+    assert (done.messages, done.end, done.state, done.caught_up, dispatcher.position) == (0, 0, None, True, None)
+    assert dispatcher.lag().bytes == 0
     for count in (1, 5, 40, 300):
         followed.write(count)
-        total = sum(done.messages for done in rounds(dispatcher))
-        assert total == count
+        before = {path: path.is_file() and path.read_bytes() for path in followed.path.rglob("*")}
+        assert sum(done.messages for done in rounds(dispatcher)) == count
         followed.check()
         assert dispatcher.position == followed.writer.next_offset
+        assert {path: path.is_file() and path.read_bytes() for path in followed.path.rglob("*")} == before
     assert len(list((followed.path / "commitlog").iterdir())) > 5
 
 
@@ -77,21 +91,9 @@ def test_only_what_is_selected_is_put(followed):
         assert not followed.index.query(topic, key)
 
 
-def test_a_round_is_bounded_and_the_next_one_continues(followed):
-    followed.write(400)
-    dispatcher = followed.dispatcher(round_bytes=1)
-    done = list(rounds(dispatcher))
-    assert len(done) > 5
-    assert [d.caught_up for d in done] == [False] * (len(done) - 1) + [True]
-    assert [d.begin for d in done[1:]] == [d.end for d in done[:-1]]
-    assert sum(d.messages for d in done) == 400
-    assert followed.check() > 1_000
-
-
 def test_hidden_messages_and_messages_without_keys(followed):
-    followed.write(3, sys_flag=TRANSACTION_PREPARED)
-    followed.write(3, sys_flag=TRANSACTION_ROLLBACK)
-    followed.write(3, sys_flag=TRANSACTION_COMMIT)
+    for flag in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, TRANSACTION_COMMIT):
+        followed.write(3, sys_flag=flag)
     followed.write(5, keys="", uniq_key=None)
     dispatcher = followed.dispatcher()
     done = dispatcher.run_once()
@@ -99,6 +101,87 @@ def test_hidden_messages_and_messages_without_keys(followed):
     followed.write(5, keys="", uniq_key=None)
     assert (dispatcher.run_once().messages, dispatcher.position) == (5, followed.writer.next_offset)
     assert followed.check() == 9
+
+
+# rounds
+
+
+@pytest.mark.parametrize("by", ["bytes", "time", "request"])
+def test_a_round_is_bounded_and_the_next_one_continues(followed, by):
+    """By its bytes; by its time, as each call of the clock advances it by a fifth of a second; or because the follower
+    is to end.
+    """
+    followed.write(400)
+    times, stopping = iter(range(1_000)), []
+    options = {"bytes": {"round_bytes": 1}, "time": {"now_s": lambda: next(times) / 5}, "request": {}}[by]
+    if by == "request":
+
+        def put(*batch):
+            stopping.append(batch)
+            return followed.index.put_batch(*batch)
+
+        options = {"put": put, "stopping": lambda: len(stopping) == 1}
+    dispatcher = followed.dispatcher(**options)
+    first = dispatcher.run_once()
+    assert (first.caught_up, 0 < first.messages < 400, first.end) == (False, True, dispatcher.position)
+    stopping.append(())
+    done = [first, *rounds(dispatcher)]
+    assert [d.begin for d in done[1:]] == [d.end for d in done[:-1]]
+    assert sum(d.messages for d in done) == 400
+    assert followed.check() > 1_000
+
+
+def test_back_pressure_refuses_a_whole_batch_and_the_next_round_continues(tmp_path):
+    made = Followed(tmp_path, buffer_max_entries=150)
+    made.write(200)
+    dispatcher = made.dispatcher()
+    pushed_back = 0
+    for _ in range(50):
+        try:
+            if dispatcher.run_once().caught_up:
+                break
+        except BackPressure:
+            pushed_back += 1
+            made.index.flush()
+    assert pushed_back > 1
+    made.check()
+    ranges = dispatcher.fingerprints.ranges
+    assert [one.end for one in ranges] == sorted({one.end for one in ranges})
+    assert sum(one.messages for one in ranges) == 200
+    made.index.abandon()
+
+
+def test_a_memory_that_cannot_be_written_stops_the_put(followed):
+    followed.write(5)
+    disk = FaultDisk()
+    dispatcher = followed.dispatcher(disk=disk)
+    disk.fail("sync", error=errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        dispatcher.run_once()
+    assert len(followed.index.query("orders", "k1")) == 0
+    assert dispatcher.run_once().messages == 5
+    followed.check()
+
+
+def test_lag_is_bytes_and_seconds_behind_the_newest_message(followed):
+    followed.write(50)
+    dispatcher = followed.dispatcher(round_bytes=1)
+    dispatcher.run_once()
+    followed.write(250)
+    behind = dispatcher.lag()
+    assert behind.end_offset == followed.writer.next_offset
+    assert behind.bytes == followed.writer.next_offset - dispatcher.position > 0
+    last = max(entry.offset for entry in scan(followed.path).entries if entry.offset < dispatcher.position)
+    number = next(int(e.key[4:]) for e in scan(followed.path).entries if e.offset == last and e.key.startswith("own-"))
+    assert behind.seconds == pytest.approx((299 - number) * 0.02)
+    list(rounds(dispatcher))
+    assert (dispatcher.lag().bytes, dispatcher.lag().seconds) == (0, 0.0)
+    followed.index.flush()
+    followed.write(50)
+    assert followed.dispatcher().lag().seconds == pytest.approx(1.0)
+
+
+# positions
 
 
 def test_a_restart_continues_at_the_durable_position_and_doubles_no_answer(followed):
@@ -141,4 +224,155 @@ def test_a_lost_root_continues_at_the_storages_position_and_a_new_one_begins_wit
     fresh = followed.dispatcher()
     assert fresh.resumed_from == SEGMENT
     assert fresh.run_once().losses == ()
+    followed.check()
+
+
+def test_one_index_is_of_one_store_and_of_one_kind_of_offsets(followed, tmp_path):
+    followed.write(3)
+    followed.dispatcher().run_once()
+    followed.index.flush()
+    with pytest.raises(ConfigError, match=f"{followed.path}.*'elsewhere'.*--restart"):
+        followed.dispatcher(store_name="elsewhere")
+    assert followed.dispatcher(store_name="elsewhere", restart=True).run_once().messages == 3
+    followed.index.flush()
+    assert followed.dispatcher(store_name="elsewhere").resumed_from == followed.writer.next_offset
+    made = Followed(tmp_path / "custom", offset_space="custom")
+    made.index.close()
+    made.settings["offset_space"] = "commitlog"
+    with pytest.raises(ConfigError, match="'custom', not in 'commitlog'"):
+        made.open_index()
+
+
+def test_a_log_of_only_a_blank(followed):
+    followed.segment(0).write_bytes(blank(SEGMENT))
+    dispatcher = followed.dispatcher()
+    done = dispatcher.run_once()
+    assert (done.messages, done.end, done.caught_up) == (0, SEGMENT, True)
+    followed.index.flush()
+    assert followed.index.durable_position(dispatcher.store.source) == SEGMENT
+    assert dispatcher.run_once().end == SEGMENT
+
+
+# segments that the broker deleted
+
+
+def test_a_segment_deleted_before_it_was_read_is_reported_with_its_messages(followed, monkeypatch):
+    """Also one that vanishes between the listing of the folder and the read."""
+    offsets = followed.write(400)
+    dispatcher = followed.dispatcher(round_bytes=1)
+    dispatcher.run_once()
+    followed.segment(1).unlink()
+    followed.segment(2).unlink()
+    lost = sum(SEGMENT <= offset < 3 * SEGMENT for offset in offsets)
+    with pytest.raises(MissingOffsets, match=f"{lost} messages") as caught:
+        list(rounds(dispatcher))
+    assert (caught.value.begin, caught.value.end, caught.value.exit_code) == (SEGMENT, 3 * SEGMENT, 4)
+    assert dispatcher.position <= SEGMENT
+    real = os.open
+
+    def vanishing(path, *arguments, **keywords):
+        if str(path) == str(followed.segment(4)):
+            Path(path).unlink(missing_ok=True)
+        return real(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", vanishing)
+    skipping = followed.dispatcher(skip_missing=True)
+    losses = [loss for done in rounds(skipping) for loss in done.losses]
+    later = sum(4 * SEGMENT <= offset < 5 * SEGMENT for offset in offsets)
+    assert [(loss.kind, loss.begin, loss.end, loss.messages) for loss in losses] == [
+        ("missing", SEGMENT, 3 * SEGMENT, lost),
+        ("missing", 4 * SEGMENT, 5 * SEGMENT, later),
+    ]
+    followed.check()
+    shutil.rmtree(followed.path / "consumequeue")
+    assert followed.dispatcher(restart=True, skip_missing=True).run_once().losses[0].messages is None
+
+
+def test_segments_deleted_after_they_were_read_are_no_loss(followed):
+    followed.write(300)
+    dispatcher = followed.dispatcher()
+    list(rounds(dispatcher))
+    model = scan(followed.path)
+    for path in sorted((followed.path / "commitlog").iterdir())[:-1]:
+        path.unlink()
+    offsets = followed.write(5)
+    assert [done.losses for done in rounds(dispatcher)] == [()]
+    model.entries += [entry for entry in scan(followed.path).entries if entry.offset in offsets]
+    check(followed.index, model)
+
+
+# a folder without a segment, although segments were read before: its disk is not mounted
+
+
+def unmount(followed: Followed, how: str) -> None:
+    (followed.path / "commitlog").rename(followed.folder / "elsewhere")
+    if how != "gone":
+        (followed.path / "commitlog").mkdir()
+    if how == "other names":
+        (followed.path / "commitlog" / "lost+found").mkdir()
+
+
+def mount(followed: Followed) -> None:
+    shutil.rmtree(followed.path / "commitlog", ignore_errors=True)
+    (followed.folder / "elsewhere").rename(followed.path / "commitlog")
+
+
+@pytest.mark.parametrize("how", ["gone", "empty", "other names"])
+def test_a_commit_log_without_segments_is_unavailable_and_the_position_stays(followed, how):
+    followed.write(30)
+    dispatcher = followed.dispatcher(skip_missing=True, skip_corrupt=True)
+    *_, done = rounds(dispatcher)
+    followed.index.flush()
+    unmount(followed, how)
+    for restart in (False, True):
+        with pytest.raises(StorageUnavailable, match="mounted") as caught:
+            dispatcher.run_once()
+        assert str(done.end) in str(caught.value)
+        assert dispatcher.position == done.end
+        followed.crash_index()
+        with pytest.raises(StorageUnavailable):
+            followed.dispatcher(skip_missing=True, skip_corrupt=True, restart=restart).run_once()
+        dispatcher = followed.dispatcher(skip_missing=True)
+    mount(followed)
+    followed.write(5)
+    *_, after = rounds(dispatcher)
+    assert (after.begin, after.messages, after.losses) == (done.end, 5, ())
+    followed.check()
+
+
+@pytest.mark.parametrize("part", ["consumequeue", "config", "checkpoint"])
+def test_a_log_that_is_not_there_at_the_first_start_is_unavailable_beside_files_of_a_broker(tmp_path, followed, part):
+    store = tmp_path / "new"
+    store.mkdir()
+    (store / "abort").touch()
+    followed.path = store
+    dispatcher = followed.dispatcher()
+    assert dispatcher.run_once().caught_up  # a new store
+    (store / part).mkdir() if part != "checkpoint" else (store / part).touch()
+    for again in (dispatcher, followed.dispatcher(skip_missing=True, skip_corrupt=True)):
+        with pytest.raises(StorageUnavailable, match="mounted"):
+            again.run_once()
+    (store / "commitlog").mkdir()
+    assert dispatcher.run_once().caught_up
+
+
+def test_a_log_that_is_unmounted_while_it_is_looked_at(followed, monkeypatch):
+    followed.write(30)
+    dispatcher = followed.dispatcher(skip_missing=True)
+    *_, done = rounds(dispatcher)
+    followed.write(5)
+    real = Scrubber.is_changed
+
+    def unmounting(*given):
+        changed = real(*given)
+        unmount(followed, "empty")
+        return changed
+
+    monkeypatch.setattr(Scrubber, "is_changed", unmounting)
+    with pytest.raises(StorageUnavailable, match="has no segment"):
+        dispatcher.run_once()
+    assert dispatcher.position == done.end
+    monkeypatch.undo()
+    mount(followed)
+    assert [round.losses for round in rounds(dispatcher)] == [()]
     followed.check()
