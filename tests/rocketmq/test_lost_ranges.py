@@ -1,0 +1,297 @@
+"""Ranges of a store's log that were skipped, rewritten or never there are in the storage's log: answers name what they
+may lack. A log that looks whole is an error if the consume queues or the checkpoint name later messages.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+from tests.rocketmq.followed import SEGMENT, Followed, cut_log
+from tests.rocketmq.messages import NOW_MS
+from tests.rocketmq.remoting_client import HERE, by_key
+from tests.support.damage import flip
+from tests.support.storage_faults import FaultStorage
+from tests.support.store_writer import checkpoint_bytes
+from tiered_index import IndexReader
+from tiered_index.cli.explaining import lost_text
+from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.follow import Follower
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.follow.dispatcher import MissingMessages, RewrittenOffsets
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.rocketmq.remoting.frames import Command, RequestCode
+from tiered_index.service.log import session
+
+SKIPPING = {"skip_corrupt": True, "skip_missing": True}
+
+
+def follow(followed: Followed, **options: bool) -> tuple[Follower, list[str]]:
+    """Follow the store to its end, as a new process does; return the follower and its notes."""
+    notes: list[str] = []
+    dispatcher = followed.dispatcher(follow=False, clock=followed.clock, **(options or SKIPPING))
+    with Follower(followed.index, dispatcher, follow=False, note=notes.append) as follower:
+        follower.run()
+    followed.index.flush()
+    return follower, notes
+
+
+def cut_and_write_on(followed: Followed) -> list[int]:
+    """Put messages with one key. After they are read, a broker cuts off two and writes on; return all offsets."""
+    offsets = followed.write(3, keys="same", only_topic="orders")
+    follow(followed)
+    followed.come_again(cut=offsets[1])
+    # the third message's offset is now within a longer one
+    return [*offsets, *followed.write(1, body=b"L" * 2_000, keys="same", only_topic="orders")]
+
+
+def test_messages_that_the_broker_cut_off_are_missing_in_the_archive_and_hide_no_others(followed):
+    """The place of an entry is within another message: that was called damage, and a query was an error."""
+    offsets = cut_and_write_on(followed)
+    followed.clock.advance(60_000)
+    follow(followed)
+    followed.index.seal()
+    followed.index.run_lifecycle()
+    followed.write(100)
+    follow(followed)
+    SegmentArchiver(followed.index, str(followed.path), followed.path / "commitlog").run_once()
+    with IndexReader.open(storage_backend=followed.storage) as reader:
+        answer = reader.messages("orders", "same", source=RocketmqMessages(None, reader.segment_archive))
+        assert offsets[1] == offsets[3] and len(answer) == 4
+        intact = [one.message for one in answer.messages if one.message is not None]
+        assert {one.physical_offset for one in intact} == {offsets[0], offsets[3]}
+        (gone,) = [one for one in answer.messages if one.item.offset == offsets[2]]
+        assert (gone.state, gone.damaged, answer.status, answer.lost) == ("missing", False, "complete", ())
+        assert "were cut off or rewritten" in gone.problem
+        asked = Command(code=RequestCode.QUERY_MESSAGE, fields=by_key("orders", "same"))
+        told = ReadOnlyBroker(reader).look_up(asked, HERE)
+        assert (told.code, told.body) == (0, b"".join(one.encode() for one in intact))
+        assert "not available" in told.remark and "missing" in told.remark and "damaged" not in told.remark
+
+
+def test_a_cut_is_recorded_once_by_a_run_that_does_not_skip_it(followed):
+    """A message written after the cut can still be damaged."""
+    offsets = cut_and_write_on(followed)
+    before = followed.index.log_state.number
+    for _ in range(2):
+        with pytest.raises(RewrittenOffsets):
+            follow(followed, skip_missing=False)
+        assert followed.index.log_state.number == before + 1
+    (one,) = followed.index.log_state.lost.values()
+    assert (one.range.kind, one.range.begin <= offsets[1] < one.range.end) == ("rewritten", True)
+    assert not one.lacks_entries
+    source = RocketmqMessages(followed.path, followed.index.segment_archive)
+    assert not any(one.damaged for one in followed.index.messages("orders", "same", source=source).messages)
+    followed.clock.advance(3_600_000)
+    follow(followed)
+    (later,) = followed.write(1, keys="late", only_topic="orders", body=b"body")
+    follow(followed)
+    flip(followed.segment(later // SEGMENT), later % SEGMENT + 100)
+    (fetched,) = followed.index.messages("orders", "late", source=RocketmqMessages(followed.path)).messages
+    assert fetched.damaged
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_answers_name_a_gap_that_was_skipped(followed, restart):
+    """They were `complete`, and `lost` was empty. Lookups of other times are not concerned."""
+    followed.write(20)
+    follow(followed)
+    followed.write(300)
+    end = followed.writer.next_offset
+    last_ms = NOW_MS + 20 * 19
+    for number in range(end // SEGMENT - 1):
+        followed.segment(number).unlink()
+    if restart:
+        followed.crash_index()
+    follower, notes = follow(followed)
+    (loss,) = follower.losses
+    assert (loss.kind, loss.is_least) == ("missing", True)
+    assert f"at least {loss.messages:,} messages" in notes[0]
+    followed.index.seal()
+    followed.index.run_lifecycle()
+    with IndexReader.open(storage_backend=followed.storage) as reader:
+        for lookups in (followed.index, reader):
+            answer = lookups.query("orders", "own-100")
+            assert (answer.status, len(answer)) == ("complete", 0)
+            (lost,) = answer.lost
+            assert (lost.file, lost.entries) == (f"rocketmq:{followed.path}", loss.messages)
+            assert "deleted before they were read" in lost.reason and "at least" in lost_text(answer.lost)
+            assert lost.begin_ms == last_ms // 1000 * 1000 and last_ms < lost.end_ms <= NOW_MS + 20 * 320
+            assert lookups.messages("orders", "own-100", source=RocketmqMessages(followed.path)).lost == (lost,)
+            for begin_ms, end_ms in ((None, lost.begin_ms - 1), (lost.end_ms + 1_000, None)):
+                assert lookups.query("orders", "own-100", begin_ms, end_ms).lost == ()
+            (many,) = lookups.query_many([("orders", "own-100")])
+            assert many.lost == (lost,)
+    number = followed.index.log_state.number
+    follow(followed)
+    assert followed.index.log_state.number == number
+
+
+def test_damage_that_was_skipped_is_named_and_many_ranges_stay_few_in_the_log(followed, monkeypatch):
+    monkeypatch.setattr(session, "_MOST_RANGES", 3)
+    bad = followed.write(300)[5::30]
+    for offset in bad:
+        followed.overwrite(offset, b"\xee" * 40)
+    with pytest.raises(CorruptFile):
+        follow(followed, skip_corrupt=False)
+    follow(followed)
+    ranges = [one.range for one in followed.index.log_state.lost.values()]
+    assert len(ranges) == 3
+    assert all(any(one.begin <= offset < one.end for one in ranges) for offset in bad)
+    lost = followed.index.query("orders", "absent").lost
+    assert all("are damaged" in one.reason for one in lost)
+    assert lost[0].begin_ms <= NOW_MS + 20 * 5 <= lost[0].end_ms + 999
+
+
+def test_a_storage_that_is_away_is_waited_for(tmp_path):
+    """The gap is recorded before the position moves past it: no later run would find it."""
+    followed = Followed(tmp_path)
+    followed.storage = FaultStorage(followed.storage)
+    followed.index.abandon()
+    followed.index = followed.open_index()
+    offsets = followed.write(40)
+    followed.overwrite(offsets[20], b"\xee" * 40)
+    followed.storage.fail("put_if_absent", times=None, name_prefix="log/")
+    dispatcher = followed.dispatcher(follow=False, **SKIPPING)
+    with Follower(followed.index, dispatcher, follow=False, patience_s=0.0, note=lambda _: None) as follower:
+        with pytest.raises(StorageUnavailable):
+            follower.run()
+    assert (followed.index.durable_position(dispatcher.store.source) or 0) <= offsets[20]
+    followed.storage.clear()
+    follow(followed)
+    assert len(followed.index.query("orders", "absent").lost) == 1
+    followed.index.abandon()
+
+
+# a log whose end is not where other files of its store say
+
+
+def whole(followed: Followed, count: int = 200) -> int:
+    """Write a store whose broker ends normally; return the log's end."""
+    followed.write(count)
+    end = followed.writer.next_offset
+    followed.writer.close()
+    return end
+
+
+def lay_dledger(followed: Followed) -> None:
+    data = followed.path / "dledger-n0" / "data"
+    data.mkdir(parents=True)
+    shutil.copy(followed.segment(0), data / followed.segment(0).name)
+
+
+def trouble_of(followed: Followed) -> list[str]:
+    """Return the problems that a follower reports, as the health of `serve --follow` has them."""
+    dispatcher = followed.dispatcher(follow=True, clock=followed.clock)
+    with Follower(followed.index, dispatcher, note=lambda _: None) as follower:
+        for batch in dispatcher.batches():
+            if batch.columns is not None:
+                followed.index.put_batch(batch.columns, batch.source, batch.position)
+        for batch in dispatcher.batches():
+            assert batch.caught_up
+        return follower.problems()
+
+
+def test_a_partial_copy_is_an_error_that_names_both_ends(followed):
+    end = whole(followed)
+    followed.segment(end // SEGMENT).unlink()
+    last = end // SEGMENT * SEGMENT
+    with pytest.raises(MissingMessages) as caught:
+        follow(followed, skip_missing=False)
+    assert re.search(rf"consume queue \S+ names a message that ends at commit log offset {end:,}", str(caught.value))
+    assert f"the log ends at offset {last:,}" in str(caught.value)
+    assert "partial copy" in str(caught.value) and "storePathCommitLog" in str(caught.value)
+    followed.index.flush()
+    assert followed.index.durable_position(f"rocketmq:{followed.path}") == last, "all that is there was put"
+    (problem,) = trouble_of(followed)
+    assert f"{end:,}" in problem and f"{last:,}" in problem
+    follower, notes = follow(followed)
+    assert [(loss.kind, loss.begin, loss.end) for loss in follower.losses] == [("missing", last, end)]
+    assert "at least" in notes[0] and followed.index.query("orders", "absent").lost
+
+
+def test_a_log_that_is_older_than_the_checkpoint_is_an_error(followed):
+    """The queues are those of the old log, too: only the checkpoint shows later messages."""
+    end = whole(followed)
+    for numbers, said in (
+        ((NOW_MS + 86_400_000, NOW_MS, 0), r"the checkpoint says that a message of 2023-11-15.* is flushed"),
+        ((NOW_MS, NOW_MS, 0, 0, end + 2 * SEGMENT), f"the checkpoint names .* {end + 2 * SEGMENT:,}"),
+    ):
+        (followed.path / "checkpoint").write_bytes(checkpoint_bytes(*numbers))
+        with pytest.raises(MissingMessages, match=said):
+            follow(followed, skip_missing=False)
+
+
+def test_a_clock_that_was_set_back_is_no_error_also_after_a_restart(followed):
+    """The checkpoint's time is that of an earlier message; the greatest time is kept with the position."""
+    followed.write(100)
+    checkpoint = followed.path / "checkpoint"
+    checkpoint.write_bytes(checkpoint_bytes(NOW_MS + 20 * 99, NOW_MS, 0))
+    follow(followed, skip_missing=False)
+    followed.crash_index()
+    followed.writer.put("orders", 0, keys=["later"], store_ms=NOW_MS - 3_600_000)
+    followed.writer.flush()
+    follow(followed, skip_missing=False)
+    assert trouble_of(followed) == []
+    checkpoint.write_bytes(checkpoint_bytes(NOW_MS + 86_400_000, NOW_MS, 0))
+    with pytest.raises(MissingMessages, match=r"the newest one read is of 2023-11-14T22:13:21"):
+        follow(followed, skip_missing=False)
+
+
+@pytest.mark.parametrize("dledger", [True, False])
+@pytest.mark.parametrize("log", ["older messages", "no messages", "no folder"])
+def test_dledger_or_a_commit_log_on_another_disk_is_named(followed, log, dledger):
+    end = whole(followed)
+    if dledger:
+        lay_dledger(followed)
+    if log == "older messages":
+        followed.segment(end // SEGMENT).unlink()
+    else:
+        shutil.rmtree(followed.path / "commitlog")
+        if log == "no messages":
+            (followed.path / "commitlog").mkdir()
+    if dledger:
+        error, said = MissingMessages, "dledger-n0/data, which can't be read"
+    else:
+        error, said = StorageUnavailable if log == "no folder" else MissingMessages, "--commitlog"
+    with pytest.raises(error, match=said):
+        follow(followed, skip_missing=False)
+
+
+@pytest.mark.parametrize("state", ["closed", "running", "killed", "cut and closed", "dledger that is not used"])
+def test_sound_stores_and_crashes_are_no_error(followed, state):
+    """After a crash, entries of messages that were cut off stay in the files of the queues."""
+    offsets = followed.write(200)
+    if state == "killed":
+        cut_log(followed.path, offsets[195])
+    elif state == "cut and closed":
+        followed.come_again(cut=offsets[195])
+    if state != "running" and state != "killed":
+        followed.writer.close()
+    if state == "dledger that is not used":
+        lay_dledger(followed)
+    follow(followed, **SKIPPING if state == "killed" else {"skip_missing": False})
+    assert trouble_of(followed) == []
+    assert followed.index.log_state.lost == {}
+
+
+def test_the_command_line_reads_a_log_of_two_disks(followed):
+    """`storePathCommitLog` of two folders: one alone is an error, and both together are the store."""
+    end = whole(followed)
+    other = followed.folder / "disk-2" / "commitlog"
+    other.mkdir(parents=True)
+    for number in range(1, end // SEGMENT + 1, 2):
+        shutil.move(followed.segment(number), other)
+    ingest = ("ingest", followed.path, "--storage", (followed.folder / "by command").as_uri(), "--json")
+    ingest += ("--root", followed.folder / "root of command", "--archive-segments")
+    alone = run_here(*ingest)
+    assert (alone.code, alone.error["type"]) == (4, "MissingOffsets"), alone.err
+    both = run_here(*ingest, "--commitlog", other)
+    assert (both.code, both.document["position"]) == (0, end), both.err
+    assert both.document["archived_segments"] == end // SEGMENT
+    absent = run_here(*ingest, "--commitlog", followed.folder / "none")
+    assert (absent.code, "--commitlog" in absent.error["message"]) == (2, True), absent.err
