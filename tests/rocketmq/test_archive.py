@@ -1,23 +1,41 @@
-"""Archiving a store: each closed segment is uploaded once. Whatever the broker does meanwhile, no copy is wrong."""
+"""Archiving a store, alone or beside a follower: each closed segment is uploaded once, after the follower has put it.
+Whatever the broker does meanwhile, no copy is wrong. What uploads survive is in unit/service/test_segment_archive.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.rocketmq import golden_store
-from tests.rocketmq.archived_store import open_index
+from tests.rocketmq.answered import BEGIN_OF_LAST
+from tests.rocketmq.archived_store import delete_segments, index_log, log_of, lookups, open_index, scan
+from tests.rocketmq.followed import SEGMENT as FOLLOWED_SEGMENT
+from tests.rocketmq.followed import Followed, rounds
 from tests.rocketmq.messages import blank, full, joined, log, write_log
+from tests.rocketmq.remoting_client import ask, records
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexService
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.follow import Loss
+from tiered_index.format import archived as format_archived
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.service.jobs import segment_archive
+from tiered_index.service.log.records import LogRecord
+from tiered_index.storage.memory import MemoryStorage
 
 SEGMENT = 1_000
 
@@ -50,31 +68,37 @@ def stored(storage: FaultStorage) -> list[str]:
     return [info.name for info in storage.list("segments/")]
 
 
+# a store alone
+
+
 def test_the_golden_store_byte_for_byte(tmp_path, index, storage):
     store = golden_store.unpack(tmp_path / "store")
     archiver = SegmentArchiver(index, "broker a", store / "commitlog")
     assert archiver.run_once() == 5
     assert archiver.run_once() == 0
-    kept = {segment.start: storage.get(segment.name)[: segment.size_bytes] for segment in index.archived("broker a")}
-    assert kept == {start: data for start, data in golden_store.segments().items() if start < 81_920}
+    uploaded = {one.start: storage.get(one.name)[: one.size_bytes] for one in index.archived("broker a")}
+    assert uploaded == {start: data for start, data in golden_store.segments().items() if start < 81_920}
     names = stored(storage)
     # another archiver compares the segments, and uploads nothing
     assert SegmentArchiver(index, "broker a", store / "commitlog").run_once() == 0
     assert stored(storage) == names
 
 
-def test_the_segment_being_written_waits_until_the_next_one_is_written_to(tmp_path, index):
+def test_the_segment_being_written_waits_until_the_next_one_is_written_to(tmp_path, index, storage):
+    """Also if that has only a blank. A storage that is down is reported and waited for."""
     folder = three_segments(tmp_path)
     archiver = SegmentArchiver(index, "s", folder)
+    storage.fail("list", name_prefix="log/")
+    with pytest.raises(StorageUnavailable):
+        archiver.run_once()
     assert archiver.run_once() == 2
     (folder / segment_name(3 * SEGMENT)).write_bytes(bytes(SEGMENT))  # made in advance, as the broker does
     (folder / segment_name(4 * SEGMENT)).write_bytes(b"")
     assert [s.start for s in closed_segments(folder)] == [0, SEGMENT]
     assert archiver.run_once() == 0
     path = folder / segment_name(2 * SEGMENT)
-    messages = log(3, 2 * SEGMENT, first=2 * SEGMENT)
-    path.write_bytes(full(messages, SEGMENT))
-    (folder / segment_name(3 * SEGMENT)).write_bytes(joined(log(1, 3 * SEGMENT)).ljust(SEGMENT, b"\0"))
+    path.write_bytes(full(log(3, 2 * SEGMENT, first=2 * SEGMENT), SEGMENT))
+    (folder / segment_name(3 * SEGMENT)).write_bytes(blank(SEGMENT))
     assert archiver.run_once() == 1
     assert starts(index) == [0, SEGMENT, 2 * SEGMENT]
 
@@ -87,22 +111,17 @@ def test_a_store_without_closed_segments(tmp_path, index, segments):
     assert index.archived() == ()
 
 
-def test_a_segment_that_was_cut_short_is_named_and_the_others_go_up(tmp_path, index):
-    folder = three_segments(tmp_path)
-    os.truncate(folder / segment_name(0), SEGMENT - 1)
-    archiver = SegmentArchiver(index, "s", folder)
-    with pytest.raises(CorruptFile, match="cut short") as caught:
-        archiver.run_once()
-    assert caught.value.file.endswith(segment_name(0))
-    assert starts(index) == [SEGMENT]
-
-
 def test_skipped_segments_are_losses_until_they_change(tmp_path, index, storage):
+    """Without `skip_corrupt` they are errors. The others go up in either case."""
     folder = three_segments(tmp_path)
     whole = (folder / segment_name(0)).read_bytes()
     os.truncate(folder / segment_name(0), SEGMENT - 1)
+    with pytest.raises(CorruptFile, match="cut short") as caught:
+        SegmentArchiver(index, "s", folder).run_once()
+    assert caught.value.file.endswith(segment_name(0))
+    assert starts(index) == [SEGMENT]
     archiver = SegmentArchiver(index, "s", folder, skip_corrupt=True)
-    assert archiver.run_once() == 1
+    assert archiver.run_once() == 0
     (cut,) = archiver.losses
     assert (cut.kind, cut.begin, cut.end, cut.messages) == ("corrupt", 0, SEGMENT, None)
     assert "was cut short and is not archived" in cut.problem
@@ -153,30 +172,27 @@ def test_a_new_log_with_other_segments_is_refused(tmp_path, index):
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_a_segment_deleted_while_it_is_read_leaves_nothing(tmp_path, storage, is_begun):
+def test_a_segment_deleted_while_it_is_read_leaves_nothing(tmp_path, index, storage, is_begun):
     size = 9 << 20
     folder = write_log(tmp_path / "commitlog", size, {0: full(log(3), size), size: joined(log(1, size))})
-    with open_index(tmp_path / "root", storage) as index:
-        archiver = SegmentArchiver(index, "s", folder)
 
-        def deleting(_, read):
-            data = read() if is_begun else b""
-            (folder / segment_name(0)).unlink(missing_ok=True)
-            return data or read()
+    def deleting(_, read):
+        data = read() if is_begun else b""
+        (folder / segment_name(0)).unlink(missing_ok=True)
+        return data or read()
 
-        around_reads(index, deleting)
-        assert archiver.run_once() == 0
-        assert (stored(storage), index.archived()) == ([], ())
+    around_reads(index, deleting)
+    assert SegmentArchiver(index, "s", folder).run_once() == 0
+    assert (stored(storage), index.archived()) == ([], ())
 
 
 def test_a_segment_changed_while_it_is_read_is_read_again(tmp_path, index, storage):
     folder = three_segments(tmp_path)
     archiver = SegmentArchiver(index, "s", folder)
-    path = folder / segment_name(0)
 
     def changing(start, read):
         if start == 0:
-            os.utime(path, ns=(1, 1))
+            os.utime(folder / segment_name(0), ns=(1, 1))
         return read()
 
     archive = around_reads(index, changing)
@@ -187,70 +203,296 @@ def test_a_segment_changed_while_it_is_read_is_read_again(tmp_path, index, stora
     assert archiver.run_once() == 2
 
 
-def test_an_archiver_continues_where_it_was_stopped(tmp_path, storage):
-    folder = three_segments(tmp_path)
-    index = open_index(tmp_path / "root", storage)
-    storage.fail("put_if_absent", nth=2, error=KeyboardInterrupt, name_prefix="log/")
-    with pytest.raises(KeyboardInterrupt):
-        SegmentArchiver(index, "s", folder).run_once()
-    index.abandon()
-    assert len(stored(storage)) == 2
-    with open_index(tmp_path / "root", storage) as again:
-        assert starts(again) == [0]
-        assert SegmentArchiver(again, "s", folder).run_once() == 1
-        assert sorted(segment.name for segment in again.archived()) == stored(storage)
-        for segment in again.archived():
-            assert storage.get(segment.name)[:SEGMENT] == (folder / segment_name(segment.start)).read_bytes()
-
-
-def test_a_storage_that_is_down_is_reported_and_waited_for(tmp_path, index, storage):
-    archiver = SegmentArchiver(index, "s", three_segments(tmp_path))
-    storage.fail("list", name_prefix="log/")
-    with pytest.raises(StorageUnavailable):
-        archiver.run_once()
-    assert archiver.run_once() == 2
-
-
-def test_only_changed_files_are_read_again(tmp_path, index, storage):
-    folder = three_segments(tmp_path)
-    archiver = SegmentArchiver(index, "s", folder)
-    archiver.run_once()
-    lists = storage.calls("list")
-    for path in folder.iterdir():
-        path.chmod(0)  # changes the file's status, which also changes with a rewrite
-    for path in folder.iterdir():
-        path.chmod(0o644)
-    assert archiver.run_once() == 0
-    # the archiver compares each file with the end of the log
-    assert storage.calls("list") == lists + 2
-    assert archiver.run_once() == 0
-    assert storage.calls("list") == lists + 2
-
-
-def test_a_blank_alone_closes_a_segment_before_it(tmp_path, index):
-    folder = write_log(tmp_path / "commitlog", SEGMENT, {0: full(log(3), SEGMENT), SEGMENT: blank(SEGMENT)})
-    assert SegmentArchiver(index, "s", folder).run_once() == 1
-
-
 @pytest.mark.parametrize("size", [6 << 20, 9 << 20])
-def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, size):
+def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, index, storage, size):
     contents = {number * size: full(log(2, number * size), size) for number in range(4)}
     folder = write_log(tmp_path / "commitlog", size, contents)
+    archiver = SegmentArchiver(index, "s", folder)
+
+    def stopping(start, read):
+        data = read()
+        if start == size:
+            assert archiver.archived == 1  # counted while the round runs
+            archiver.stop()
+        return data
+
+    archive = around_reads(index, stopping)
+    whole = 2 if size < 8 << 20 else 1  # the archiver uploads a segment that it has read
+    assert archiver.run_once() == archiver.archived == whole
+    assert starts(index) == [number * size for number in range(whole)]
+    assert len(stored(storage)) == whole
+    assert archiver.run_once() == 0
+    index.archive = archive  # type: ignore[method-assign]
+    assert SegmentArchiver(index, "s", folder).run_once() == 3 - whole
+
+
+def test_lookups_beside_archiving_and_deletion_never_miss_a_message(tmp_path: Path) -> None:
+    """A broker deletes archived segments. Meanwhile readers look up all messages again and again, and one of them is
+    behind the log.
+    """
+    store = golden_store.unpack(tmp_path / "store")
+    storage = MemoryStorage()
     with open_index(tmp_path / "root", storage) as index:
-        archiver = SegmentArchiver(index, "s", folder)
+        messages = index_log(index, store)
+        index.seal()
+        index.run_lifecycle()
+        wanted = [(topic, key, [m.encode() for m in scan(messages, topic, key)]) for topic, key in lookups(messages)]
+        over, seen = threading.Event(), set[str]()
+        with IndexReader.open(storage_backend=storage, refresh_interval_s=3600) as reader:
 
-        def stopping(start, read):
-            data = read()
-            if start == size:
-                assert archiver.archived == 1  # counted while the round runs
-                archiver.stop()
-            return data
+            def look_up(reads: IndexReader | IndexService, number: int) -> int:
+                source = RocketmqMessages(store, reads.segment_archive, threads=2)
+                turns = 0
+                while True:
+                    last = over.is_set()
+                    for topic, key, expected in wanted[number::3]:
+                        answer = reads.messages(topic, key, max_count=1000, source=source)
+                        assert [f.message.encode() if f.message else f for f in answer.messages] == expected
+                        seen.update(f.state for f in answer.messages)
+                    turns += 1
+                    if last:
+                        return turns
 
-        archive = around_reads(index, stopping)
-        whole = 2 if size < 8 << 20 else 1  # the archiver uploads a segment that it has read
-        assert archiver.run_once() == archiver.archived == whole
-        assert starts(index) == [number * size for number in range(whole)]
-        assert len(stored(storage)) == whole
-        assert archiver.run_once() == 0
-        index.archive = archive  # type: ignore[method-assign]
-        assert SegmentArchiver(index, "s", folder).run_once() == 3 - whole
+            with ThreadPoolExecutor(3) as pool:
+                reading = [pool.submit(look_up, kind, number) for number, kind in enumerate((reader, index, reader))]
+                try:
+                    for begin in range(golden_store.SEGMENT_BYTES, BEGIN_OF_LAST + 1, golden_store.SEGMENT_BYTES):
+                        SegmentArchiver(index, "s", store / "commitlog").run_once()
+                        delete_segments(store, begin)
+                finally:
+                    over.set()
+                assert all(done.result(timeout=120) >= 1 for done in reading)
+        assert seen == {"local", "archived"}
+        assert len(index.archived()) == 5
+
+
+# beside a follower: a rewritten segment replaces its copy
+
+
+def follow(followed: Followed, *, skip: bool = True) -> tuple[Dispatcher, SegmentArchiver]:
+    dispatcher = followed.dispatcher(skip_corrupt=skip, skip_missing=skip, clock=followed.clock)
+    return dispatcher, SegmentArchiver(followed.index, "s", followed.path / "commitlog", dispatcher=dispatcher)
+
+
+def archived(followed: Followed) -> dict[int, bytes]:
+    parts = followed.index.archived("s")
+    return {s.start // FOLLOWED_SEGMENT: followed.storage.get(s.name)[: s.size_bytes] for s in parts}
+
+
+def closed(followed: Followed) -> dict[int, bytes]:
+    numbers = range(followed.writer.next_offset // FOLLOWED_SEGMENT)
+    return {number: followed.segment(number).read_bytes() for number in numbers}
+
+
+def catch_up(followed: Followed, dispatcher: Dispatcher) -> None:
+    for _ in range(3):
+        list(rounds(dispatcher))
+    followed.index.flush()
+    dispatcher.run_once()
+
+
+def damaged(followed: Followed) -> int:
+    """Write messages, and damage one of the first segment; return its offset."""
+    offset = followed.write(100)[10]
+    followed.overwrite(offset, b"\xee" * 40)
+    return offset
+
+
+def come_again(followed: Followed) -> None:
+    followed.come_again()
+    followed.clock.advance(60_000)
+
+
+def cut(followed: Followed, offset: int) -> None:
+    """Cut the log as a broker does at a role change: later segments are deleted, and the old bytes stay."""
+    for number in range(offset // FOLLOWED_SEGMENT + 1, followed.writer.next_offset // FOLLOWED_SEGMENT + 1):
+        followed.segment(number).unlink()
+    followed.come_again(offset)
+
+
+def in_the_second_segment(offsets: list[int]) -> int:
+    return next(offset for offset in offsets if offset > FOLLOWED_SEGMENT + 2_000)
+
+
+def test_segments_that_the_follower_has_not_put_durably_are_not_archived(followed):
+    begin = damaged(followed)
+    dispatcher, archiver = follow(followed, skip=False)
+    dispatcher.run_once()
+    with pytest.raises(CorruptFile):
+        dispatcher.run_once()
+    followed.index.flush()
+    assert archiver.run_once() == 0
+    come_again(followed)
+    assert followed.writer.next_offset == begin
+    followed.write(100)
+    for _ in range(3):
+        list(rounds(dispatcher))
+    assert archiver.run_once() == 0 and dispatcher.settled_before < dispatcher.position
+    followed.index.flush()
+    assert dispatcher.settled_before == dispatcher.position
+    assert archiver.run_once() > 0
+    assert archived(followed) == closed(followed)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_rewritten_segment_replaces_its_copy(followed, restart):
+    begin = damaged(followed)
+    dispatcher, archiver = follow(followed)
+    catch_up(followed, dispatcher)
+    assert archiver.run_once() == len(closed(followed))
+    assert archived(followed) == closed(followed)
+    come_again(followed)
+    followed.write(130)
+    with pytest.raises(CorruptFile, match="it was rewritten"):  # until the follower has noticed
+        archiver.run_once()
+    assert [loss.kind for loss in dispatcher.run_once().losses] == ["rewritten"]
+    assert dispatcher.settled_before <= begin
+    assert archiver.run_once() == 0
+    followed.clock.advance(1)
+    if restart:
+        followed.index.flush()
+        followed.crash_index()
+        dispatcher, archiver = follow(followed)
+    catch_up(followed, dispatcher)
+    assert [archiver.run_once() for _ in range(2)] == [len(closed(followed)), 0]
+    assert archived(followed) == closed(followed)
+    # a difference from a copy of the present log is damage, as before
+    followed.clock.advance(60_000)
+    followed.overwrite(3_000, b"\xee" * 40)
+    whole = archived(followed)
+    for again in (archiver, follow(followed)[1]):
+        with pytest.raises(CorruptFile, match="it was rewritten"):
+            again.run_once()
+    assert archived(followed) == whole
+
+
+def test_a_skipped_segment_is_archived_once_it_is_known_to_be_rewritten(followed):
+    damaged(followed)
+    dispatcher, archiver = follow(followed)
+    archiver.skip_corrupt = True
+    catch_up(followed, dispatcher)
+    archiver.run_once()
+    come_again(followed)
+    followed.write(130)
+    assert archiver.run_once() == 0
+    assert {loss.begin for loss in archiver.passed_over} >= {0}
+    catch_up(followed, dispatcher)
+    archiver.run_once()
+    assert archiver.passed_over == ()
+    assert archived(followed)[0] == closed(followed)[0]
+
+
+def test_a_segment_that_is_cut_during_a_round_is_archived_once_it_is_closed_again(followed, monkeypatch):
+    """The storage is slow: the follower notices the cut while an earlier segment is sent."""
+    offsets = followed.write(200)
+    dispatcher, archiver = follow(followed)
+    catch_up(followed, dispatcher)
+    archive, sent = followed.index.archive, []
+
+    def slow(store: str, start: int, *more: object) -> bool:
+        sent.append(archive(store, start, *more))
+        if len(sent) == 1:
+            cut(followed, in_the_second_segment(offsets))
+            followed.write(3)
+            assert [loss.kind for loss in dispatcher.run_once().losses] == ["rewritten"]
+            followed.clock.advance(60)
+        return sent[-1]
+
+    monkeypatch.setattr(followed.index, "archive", slow)
+    with pytest.raises(StorageUnavailable, match="changed while it was read"):
+        archiver.run_once()
+    assert list(archived(followed)) == [0]
+    followed.write(200)
+    catch_up(followed, dispatcher)
+    archiver.run_once()
+    assert archived(followed) == closed(followed)
+
+
+def test_a_restart_notices_segments_that_were_rewritten_meanwhile(followed):
+    """The store has the present message of a rewritten place, and not the archive."""
+    offsets = followed.write(200, keys="k", uniq_key=None, body=b"b")
+    dispatcher, archiver = follow(followed)
+    catch_up(followed, dispatcher)
+    archiver.run_once()
+    followed.crash_index()
+    place = next(offset for offset in offsets[::12] if offset > FOLLOWED_SEGMENT + 2_000)
+    cut(followed, place)
+    followed.number = 1_200  # the same topic
+    followed.write(1, keys="k", uniq_key=None, body=b"c")
+    answer = ask(ReadOnlyBroker(followed.index, store=followed.path), 33, "orders", offset=str(place))
+    assert (answer.code, [one.body() for one in records(answer.body)]) == (0, [b"c"])
+    followed.write(200)
+    followed.clock.advance(60)
+    dispatcher = followed.dispatcher(restart=True, clock=followed.clock)
+    archiver = SegmentArchiver(followed.index, "s", followed.path / "commitlog", dispatcher=dispatcher)
+    catch_up(followed, dispatcher)
+    archiver.run_once()
+    assert archived(followed) == closed(followed)
+
+
+def test_a_rewritten_segment_replaces_its_copy_if_the_clock_went_back(followed, monkeypatch):
+    for module in (format_archived, segment_archive):  # the cut is behind the part that is always compared
+        monkeypatch.setattr(module, "HEAD_BYTES", 1_024)
+
+    class SetBack(ManualClock):
+        back_ms = 0
+
+        def now_ms(self):
+            return super().now_ms() - self.back_ms
+
+    followed.clock.advance(3_600)  # the host's clock is an hour fast
+    clock = SetBack(followed.clock.now_ms())
+    dispatcher = followed.dispatcher(skip_corrupt=True, skip_missing=True, clock=clock)
+    archiver = SegmentArchiver(followed.index, "s", followed.path / "commitlog", dispatcher=dispatcher)
+    followed.write(20)
+    list(rounds(dispatcher))
+    offsets = followed.write(40)
+    catch_up(followed, dispatcher)
+    assert archiver.run_once() == 1
+    clock.back_ms = 3_000_000
+    cut(followed, next(offset for offset in offsets if offset > 4_000))
+    followed.write(60)
+    now_ns = clock.now_ms() * 1_000_000
+    os.utime(followed.segment(0), ns=(now_ns, now_ns))
+    catch_up(followed, dispatcher)
+    archiver.run_once()
+    assert archived(followed) == closed(followed)
+
+
+def test_segments_that_the_broker_deleted_before_they_were_archived_are_a_loss(followed):
+    followed.write(60)
+    dispatcher, archiver = follow(followed)
+    catch_up(followed, dispatcher)
+    assert archiver.run_once() == 1
+    followed.write(200)
+    catch_up(followed, dispatcher)
+    for number in range(3):  # the storage was down for three days
+        followed.segment(number).unlink()
+    archiver.run_once()
+    archiver.run_once()
+    assert min(set(archived(followed)) - {0}) == 3
+    problem = "not archived: the broker deleted them before"
+    assert archiver.losses == [Loss("missing", FOLLOWED_SEGMENT, 3 * FOLLOWED_SEGMENT, None, problem)]
+
+
+def test_a_log_that_was_recreated_replaces_no_archived_segment_and_one_that_was_given_up_goes_up_again(followed):
+    """The broker's disk was replaced. The archive may have the only copy of the old log."""
+    followed.write(200)
+    dispatcher, archiver = follow(followed)
+    catch_up(followed, dispatcher)
+    archiver.run_once()
+    before, lost = archived(followed), followed.index.archived()[0].name
+    removing = LogRecord(0, "remove", 0, "", 0, remove=(lost,))
+    log_of(followed.storage).append("a segment that was lost", None, lambda _: removing)
+    followed.clock.advance(60)
+    followed.index.run_lifecycle()
+    assert archiver.run_once() == 1
+    assert archived(followed) == before
+    shutil.rmtree(followed.path)
+    followed.writer = followed.open_writer()
+    followed.write(200)
+    followed.clock.advance(60)
+    catch_up(followed, dispatcher)
+    with pytest.raises(CorruptFile, match="it was rewritten"):
+        archiver.run_once()
+    assert archived(followed) == before
