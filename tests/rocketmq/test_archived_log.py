@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rocketmq.archived_store import open_index
+from tests.rocketmq.archived_store import log_of, open_index
 from tests.support.cold_index import Recorder
 from tests.support.damage import flip_object
 from tests.support.store_writer import StoreWriter
-from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile
 from tiered_index.format import archived as layout
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.jobs.segment_archive import SegmentArchive
-from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 
 # large segments, so that a chunk can be smaller than a piece
@@ -44,8 +42,7 @@ def archived(store, tmp_path, monkeypatch):
     storage = Recorder(MemoryStorage())
     with open_index(tmp_path / "root", storage) as index:
         assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() >= 1
-    log = StorageLog(storage, SystemClock())
-    state = log.open()
+    state = log_of(storage).state
     archive = SegmentArchive(storage, lambda: state, lambda: state)
     return archive, state.segments_of("a-store")[0]
 
@@ -89,13 +86,6 @@ def test_a_changed_piece_is_named_or_skipped_with_all_its_messages(store, archiv
     assert [(piece.begin, piece.end, piece.file) for piece in log.damaged] == [(low, high, segment.name)]
 
 
-def test_the_table_and_the_log_must_agree(archived):
-    archive, segment = archived
-    flip_object(archive.storage, segment.name, segment.object_bytes - 3)
-    with pytest.raises(CorruptFile, match="tail"):
-        ArchivedLog(archive, segment)
-
-
 def test_reading_a_single_message(store, archived):
     archive, segment = archived
     log = ArchivedLog(archive, segment)
@@ -104,3 +94,10 @@ def test_reading_a_single_message(store, archived):
     ]
     for message in (messages[0], messages[-1], messages[len(messages) // 2]):
         assert log.read(message.physical_offset).encode() == message.encode()
+
+
+def test_the_table_and_the_log_must_agree(archived):
+    archive, segment = archived
+    flip_object(archive.storage, segment.name, segment.object_bytes - 3)
+    with pytest.raises(CorruptFile, match="tail"):
+        ArchivedLog(archive, segment)

@@ -1,22 +1,31 @@
-"""A commit log on disk: whole, live, torn, damaged, truncated, with deleted segments.
+"""A commit log on disk: whole, live, torn, damaged, truncated, with deleted segments and false sizes.
 
-Reads return every readable message, and report every unreadable range.
+Reads return every readable message, and report every unreadable range. Its end is found without a walk.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import random
+import struct
 from pathlib import Path
 
 import pytest
 
 from tests.rocketmq import messages
+from tests.support.memory import traced_memory
 from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
-from tiered_index.rocketmq.log import commitlog, segments
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.log import segments
+from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.layout import STORE_V6
+from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES
 from tiered_index.rocketmq.log.segments import End, list_segments, segment_name
+from tiered_index.rocketmq.log.store import StoreDirectory
 
 SEGMENT = 4_000
 CHUNKS = [1, 700, 1 << 20]
@@ -100,39 +109,34 @@ def test_reads_on_from_any_message(log, chunk_bytes):
     assert list(reader.messages(log.made[13].physical_offset)) == log.made[13:]
 
 
-def test_reads_on_from_a_blank_and_from_the_end(log):
+def test_follows_a_log_that_grows(log):
+    """Also from a blank, from the end, and beside a segment that is made in advance."""
     behind = log.made[11].physical_offset + log.made[11].size
     assert offsets(log.reader().batches(behind)) == of(log.made[12:])
-    (last,) = log.reader().batches(log.end)
-    assert (last.messages, last.begin, last.end, last.state) == (0, log.end, log.end, End.OPEN)
-
-
-def test_follows_a_log_that_grows(log):
-    reader = log.reader()
-    position = list(reader.batches())[-1].end
-    more = messages.log(3, position, 40)
-    log.patch(position, messages.joined(more))
-    batches = list(reader.batches(position))
+    reader, advance = log.reader(), log.folder / segment_name(3 * SEGMENT)
+    for made_in_advance in (True, False):
+        if made_in_advance:
+            advance.write_bytes(b"\0" * SEGMENT)
+        else:
+            advance.unlink()
+        (last,) = reader.batches(log.end)
+        assert (last.messages, last.begin, last.end, last.state) == (0, log.end, log.end, End.OPEN)
+    more = messages.log(3, log.end, 40)
+    log.patch(log.end, messages.joined(more))
+    batches = list(reader.batches(log.end))
     assert offsets(batches) == of(more)
     left = 3 * SEGMENT - batches[-1].end
     log.patch(batches[-1].end, messages.blank(left)[:8])
     (last,) = list(reader.batches(batches[-1].end))
     assert (last.end, last.state) == (3 * SEGMENT, End.SEGMENT)
-    (log.folder / segment_name(3 * SEGMENT)).write_bytes(b"\0" * SEGMENT)
+    advance.write_bytes(b"\0" * SEGMENT)
     (last,) = list(reader.batches(3 * SEGMENT))
     assert last.state is End.OPEN
     assert log.reader().begin_offset() == 0
 
 
-def test_a_segment_made_in_advance_ends_nothing(log):
-    (log.folder / segment_name(3 * SEGMENT)).write_bytes(b"\0" * SEGMENT)
-    batches = list(log.reader().batches())
-    assert offsets(batches) == of(log.made)
-    assert (batches[-1].end, batches[-1].state) == (log.end, End.OPEN)
-
-
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
-@pytest.mark.parametrize("length", [1, 8, 50, 100])
+@pytest.mark.parametrize("length", [1, 8, 100])
 def test_a_torn_end_is_the_end_for_now(log, chunk_bytes, length):
     (torn,) = messages.log(1, log.end, 50)
     log.patch(log.end, torn.encode()[:length])
@@ -144,14 +148,10 @@ def test_a_torn_end_is_the_end_for_now(log, chunk_bytes, length):
         assert not batches[-1].skipped
     log.patch(log.end, torn.encode())
     assert offsets(log.reader(chunk_bytes).batches(log.end)) == [log.end]
-
-
-@pytest.mark.parametrize("chunk_bytes", CHUNKS)
-def test_a_file_cut_within_the_last_message(log, chunk_bytes):
-    os.truncate(log.path(2), log.end - 2 * SEGMENT - 10)
-    batches = list(log.reader(chunk_bytes).batches())
-    assert offsets(batches) == of(log.made[:-1])
-    assert (batches[-1].end, batches[-1].state) == (log.made[-1].physical_offset, End.TORN)
+    # the file itself ends within the message
+    os.truncate(log.path(2), log.end - 2 * SEGMENT + length)
+    last = list(log.reader(chunk_bytes).batches())[-1]
+    assert (last.end, last.state) == (log.end, End.TORN)
 
 
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
@@ -178,14 +178,6 @@ def test_damage_stops_before_it_or_is_skipped_and_named(log, chunk_bytes, number
     assert list(reader.messages(skip_corrupt=True)) == log.made[:number] + log.made[number + 1 :]
 
 
-def test_a_crc_is_checked_on_request(log):
-    log.patch(log.made[3].physical_offset + 90, b"#")
-    assert offsets(log.reader().batches()) == of(log.made)
-    place = log.made[3].physical_offset, log.made[4].physical_offset
-    check_damage(log, log.reader(check_crc=True), (3, 4), place, "CRC")
-    assert list(log.reader().messages(skip_corrupt=True)) == log.made[:3] + log.made[4:]
-
-
 def test_reading_does_not_continue_at_a_copy_of_a_message(log):
     """After damage, reading continues only at a message in its own place, even if a body has the bytes of another
     message.
@@ -202,19 +194,15 @@ def test_reading_does_not_continue_at_a_copy_of_a_message(log):
 
 
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
-def test_zeros_before_the_end_of_the_log_are_damage(log, chunk_bytes):
-    begin = log.made[9].physical_offset
-    log.patch(begin, b"\0" * (SEGMENT - begin))
-    check_damage(log, log.reader(chunk_bytes), (9, 12), (begin, SEGMENT), "zeros")
-
-
-@pytest.mark.parametrize("chunk_bytes", CHUNKS)
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_cut_segment_before_the_end_of_the_log_is_damage(log, chunk_bytes, whole):
-    """The segment was truncated within a message, or between two. The other segments show its size."""
+@pytest.mark.parametrize("how", ["zeros", "cut within a message", "cut between two"])
+def test_a_segment_that_ends_too_soon_before_the_end_of_the_log_is_damage(log, chunk_bytes, how):
+    """The other segments show its size."""
     begin = log.made[20].physical_offset
-    os.truncate(log.path(1), begin - SEGMENT + (0 if whole else 60))
-    check_damage(log, log.reader(chunk_bytes), (20, 24), (begin, 2 * SEGMENT))
+    if how == "zeros":
+        log.patch(begin, b"\0" * (2 * SEGMENT - begin))
+    else:
+        os.truncate(log.path(1), begin - SEGMENT + (60 if how == "cut within a message" else 0))
+    check_damage(log, log.reader(chunk_bytes), (20, 24), (begin, 2 * SEGMENT), "zeros" if how == "zeros" else "")
 
 
 def test_deleted_segments_are_missed(log):
@@ -230,20 +218,17 @@ def test_deleted_segments_are_missed(log):
         reader.read(100)
 
 
-def test_a_segment_missing_in_the_middle(log):
-    log.path(1).unlink()
-    found, error = until_error(log.reader().batches(), MissingOffsets)
-    assert (offsets(found), error.begin, error.end) == (of(log.made[:12]), SEGMENT, 2 * SEGMENT)
-    batches = list(log.reader().batches(skip_missing=True))
-    assert offsets(batches) == of(log.made[:12] + log.made[24:])
-
-
-def test_positions_behind_the_log_are_never_its_end(log):
+def test_a_segment_missing_in_the_middle_and_positions_behind_the_log_are_never_its_end(log):
     for skip in (False, True):
         found, error = until_error(log.reader().batches(3 * SEGMENT + 1, skip_missing=skip), MissingOffsets)
         assert (found, error.begin, error.end) == ([], 3 * SEGMENT, 3 * SEGMENT + 1)
     with pytest.raises(InvalidArgument):
         list(log.reader().batches(-1))
+    log.path(1).unlink()
+    found, error = until_error(log.reader().batches(), MissingOffsets)
+    assert (offsets(found), error.begin, error.end) == (of(log.made[:12]), SEGMENT, 2 * SEGMENT)
+    batches = list(log.reader().batches(skip_missing=True))
+    assert offsets(batches) == of(log.made[:12] + log.made[24:])
 
 
 def test_a_segment_deleted_while_it_is_read(log, monkeypatch):
@@ -262,24 +247,6 @@ def test_a_segment_deleted_while_it_is_read(log, monkeypatch):
     assert (error.begin, error.end) == (log.made[len(read)].physical_offset, 2 * SEGMENT)
 
 
-def test_a_message_completed_during_the_check_is_not_damage(log, monkeypatch):
-    """The reader finds half a message. Before it looks for messages after that, the broker completes it, and writes two
-    more.
-    """
-    more = messages.log(3, log.end, 70)
-    log.patch(log.end, more[0].encode()[:30])
-    real = CommitLogReader._readable_behind
-
-    def meanwhile(reader, segment, at):
-        log.patch(log.end, messages.joined(more))
-        return real(reader, segment, at)
-
-    monkeypatch.setattr(CommitLogReader, "_readable_behind", meanwhile)
-    batches = list(log.reader().batches())
-    assert offsets(batches) == of(log.made + more)
-    assert batches[-1].state is End.OPEN
-
-
 def test_single_messages(log):
     reader = log.reader()
     wanted = log.made[14]
@@ -296,22 +263,16 @@ def test_single_messages(log):
         reader.read(99 * SEGMENT)
 
 
-def test_single_messages_list_the_folder_only_where_the_last_look_does_not_give_them(log, monkeypatch):
-    reader, looks = log.reader(), []
-    real = commitlog.list_segments
-    monkeypatch.setattr(commitlog, "list_segments", lambda folder: looks.append(folder) or real(folder))
+def test_single_messages_of_segments_that_come_and_go(log):
+    reader = log.reader()
     for one in log.made:
         assert reader.read(one.physical_offset) == one
-    assert len(looks) == 1
     more = messages.log(2, 3 * SEGMENT, 40)
     messages.write_log(log.folder, SEGMENT, {3 * SEGMENT: messages.joined(more)})
     assert [reader.read(one.physical_offset) for one in more] == more
-    assert len(looks) == 2
     log.path(0).unlink()
     with pytest.raises(MissingOffsets, match="deleted before"):
         reader.read(0)
-    with pytest.raises(CorruptFile, match="wrong magic"):
-        reader.read(more[-1].physical_offset + more[-1].size)
     # the log is made again, of larger segments: the last listing of the folder is out of date
     log.path(0).write_bytes(messages.joined(messages.log(60)).ljust(4 * SEGMENT, b"\0"))
     for number in (1, 2, 3):
@@ -358,17 +319,17 @@ def test_logs_of_no_message(tmp_path, content):
         assert (only.end, only.state) == ((SEGMENT, End.SEGMENT) if content[4] else (0, End.OPEN))
 
 
-def test_empty_and_missing_folders(tmp_path):
-    for folder in (tmp_path, tmp_path / "missing"):
+def test_folders_without_segments_and_other_names(tmp_path, log):
+    for folder in (tmp_path / "missing", tmp_path):
         reader = CommitLogReader(folder)
         for read in (reader.batches(), reader.batches(0), reader.messages()):
             assert list(read) == []
         assert reader.begin_offset() is None
         with pytest.raises(MissingOffsets):
             list(reader.batches(1))
-
-
-def test_other_names_are_left_alone(log):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageMisconfigured):
+        CommitLogReader(tmp_path / "file").segments()
     (log.folder / "00000000000000008000.tmp").write_bytes(b"junk")
     (log.folder / "abc").write_bytes(b"junk")
     (log.folder / segment_name(50 * SEGMENT)).mkdir()
@@ -395,35 +356,6 @@ def test_files_that_may_not_be_read(log, monkeypatch, number, error):
         assert str(log.path(1)) in str(raised)
 
 
-def test_a_file_where_the_folder_should_be(tmp_path):
-    (tmp_path / "commitlog").write_bytes(b"")
-    with pytest.raises(StorageMisconfigured):
-        CommitLogReader(tmp_path / "commitlog").segments()
-
-
-def test_memory_is_bounded_by_the_chunk_whatever_sizes_say(tmp_path, monkeypatch):
-    """A size that reaches nearly to the end of a large segment causes one read of that size. Chunks do not grow without
-    bound.
-    """
-    segment = 1 << 20
-    made = messages.log(3)
-    lying = bytearray(messages.keyed(sum(one.size for one in made), 3).encode())
-    lying[:4] = (segment - 5_000).to_bytes(4, "big")
-    folder = messages.write_log(
-        tmp_path / "log", segment, {0: messages.joined(made) + bytes(lying), segment: messages.blank(segment)}
-    )
-    sizes = []
-    real = segments.pread
-    monkeypatch.setattr(
-        segments, "pread", lambda path, size, position: sizes.append(size) or real(path, size, position)
-    )
-    found, error = until_error(CommitLogReader(folder, chunk_bytes=4096).batches(), CorruptFile)
-    assert offsets(found) == of(made)
-    assert "is wrong" in str(error) or "add up" in str(error)
-    assert max(sizes) <= segment
-    assert len([size for size in sizes if size > 10_000]) <= 4
-
-
 def test_many_damaged_messages_do_not_cost_a_chunk_each(tmp_path, monkeypatch):
     with StoreWriter(tmp_path / "store", segment_bytes=4 << 20) as writer:
         offsets = [
@@ -446,3 +378,154 @@ def test_many_damaged_messages_do_not_cost_a_chunk_each(tmp_path, monkeypatch):
     assert [skipped.begin for batch in batches for skipped in batch.skipped] == damaged
     assert sum(batch.messages for batch in batches) == len(offsets) - len(damaged)
     assert sum(read) < 10 * end
+
+
+# false sizes: one costs at most a chunk of memory, both to detect it and to keep its error
+
+
+LARGE, CHUNK = 160 << 20, 1 << 22
+BEFORE = messages.log(3)
+AT = BEFORE[-1].physical_offset + BEFORE[-1].size
+
+
+def head(size: int, *, offset: int = AT, body: int | None = None, sys_flag: int = 0) -> bytes:
+    """Return the first bytes of a message that claims a size, by default with a body of that size."""
+    made = messages.message(offset, sys_flag=sys_flag)
+    data = bytearray(made.encode())
+    data[:4] = struct.pack(">i", size)
+    body_at = len(data) - len(made.raw_body) - 1 - len(made.topic) - 2
+    data[body_at - 4 : body_at] = struct.pack(">i", size - (len(data) - len(made.raw_body)) if body is None else body)
+    return bytes(data[:body_at])
+
+
+LIES = {
+    "more than any message has": head(MAX_MESSAGE_BYTES + 1),
+    "half written": head(100 << 20),
+    "half written, IPv6": head(100 << 20, sys_flag=STORE_V6),
+    "a body that doesn't match": head(100 << 20, body=17),
+    "a negative body": head(100 << 20, body=-1),
+    "another place": head(100 << 20, offset=AT + 1),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_the_size_in_a_head_causes_no_read(tmp_path, monkeypatch, lie):
+    sizes, real = [], segments.pread
+    monkeypatch.setattr(segments, "pread", lambda path, size, at: sizes.append(size) or real(path, size, at))
+    path = tmp_path / segment_name(0)
+    path.write_bytes(messages.joined(BEFORE) + lie)
+    os.truncate(path, LARGE)
+    reader = CommitLogReader(tmp_path, chunk_bytes=CHUNK)
+    for _ in range(2):
+        batches = list(reader.batches())
+        assert [(batch.messages, batch.end, batch.state) for batch in batches][-1] == (0, AT, End.TORN)
+        assert sum(batch.messages for batch in batches) == len(BEFORE)
+    assert max(sizes) <= CHUNK + 91
+    sizes.clear()
+    for size in (None, 100 << 20):
+        with pytest.raises(CorruptFile):
+            reader.read(AT, size)
+    assert sum(sizes) < 1 << 19
+
+
+@pytest.mark.parametrize("flags", [0, STORE_V6])
+def test_a_message_longer_than_a_chunk_is_read(tmp_path, flags):
+    big = messages.keyed(AT, 3, body=os.urandom(300_000), sys_flag=flags)
+    messages.write_log(tmp_path, 400_000, {0: messages.joined([*BEFORE, big])})
+    for chunk in (1, 92, 5_000, 1 << 20):
+        reader = CommitLogReader(tmp_path, chunk_bytes=chunk)
+        assert list(reader.messages()) == [*BEFORE, big]
+        assert reader.read(AT) == reader.read(AT, big.size) == big
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"), [(-9, b"\x80", "the topic's length is wrong"), (-2, b"\0\1", "lengths don't add up")]
+)
+def test_a_long_message_with_a_false_end_costs_no_read_and_its_error_keeps_no_bytes(tmp_path, at, value, said):
+    big = messages.message(AT, body=bytes(4 << 20))
+    data = bytearray(big.encode())
+    data[at : at + len(value) or None] = value
+    messages.write_log(tmp_path, 5 << 20, {0: messages.joined(BEFORE) + bytes(data)})
+    with traced_memory() as memory:
+        with pytest.raises(CorruptFile, match=said) as caught:
+            CommitLogReader(tmp_path).read(AT)
+        assert caught.value.offset == AT
+        assert memory()[1] < 1 << 19
+        damage = decode_index_columns(memoryview(data), AT).damage
+        assert damage is not None and memory()[0] < 1 << 19
+
+
+@pytest.mark.parametrize("lie", [head(250_000, offset=0, body=9), head(250_000, offset=5), head(299_999_999, offset=0)])
+def test_a_false_archived_head_takes_one_request_besides_its_table(tmp_path, index, storage, lie):
+    folder = messages.write_log(tmp_path / "log", 300_000, {0: lie, 300_000: messages.message(300_000).encode()})
+    assert SegmentArchiver(index, "s", folder).run_once() == 1
+    before = storage.calls("get_range")
+    fetched = RocketmqMessages(None, index.segment_archive).at(0)
+    assert (fetched.state, fetched.message, fetched.requests) == ("missing", None, 2)
+    assert storage.calls("get_range") - before == 1
+    assert fetched.bytes <= (1 << 14) + 200
+    assert "is wrong" in str(fetched.problem) or "elsewhere" in str(fetched.problem)
+
+
+# the end of a log, found without a walk
+
+
+END_SEGMENT = 1 << 19
+
+
+def walked(store):
+    reader = CommitLogReader(store.commitlog)
+    last = list(reader.batches())[-1]
+    times = [message.store_ms for message in reader.messages()]
+    return last.end, times[-1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_end_is_where_a_walk_ends(tmp_path, seed):
+    rng = random.Random(seed)
+    store = None
+    with StoreWriter(tmp_path, segment_bytes=END_SEGMENT) as writer:
+        for number in range(60):
+            for _ in range(rng.choice((1, 1, 30))):
+                body = rng.randbytes(rng.choice((0, 10, 500, 5_000, 100_000)))
+                writer.put("orders", 0, body, keys=f"k{number}", store_ms=messages.NOW_MS + rng.randrange(10**6))
+            writer.flush()
+            store = store or StoreDirectory.open(tmp_path)
+            if number % 6 == 0:
+                assert store.log_end() == walked(store)
+    assert len(list((tmp_path / "commitlog").iterdir())) > 2
+
+
+def test_a_large_segment_that_has_just_begun(tmp_path):
+    with StoreWriter(tmp_path, segment_bytes=1 << 28) as writer:
+        for number in range(20):
+            writer.put("orders", 0, b"x" * 900, keys="k", store_ms=number)
+        writer.flush()
+        assert StoreDirectory.open(tmp_path).log_end() == (writer.next_offset, 19)
+
+
+def test_torn_and_empty_ends(tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    store = StoreDirectory.open(tmp_path)
+    assert store.log_end() is None
+    path = tmp_path / "commitlog" / segment_name(END_SEGMENT)
+    path.write_bytes(bytes(END_SEGMENT))
+    assert store.log_end() == (END_SEGMENT, None)
+    log = messages.log(40, END_SEGMENT)
+    data = messages.joined(log)
+    path.write_bytes(data[:-3].ljust(END_SEGMENT, b"\0"))
+    assert store.log_end() == (log[-1].physical_offset, log[-2].store_ms)
+    path.write_bytes((data + messages.blank(END_SEGMENT - len(data))).ljust(END_SEGMENT, b"\0"))
+    assert store.log_end() == (2 * END_SEGMENT, log[-1].store_ms)
+    (tmp_path / "commitlog" / segment_name(2 * END_SEGMENT)).write_bytes(bytes(END_SEGMENT))  # made in advance
+    assert store.log_end() == (2 * END_SEGMENT, log[-1].store_ms)
+
+
+def test_a_body_of_zeros_hides_at_most_what_is_behind_it(tmp_path):
+    with StoreWriter(tmp_path, segment_bytes=END_SEGMENT) as writer:
+        first = writer.put("orders", 0, b"x" * 3_000, store_ms=5)
+        writer.put("orders", 0, bytes(300_000), store_ms=6)
+        last = writer.put("orders", 0, b"y", store_ms=7)
+    end = StoreDirectory.open(tmp_path).log_end()
+    assert end is not None
+    assert first.offset + first.size <= end.offset <= last.offset + last.size

@@ -1,4 +1,5 @@
-"""RocketMQ's own files with random mutations: all errors are typed, every loop ends, and false lengths take no memory.
+"""RocketMQ's own logs with random mutations: all errors are typed, and every loop ends. Other formats, as the classic
+index, are in tests/reliability/mutations.
 
 A reader of a mutated log must find exactly the messages that decode by themselves in their places, except those inside
 damage.
@@ -14,11 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.rocketmq import golden_store
-from tests.support.classic_lookups import find, query
-from tests.support.classic_writer import ClassicIndex, ClassicIndexFile
-from tests.support.memory import traced_memory
-from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.classic import infer_geometry
+from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES
@@ -149,44 +146,3 @@ def test_any_bytes_at_all(data, extra):
     for flag in (0x101, 0x201, 0x301):
         with pytest.raises(CorruptFile):
             decompress(data + b"\x99", flag, max_bytes=1000)
-
-
-INDEX = golden_store.raw(golden_store.names("index")[0])
-QUERIES = [("TopicOrder", "order-0"), ("TopicPay", "same"), ("TopicTx", "tx"), ("TopicOrder", "user-1")]
-
-
-@given(mutations(length=len(INDEX), fields=False), st.integers(0, len(INDEX)))
-def test_a_mutated_index_file_answers_or_is_damaged(changes, cut):
-    data = mutate(INDEX, changes)
-    try:
-        file = ClassicIndexFile(data, golden_store.GEOMETRY)
-    except CorruptFile:
-        pass
-    else:
-        index = ClassicIndex(golden_store.GEOMETRY, [file])
-        for topic, key in QUERIES:
-            for lookup in (find, query):
-                try:
-                    lookup(index, topic, key)
-                except CorruptFile as error:
-                    assert error.offset is not None
-        assert len(file.entries()) < golden_store.GEOMETRY.items
-    for part in (data, data[:cut]):
-        try:
-            geometry = infer_geometry(part)
-        except (CorruptFile, InvalidArgument):
-            continue
-        assert geometry.file_bytes == len(part)
-
-
-def test_false_lengths_allocate_no_memory(tmp_path: Path):
-    data = bytearray(SEGMENTS[0])
-    for position in (0, 84):
-        changed = mutate(bytes(data), [(position, struct.pack(">I", 2**31 - 1))])
-        (tmp_path / segment_name(0)).write_bytes(changed)
-        with traced_memory() as memory:
-            batch = decode_index_columns(changed, 0)
-            assert batch.damage is not None
-            list(CommitLogReader(tmp_path, chunk_bytes=1024).batches(skip_corrupt=True))
-            _, peak = memory()
-        assert peak < 4 << 20

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rocketmq import messages
-from tiered_index.rocketmq.log import columns
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, decode_index_columns
 from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_MASK, TRANSACTION_PREPARED, tag_key
 from tiered_index.rocketmq.log.segments import End, candidates
@@ -95,17 +94,12 @@ def test_rocketmqs_own_topics_are_not_selected_by_default():
     assert [t for t in ["orders", "order-test", "Orders", "TBW102"] if chosen.takes(t)] == ["orders", "TBW102"]
 
 
-@pytest.mark.parametrize("block", [1, 3, 8])
-def test_blocks_of_messages_make_no_difference(monkeypatch, block):
-    made = messages.log(8)
-    whole = decode_index_columns(messages.joined(made), 0)
-    monkeypatch.setattr(columns, "_BLOCK", block)
-    assert rows(decode_index_columns(messages.joined(made), 0)) == rows(whole) == rows_of_by_position(made)
-
-
-def rows_of_by_position(made):
-    """The rows in the order of the bytes: KEYS before UNIQ_KEY, as `messages.keyed` writes them."""
-    return [row for one in made for row in rows_of([one])[::-1]]
+def test_more_messages_than_a_block_make_no_difference():
+    made = messages.log(17_000)
+    halves = [
+        decode_index_columns(messages.joined(part), part[0].physical_offset) for part in (made[:9_000], made[9_000:])
+    ]
+    assert rows(decode_index_columns(messages.joined(made), 0)) == [row for half in halves for row in rows(half)]
 
 
 def test_a_message_with_very_many_keys():
@@ -115,14 +109,14 @@ def test_a_message_with_very_many_keys():
     assert batch.columns.column("key").to_pylist() == [*dict.fromkeys(keys), "k1"]
 
 
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 17, 40])
-@pytest.mark.parametrize("change", [0, 0.5, 1])
-def test_keys_that_differ_in_one_byte_are_two(length, change):
-    key = "".join(chr(97 + i % 26) for i in range(length))
-    at = round(change * (length - 1))
-    other = key[:at] + "_" + key[at + 1 :]
-    made = messages.message(0, properties=f"KEYS\x01{key} {other} {key} {other}\x02UNIQ_KEY\x01{key}\x02".encode())
-    assert decode_index_columns(made.encode(), 0).columns.column("key").to_pylist() == [key, other]
+def test_keys_that_differ_in_one_byte_are_two():
+    for length in (1, 7, 8, 9, 15, 16, 17, 40):
+        key = "".join(chr(97 + i % 26) for i in range(length))
+        for at in {0, length // 2, length - 1}:
+            other = key[:at] + "_" + key[at + 1 :]
+            properties = f"KEYS\x01{key} {other} {key} {other}\x02UNIQ_KEY\x01{key}\x02".encode()
+            batch = decode_index_columns(messages.message(0, properties=properties).encode(), 0)
+            assert batch.columns.column("key").to_pylist() == [key, other]
 
 
 def test_keys_with_invalid_utf8_are_counted_and_replaced_as_by_the_broker():
@@ -159,13 +153,6 @@ def test_bytes_after_the_last_message(tail, segment_bytes, state):
     batch = decode_index_columns(messages.joined(made) + tail, 0, segment_bytes=length + segment_bytes)
     assert (batch.messages, batch.end, batch.state) == (2, length, state)
     assert (batch.damage is not None) is (state is End.DAMAGED)
-
-
-def test_no_bytes_have_no_messages():
-    batch = decode_index_columns(b"", 77)
-    assert (batch.messages, batch.begin, batch.end, batch.last_store_ms) == (0, 77, 77, None)
-    assert batch.columns.num_rows == 0
-    assert decode_index_columns(b"", 0, segment_bytes=100).state is End.MORE
 
 
 def test_candidates_are_messages_in_their_own_place_only():
