@@ -21,7 +21,6 @@ from tests.rocketmq.followed import SEGMENT as FOLLOWED_SEGMENT
 from tests.rocketmq.followed import Followed, rounds
 from tests.rocketmq.messages import blank, full, joined, log, write_log
 from tests.rocketmq.remoting_client import ask, records
-from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
@@ -144,31 +143,6 @@ def test_skipped_segments_are_losses_until_they_change(tmp_path, index, storage)
     (folder / segment_name(SEGMENT)).unlink()
     assert archiver.run_once() == 0
     assert archiver.passed_over == ()
-
-
-@pytest.mark.parametrize("fresh", [True, False])
-@pytest.mark.parametrize("at", [10, SEGMENT - 1])
-def test_a_segment_that_was_rewritten_is_named_and_the_others_go_up(tmp_path, index, fresh, at):
-    folder = three_segments(tmp_path)
-    archiver = SegmentArchiver(index, "s", folder)
-    (folder / segment_name(SEGMENT)).rename(tmp_path / "later")
-    assert archiver.run_once() == 1
-    (tmp_path / "later").rename(folder / segment_name(SEGMENT))
-    flip(folder / segment_name(0), at)
-    if fresh:
-        archiver = SegmentArchiver(index, "s", folder)
-    for _ in range(2):
-        with pytest.raises(CorruptFile, match=f"{segment_name(0)} of s: .*rewritten"):
-            archiver.run_once()
-    assert starts(index) == [0, SEGMENT]
-
-
-def test_a_new_log_with_other_segments_is_refused(tmp_path, index):
-    SegmentArchiver(index, "s", three_segments(tmp_path)).run_once()
-    other = write_log(tmp_path / "other", 600, {start: full(log(2, start), 600) for start in (0, 600, 1200)})
-    with pytest.raises(CorruptFile, match="another size"):
-        SegmentArchiver(index, "s", other).run_once()
-    assert SegmentArchiver(index, "t", other).run_once() == 2
 
 
 @pytest.mark.parametrize("is_begun", [True, False])

@@ -84,6 +84,18 @@ def life(archived, tmp_path):
         yield storage, index, messages
 
 
+def indexed(folder, **settings):
+    """Index and archive the store in `folder`; return the storage."""
+    storage, log = LocalStorage(folder / "storage"), folder / "store" / "commitlog"
+    with open_index(folder / "root", storage, local_keep_s=0, **settings) as index:
+        for message in CommitLogReader(log).messages(skip_corrupt=True):
+            put(index, message)
+        assert SegmentArchiver(index, "a-store", log).run_once() >= 1
+        index.seal()
+        index.run_lifecycle()
+    return storage
+
+
 def names(storage):
     return {info.name for info in storage.list("segments/")}
 
@@ -141,7 +153,7 @@ def test_bodies_and_properties_go_and_everything_else_stays(store, life, asked, 
     assert not [n for n in gone if before[n].compression is None and before[n].raw_body in stored]
     assert not verified(storage).findings
     # the follower has the source's own file, and accepts the rewritten segment as its copy
-    index._lifecycle.refresh()
+    index.run_lifecycle()
     rewritten = names(storage)
     assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
     assert names(storage) == rewritten
@@ -217,15 +229,10 @@ def test_a_time_within_a_second_is_one_rule_for_entries_archive_and_certificate(
     with StoreWriter(tmp_path / "store", segment_bytes=512) as writer:
         for ms in (*range(0, 3_000, 200), *range(60_000, 69_000, 200)):
             writer.put("orders", 0, b"b" * 100, keys=["k"], store_ms=BEGIN_MS + ms)
-    storage = LocalStorage(tmp_path / "storage")
-    with open_index(tmp_path / "root", storage, local_keep_s=0) as index:
-        for message in CommitLogReader(tmp_path / "store" / "commitlog").messages():
-            put(index, message)
-        SegmentArchiver(index, "a-store", tmp_path / "store" / "commitlog").run_once()
-        index.seal()
-        index.run_lifecycle()
-        done = erase(storage.uri, "orders", before_ms=BEGIN_MS + 1_500, yes=True, now=True, grace_s=0)
-        left = index.query("orders", "k", max_count=999).items
+    storage = indexed(tmp_path)
+    done = erase(storage.uri, "orders", before_ms=BEGIN_MS + 1_500, yes=True, now=True, grace_s=0)
+    with IndexReader.open(storage.uri) as reader:
+        left = reader.query("orders", "k", max_count=999).items
     assert [stone["before_ms"] for stone in done.to_dict()["tombstones"]] == [BEGIN_MS + 2_000]
     assert min(item.timestamp_ms for item in left) == BEGIN_MS + 2_000
     # as many entries as messages: those with 0 to 1,800 ms
@@ -333,14 +340,15 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
             assert found.is_erased if gone else found == before[message.physical_offset]
 
 
-def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store, monkeypatch):
+def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store, tmp_path, monkeypatch):
     storage, index, _ = life
-
+    index.close()
     check = segments.Publication.check
 
     def named_late(self):
-        index._segments._swept.clear()
-        SegmentArchiver(index, "a-store", store / "commitlog").run_once()
+        monkeypatch.setattr(segments.Publication, "check", check)
+        with open_index(tmp_path / "root", storage, local_keep_s=0) as starting:
+            SegmentArchiver(starting, "a-store", store / "commitlog").run_once()
         return check(self)
 
     monkeypatch.setattr(segments.Publication, "check", named_late)
@@ -405,7 +413,7 @@ def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, as
     assert [one.action for one in repairs] == ["restore", "restore"]
     assert read_all(storage) == before and not repair(storage)[1].findings
     # the follower accepts the segment as a copy of the source's file
-    index._lifecycle.refresh()
+    index.run_lifecycle()
     assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
 
 
@@ -455,17 +463,10 @@ def test_a_damaged_or_foreign_copy_is_not_used(store, life, tmp_path):
 
 def colliding(tmp_path, preset):
     """Return the storage of an index of keys ``Aa`` and ``BB``, which have one hash, and the store's folder."""
-    storage, folder = LocalStorage(tmp_path / "storage"), tmp_path / "store"
-    with StoreWriter(folder, segment_bytes=4096) as writer:
+    with StoreWriter(tmp_path / "store", segment_bytes=4096) as writer:
         for n in range(60):
             writer.put("orders", 0, b"x" * 100, keys=[("Aa", "BB", "y")[n % 3]], store_ms=BEGIN_MS + n * 1000)
-    with open_index(tmp_path / "root", storage, preset=preset, items=1000) as index:
-        for message in CommitLogReader(folder / "commitlog").messages():
-            put(index, message)
-        SegmentArchiver(index, "a-store", folder / "commitlog").run_once()
-        index.seal()
-        index.run_lifecycle()
-    return storage, folder
+    return indexed(tmp_path, preset=preset, items=1000), tmp_path / "store"
 
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
@@ -505,13 +506,11 @@ def test_entries_of_keys_that_collide_are_counted_and_their_messages_stay(tmp_pa
 
 def test_a_damaged_piece_within_properties_was_not_searched(tmp_path):
     """Only the piece's CRC32 covers the keys: the message is valid otherwise."""
-    storage, folder = LocalStorage(tmp_path / "storage"), tmp_path / "store"
-    with StoreWriter(folder, segment_bytes=1 << 17) as writer:
+    with StoreWriter(tmp_path / "store", segment_bytes=1 << 17) as writer:
         for n in range(4):
             keys = ["y" * 20_000, "k-1", "z" * 12_000]
             writer.put("orders", 0, b"x" * 1_000, keys=keys, store_ms=BEGIN_MS + n)
-    with open_index(tmp_path / "root", storage) as index:
-        assert SegmentArchiver(index, "a-store", folder / "commitlog").run_once() == 1
+    storage = indexed(tmp_path)
     find = MessagesToErase(EraseRequest("orders", ("k-1",)), 1 << 60)
     archive = archive_of(storage)
     (segment,) = archive.segments()
@@ -542,21 +541,15 @@ def test_the_patches_of_many_messages_take_little_memory(tmp_path):
 
 
 def test_a_segment_of_a_damaged_log_is_restored_without_its_erased_messages(tmp_path):
-    storage, folder = LocalStorage(tmp_path / "storage"), tmp_path / "store"
-    with StoreWriter(folder, segment_bytes=4096) as writer:
+    with StoreWriter(tmp_path / "store", segment_bytes=4096) as writer:
         places = [
             writer.put("orders", 0, b"x" * 100, keys=[f"k-{n % 3}"], store_ms=BEGIN_MS + n * 1000) for n in range(60)
         ]
-    flip(folder / "commitlog" / segment_name(0), places[4].offset + 5)  # in the magic
-    with open_index(tmp_path / "root", storage, items=1000) as index:
-        for message in CommitLogReader(folder / "commitlog").messages(skip_corrupt=True):
-            put(index, message)
-        SegmentArchiver(index, "a-store", folder / "commitlog").run_once()
-        index.seal()
-        index.run_lifecycle()
+    flip(tmp_path / "store" / "commitlog" / segment_name(0), places[4].offset + 5)  # in the magic
+    storage = indexed(tmp_path, items=1000)
     erase(storage.uri, "orders", keys="k-1", yes=True, now=True, grace_s=0)
     name = min(log_of(storage).state.archive)
     whole = storage.get(name)
     flip_object(storage, name, 1000)
-    (done,), _ = repair(storage, folder)
+    (done,), _ = repair(storage, tmp_path / "store")
     assert storage.get(done.replaced_by) == whole

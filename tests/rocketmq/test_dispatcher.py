@@ -22,7 +22,7 @@ from tiered_index.errors import BackPressure, ConfigError, DiskFull, StorageUnav
 from tiered_index.rocketmq.follow.fingerprints import Scrubber
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, tag_key
+from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, tag_key
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.memory import MemoryStorage
@@ -89,18 +89,6 @@ def test_only_what_is_selected_is_put(followed):
     assert [item.offset for item in followed.index.query("orders", "half")] == [min(item.offset for item in found)]
     for topic, key in (("orders", "never"), ("payments", "k0"), ("SCHEDULE_TOPIC_XXXX", "k1")):
         assert not followed.index.query(topic, key)
-
-
-def test_hidden_messages_and_messages_without_keys(followed):
-    for flag in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, TRANSACTION_COMMIT):
-        followed.write(3, sys_flag=flag)
-    followed.write(5, keys="", uniq_key=None)
-    dispatcher = followed.dispatcher()
-    done = dispatcher.run_once()
-    assert (done.messages, done.hidden, done.entries) == (14, 6, 9)
-    followed.write(5, keys="", uniq_key=None)
-    assert (dispatcher.run_once().messages, dispatcher.position) == (5, followed.writer.next_offset)
-    assert followed.check() == 9
 
 
 # rounds

@@ -123,22 +123,6 @@ def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_page
             assert {one.state for one in found if one.message is None} <= {"missing"}
 
 
-@pytest.mark.parametrize("late_s", [-300, -2, -1, 1, 2, 300])
-def test_messages_of_a_rewritten_tail_are_answered_once(tmp_path, index, late_s):
-    """The clock advanced or was set back; the first messages are unchanged."""
-    size = there(0, 0).size
-    first = [there(number * size, number) for number in range(3)]
-    before = [there(number * size, 1_000 + number) for number in range(3, 9)]
-    now = [there(number * size, 1_000 + number + late_s) for number in range(3, 9)]
-    for one in (*first, *before, *now):
-        put(index, one)
-    source = RocketmqMessages(lay(tmp_path / "laid", *first, *now))
-    for max_count in PAGES:
-        found, _ = pages(index, source, max_count)
-        assert encoded(found) == [one.encode() for one in reversed([*first, *now])]
-        assert [one.problem for one in found] == [None] * 9
-
-
 def test_an_entry_of_an_archived_message_does_not_hide_the_present_one(tmp_path, index):
     """A page may have no room for two answers of one place. The next page has the rest, and counts each collision
     once.

@@ -110,14 +110,6 @@ def test_queues_are_listed_by_topic_and_number(tmp_path):
         list_queues(tmp_path / "file")
 
 
-def test_positions_of_all_queues_together(tmp_path):
-    write_queue(tmp_path / "A" / "0", [(offset, 10, 0) for offset in range(0, 500, 20)])
-    write_queue(tmp_path / "A" / "1", [(offset, 10, 0) for offset in range(10, 500, 40)])
-    wanted = np.array(sorted([*range(0, 500, 20), *range(10, 500, 40)]))
-    for begin, end in ((0, 50), (50, 60), (55, 300), (300, 1000), (1000, 2000), (0, 100), (90, 100)):
-        assert offsets_named(tmp_path, begin, end).tolist() == wanted[(wanted >= begin) & (wanted < end)].tolist()
-
-
 def test_a_queue_that_cannot_be_read_names_nothing(tmp_path):
     path = write_queue(tmp_path / "A" / "1", entries(3)).folder / segment_name(0)
     write_queue(tmp_path / "A" / "0", entries(2))
