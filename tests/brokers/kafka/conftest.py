@@ -21,7 +21,7 @@ from tiered_index.storage.memory import MemoryStorage
 def _short_waits(monkeypatch):
     for module in ("client", "source"):
         monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.5)
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.2)
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +89,6 @@ def run(tmp_path: Path):
 @pytest.fixture
 def index(tmp_path):
     settings = {"slots": 97, "items": 5_000, "background": False}
-    service = IndexService.open(root=tmp_path / "root", storage_backend=MemoryStorage(), **settings)
+    service = IndexService.open(root=tmp_path / "index", storage_backend=MemoryStorage(), **settings)
     yield service
     service.abandon()

@@ -8,16 +8,13 @@ import time
 import pytest
 
 from tests.brokers.kafka.checked import assert_found, assert_indexed
+from tests.brokers.kafka.topics import packet
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import ingest
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.storage.memory import MemoryStorage
-
-
-def packet(count, partition=0):
-    return [{"key": f"k{n}", "value": f"v{n}", "partition": partition} for n in range(count)]
 
 
 def test_a_producer_with_a_fast_clock_makes_no_answer_complete_up_to_the_future(run, topics, producing, topic, storage):
@@ -52,7 +49,7 @@ def test_a_pattern_that_matches_nothing_is_told_and_that_patterns_are_globs(run,
 
 def test_a_function_of_keys_that_fails_names_the_record(topics, producing, index, topic):
     topics.create(topic, 2)
-    producing.send(topic, packet(5) + packet(5, 1))
+    producing.send(topic, packet(5) + packet(5, partition=1))
 
     def keys_of(record):
         if (record.partition, record.offset) == (1, 3):
@@ -92,7 +89,7 @@ def test_expire_tells_of_archived_records_and_has_a_rule_of_a_topic_for_them(
     run, topics, producing, topic, storage, monkeypatch
 ):
     topics.create(topic, 2)
-    producing.send(topic, packet(30) + packet(10, 1))
+    producing.send(topic, packet(30) + packet(10, partition=1))
     client = ("--storage", storage, "--kafka", f"bootstrap.servers={topics.servers}")
     assert run("ingest", f"kafka://{topics.servers}/{topic}", "--storage", storage, "--archive", "--wait").code == 0
 

@@ -12,45 +12,24 @@ import time
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation
 
 from tests.brokers.kafka.broker import LOGINS
+from tests.brokers.kafka.topics import packet
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archived, places, source_of
 from tests.support.hanging import until
-from tiered_index import IndexService
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages
 from tiered_index.kafka.source import OffsetOutOfRange
-from tiered_index.storage.memory import MemoryStorage
 
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.2)
     monkeypatch.setattr("tiered_index.kafka.client._AWAY_S", 0.0)
-
-
-@pytest.fixture
-def index(tmp_path):
-    settings = {"slots": 97, "items": 5_000, "background": False}
-    service = IndexService.open(root=tmp_path / "index", storage_backend=MemoryStorage(), **settings)
-    yield service
-    service.abandon()
-
-
-def packet(count, partition=0, name="k"):
-    return [{"key": f"{name}{n}", "value": "v" * 100, "partition": partition} for n in range(count)]
 
 
 @contextlib.contextmanager
@@ -221,42 +200,17 @@ def secure(broker):
     return f"127.0.0.1:{broker.ports['SASL_PLAINTEXT']}", {"security.protocol": "SASL_PLAINTEXT", **login}
 
 
-def acl(topic, operation):
-    rule = ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:indexer", "*", operation
-    return (*rule, AclPermissionType.ALLOW)
-
-
-@pytest.fixture
-def allow(topics):
-    def change(topic, *operations):
-        for answer in topics.admin.create_acls([AclBinding(*acl(topic, one)) for one in operations]).values():
-            answer.result(30)
-
-    return change
-
-
-@pytest.fixture
-def forbid(topics):
-    def change(topic, *operations):
-        for answer in topics.admin.delete_acls([AclBindingFilter(*acl(topic, one)) for one in operations]).values():
-            answer.result(30)
-
-    return change
-
-
 @pytest.mark.parametrize("operation", [AclOperation.READ, AclOperation.DESCRIBE])
-def test_a_topic_that_the_login_may_no_longer_read_stops_alone(
-    index, broker, topics, producing, topic, allow, forbid, operation
-):
+def test_a_topic_that_the_login_may_no_longer_read_stops_alone(index, broker, topics, producing, topic, operation):
     """Without READ the topic is still listed, and without both it is hidden like one that does not exist."""
     other, (servers, login) = f"{topic}-other", secure(broker)
     for name in (topic, other):
         topics.create(name, 1)
-        allow(name, AclOperation.READ, AclOperation.DESCRIBE)
+        topics.allow("indexer", name, AclOperation.READ, AclOperation.DESCRIBE)
         producing.send(name, packet(5))
     with following(index, servers, f"{topic}*", settings=login) as follower:
         until(lambda: follower.messages == 10)
-        forbid(topic, *{AclOperation.READ, operation})
+        topics.forbid("indexer", topic, *{AclOperation.READ, operation})
         until(lambda: follower.gauges()["follow_stopped_partitions"][1] == 1)
         # later: the broker obeys the new rules some time after its answer
         for name in (topic, other):
@@ -266,7 +220,7 @@ def test_a_topic_that_the_login_may_no_longer_read_stops_alone(
         assert f"stopped partitions: 1, the first {topic}" in problem and "authorization failed" in problem
         assert follower.source.lag().seconds is None
         assert not any(" is gone" in note for note in follower.notes)
-        allow(topic, AclOperation.READ, AclOperation.DESCRIBE)
+        topics.allow("indexer", topic, AclOperation.READ, AclOperation.DESCRIBE)
         until(lambda: follower.messages == 20)
         until(lambda: follower.problems() == [])
 
@@ -274,22 +228,22 @@ def test_a_topic_that_the_login_may_no_longer_read_stops_alone(
 def test_records_that_retention_overtook_stop_their_partition_alone(index, servers, topics, producing, topic):
     topics.create(topic, 2)
     for partition in (0, 1):
-        producing.send(topic, packet(10, partition))
+        producing.send(topic, packet(10, partition=partition))
     with following(index, servers, topic) as follower:
         until(lambda: follower.messages == 20)
     index.flush()
     for partition in (0, 1):
-        producing.send(topic, packet(10, partition, "more"))
+        producing.send(topic, packet(10, "more", partition))
     topics.delete_records(topic, {0: 15})
     with following(index, servers, topic) as follower:
         until(lambda: follower.messages == 10)
         until(lambda: follower.gauges()["follow_stopped_partitions"][1] == 1)
-        producing.send(topic, packet(1, 1, "last"))
+        producing.send(topic, packet(1, "last", 1))
         until(lambda: follower.messages == 11)
         assert any(note.startswith(f"{topic}/0 stops: ") and "the log has 15 to 19" in note for note in follower.notes)
     index.flush()
     notes: list[str] = []
-    producing.send(topic, packet(3, 1, "later"))
+    producing.send(topic, packet(3, "later", 1))
     with Follower(index, source_of(index, servers, topic, note=notes.append), follow=False) as follower:
         with pytest.raises(OffsetOutOfRange, match=f"{topic}/0: the next offset is 10"):
             follower.run()
@@ -297,9 +251,7 @@ def test_records_that_retention_overtook_stop_their_partition_alone(index, serve
         assert follower.messages == 3
 
 
-def test_deleted_refused_unavailable_and_no_topic_are_told_apart(
-    broker, run, topics, producing, topic, allow, forbid, storage
-):
+def test_deleted_refused_unavailable_and_no_topic_are_told_apart(broker, run, topics, producing, topic, storage):
     servers, login = secure(broker)
     topics.create(topic, 1)
     producing.send(topic, packet(10))
@@ -318,12 +270,12 @@ def test_deleted_refused_unavailable_and_no_topic_are_told_apart(
 
     # neither READ nor DESCRIBE, then only DESCRIBE
     assert (states("k7", *client), message(7, *client)) == (["refused"], (3, "StorageMisconfigured"))
-    allow(topic, AclOperation.DESCRIBE)
+    topics.allow("indexer", topic, AclOperation.DESCRIBE)
     assert (states("k7", *client), message(7, *client)) == (["refused"], (3, "StorageMisconfigured"))
-    allow(topic, AclOperation.READ)
+    topics.allow("indexer", topic, AclOperation.READ)
     assert (states("k7", *client), message(7, *client)) == (["local"], (0, "local"))
     assert (states("k1", *client), message(1, *client)) == (["expired"], (1, "expired"))
-    forbid(topic, AclOperation.READ, AclOperation.DESCRIBE)
+    topics.forbid("indexer", topic, AclOperation.READ, AclOperation.DESCRIBE)
     everyone = ["--kafka", f"bootstrap.servers={broker.address}", "--storage", storage]
     topics.delete(topic)
     assert (states("k7", *everyone), message(7, *everyone)) == (["no_topic"], (1, "no_topic"))

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.brokers.kafka.checked import assert_found, assert_indexed, assert_read, by_place
+from tests.brokers.kafka.topics import packet
 from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import until
 from tests.support.kafka_cluster import Producing
@@ -18,10 +19,6 @@ from tiered_index.kafka.source import OffsetOutOfRange
 
 # each record gets a segment of its own, which the broker may delete or compact
 _SMALL = {"segment_bytes": 1_048_576, "segment_ms": 100, "file_delete_delay_ms": 0}
-
-
-def packet(count, name="k", partition=0, size=100):
-    return [{"key": f"{name}{n}", "value": f"{name}{n} " + "v" * size, "partition": partition} for n in range(count)]
 
 
 def lost(follower):

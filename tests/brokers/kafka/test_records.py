@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.brokers.kafka.checked import assert_indexed
-from tests.kafka.followed import places
+from tests.kafka.followed import archive, archived, places
 from tests.support.kafka_cluster import Producing
 from tiered_index.kafka.record import TimestampType, key_text
 
@@ -51,8 +51,6 @@ def test_keys(producing, topics, index, topic, kind):
     key = KEYS[kind]
     producing.send(topic, [{"key": key, "value": b"v%d" % n} for n in range(3)])
     if kind == "too long":
-        from tests.kafka.followed import archive, archived
-
         follower = archive(index, topics.servers, topic)
         assert (follower.messages, follower.left_out, follower.entries) == (3, 0, 0)
         assert list(archived(index)) == topics.records(topic)

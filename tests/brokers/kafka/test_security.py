@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from confluent_kafka.admin import AclOperation, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from tests.brokers.kafka.broker import LOGINS
 from tests.integration.cli.command_lines import run_here
-from tests.kafka.followed import places
+from tests.kafka.followed import ingest, places
 
 SCRAM_LOGIN = ("scrambled", "scrambled-secret")
 
@@ -29,15 +20,6 @@ def scram_login(broker) -> tuple[str, str]:
     added = UserScramCredentialUpsertion(user, info, password.encode())
     broker.admin.alter_user_scram_credentials([added])[user].result(30)
     return SCRAM_LOGIN
-
-
-def allow(broker, user, topic, operation=AclOperation.READ):
-    """Allow a user an operation on a topic; returns the rule."""
-    rule = AclBinding(
-        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, AclPermissionType.ALLOW
-    )
-    broker.admin.create_acls([rule])[rule].result(30)
-    return rule
 
 
 def login(protocol, mechanism, user, password, authority):
@@ -64,7 +46,7 @@ def test_a_login_with_read_on_the_topic_is_enough(
     topics.create(topic)
     producing.send(topic, [{"key": f"k{n}", "value": f"v{n}"} for n in range(10)])
     user, password = scram_login if mechanism != "PLAIN" else ("indexer", LOGINS["indexer"])
-    allow(broker, user, topic)
+    topics.allow(user, topic, AclOperation.READ)
     chosen = options(login(protocol, mechanism, user, password, authority))
     place = f"kafka://127.0.0.1:{broker.ports[protocol]}/{topic}"
     done = run("ingest", place, "--archive", "--storage", storage, *chosen, "--json")
@@ -79,7 +61,7 @@ def test_a_login_with_read_on_the_topic_is_enough(
 def test_settings_of_a_file(broker, authority, topics, producing, run, topic, storage, tmp_path):
     topics.create(topic)
     producing.send(topic, [{"key": "k", "value": "v"}])
-    allow(broker, "indexer", topic)
+    topics.allow("indexer", topic, AclOperation.READ)
     settings = login("SASL_SSL", "PLAIN", "indexer", LOGINS["indexer"], authority)
     file = tmp_path / "client.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -91,8 +73,6 @@ def test_settings_of_a_file(broker, authority, topics, producing, run, topic, st
 def test_tls_without_a_login(broker, authority, topics, producing, index, topic):
     topics.create(topic)
     producing.send(topic, [{"key": "k", "value": "v"}])
-    from tests.kafka.followed import ingest
-
     settings = {"security.protocol": "SSL", "ssl.ca.location": str(authority.certificate_file)}
     assert ingest(index, f"127.0.0.1:{broker.ports['SSL']}", topic, settings=settings).messages == 1
     assert places(index, topic, "k") == {(0, 0)}
@@ -104,7 +84,7 @@ def test_a_topic_that_the_login_may_not_read(broker, authority, topics, run, top
     place = f"kafka://127.0.0.1:{broker.ports['SASL_PLAINTEXT']}/{topic}"
     unseen = run("ingest", place, "--storage", storage, *chosen, "--json")
     assert unseen.code in (2, 3) and topic in unseen.error["message"]
-    allow(broker, "other", topic, AclOperation.DESCRIBE)
+    topics.allow("other", topic, AclOperation.DESCRIBE)
     described = run("ingest", place, "--storage", storage, *chosen, "--json")
     assert described.code == 3
     assert f"{topic}" in described.error["message"] and "READ" in described.error["message"]

@@ -6,12 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from tests.support.hanging import until
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 
 _WAIT_S = 30.0
+
+
+def packet(count: int, name: str = "k", partition: int = 0, size: int = 100) -> list[dict[str, Any]]:
+    """Return records with keys of their own, for a producer."""
+    return [{"key": f"{name}{n}", "value": f"{name}{n} " + "v" * size, "partition": partition} for n in range(count)]
 
 
 class Topics:
@@ -56,6 +74,18 @@ class Topics:
         for answer in self.admin.delete_records(offsets).values():
             answer.result(_WAIT_S)
 
+    def allow(self, user: str, topic: str, *operations: AclOperation) -> None:
+        """Allow a user operations on a topic."""
+        rules = [AclBinding(*_rule(user, topic, operation)) for operation in operations]
+        for answer in self.admin.create_acls(rules).values():
+            answer.result(_WAIT_S)
+
+    def forbid(self, user: str, topic: str, *operations: AclOperation) -> None:
+        """Take back what `allow` allowed."""
+        rules = [AclBindingFilter(*_rule(user, topic, operation)) for operation in operations]
+        for answer in self.admin.delete_acls(rules).values():
+            answer.result(_WAIT_S)
+
     def _partitions(self, topic: str) -> int:
         found = self.admin.list_topics(timeout=10).topics.get(topic)
         return 0 if found is None or found.error is not None else len(found.partitions)
@@ -96,6 +126,11 @@ class Topics:
         finally:
             reader.close()
         return sorted(found, key=lambda one: (one.partition, one.offset))
+
+
+def _rule(user: str, topic: str, operation: AclOperation) -> tuple[Any, ...]:
+    place = ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{user}"
+    return (*place, "*", operation, AclPermissionType.ALLOW)
 
 
 def _record(message: Any) -> KafkaRecord:
