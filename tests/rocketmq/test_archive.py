@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.rocketmq import golden_store
-from tests.rocketmq.answered import BEGIN_OF_LAST
-from tests.rocketmq.archived_store import delete_segments, index_log, log_of, lookups, open_index, scan
+from tests.rocketmq.archived_store import BEGIN_OF_LAST, delete_segments, index_log, log_of, lookups, open_index, scan
 from tests.rocketmq.followed import SEGMENT as FOLLOWED_SEGMENT
 from tests.rocketmq.followed import Followed, rounds
 from tests.rocketmq.messages import blank, full, joined, log, write_log

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.rocketmq.answered import BEGIN_OF_LAST
-from tests.rocketmq.archived_store import delete_segments, index_log, log_of, open_index, verified
+from tests.rocketmq.archived_store import BEGIN_OF_LAST, delete_segments, index_log, log_of, open_index, verified
 from tests.rocketmq.messages import full, log, write_log
 from tests.rocketmq.remoting_client import BEGIN, END, PULL, STATS, ask, ends, pull, pulled, records
 from tests.support.changes import replace

@@ -14,9 +14,24 @@ from collections import Counter
 import pytest
 
 from tests.rocketmq import golden_store
-from tests.rocketmq.answered import BEGIN_OF_LAST, asked, lay, lay_archived, one_message, same, settled, source_of
-from tests.rocketmq.answered import stored_bytes as encoded
-from tests.rocketmq.archived_store import delete_segments, index_log, log_of, lookups, open_index, put, scan
+from tests.rocketmq.archived_store import (
+    BEGIN_OF_LAST,
+    asked,
+    delete_segments,
+    index_log,
+    lay,
+    lay_archived,
+    log_of,
+    lookups,
+    one_message,
+    open_index,
+    put,
+    same,
+    scan,
+    settled,
+    source_of,
+)
+from tests.rocketmq.archived_store import stored_bytes as encoded
 from tests.rocketmq.messages import NOW_MS, V6, joined, keyed, log, message, write_log
 from tiered_index import Fetched, IndexReader
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured, StorageUnavailable

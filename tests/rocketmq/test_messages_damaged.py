@@ -9,8 +9,20 @@ import random
 import pytest
 
 from tests.rocketmq import golden_store
-from tests.rocketmq.answered import BEGIN_OF_LAST, asked, lay_archived, one_message, same, settled, source_of
-from tests.rocketmq.archived_store import delete_segments, index_log, lies, log_of, scan
+from tests.rocketmq.archived_store import (
+    BEGIN_OF_LAST,
+    asked,
+    delete_segments,
+    index_log,
+    lay_archived,
+    lies,
+    log_of,
+    one_message,
+    same,
+    scan,
+    settled,
+    source_of,
+)
 from tests.rocketmq.messages import log, message
 from tests.support.damage import flip, flip_object, flipped
 from tiered_index import IndexReader

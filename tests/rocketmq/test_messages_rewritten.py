@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.rocketmq.answered import lay, lay_archived, source_of
-from tests.rocketmq.archived_store import put
+from tests.rocketmq.archived_store import lay, lay_archived, put, source_of
 from tests.rocketmq.messages import NOW_MS, message
 from tiered_index import Fetched, IndexService
 from tiered_index.rocketmq.archive.messages import RocketmqMessages

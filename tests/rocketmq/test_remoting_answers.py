@@ -16,8 +16,7 @@ from dataclasses import replace
 import pytest
 
 from tests.rocketmq import golden_frames
-from tests.rocketmq.answered import BEGIN_OF_LAST, settled
-from tests.rocketmq.archived_store import delete_segments, index_log, lookups, put, scan
+from tests.rocketmq.archived_store import BEGIN_OF_LAST, delete_segments, index_log, lookups, put, scan, settled
 from tests.rocketmq.remoting_client import (
     BEGIN,
     END,

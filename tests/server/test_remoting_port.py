@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.rocketmq.answered import settled
-from tests.rocketmq.archived_store import delete_segments
+from tests.rocketmq.archived_store import delete_segments, settled
 from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S, index_in
 from tests.server.test_serve_command import process_of
