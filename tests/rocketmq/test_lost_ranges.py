@@ -242,8 +242,13 @@ def test_a_clock_that_was_set_back_is_no_error_also_after_a_restart(followed):
         follow(followed, skip_missing=False)
 
 
-@pytest.mark.parametrize("dledger", [True, False])
-@pytest.mark.parametrize("log", ["older messages", "no messages", "no folder"])
+@pytest.mark.parametrize(
+    ("log", "dledger"),
+    [
+        *((log, True) for log in ("older messages", "no messages", "no queues", "no folder")),
+        *((log, False) for log in ("no messages", "no folder")),
+    ],
+)
 def test_dledger_or_a_commit_log_on_another_disk_is_named(followed, log, dledger):
     end = whole(followed)
     if dledger:
@@ -252,8 +257,11 @@ def test_dledger_or_a_commit_log_on_another_disk_is_named(followed, log, dledger
         followed.segment(end // SEGMENT).unlink()
     else:
         shutil.rmtree(followed.path / "commitlog")
-        if log == "no messages":
+        if log != "no folder":
             (followed.path / "commitlog").mkdir()
+        if log == "no queues":
+            shutil.rmtree(followed.path / "consumequeue")
+            (followed.path / "checkpoint").unlink()
     if dledger:
         error, said = MissingMessages, "dledger-n0/data, which can't be read"
     else:
@@ -269,9 +277,12 @@ def test_sound_stores_and_crashes_are_no_error(followed, state):
     if state == "killed":
         cut_log(followed.path, offsets[195])
     elif state == "cut and closed":
+        queues = shutil.copytree(followed.path / "consumequeue", followed.folder / "queues")
         followed.come_again(cut=offsets[195])
     if state != "running" and state != "killed":
         followed.writer.close()
+    if state == "cut and closed":
+        shutil.copytree(queues, followed.path / "consumequeue", dirs_exist_ok=True)
     if state == "dledger that is not used":
         lay_dledger(followed)
     follow(followed, **SKIPPING if state == "killed" else {"skip_missing": False})
