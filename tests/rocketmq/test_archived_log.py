@@ -86,16 +86,6 @@ def test_a_changed_piece_is_named_or_skipped_with_all_its_messages(store, archiv
     assert [(piece.begin, piece.end, piece.file) for piece in log.damaged] == [(low, high, segment.name)]
 
 
-def test_reading_a_single_message(store, archived):
-    archive, segment = archived
-    log = ArchivedLog(archive, segment)
-    messages = [
-        m for m in CommitLogReader(store / "commitlog").messages(segment.start) if m.physical_offset < segment.end
-    ]
-    for message in (messages[0], messages[-1], messages[len(messages) // 2]):
-        assert log.read(message.physical_offset).encode() == message.encode()
-
-
 def test_the_table_and_the_log_must_agree(archived):
     archive, segment = archived
     flip_object(archive.storage, segment.name, segment.object_bytes - 3)

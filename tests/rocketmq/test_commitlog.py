@@ -6,6 +6,7 @@ Reads return every readable message, and report every unreadable range. Its end 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import struct
@@ -445,14 +446,19 @@ def test_a_long_message_with_a_false_end_costs_no_read_and_its_error_keeps_no_by
     big = messages.message(AT, body=bytes(4 << 20))
     data = bytearray(big.encode())
     data[at : at + len(value) or None] = value
-    messages.write_log(tmp_path, 5 << 20, {0: messages.joined(BEFORE) + bytes(data)})
+    contents = {0: messages.joined(BEFORE) + bytes(data), 5 << 20: messages.message(5 << 20).encode()}
+    messages.write_log(tmp_path, 5 << 20, contents)
+    assert list(CommitLogReader(tmp_path).batches(5 << 20))  # with all imports
     with traced_memory() as memory:
         with pytest.raises(CorruptFile, match=said) as caught:
             CommitLogReader(tmp_path).read(AT)
         assert caught.value.offset == AT
         assert memory()[1] < 1 << 19
+        with pytest.raises(CorruptFile, match=said) as caught:
+            list(CommitLogReader(tmp_path).batches())
         damage = decode_index_columns(memoryview(data), AT).damage
-        assert damage is not None and memory()[0] < 1 << 19
+        gc.collect()
+        assert (caught.value.offset, damage.offset) == (AT, 0) and memory()[0] < 1 << 19
 
 
 @pytest.mark.parametrize("lie", [head(250_000, offset=0, body=9), head(250_000, offset=5), head(299_999_999, offset=0)])

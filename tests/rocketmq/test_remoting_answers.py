@@ -277,12 +277,16 @@ def test_one_offset_in_the_logs_of_several_brokers(tmp_path, index):
 
 
 def test_a_response_fits_into_a_frame(index, tmp_path):
-    """A message that is too large for any frame is left out alone."""
+    """All older messages are left out, small ones, too; a message that is too large for any frame alone. The entries
+    of one key do not have the sizes.
+    """
     with StoreWriter(tmp_path / "s", segment_bytes=64 << 20) as writer:
         for n in range(40):
-            body = bytes(17 << 20 if n == 30 else 900_000)
+            body = bytes(17 << 20 if n == 30 else 900_000 if n > 5 else 10)
             writer.put("orders", 0, body, keys=["k", f"k-{n}"], store_ms=BEGIN_MS + n * 1000)
     found = index_log(index, tmp_path / "s")[::-1]
+    for m in found:
+        index.put("orders", 0, "without sizes", m.physical_offset, 0, m.store_ms)
     broker = ReadOnlyBroker(index, store=tmp_path / "s")
     answer = asked(broker, QUERY, **by_key("orders", "k"))
     page = records(answer.body)
@@ -290,6 +294,8 @@ def test_a_response_fits_into_a_frame(index, tmp_path):
     lacking = f"{40 - len(page)} of 40 messages, the older ones, do not fit into a frame of 16 MiB"
     assert (answer.code, answer.remark) == (0, lacking)
     assert asked(broker, QUERY, **by_key("orders", "k-30")).body == b""
+    answer = asked(broker, QUERY, **by_key("orders", "without sizes"))
+    assert len(answer.body) < 16 << 20
 
 
 @pytest.mark.parametrize("most", [1, 3, 32])
