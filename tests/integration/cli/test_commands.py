@@ -71,15 +71,6 @@ def test_all_answers_an_identity_that_was_put_with_two_times_once(run_here, tmp_
     assert "3 found, complete" in run_here(*where).out
 
 
-def test_query_as_text(run_here, original):
-    outcome = run_here("query", "orders", "own-7", "--root", original.root, "--explain")
-    assert outcome.code == 0
-    assert "2023-11-14T22:13:27Z" in outcome.out
-    assert "1 found, complete" in outcome.out
-    assert "files read" in outcome.out
-    assert run_here("query", "orders", "nobody", "--root", original.root).out == "0 found, complete\n"
-
-
 @pytest.mark.parametrize(
     ("topic", "range_", "hints"),
     [

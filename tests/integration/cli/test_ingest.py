@@ -16,8 +16,9 @@ import pytest
 
 from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.conftest import BEGIN_MS, Made, expected_offsets, message, write_source
+from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader, IndexService, config
 
 SMALL = ("--slots", 32, "--items", 400)
 
@@ -163,6 +164,38 @@ def test_skipped_and_quarantined_messages_are_reported(ingest, made):
     assert "not JSON 1, 'topic' is missing 1" in told.out
     assert "skipped: line 7: 'topic' is missing\n" in told.err
     assert "to quarantine: line 4: 1970-01-20T16:13:20Z; seconds? timestamp_ms is milliseconds\n" in told.err
+
+
+@pytest.mark.parametrize("skip", [(), ("--skip-bad",)])
+def test_topic_ids_may_be_mixed_and_one_of_another_topic_is_a_bad_message(ingest, made, skip):
+    messages = [message(n) | {"topic": "orders"} | ({"topic_id": 5} if n % 2 else {}) for n in range(8)]
+    messages[5]["topic"] = "other"
+    made.source.write_text("".join(json.dumps(one) + "\n" for one in messages))
+    done = ingest("--json", *skip)
+    if not skip:
+        assert done.code == 2 and "line 6: refused by the index: topic id 5 of 'other'" in done.error["message"]
+        return
+    assert (done.document["messages"], done.document["skipped_reasons"]) == (7, {"refused by the index": 1})
+    with IndexReader.open(root=made.root) as reader:
+        found = [(item.offset, item.topic_id == 5) for n in range(8) for item in reader.query("orders", f"own-{n}")]
+    assert found == [(n, n % 2 == 1) for n in range(8) if n != 5]
+
+
+@pytest.mark.parametrize(("times", "code", "state"), [(3, 0, "uploaded"), (None, 3, "compacted")])
+def test_wait_waits_for_a_storage_that_returns_and_fails_for_one_that_does_not(
+    ingest, made, monkeypatch, times, code, state
+):
+    write_source(made.source, 0, 300)
+
+    def faulty(uri, open_storage=config.open_storage, **more):
+        storage = FaultStorage(open_storage(uri, **more))
+        storage.fail("put", times=times, name_prefix="data/")
+        return storage
+
+    with monkeypatch.context() as patched:
+        patched.setattr(config, "open_storage", faulty)
+        assert ingest("--wait", "--patience", 10 if times else 0.3, "--json").code == code
+    assert [folder.name for folder in made.root.iterdir() if any(folder.glob("*.index"))] == [state]
 
 
 def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):

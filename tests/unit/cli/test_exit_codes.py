@@ -87,16 +87,6 @@ def test_retries_are_logged_once_a_second_unless_quiet():
     assert len(invoke(act, "--verbose").stderr.splitlines()) == 3
 
 
-def test_commands_that_look_nothing_up_have_no_timeout():
-    result = invoke(lambda session: 0, "--timeout", "1")
-    assert (result.exit_code, "No such option: --timeout" in result.stderr) == (2, True)
-
-
-def test_a_returned_code_is_the_exit_code():
-    assert invoke(lambda session: 6).exit_code == 6
-    assert invoke(lambda session: 0).exit_code == 0
-
-
 def test_a_traceback_only_with_debug():
     def act(session):
         raise RuntimeError("bad")

@@ -69,19 +69,6 @@ MIXED = (
 )
 
 
-def test_the_columns_add_up_to_the_totals(capsys: pytest.CaptureFixture[str]) -> None:
-    page = explain(*MIXED)
-    rows, totals, _ = shown(capsys, page)
-    assert sum(number(row[3]) for row in rows) == page.requests == 8
-    assert sum(number(row[4]) for row in rows) == pytest.approx(page.bytes / 1024, abs=0.05 * len(rows))
-    assert sum(number(row[5]) for row in rows) == pytest.approx(page.cost_usd * 1e6, abs=0.005 * len(rows))
-    assert sum(number(row[7]) for row in rows) == sum(file.matched for file in MIXED)
-    assert totals == (
-        "2 files read, 4 skipped, 1 failed, 8 requests, 20.0 KiB, 61.2 ms elapsed\n3.20 USD per million such lookups "
-        "at the prices of 2026-11"
-    )
-
-
 def test_the_bytes_between_slot_groups_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     pages = explain(report(9, gap_bytes=2048), report(8)), explain(report(9, gap_bytes=1024))
     _, totals, _ = shown(capsys, *pages)
@@ -102,31 +89,6 @@ def test_skipped_files_have_one_line_a_reason(capsys: pytest.CaptureFixture[str]
     # from the oldest file's first second to the newest file's last second
     assert rows[4][8:] == ["2023-11-19T22:13:20Z", "2023-11-21T22:13:20Z"]
     assert MIXED[3].file not in text
-
-
-def test_pages_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
-    first = explain(report(9), report(8, "skipped_budget", requests=1), report(7, "skipped_budget"))
-    kept = report(9, place="cache", requests=0, bytes=0, cost_usd=0.0)
-    later = explain(kept, report(8), report(7, "skipped_budget"))
-    rows, totals, _ = shown(capsys, first, later, later)
-    assert [[*row[:4], row[7]] for row in rows] == [
-        [MIXED[0].file, "read", "storage", "2", "9"],
-        [MIXED[0].file, "read", "cache", "0", "18"],
-        [MIXED[1].file, "read", "storage", "5", "16"],
-        ["1 file", "skipped", "by budget", "0", "0"],
-    ]
-    assert totals.startswith("3 pages: 2 files read, 1 skipped, 7 requests, ")
-    assert "183.8 ms elapsed\n" in totals
-
-
-def test_files_of_several_indexes_name_theirs(capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = replace(report(1), source="s3://bucket/a"), replace(report(1), source="s3://bucket/b")
-    rows, totals, _ = shown(capsys, explain(a, b))
-    assert len(rows) == 2
-    assert totals.startswith("2 files read, ")
-    assert [row[8:] for row in rows] == [
-        ["2023-11-15T22:13:20Z", "2023-11-16T22:13:20Z", f"s3://bucket/{name}"] for name in "ab"
-    ]
 
 
 def test_an_unread_file_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:

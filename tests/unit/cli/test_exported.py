@@ -52,12 +52,6 @@ def read(path):
     return sum(map(len, file.batches(KEYED_SCHEMA)))
 
 
-def test_lines_are_read_in_several_parts(entries, tmp_path, monkeypatch):
-    path = written(entries, tmp_path / "entries.ndjson")
-    monkeypatch.setattr("tiered_index.cli.exported._ROWS", 7)
-    assert read(path) == 50
-
-
 def test_lines_may_be_gzipped(entries, tmp_path):
     path = zipped(written(entries, tmp_path / "entries.ndjson"))
     assert read(path) == 50

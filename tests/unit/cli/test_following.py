@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,12 +17,12 @@ import pytest
 from tests.rocketmq.followed import NOW_MS, Followed
 from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
-from tiered_index import IndexService, KeyedIndexItem, column
+from tiered_index import IndexService
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
-from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
+from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -119,15 +118,6 @@ def test_finishing_waits_for_everything_and_raises_the_problem():
     failing.go.set()
     with contextlib.closing(Archiving(failing)) as archiving, pytest.raises(StorageUnavailable):
         archiving.finish()
-
-
-def test_finishing_tries_again_what_the_last_round_could_not_archive():
-    archiver = Archiver(StorageUnavailable("away for a moment"), 2)
-    archiver.go.set()
-    with contextlib.closing(Archiving(archiver)) as archiving:
-        archiving.poll()
-        archiving.finish()
-        assert (archiving.archived, archiving.problem) == (2, None)
 
 
 def test_a_round_that_ends_in_an_error_keeps_its_count():
@@ -233,11 +223,6 @@ def test_a_full_disk_also_delays_the_log_fingerprints(followed, monkeypatch):
         impatient.run()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spot(KeyedIndexItem):
-    region: int = column(">u2")
-
-
 class Rows:
     """A source with one batch, and then as many empty rounds as somebody waits for."""
 
@@ -266,14 +251,6 @@ def row(timestamp_ms, **more):
         "timestamp_ms": timestamp_ms,
         **more,
     }
-
-
-def test_an_index_with_columns_of_its_own_can_be_followed(tmp_path, monkeypatch):
-    with IndexService.open(root=tmp_path, storage="memory://spots", item_type=Spot, background=False) as index:
-        follower = Follower(index, Rows(row([NOW_MS], region=[3])))
-        monkeypatch.setattr(follower.stop, "wait", lambda _: follower.stop.set())
-        follower.run()
-        assert [item.region for item in index.query("orders", "k1")] == [3]
 
 
 @pytest.mark.parametrize("days", [0, 3], ids=["now", "quarantine"])
@@ -307,29 +284,16 @@ def test_a_stream_that_is_refused_at_first_is_put_whole(tmp_path):
         assert sorted(item.offset for item in index.query("orders", "k1")) == [1, 2]
 
 
-@pytest.mark.parametrize("uploads", [8, 0])
-def test_the_last_flush_waits_as_long_as_files_are_uploaded(uploads, monkeypatch):
-    monkeypatch.setattr("tiered_index.follow._PUT_PAUSE_S", 0.05)
-    left = 8
-
-    def flush():
-        nonlocal left
-        if left:
-            left -= uploads > 0
-            raise DiskFull("full")
-
-    index = SimpleNamespace(flush=flush, health=lambda: {"unpublished": {"files": left}})
-    with contextlib.nullcontext() if uploads else pytest.raises(DiskFull):
-        PatientPut(index, patience_s=0.15).finish()
-
-
-def test_a_fenced_writer_notices_even_without_messages(followed, monkeypatch):
-    follower = follower_of(followed)
-    monkeypatch.setattr(follower.stop, "wait", lambda _: follower.stop.set())
-    followed.index._session.fenced = WriterFenced("another writer has taken over")
-    with pytest.raises(WriterFenced):
-        follower.run()
-    followed.index._session.fenced = None
+def test_a_fenced_writer_notices_even_without_messages(tmp_path):
+    storage = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=storage, background=False) as index:
+        index.put("orders", 0, "k1", 1, 1, NOW_MS)
+        with IndexService(index.config.changed(root=tmp_path / "other"), takes_over=True):
+            index.seal()
+            with pytest.raises(WriterFenced):
+                index.run_lifecycle()
+        with pytest.raises(WriterFenced):
+            Follower(index, Rows(None)).run()
 
 
 def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, capsys, monkeypatch):

@@ -489,16 +489,6 @@ def test_a_file_that_is_no_text_is_not_taken_for_a_line_that_is_not_written_yet(
     assert done.code == code and "b.json" in done.error["message"] and problem in done.error["message"]
 
 
-def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
-    (tmp_path / "a.json").write_text('[{"order_id": 1}]\n')
-    done = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--json")
-    assert "jq -c '.[]'" in done.error["message"]
-    followed = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--json")
-    assert (followed.code, followed.error["message"]) == (2, done.error["message"])
-    both = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--dry-run", "--json")
-    assert "--dry-run" in both.error["message"]
-
-
 def test_a_name_that_is_not_utf_8_is_refused_by_its_name(tmp_path, where):
     folder = tmp_path / "logs"
     folder.mkdir()

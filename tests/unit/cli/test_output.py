@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tiered_index.cli.output import Output, ProgressDisplay, describe_error, human_bytes, human_count, human_seconds
-from tiered_index.errors import CorruptFile, LockHeld
+from tiered_index.errors import LockHeld
 
 
 @pytest.mark.parametrize(
@@ -29,20 +29,6 @@ from tiered_index.errors import CorruptFile, LockHeld
 )
 def test_numbers_for_people(shown, expected):
     assert shown == expected
-
-
-def test_documents_are_json_whatever_text_they_hold(capsys):
-    out = Output(as_json=True)
-    out.answer({"topic": "\ud800 \u4e2d\n"})
-    assert json.loads(capsys.readouterr().out) == {"topic": "\ud800 \u4e2d\n"}
-
-
-def test_a_table_keeps_every_cell_whole_and_marks_nothing_up(capsys):
-    name = "data/" + "x" * 300 + "[bold]y[/bold]"
-    Output(as_json=False).table(("file", "bytes"), [(name, 7), (None, 8)], right="bytes")
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [name, "7"] in rows
-    assert ["8"] in rows
 
 
 @pytest.mark.parametrize("columns", [None, 20, 200])
@@ -121,16 +107,6 @@ def test_errors_go_to_stderr_as_text_or_as_one_json_line(capsys):
     }
 
 
-def test_a_corrupt_file_names_its_place():
-    assert describe_error(CorruptFile("f", "bad", offset=9)) == {"exit_code": 4, "file": "f", "offset": 9}
-
-
-def test_quiet_means_no_notes(capsys):
-    Output(as_json=False, quiet=True).note("x")
-    Output(as_json=False).note("y")
-    assert capsys.readouterr().err == "y\n"
-
-
 def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("tiered_index.cli.output.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -145,17 +121,3 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
             silent.update(step)
     assert stream.getvalue().splitlines() == ["ingesting: 20 %, 4 entries", "ingesting: 45 %, 9 entries"]
     assert quiet.getvalue() == ""
-
-
-def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0.0)
-    with open("/dev/full", "w") as full, ProgressDisplay("ingesting", 2, quiet=False, stream=full) as shown:
-        shown.update(1)
-        shown.update(2)
-
-
-def test_a_message_names_a_flag_once() -> None:
-    out = Output(as_json=False)
-    out.flags = {"allow_partial": "--allow-partial", "max_bytes": "--max-bytes"}
-    assert out.in_flags("--allow-partial (allow_partial=True) helps") == "--allow-partial (allow_partial=True) helps"
-    assert out.in_flags("max_bytes=10 reached") == "--max-bytes=10 reached"

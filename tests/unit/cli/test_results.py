@@ -1,7 +1,5 @@
 """A result is one document. Programs get JSON. People get fields and tables, with the units that the names state."""
 
-import json
-
 import pytest
 
 from tiered_index.cli.output import Output, value_text
@@ -37,11 +35,6 @@ def test_people_get_fields_then_parts_by_the_units_in_their_names(capsys: pytest
     assert lines[-7:] == ["scan", *(f"  {name}  1" for name in "abcdef")]
 
 
-def test_programs_get_the_whole_document(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(as_json=True).show(_RESULT, without=("same",))
-    assert json.loads(capsys.readouterr().out) == _RESULT
-
-
 @pytest.mark.parametrize("more", [0, 5])
 def test_names_of_users_stay_as_they_are(more: int, capsys: pytest.CaptureFixture[str]) -> None:
     sources = {"file:/data/my_log_ms": 1700, "file:b_bytes": 2048} | {f"s_{n}": n for n in range(more)}
@@ -49,13 +42,6 @@ def test_names_of_users_stay_as_they_are(more: int, capsys: pytest.CaptureFixtur
     words = capsys.readouterr().out.replace(",\n", "\n").split()
     assert words[words.index("file:/data/my_log_ms") + 1].rstrip(",") == "1,700"
     assert words[words.index("file:b_bytes") + 1] == "2,048"
-
-
-def test_a_plan_shows_each_row_that_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(as_json=False).show(_RESULT, most=21)
-    text = capsys.readouterr().out
-    assert "more objects" not in text
-    assert [line.split()[:2] for line in text.splitlines()].count(["a", "1,200"]) == 21
 
 
 def test_a_null_header_is_not_the_text_none() -> None:

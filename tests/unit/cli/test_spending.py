@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tiered_index.cli.paging import CommandBudget, Pages, Question
-from tiered_index.cli.query import GrowingPages
-from tiered_index.errors import BudgetExceeded, InvalidArgument
+from tiered_index.errors import BudgetExceeded
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.context import remaining_s
 from tiered_index.types import Explain, Freshness, LostFile, Provenance, QueryResult
@@ -70,17 +69,6 @@ def test_each_page_gets_the_rest_of_the_limits() -> None:
     assert {call["timeout_s"] for call in look_up.calls} == {None}
 
 
-def test_without_bounds_there_are_none() -> None:
-    look_up = Asked(answer("a"), answer(None))
-    assert len(list(pages(look_up, CommandBudget(LookupLimits())))) == 2
-    assert all(call["max_requests"] is call["max_bytes"] is call["timeout_s"] is None for call in look_up.calls)
-
-
-def test_one_page_unless_all_are_requested() -> None:
-    look_up = Asked(answer("a"), answer(None))
-    assert [page.cursor for page in pages(look_up, CommandBudget(LookupLimits()), every=False)] == ["a"]
-
-
 def test_the_entries_so_far_are_the_last_page_before_the_error() -> None:
     found = QueryResult(items=(), status="partial", explain=Explain(requests=1))
     error = BudgetExceeded("max_requests=3 reached", result=found)
@@ -100,13 +88,6 @@ def test_an_error_that_carries_no_answer_is_an_empty_one(result: object) -> None
     assert asked.exceeded is not None
 
 
-@pytest.mark.parametrize(("given", "code"), [(answer(None), 0), (NOTHING, 6)])
-def test_exit_codes_of_answers_within_the_bounds(given: QueryResult, code: int) -> None:
-    asked = pages(Asked(given), CommandBudget(LookupLimits(3, None, None)))
-    assert list(asked) == [given]
-    assert (asked.error(), asked.settle()) == ({}, code)
-
-
 def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
     look_up = Asked(answer("a"), answer(None))
     budget = CommandBudget(LookupLimits(None, None, 1e-9))
@@ -117,14 +98,6 @@ def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
     assert left_s <= 0
     assert remaining_s() is None
     assert [call["timeout_s"] for call in look_up.calls] == [1e-6, 1e-6]
-
-
-@pytest.mark.parametrize(
-    "limits", [(-1, None, None), (None, -1, None), (None, None, 0), (None, None, float("nan")), (None, None, -1.5)]
-)
-def test_an_invalid_limit_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
-    with pytest.raises(InvalidArgument):
-        CommandBudget(LookupLimits(*limits))
 
 
 def fresh(cursor: str | None, as_of_ms: int, not_asked: str | None = None) -> QueryResult:
@@ -156,20 +129,3 @@ def test_pages_say_that_the_storage_was_not_asked_for_one_of_them(away_at: int) 
     assert len(list(asked)) == 2
     assert asked.seen()["freshness"][0]["not_asked"] == "no answer"
     assert asked.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
-
-
-def test_an_index_without_published_entries_is_mentioned() -> None:
-    known = Freshness(source="s3://b/i", as_of_ms=1_700_000_000_000, positions={})
-    several = replace(answer(None), seen=Provenance((known, Freshness(source="s3://b/j", as_of_ms=None, positions={}))))
-    asked = pages(Asked(several), CommandBudget(LookupLimits()))
-    assert len(list(asked)) == 1
-    said = " as of 2023-11-14T22:13:20Z (s3://b/i, the oldest of 2; of 1 nothing is published yet)"
-    assert asked.as_of() == said
-
-
-def test_pages_up_to_the_end_grow():
-    asked = []
-    look_up = GrowingPages(lambda max_count, cursor: asked.append((max_count, cursor)), 1000).next
-    for number in range(6):
-        look_up(cursor=str(number))
-    assert asked == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]

@@ -1,17 +1,15 @@
 """Every command loads only the modules that it needs. Streams may be closed or full."""
 
-import inspect
 import json
 import re
 import subprocess
 import sys
 
 import pytest
-import typer
 
 from tests.support.loaded import loaded
 from tiered_index import IndexService
-from tiered_index.cli.main import alone, app, run
+from tiered_index.cli.main import alone, run
 from tiered_index.cli.session import Session, command
 from tiered_index.storage.disk import Disk
 
@@ -69,17 +67,6 @@ def test_a_reader_of_a_storage_loads_only_modules_of_its_lookup(root):
     assert not [name for name in own(names) if name.startswith(("tiered_index.cli", "tiered_index.service.write"))]
 
 
-def commands(group):
-    """Yield each command of a group and of its subgroups."""
-    for one in group.commands.values():
-        yield from commands(one) if hasattr(one, "commands") else [one]
-
-
-@pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=lambda command: command.name)
-def test_the_list_of_commands_has_the_first_lines_of_their_help(command):
-    assert command.help == inspect.cleandoc(command.loaded().help).split("\n\n")[0]
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -125,11 +112,6 @@ def test_a_folder_that_can_not_be_listed_is_an_error_of_the_set_up(tmp_path, mon
     with pytest.raises(SystemExit, match="3"):
         run(["verify", "--root", str(tmp_path / "root")])
     assert re.search(r"^tiered-index: listing .*/root/\w+: Permission denied", capsys.readouterr().err)
-
-
-def test_a_package_is_run_as_the_command_line_is():
-    done = subprocess.run([sys.executable, "-m", "tiered_index", "--version"], capture_output=True, text=True)
-    assert done.stdout.startswith("tiered-index ")
 
 
 @pytest.mark.parametrize("module", ["typer", "numpy"])

@@ -11,7 +11,6 @@ from tiered_index.cli.options import end_option, time_option
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.parameters import BatchBody, QueryParameters, of_body, of_query
 from tiered_index.sources.columns import times_ms
-from tiered_index.sources.keys import read_lookups
 from tiered_index.spark.lookup.answers import times_of
 from tiered_index.types import format_time, parse_time
 
@@ -39,14 +38,6 @@ def test_one_moment_in_its_spellings(text):
         assert found == [MOMENT_MS, *(other and MOMENT_MS for other in others)]
 
 
-@pytest.mark.parametrize("digits", range(1, 10))
-def test_a_second_has_up_to_nine_digits(digits):
-    text, time_ms = f"2023-11-14T22:13:20.{'123456789'[:digits]}", MOMENT_MS + int("123"[:digits].ljust(3, "0"))
-    for spelled in (text, f"{text}Z", f"{text}+00:00", f"{text.lower()}z"):
-        assert parse_time(spelled) == time_ms
-        assert times_ms(pa.chunked_array([[spelled]])).to_pylist() == [time_ms]
-
-
 @pytest.mark.parametrize("text", ["2016-12-31T23:59:60Z", "2017-01-01 08:59:60.000+09:00"])
 def test_a_leap_second_is_the_second_after_it(text):
     assert parse_time(text) == 1_483_228_800_000 == times_ms(pa.chunked_array([[text]]))[0].as_py()
@@ -58,11 +49,6 @@ def test_any_other_second_of_60_is_an_error(text):
         parse_time(text)
     with pytest.raises(InvalidArgument, match="epoch milliseconds or ISO 8601"):
         times_ms(pa.chunked_array([[text]]))
-
-
-def test_milliseconds():
-    assert parse_time("2023-11-14T22:13:20.123Z") == MOMENT_MS + 123
-    assert parse_time("0") == 0
 
 
 @pytest.mark.parametrize("text", ["2023-11-14", " 2023-11-14 ", "2023-W46-2"])
@@ -78,18 +64,6 @@ def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
     many = of_body(BatchBody, json.dumps({"lookups": [asked]}).encode()).columns()
     assert (many.begins_ms, many.ends_ms) == ([begin_ms], [last_ms])
     assert of_query(QueryParameters, QueryParams(asked)).range_ms() == (begin_ms, last_ms)
-
-
-@pytest.mark.parametrize("text", ["2023-11-14T00:00", "2023-11-14 00:00:00", "20231114T000000Z", "1699920000000"])
-def test_a_time_is_an_end_as_it_is(text):
-    assert parse_time(text, end=True) == 1_699_920_000_000
-
-
-def test_a_file_of_keys_has_days_as_ends(tmp_path):
-    file = tmp_path / "keys.ndjson"
-    file.write_text('{"topic": "t", "key": "k", "begin_ms": "2023-11-14", "end_ms": "2023-11-14"}\n')
-    (one,) = read_lookups(file, None, None, 1)
-    assert one.end_ms is not None and one.begin_ms == one.end_ms - 86_399_999
 
 
 @pytest.mark.parametrize(
