@@ -1,7 +1,6 @@
 """`GET /v1/browse`: a topic's messages around a moment, from a store or archived segments, for permitted tokens."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +9,6 @@ from tests.rocketmq.test_archived_queues import archive, made
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexReader, erase
-from tiered_index.retention import NOTHING
-from tiered_index.rocketmq.remoting.browsing import Browser
-from tiered_index.rocketmq.remoting.pulling import StoreQueues
 from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 
@@ -147,36 +143,6 @@ def test_a_page_is_bounded_by_its_bytes_and_loses_nothing(tmp_path):
             found += places(answer)
             place = {"cursor": answer["later"]} if answer["later"] else {}
         assert found == [(one.queue_id, one.queue_offset) for one in messages]
-
-
-@pytest.mark.parametrize("is_backwards", [False, True])
-def test_every_message_that_is_read_is_claimed_before(tmp_path, is_backwards):
-    messages = made(tmp_path / "store", ({"queue_id": n % 3, "body": b"%04d" % n * 100} for n in range(30)))
-    claimed = 0
-
-    def claim(size, is_read_anyway):
-        nonlocal claimed
-        claimed += size * is_read_anyway
-        return False
-
-    cursor = "earlier:0=10,1=10,2=10" if is_backwards else "later:0=0,1=0,2=0"
-    page = Browser(StoreQueues(tmp_path / "store", None), NOTHING, claim).page("orders", None, None, cursor, 10)
-    first = messages[-3:] if is_backwards else messages[:3]
-    assert len(page) == 1 and claimed == sum(one.size for one in first)
-
-
-def test_a_page_has_the_room_of_messages_that_are_gone(tmp_path):
-    messages = made(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(30)))
-    left = 3 * messages[-1].size
-
-    def claim(size, is_read_anyway):
-        nonlocal left
-        left -= size
-        return left >= 0
-
-    expired = SimpleNamespace(begin_of=lambda _: messages[20].store_ms // 1000, erased_of=lambda _: None)
-    page = Browser(StoreQueues(tmp_path / "store", None), expired, claim).page("orders", None, None, "later:0=0", 10)
-    assert len(page) == 3 and left < 0
 
 
 def test_erased_messages_are_never_shown(tmp_path):

@@ -21,7 +21,7 @@ from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.client import AsyncIndexClient, IndexClient
 from tiered_index.client import client as client_module
-from tiered_index.client.answers import COLUMNS, NotThere, error_of, item_type_of, items_of, result_of, topics_of
+from tiered_index.client.answers import COLUMNS, NotThere, error_of, result_of, topics_of
 from tiered_index.errors import (
     BackPressure,
     BudgetExceeded,
@@ -37,7 +37,6 @@ from tiered_index.errors import (
 )
 from tiered_index.server.tokens import add_token
 from tiered_index.service.log.reads import read_name, unread_name
-from tiered_index.service.read.rows import unseen
 
 
 def same(got: QueryResult, own: QueryResult):
@@ -102,21 +101,6 @@ def test_own_columns_keep_their_types(tmp_path):
         assert [item["town"] for item in served.json()["items"]] == ["", "cafe", "日本語"]
         # clients that know no text refuse this type: they would take "cafe" for two bytes
         assert json.loads(served.headers["tiered-index-columns"])["columns"][-1] == ["town", "text9", False]
-
-
-def test_texts_may_be_members_of_an_enumeration(asking, index):
-    class Member(str):
-        def __str__(self):
-            return "Topic.ORDERS"
-
-    assert same(asking.query(Member("orders"), Member("order-4711")), index.query("orders", "order-4711"))
-
-
-def test_pages_tell_entries_apart_by_columns_that_only_their_index_has(index):
-    (document, *_) = index.query("orders", "order-4711").to_dict()["items"]
-    kind = item_type_of('{"name": "Order", "columns": [["fingerprint", ">u4", true], ["region", ">u2", true]]}')
-    regions = items_of([{**document, "region": region} for region in (1, 2, 1)], kind)
-    assert [item.region for item in unseen(regions, set())] == [1, 2]
 
 
 @pytest.mark.parametrize("ever", [(0, 2**63 - 1), (-(2**63), 2**63)])
@@ -389,11 +373,3 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
         data = client.get("/v1/query", params=wanted, headers={"accept": "application/vnd.apache.arrow.stream"}).content
         *_, (_, metadata) = pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata()
         assert "status" not in json.loads(metadata[b"tiered_index.status"])
-
-
-def test_a_document_that_is_no_problem_is_an_error_by_its_status():
-    body = b'{"status": "not ready", "reasons": ["recovering"], "problems": []}'
-    answer = b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    with answering(answer) as (url, _), IndexClient(url, tries=1) as asking:
-        with pytest.raises(StorageUnavailable, match="503"):
-            asking.topics()

@@ -1,12 +1,10 @@
 """Connections whose clients break the protocol, or behave badly within it."""
 
-import asyncio
 import contextlib
 import logging
 import resource
 import socket
 import time
-from functools import partial
 
 import httpx
 import pytest
@@ -20,7 +18,6 @@ from tiered_index.server import gate, listening
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Listening, Tls
 from tiered_index.server.tokens import add_token
-from tiered_index.strangers import Strangers
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 ALIVE = b"GET /livez" + HOST + b"\r\n"
@@ -137,21 +134,6 @@ def test_strangers_make_place_for_others(index, tmp_path):
                     got = httpx.get(f"{client.base_url}{path}", headers=headers, timeout=PATIENCE_S, trust_env=False)
                     assert got.status_code == 200
         assert client.get("/v1/topics", headers=token).status_code == 200
-
-
-def test_strangers_are_bounded_for_each_address_and_in_all():
-    async def main():
-        strangers, ended = Strangers(2, 4), []
-        for connection, address in enumerate("aabacdea"):
-            strangers.enter(connection, address, partial(ended.append, connection), lambda n=connection: n == 0)
-        strangers.leave(3)
-        assert not ended
-        while not ended:
-            await asyncio.sleep(0.01)
-        # the first one has a request under way
-        assert (ended, len(strangers)) == ([1, 2, 4], 4)
-
-    asyncio.run(main())
 
 
 @pytest.fixture(scope="module")

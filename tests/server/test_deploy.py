@@ -391,31 +391,6 @@ def test_alerts_and_panels_use_exported_metrics(exported: dict[str, set[str]], w
     assert text.count("(") == text.count(")")
 
 
-def test_a_lag_that_is_not_known_fires_its_alert() -> None:
-    # a comparison leaves NaN out, so the expression subtracts the healthy ones instead
-    name, bound = "tiered_index_follow_lag_seconds", "300"
-    assert EXPRESSIONS["TieredIndexFollowerBehind"] == f"{name} unless {name} <= {bound}"
-
-
-def test_a_writer_on_another_host_fires_the_alert_of_a_failover() -> None:
-    # its series is new and constant, so it has no change
-    name = "tiered_index_writer_epoch"
-    assert EXPRESSIONS["TieredIndexTakenOver"] == f"changes({name}[1h]) > 0 or ({name} > 0 unless {name} offset 1h)"
-
-
-def test_the_rule_for_the_standbys_of_several_indexes_is_that_of_one_with_a_label() -> None:
-    entry = (DEPLOY / "RUNBOOK.md").read_text().split("## TieredIndexStandbyBehind")[1].split("\n## ")[0]
-    (block,) = re.findall(r"```\n(.*?)```", entry, re.S)
-    newest, behind = EXPRESSIONS["TieredIndexStandbyBehind"].removeprefix("scalar(max(").split(")) - ")
-    assert " ".join(block.split()) == f"max by (index) ({newest}) - on (index) group_right () {behind}"
-
-
-def test_exported_names_are_of_use(exported: dict[str, set[str]]) -> None:
-    # the series `_created` would double the number, and have no use
-    assert not any(name.endswith("_created") for name in exported)
-    assert {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"} <= exported.keys()
-
-
 def test_each_alert_has_its_entry_and_each_entry_its_alert() -> None:
     text = (DEPLOY / "RUNBOOK.md").read_text()
     entries = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
@@ -425,16 +400,6 @@ def test_each_alert_has_its_entry_and_each_entry_its_alert() -> None:
     assert all(
         rule["labels"]["severity"] in ("warning", "critical") and rule["annotations"]["summary"] for rule in RULES
     )
-
-
-def test_panels_do_not_overlap() -> None:
-    taken = set[tuple[int, int]]()
-    for panel in PANELS:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken and at["x"] + at["w"] <= 24
-        taken |= cells
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
 
 
 # Policies
@@ -582,19 +547,6 @@ def test_the_buckets_rules_keep_the_indexs_objects() -> None:
         bucket.create_bucket(Bucket=BUCKET)
         bucket.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": rules})
         assert len(bucket.get_bucket_lifecycle_configuration(Bucket=BUCKET)["Rules"]) == len(rules)
-
-
-def test_a_sidecar_that_is_not_ready_stops_no_other_broker() -> None:
-    # with `OrderedReady`, the default, Kubernetes creates a pod only while all pods before it are ready
-    (brokers,) = of_kind("StatefulSet")
-    assert brokers["spec"]["podManagementPolicy"] == "Parallel"
-
-
-def test_java_gets_sigterm_although_a_shell_is_the_first_process() -> None:
-    (brokers,) = of_kind("StatefulSet")
-    (broker,) = [one for one in pod(brokers)["spec"]["containers"] if one["name"] == "broker"]
-    assert broker["command"][0] == "sh"
-    assert "java" in broker["lifecycle"]["preStop"]["exec"]["command"][-1]
 
 
 def test_the_token_for_prometheus_operator_has_no_line_end(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Permissions and sizes of requests, and the end of lookups whose client has gone."""
 
-import asyncio
-import contextlib
 import errno
 import gc
 import json
@@ -10,12 +8,9 @@ import socket
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
 
 from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, serving
 from tests.support.core import compiled_core
@@ -25,14 +20,10 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, St
 from tiered_index.follow import FOLLOWED
 from tiered_index.server import calls, wire
 from tiered_index.server import tokens as token_files
-from tiered_index.server.calls import Allowance, Calls, Handlers, body_of
-from tiered_index.server.problems import Refused
-from tiered_index.server.served import Audit, Caps
+from tiered_index.server.served import Audit
 from tiered_index.server.tokens import Caller, Tokens, add_token
-from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.base import Call
 from tiered_index.storage.context import active_context
-from tiered_index.storage.prices import PriceTable
 
 QUERY = {"topic": "orders", "key": "order-4711"}
 
@@ -118,6 +109,7 @@ def test_a_token_sees_its_topics_only(guarded, made):
 
 
 def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
+    """In every form, and without the storage, when the freshness is that of the log that the root keeps."""
     uri, store = (tmp_path / "storage").as_uri(), tmp_path / "store"
     (store / "commitlog").mkdir(parents=True)
     with index_in(tmp_path) as index:
@@ -126,32 +118,24 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
             index.put_batch(row | {"offset": [position]}, source, position)
         index.seal()
         index.run_lifecycle()
-    asked, every = {"topic": "payments", "key": "k"}, {"rocketmq:[store]": 1, "pay:daily": 2}
+    asked, every = {"topic": "payments", "key": "k", "max_count": 1}, {"rocketmq:[store]": 1, "pay:daily": 2}
+
+    def seen_by(client, name, cursor=None):
+        headers = bearer(made[1][name])
+        stream = client.get("/v1/query", params=asked | {"all": True}, headers=headers | {"accept": wire.NDJSON})
+        batch = client.post("/v1/query:batch", json={"lookups": [asked | {"cursor": cursor}]}, headers=headers).json()
+        plain = [client.get(f"/v1/{what}", headers=headers).json() for what in ("topics", "query?topic=pay&key=k")]
+        answers = (*plain, batch, json.loads(stream.text.splitlines()[-1]))
+        return [one["positions"] for answer in answers for one in answer["freshness"]]
+
     with IndexReader.open(uri) as reader, serving(reader, tokens=made[0], store=store) as client:
-        for name, seen in (("pay", {"pay:daily": 2}), ("reader", every)):
-            headers = bearer(made[1][name])
-            stream = client.get("/v1/query", params=asked | {"all": True}, headers=headers | {"accept": wire.NDJSON})
-            batch = client.post("/v1/query:batch", json={"lookups": [asked]}, headers=headers).json()
-            plain = [client.get(f"/v1/{what}", headers=headers).json() for what in ("topics", "query?topic=pay&key=k")]
-            for answer in (*plain, batch, json.loads(stream.text.splitlines()[-1])):
-                assert [one["positions"] for one in answer["freshness"]] == [seen]
-
-
-def test_lookups_with_cursors_tell_a_token_its_own_sources_only(tmp_path, made):
-    """Without the storage, the freshness is that of the log that the root keeps."""
-    with index_in(tmp_path) as index:
-        row = {"topic": ["payments"], "queue_id": [0], "key": ["k"], "size": [1], "timestamp_ms": [1_762_000_000_000]}
-        for position, source in enumerate(("orders:daily", "pay:daily"), 1):
-            index.put_batch(row | {"offset": [position]}, source, position)
-        index.seal()
-        index.run_lifecycle()
+        assert seen_by(client, "pay") == [{"pay:daily": 2}] * 4
+        assert seen_by(client, "reader") == [every] * 4
     (tmp_path / "storage").rename(tmp_path / "away")
-    asked, every = {"topic": "payments", "key": "k", "max_count": 1}, {"orders:daily": 1, "pay:daily": 2}
-    with IndexReader.open(root=tmp_path / "root") as reader, serving(reader, tokens=made[0]) as client:
-        asked["cursor"] = reader.query(**asked).cursor
-        for name, seen in (("pay", {"pay:daily": 2}), ("reader", every)):
-            answer = client.post("/v1/query:batch", json={"lookups": [asked]}, headers=bearer(made[1][name])).json()
-            assert [one["positions"] for one in answer["freshness"]] == [seen]
+    with IndexReader.open(root=tmp_path / "root") as reader, serving(reader, tokens=made[0], store=store) as client:
+        cursor = reader.query(**asked).cursor
+        assert seen_by(client, "pay", cursor) == [{"pay:daily": 2}] * 4
+        assert seen_by(client, "reader", cursor) == [every] * 4
 
 
 @pytest.mark.parametrize("prefix", FOLLOWED)
@@ -198,15 +182,18 @@ def test_a_token_file_that_would_change_its_owner_stays_as_it_is(tmp_path, monke
     assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_token_that_is_taken_out_ends(tmp_path, monkeypatch):
+def test_a_token_that_is_taken_out_ends_and_none_ends_by_a_damaged_file(tmp_path, monkeypatch):
     path = tmp_path / "tokens.json"
     first, second = add_token(path, "first", "read", None), add_token(path, "second", "read", None)
     monkeypatch.setattr(token_files, "_LOOK_INTERVAL_S", 0.0)
     known = Tokens(path)
     rows = json.loads(path.read_text())
     assert known.find(first).name == "first"
-    path.write_text("[")
-    assert known.find(first) is not None and "not JSON" in known.problem()
+    for text in ("[", "{}", "[1]", '[{"name": "a", "sha256": "12", "role": "read"}]'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is not a file of tokens"):
+            Tokens(path)
+        assert known.find(first) is not None and "is not a file of tokens" in known.problem()
     path.write_text(json.dumps(rows[1:]))
     assert known.find(first) is None and known.find(second) is not None and known.problem() is None
     # also if size and time are unchanged, as after copies that preserve them
@@ -214,27 +201,21 @@ def test_a_token_that_is_taken_out_ends(tmp_path, monkeypatch):
     path.write_text(json.dumps([rows[1] | {"sha256": rows[0]["sha256"]}]))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert known.find(second) is None and known.find(first) is not None
+    path.chmod(0o606)
+    assert known.find(first) is not None
+    assert "every user of this host can write the token file" in known.problem()
+    path.chmod(0o600)
+    assert known.problem() is None
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", '[{"name": "a", "sha256": "12", "role": "read"}]', "not json"])
-def test_a_damaged_token_file_is_refused(tmp_path, text):
-    path = tmp_path / "tokens.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="is not a file of tokens"):
-        Tokens(path)
-
-
-def test_without_tokens_only_its_own_address_is_answered(client):
-    got = client.get("/v1/topics", headers={"host": "evil.example:8080"})
-    assert got.status_code == 403
-    for host in ("localhost", "127.0.0.1:80", "[::1]:8080"):
-        assert client.get("/v1/topics", headers={"host": host}).status_code == 200
-
-
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_the_page_of_another_site_can_not_ask_without_tokens(client, site):
-    assert client.get("/v1/topics", headers={"sec-fetch-site": site}).status_code == 403
-    assert client.get("/v1/topics", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+def test_without_tokens_only_its_own_address_and_its_own_page_are_answered(client):
+    for headers, status in (
+        ({"host": "evil.example:8080"}, 403),
+        *(({"host": host}, 200) for host in ("localhost", "127.0.0.1:80", "[::1]:8080")),
+        *(({"sec-fetch-site": site}, 403) for site in ("cross-site", "same-site")),
+        ({"sec-fetch-site": "same-origin"}, 200),
+    ):
+        assert client.get("/v1/topics", headers=headers).status_code == status, headers
 
 
 def test_bodies_are_bounded_in_time(index, monkeypatch):
@@ -249,50 +230,6 @@ def test_bodies_are_bounded_in_time(index, monkeypatch):
     with serving(index) as client:
         monkeypatch.setattr(calls, "_BODY_S", 0.0)
         assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
-
-
-@pytest.mark.parametrize("size", [1, 20 * calls._LEAST_BYTES_PER_S])
-def test_a_long_body_has_more_time(monkeypatch, size):
-    now_s = [0.0]
-    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    pieces = [b"x" * size, b"y", b"z"]
-
-    async def receive():
-        await asyncio.sleep(0.001)
-        now_s[0] += calls._BODY_S / 2 + 5
-        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
-
-    headers = [(b"content-type", wire.NDJSON.encode()), (b"content-length", b"%d" % (size + 2))]
-    request = Request({"type": "http", "method": "POST", "headers": headers}, receive)
-    if size > 1:
-        assert len(asyncio.run(body_of(request, 1 << 20, wire.NDJSON))) == size + 2
-    else:
-        with pytest.raises(Refused, match="too slowly"):
-            asyncio.run(body_of(request, 1 << 20, wire.NDJSON))
-
-
-def test_the_time_of_a_stream_is_that_of_its_lookups(monkeypatch):
-    """A client may take any time for the whole answer."""
-    now_s = [0.0]
-    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    allowance, config = Allowance(Caps(), PriceTable()), SimpleNamespace(prices=PriceTable())
-    served: Any = SimpleNamespace(lookups=SimpleNamespace(config=config))
-
-    def pages():
-        for number in range(3):
-            assert allowance.left_s() > 0
-            yield b"%d" % number
-
-    async def main():
-        with contextlib.closing(Calls(1, 1)) as pool:
-            response = await Handlers(served, pool, None).answer(None, allowance, pages, wire.NDJSON)
-            found = b""
-            async for piece in response.body_iterator:
-                found += piece
-                now_s[0] += 1000.0
-            return found
-
-    assert asyncio.run(main()) == b"012"
 
 
 class Held:
@@ -369,6 +306,8 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
             one.start()
         assert held.entered.wait(PATIENCE_S)
         until(lambda: "tiered_index_calls_waiting 3.0" in client.get("/metrics").text)
+        metrics = client.get("/metrics").text
+        assert "tiered_index_calls_running 1.0" in metrics and "tiered_index_http_requests_in_flight 5.0" in metrics
         got = client.get("/v1/query", params=QUERY)
         assert (got.status_code, got.headers["retry-after"]) == (503, "1")
         # the service still answers about its state
@@ -396,24 +335,6 @@ def test_an_answer_in_memory_waits_for_no_thread(index, monkeypatch):
         assert 'tiered_index_lookups_total{kind="query",place="local",status="truncated"} 1.0' in metrics
         held.go_on.set()
         first.join(PATIENCE_S)
-
-
-def test_bounds_are_the_lesser_of_the_requests_and_the_services():
-    caps, prices = Caps(limits=LookupLimits(5, 100, 10), max_cost_usd=1.0), PriceTable()
-    own = Allowance(caps, prices)
-    own.narrow(LookupLimits(3, 1000, 99), 0.5)
-    bounds = (own.limits.timeout_s, own.usage.max_requests, own.usage.max_bytes, own.usage.max_cost_usd)
-    assert bounds == (10, 3, 100, 0.5)
-    assert Allowance(caps, prices).usage.max_requests == 5
-
-
-def test_a_cost_bounds_requests():
-    allowance = Allowance(Caps(max_cost_usd=2.5 * 0.0004 / 1000), PriceTable())
-    for _ in range(2):
-        allowance.usage.begin(Call("get_range", "object", 1, 10))
-    with pytest.raises(BudgetExceeded, match="max_cost_usd"):
-        allowance.usage.begin(Call("get_range", "object", 1, 10))
-    assert allowance.usage.requests == 2
 
 
 def test_lookups_are_written_to_the_audit_log(index, tmp_path, made):
@@ -447,37 +368,28 @@ def test_an_audit_log_is_for_its_owner_and_group(index, tmp_path):
         os.umask(before)
 
 
-def test_an_audit_log_that_was_moved_away_is_begun_again(index, tmp_path):
+def test_an_audit_log_that_was_moved_away_or_could_not_be_written_is_begun_again(index, tmp_path):
     path, moved = tmp_path / "audit.ndjson", tmp_path / "audit.ndjson.1"
+
+    def keys(file):
+        return [json.loads(line)["key"] for line in file.read_text().splitlines()]
+
     with serving(index, audit=path) as client:
         client.get("/v1/query", params=QUERY | {"key": "before"})
         path.rename(moved)
         for _ in range(2):
             client.get("/v1/query", params=QUERY | {"key": "after"})
-        assert [json.loads(line)["key"] for line in moved.read_text().splitlines()] == ["before"]
-        assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["after"] * 2
-        # a folder that refuses files is reported, and later lines are written once it accepts them
-        path.unlink()
-        path.mkdir()
-        client.get("/v1/query", params=QUERY)
-        assert "the audit log can't be written" in client.get("/readyz").text
-        path.rmdir()
-        client.get("/v1/query", params=QUERY | {"key": "last"})
-        assert client.get("/readyz").status_code == 200
-    assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["last"]
-
-
-def test_an_audit_log_that_was_full_is_begun_again(index, tmp_path):
-    path = tmp_path / "audit.ndjson"
-    path.symlink_to("/dev/full")
-    with serving(index, audit=path) as client:
-        client.get("/v1/query", params=QUERY)
-        assert "the audit log can't be written" in client.get("/readyz").text
-        path.unlink()
-        for _ in range(2):
-            assert client.get("/v1/query", params=QUERY | {"key": "after"}).status_code == 200
-        assert client.get("/readyz").status_code == 200
-    assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["after"] * 2
+        assert (keys(moved), keys(path)) == (["before"], ["after"] * 2)
+        # a folder in its place, and a full disk
+        for make, remove in ((path.mkdir, path.rmdir), (lambda: path.symlink_to("/dev/full"), path.unlink)):
+            path.unlink()
+            make()
+            client.get("/v1/query", params=QUERY)
+            assert "the audit log can't be written" in client.get("/readyz").text
+            remove()
+            client.get("/v1/query", params=QUERY | {"key": "last"})
+            assert client.get("/readyz").status_code == 200
+            assert keys(path) == ["last"]
 
 
 def test_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_path, made):
@@ -515,17 +427,6 @@ def test_an_audit_log_that_hangs_delays_no_other_request(index, tmp_path, made, 
             assert other.get("/livez").status_code == 200
             assert not goes_on.is_set()
             goes_on.set()
-
-
-def test_it_says_why_it_is_not_ready(index):
-    behind = None
-    with serving(index, behind=lambda: behind) as client:
-        assert client.get("/readyz").status_code == 200
-        behind = "follow: it is 9 GB behind"
-        got = client.get("/readyz")
-        assert (got.status_code, got.headers["retry-after"], got.json()["reasons"]) == (503, "1", [behind])
-        assert got.json()["problems"] == [behind]
-        assert client.get("/livez").status_code == 200
 
 
 def test_probes_get_no_path(index, tmp_path, monkeypatch):

@@ -2,20 +2,15 @@
 
 import contextlib
 import errno
-import json
-import signal
 import threading
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, published, put_entries, serving
-from tests.server.test_serve_command import process_of
+from tests.server.conftest import PATIENCE_S, index_in, published, put_entries, serving
 from tests.support.disk_faults import FaultDisk
-from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
-from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
 from tiered_index._version import __version__
 from tiered_index.cli.main import run
@@ -211,37 +206,9 @@ def test_metrics_show_the_places_of_lookups_and_the_work_of_filters(tmp_path, mo
         assert found["tiered_index_lookup_storage_bytes_sum",] == found["tiered_index_lookup_bytes_total",] > 0
         (stored,) = (tmp_path / "storage").rglob("*.index")
         assert found["tiered_index_files", "storage"] == 1
+        assert found["tiered_index_build_info", __version__] == 1 and found["process_resident_memory_bytes",] > 0
         assert found["tiered_index_file_bytes", "storage"] == stored.stat().st_size
         assert not any(key in client.get("/metrics").text for key in ("order-4711", "nobody", "orders"))
-
-
-def test_metrics_show_running_requests_and_the_server(index, monkeypatch):
-    entered, go_on, query = threading.Semaphore(0), threading.Event(), IndexService.query
-
-    def held(self, *args, **more):
-        entered.release()
-        assert go_on.wait(PATIENCE_S)
-        return query(self, *args, **more)
-
-    def wait_until(client, *expected):
-        names = [(f"tiered_index_{name}",) for name in ("http_requests_in_flight", "calls_running", "calls_waiting")]
-        until(lambda: [*map(values(client).get, names)] == [*expected])
-
-    instead_of_query(monkeypatch, held)
-    with serving(index, threads=1, waiting=2) as client:
-        # the scrape itself is one request
-        wait_until(client, 1, 0, 0)
-        asking = [threading.Thread(target=client.get, args=("/v1/query",), kwargs={"params": KNOWN}) for _ in range(3)]
-        for one in asking:
-            one.start()
-        assert entered.acquire(timeout=PATIENCE_S)
-        wait_until(client, 4, 1, 2)
-        go_on.set()
-        for one in asking:
-            one.join(PATIENCE_S)
-        wait_until(client, 1, 0, 0)
-        assert values(client)["tiered_index_build_info", __version__] == 1
-        assert values(client)["process_resident_memory_bytes",] > 0
 
 
 def test_metrics_tell_how_a_writer_is(tmp_path):
@@ -289,40 +256,3 @@ def test_a_writer_that_has_not_read_its_log_has_no_log_number(tmp_path):
         storage.clear()
         index.run_lifecycle()
         assert values(client)["tiered_index_log_number",] > 0
-
-
-def test_rounds_that_fail_are_counted(tmp_path):
-    storage = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
-    settings = SETTINGS | {"background": True, "lifecycle_interval_s": 0.01}
-    with IndexService.open(root=tmp_path / "root", storage_backend=storage, **settings) as index:
-        put_entries(index)
-        storage.fail("*", times=None)
-        index.seal()
-        until(lambda: index.health()["failed_rounds"]["lifecycle"] and index.health()["steps"]["upload"]["errors"])
-        storage.clear()
-
-
-def test_a_follower_has_probes_and_metrics_and_a_log_for_programs(tmp_path):
-    with StoreWriter(tmp_path / "store") as writer:
-        for number in range(3):
-            writer.put("orders", 0, b"{}", keys=["k"], uniq_key=f"U{number}", store_ms=1_762_000_000_000 + number)
-        writer.flush()
-        place = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
-        watched = ("--follow", tmp_path / "store", "--port", 0, "--max-lag", 60, "--log-format", "json", "-v", "--json")
-        with process_of("serve", *place, *watched) as process:
-            url = json.loads(process.stdout.readline())["url"]
-            with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
-                until(lambda: client.get("/readyz").status_code == 200)
-                # a page counts messages after it has counted entries, and the test puts entries in between
-                counts = {"tiered_index_follow_messages_total": 3, "tiered_index_put_entries_total": 6}
-                until(lambda: all(values(client)[name,] >= count for name, count in counts.items()))
-                found = values(client)
-                assert {name: found[name,] for name in counts} == counts
-                assert found["tiered_index_follow_lost_ranges_total",] == 0
-                assert client.get("/livez", headers={"x-request-id": "probe-1"}).status_code == 200
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=PATIENCE_S)
-    lines = list(map(json.loads, errors.splitlines()))
-    (probe,) = [line for line in lines if line.get("request_id") == "probe-1"]
-    assert (probe["route"], probe["status"], probe["level"]) == ("/livez", 200, "INFO")
-    assert all(line["time"] and line["logger"].startswith("tiered_index") for line in lines)

@@ -20,7 +20,7 @@ from tiered_index.cli.main import run
 from tiered_index.cli.serving import Serving
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
-from tiered_index.rocketmq.remoting.frames import AccessKey, Command, RequestCode, signature
+from tiered_index.rocketmq.remoting.frames import Command, RequestCode, signature
 from tiered_index.server.remoting import read_keys
 
 SECRET = "0123456789abcdef"
@@ -140,10 +140,3 @@ def test_a_file_that_has_no_keys_is_refused_without_being_repeated(tmp_path, tex
     with pytest.raises(ConfigError) as caught:
         read_keys(tmp_path / "keys.json")
     assert "s3cret" not in str(caught.value)
-
-
-def test_keys_of_a_file(tmp_path):
-    (tmp_path / "keys.json").write_text('{"a": {"secret": "x"}, "b": {"secret": "y", "topics": ["order", "pay"]}}')
-    assert read_keys(tmp_path / "keys.json") == {"a": AccessKey("x"), "b": AccessKey("y", ("order", "pay"))}
-    with pytest.raises(ConfigError, match="can't be read"):
-        read_keys(tmp_path / "none.json")

@@ -151,18 +151,6 @@ def test_pages_without_repeated_entries_have_the_places_of_the_rest(indexed):
         assert once(page, set()).places == page.places
 
 
-def test_an_answer_in_a_notebook_shows_the_newest_rows(indexed):
-    with IndexReader.open(indexed["storage"]) as reader:
-        answer = reader.query("orders", "7", max_count=6)
-        assert all("logs/3.csv" in line for line in repr(answer).splitlines()[1:6])
-        assert repr(answer).splitlines()[1].split()[-2:] == ["byte", f"{answer.places[0].row:,}"]
-        html = answer._repr_html_()
-        assert "<th>file</th><th>row</th>" in html and "queue" not in html and html.count("<tr>") == 6
-        later = reader.query("orders", "7")
-    # the catalog can't be read any more
-    assert "queue" not in repr(answer) and len(repr(later).splitlines()) == 7
-
-
 def test_a_file_of_lookups_is_answered_with_files_and_rows(indexed, tmp_path):
     (tmp_path / "keys.csv").write_text("topic,key\norders,7\norders,none\n")
     asked = ("query", "--keys", tmp_path / "keys.csv", "--storage", indexed["storage"])

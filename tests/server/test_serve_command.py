@@ -1,9 +1,7 @@
 """`tiered-index serve` and `token` as commands: their output, refusals and ends."""
 
 import contextlib
-import errno
 import json
-import os
 import signal
 import socket
 import ssl
@@ -12,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -25,8 +22,6 @@ from tiered_index import IndexService
 from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
-from tiered_index.follow import Follower, Lag
-from tiered_index.server.tokens import add_token
 
 
 @contextlib.contextmanager
@@ -207,31 +202,6 @@ def test_unsafe_and_wrong_options_are_refused(storage, tmp_path, capsys):
             error = capsys.readouterr().err
             assert said in error
             assert ended.value.code == code, error
-
-
-def test_a_file_that_its_user_may_not_read_is_no_wrong_command_line(storage, tmp_path, monkeypatch, capsys):
-    file = tmp_path / "tokens.json"
-    add_token(file, "first", "read", None)
-    read = Path.read_bytes
-
-    def refuse(path):
-        if path == file:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return read(path)
-
-    # the test's user may read everything
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != file)
-    with pytest.raises(SystemExit) as ended:
-        run(["serve", "--storage", storage, "--port", "0", "--tokens", str(file)])
-    assert (ended.value.code, "can't be read: Permission denied" in capsys.readouterr().err) == (3, True)
-
-
-def test_a_lag_that_is_not_known_is_no_readiness():
-    for seconds, said in ((None, "is not known"), (61.0, "61 seconds"), (60.0, None)):
-        lag = Lag(1000, 100, seconds)
-        problems = Follower(None, SimpleNamespace(lag=lambda lag=lag: lag, unit="bytes")).problems(60.0)
-        assert problems == [] if said is None else said in problems[0]
 
 
 def test_without_the_extra_it_says_so_in_one_sentence(storage):

@@ -9,15 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.demo import processes
-from tests.demo.command import geometry_of, main
-from tests.demo.processes import ProcessFailed, ServedDemo
+from tests.demo.command import main
 from tests.demo.workload import Workload
 from tests.integration.cli.command_lines import TOP, clean_environment, run_here
 from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S
 from tests.support.hanging import until
-from tiered_index.cli.output import Output
 from tiered_index.client import IndexClient
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
@@ -63,11 +60,3 @@ def test_it_answers_until_it_is_ended_and_again_in_the_same_folder(tmp_path):
 def test_options_that_do_not_fit_are_refused():
     refused = run_here("--serve", "--storage", "memory://x", program=main)
     assert refused.code == 2 and "--storage" in refused.err
-
-
-@pytest.mark.long
-def test_a_broker_that_fails_ends_the_demo(monkeypatch, tmp_path):
-    monkeypatch.setattr(processes, "_MODULE", "tests.no_such_module")
-    demo = ServedDemo(tmp_path, MESSAGES, 1, geometry_of(MESSAGES), 0, 0)
-    with pytest.raises(ProcessFailed, match="the broker's process ended"):
-        demo.run(Output(as_json=True, quiet=True))

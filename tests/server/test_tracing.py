@@ -13,11 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.integration.cli.command_lines import clean_environment
 from tests.server.conftest import index_in, instead_of_query, published, serving
-from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader
 from tiered_index.cli.output import JsonFormatter
-from tiered_index.errors import StorageUnavailable
-from tiered_index.storage.opening import open_storage
 from tiered_index.tracing import request_id
 
 OURS = ("GET /v1/query", "tiered_index.query", "tiered_index.storage.get_range")
@@ -67,17 +64,6 @@ def test_a_request_that_fails_has_route_and_status(tmp_path, spans, monkeypatch)
     assert wrong.status.is_unset and not wrong.events
     assert (failed.name, failed.attributes["http.response.status_code"]) == ("GET /v1/topics", 500)
     assert not failed.status.is_ok and "ZeroDivisionError" in failed.events[0].attributes["exception.type"]
-
-
-def test_an_error_is_in_its_span(tmp_path, spans):
-    storage = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
-    with IndexService.open(root=tmp_path / "root", storage_backend=storage, slots=100, background=False) as index:
-        storage.fail("list", times=None)
-        with pytest.raises(StorageUnavailable):
-            list(index.storage.list("x"))
-        storage.clear()
-    (failed,) = [span for span in spans() if not span.status.is_ok and span.name == "tiered_index.storage.list"]
-    assert [event.name for event in failed.events] == ["exception"]
 
 
 def test_without_opentelemetry_nothing_of_it_is_loaded(tmp_path):

@@ -4,25 +4,24 @@ import contextlib
 import io
 import json
 import random
-import time
 from functools import partial
-from queue import SimpleQueue
 
 import pyarrow as pa
 import pytest
 
 from tests.server.conftest import DESCRIPTION, PATIENCE_S, index_in, put_entries, serving
 from tests.server.test_guard import bearer
+from tests.support.hanging import until
 from tests.support.memory import traced_memory
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BackPressure, InvalidArgument, WriterFenced
 from tiered_index.server import wire
 from tiered_index.server.entries import parsed
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Caps
-from tiered_index.server.stored import StoredHandlers
 from tiered_index.server.tokens import add_token
-from tiered_index.storage.pools import DaemonPool, NoThread
+from tiered_index.storage.opening import open_storage
 
 LINES = {"content-type": wire.NDJSON}
 ARROW = {"content-type": wire.ARROW}
@@ -147,15 +146,6 @@ def test_a_wrong_request_is_refused_whole(index):
         got = client.post("/v1/entries", content=lines(message(1)), headers=LINES, params={"source": "s"})
         assert (got.status_code, "belong together" in got.json()["detail"]) == (400, True)
     assert not index.query("orders", "k").items
-
-
-@pytest.mark.parametrize("kind", [pa.int8(), pa.uint32(), pa.uint64()], ids=str)
-def test_topics_of_a_dictionary_have_indices_of_any_type(index, kind):
-    topics = pa.DictionaryArray.from_arrays(pa.array([0, 1], kind), pa.array(["orders", "payments"]))
-    with serving(index) as client:
-        got = client.post("/v1/entries", content=arrow_of(TWO.set_column(0, "topic", topics)), headers=ARROW)
-        assert (got.status_code, got.json().get("entries")) == (200, 4), got.text
-    assert [item.offset for topic in ("orders", "payments") for item in index.query(topic, "k")] == [1, 2]
 
 
 def columns(count, **more):
@@ -301,46 +291,31 @@ def test_a_reader_takes_no_entries(index):
         assert len(client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}).json()["items"]) == 2
 
 
-def test_a_verification_is_a_job(index, monkeypatch):
-    put_entries(index)
-    index.seal()
-    index.run_lifecycle()
-    waiting = SimpleQueue()
-    with serving(index) as client:
-        monkeypatch.setattr(StoredHandlers, "_run", lambda self, *given: waiting.put((self, given)))
+def test_a_verification_is_a_job(tmp_path):
+    storage = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
+
+    def ended(client, begun):
+        until(lambda: client.get(begun.headers["location"]).json()["state"] == "done")
+        return client.get(begun.headers["location"]).json()
+
+    with index_in(tmp_path, storage_backend=storage) as index, serving(index) as client:
+        put_entries(index)
+        index.seal()
+        index.run_lifecycle()
+        hang = storage.hang("list")
         begun = client.post("/v1/verify", json={"deep": True})
         assert (begun.status_code, begun.json()["state"]) == (202, "running")
+        assert hang.entered.wait(PATIENCE_S)
         assert client.post("/v1/verify", json={}).status_code == 409
-        monkeypatch.undo()
-        jobs, given = waiting.get(timeout=PATIENCE_S)
-        jobs._run(*given)
-        done = client.get(begun.headers["location"]).json()
-        assert (done["state"], done["report"]["status"], done["doing"]) == ("done", "ok", "objects")
-        assert done["report"]["checked"]["objects"] == 1
-        (stored,) = (index.config.root.parent / "storage").rglob("*.index")
+        hang.release.set()
+        done = ended(client, begun)
+        assert (done["report"]["status"], done["doing"], done["report"]["checked"]["objects"]) == ("ok", "objects", 1)
+        (stored,) = (tmp_path / "storage").rglob("*.index")
         stored.write_bytes(b"x" * stored.stat().st_size)
-        job = jobs._begin("r", deep=True)
-        jobs._pool.close(time.monotonic() + PATIENCE_S)
-        found = client.get(f"/v1/verify/{job.id}").json()
+        found = ended(client, client.post("/v1/verify", json={"deep": True}))
         assert found["report"]["findings"]
         # files are named, and their folder stays here
-        assert str(index.config.root.parent) not in json.dumps(found)
-
-
-def test_a_verification_that_no_thread_can_begin_blocks_no_later_one(index, monkeypatch):
-    submit = DaemonPool.submit
-
-    def without_thread(pool, call, *given):
-        if getattr(call, "__func__", None) is StoredHandlers._run:
-            raise NoThread("no thread")
-        return submit(pool, call, *given)
-
-    with serving(index) as client:
-        monkeypatch.setattr(DaemonPool, "submit", without_thread)
-        for _ in range(2):
-            assert client.post("/v1/verify", json={}).status_code == 502
-        monkeypatch.undo()
-        assert client.post("/v1/verify", json={}).status_code == 202
+        assert str(tmp_path) not in json.dumps(found)
 
 
 def test_short_lines_are_not_held_all_at_once():

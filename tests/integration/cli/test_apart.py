@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.store_writer import StoreWriter
-from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.classic import Geometry
-from tiered_index.rocketmq.log.store import check_apart
 
 
 @pytest.fixture
@@ -47,13 +44,3 @@ def test_places_beside_the_store_are_taken(in_process, tmp_path: Path, store: Pa
     where = ("--root", tmp_path / "broker" / "store-index", "--storage", f"file://{tmp_path}/broker/objects")
     assert in_process("ingest", store, *where, "--quiet", "--set", "slots=50", "--set", "items=2000") == 0
     assert contents(store) == before
-
-
-def test_parts_of_a_store_on_other_disks(tmp_path: Path) -> None:
-    (tmp_path / "disk" / "log").mkdir(parents=True)
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "commitlog").symlink_to(tmp_path / "disk" / "log")
-    with pytest.raises(ConfigError, match="disk/log"):
-        check_apart(IndexConfig(root=tmp_path / "disk" / "log" / "root", storage="memory://x"), tmp_path / "store")
-    check_apart(IndexConfig(root=tmp_path / "disk" / "root", storage="memory://x"), tmp_path / "store")
-    check_apart(IndexConfig(root=None, storage=None), tmp_path / "store")

@@ -58,13 +58,12 @@ def test_query_takes_a_range_and_pages(run_here, original):
     assert (altered.code, altered.error["type"]) == (2, "InvalidCursor")
 
 
-@pytest.mark.parametrize("page", [1, 2, 1000])
-def test_all_answers_an_identity_that_was_put_with_two_times_once(run_here, tmp_path, page):
+def test_all_answers_an_identity_that_was_put_with_two_times_once(run_here, tmp_path):
     with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/store", slots=7, items=50) as index:
         for second in (0, 50):
             for offset in range(3):
                 index.put("t", 0, "k", offset, 10, BEGIN_MS + (second + offset) * 1000)
-    where = ["query", "t", "k", "--root", tmp_path / "root", "--all", "--max", page]
+    where = ["query", "t", "k", "--root", tmp_path / "root", "--all", "--max", 2]
     records = run_here(*where, "--json").records
     assert [record["offset"] for record in records[:-1]] == [2, 1, 0]
     assert records[-1]["count"] == 3
@@ -78,7 +77,6 @@ def test_all_answers_an_identity_that_was_put_with_two_times_once(run_here, tmp_
         ("nothing-like-it", (), ["no file that was read has topic 'nothing-like-it'"]),
         ("orders", ("--begin", "2024-01-01"), ["the index has entries from 2023-11-14T22:13:20Z to "]),
         ("orders", ("--end", "1700000000"), ["the index has entries from ", f"the range ends at {SECONDS}"]),
-        ("orderz", ("--end", "1700000000"), ["the index has", "the range"]),
         ("orders", ("--end", "86400"), ["the index has entries from ", "the range ends at 1970-01-01T00:01:26"]),
         ("orders", ("--begin", "2023-11-14", "--end", "2023-11-14"), []),
         ("orders", ("--begin", "2023-11-14T22:13:20Z"), []),
@@ -91,16 +89,6 @@ def test_nothing_found_is_explained(run_here, original, topic, range_, hints):
     assert [line.startswith(hint) for line, hint in zip(lines, hints, strict=True)] == [True] * len(hints)
     assert run_here(*where, "--json").document["hints"] == lines
     assert run_here(*where, "--json", "--all").records[-1]["hints"] == lines
-
-
-@pytest.mark.parametrize("key", ["own-7", "nobody"])
-def test_seconds_for_milliseconds_are_asked_about_whatever_is_found(run_here, original, key):
-    where = ("query", "orders", key, "--root", original.root)
-    asked = f"the range begins at {SECONDS}"
-    assert asked in run_here(*where, "--begin", "1700000000").out.splitlines()
-    assert run_here(*where, "--begin", "1700000000", "--json").document["hints"] == [asked]
-    for begin in ("0", "2023-11-14"):
-        assert run_here(*where, "--begin", begin, "--json").document["hints"] == []
 
 
 @pytest.mark.parametrize(
@@ -137,30 +125,6 @@ def test_a_flag_is_named_only_if_it_was_typed(run_here, original, tmp_path):
     outcome = run_here("query", "t", "k", "--storage", tmp_path)
     assert outcome.err.startswith("tiered-index: --storage: not a storage URI")
     assert outcome.err.endswith(f"did you mean {tmp_path.as_uri()}?\n")
-
-
-def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, original, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.spark.reading.spark_of", None)
-    keys = tmp_path / "keys.csv"
-    keys.write_text("topic,key\n")
-    (tmp_path / "mixed").mkdir()
-    (tmp_path / "mixed" / "a.csv").touch()
-    (tmp_path / "mixed" / "b.parquet").touch()
-    empty = (tmp_path / "empty").as_uri()
-    for arguments, said in {
-        ("--keys", "none", "--out", tmp_path): "already: answers are written to a",
-        ("--keys", "none", "--out", original.uri): "already: answers are written to a",
-        ("--keys", tmp_path / "none.csv"): "none.csv: no such file or folder",
-        ("--keys", tmp_path / "mixed"): "files are all parquet (.parquet) or all ndjson",
-        ("--keys", keys, "--begin", 2, "--end", 1): "--begin 1970-01-01T00:00:00.002Z is after --end",
-        ("--keys", keys, "--max", 2**31): "--max is a whole number from 1 on",
-        ("--keys", keys, "--messages", tmp_path): "messages are found by places in a commit log",
-        ("--keys", keys, "--storage", empty): "holds no tiered index",
-    }.items():
-        given = [] if "--storage" in arguments else ["--storage", original.uri]
-        given += [] if "--out" in arguments else ["--out", tmp_path / "answers"]
-        outcome = run_here("spark", "lookup", *arguments, *given)
-        assert (outcome.code, outcome.err.count("\n")) == (2, 1) and said in outcome.err
 
 
 def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_here, damaged):
@@ -205,28 +169,6 @@ def test_files_is_partial_if_one_cannot_be_read(run_here, damaged):
     assert re.search(f"{path.stem} +unsealed, damaged ", run_here("files", "--root", damaged.root).out)
 
 
-def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here, damaged):
-    damaged.store.rename(damaged.store.with_name("away"))
-    outcome = run_here("files", "--root", damaged.root)
-    assert outcome.code == 6
-    assert "damaged" not in outcome.out
-    assert re.search(r"log +storage, not read .*is it mounted\?", outcome.out)
-
-
-def test_a_damaged_local_copy_is_skipped_if_the_storage_has_the_file(run_here, damaged):
-    for path in damaged.files("uploaded")[::2]:
-        path.write_bytes(path.read_bytes()[:100])
-    for path in damaged.files("uploaded")[1::2]:
-        data = bytearray(path.read_bytes())
-        for position in range(28 + 8 * 64, len(data) // 2, 32):
-            data[position] ^= 1
-        path.write_bytes(data)
-    outcome = run_here("query", "orders", "k7", "--root", damaged.root, "--json", "--max", 1000)
-    assert outcome.code == 0, outcome.err
-    assert offsets(outcome.document) == expected_offsets("orders", "k7")
-    assert outcome.document["explain"]["bytes"] > 0
-
-
 def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
     path = original.files("uploaded")[0]
     by_path = run_here("inspect", path, "--json").document
@@ -241,9 +183,8 @@ def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
     files = run_here("files", "--root", original.root, "--json").document["files"]
     (name,) = [file["object"] for file in files if file["file_id"] == path.stem]
     by_object = run_here("inspect", name, "--storage", original.uri, "--json").document
-    for short in (path.stem, path.stem[-8:]):
-        assert run_here("inspect", short, "--root", original.root, "--json").document == by_id
-        assert run_here("inspect", short, "--storage", original.uri, "--json").document == by_object
+    assert run_here("inspect", path.stem[-8:], "--root", original.root, "--json").document == by_id
+    assert run_here("inspect", path.stem[-8:], "--storage", original.uri, "--json").document == by_object
     assert by_object == by_path | {"file": name}
     assert "longest slot items" in run_here("inspect", path).out
     missing = run_here("inspect", "nowhere", "--json")
@@ -364,14 +305,32 @@ def test_recover_begins_a_lost_root_again_but_creates_no_index(run_here, damaged
     assert not (tmp_path / "nothing").exists()
 
 
-def test_settings_come_from_the_environment(run_here, original):
-    outcome = run_here("query", "orders", "own-7", "--json", environment={"TIERED_INDEX_ROOT": str(original.root)})
-    assert offsets(outcome.document) == [7]
-    assert run_here("files", environment={"TIERED_INDEX_RUT": "x"}).code == 2
-
-
 @pytest.mark.parametrize("command", [("query", "orders", "k1"), ("topics",), ("files",)])
 def test_a_command_without_an_index_names_its_options(run_here, command):
     refused = run_here(*command)
     assert (refused.code, refused.out) == (2, "")
     assert "no index is given: pass --storage URI, --root DIR, or both" in refused.err
+
+
+def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, original, tmp_path, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.spark.reading.spark_of", None)
+    keys = tmp_path / "keys.csv"
+    keys.write_text("topic,key\n")
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / "a.csv").touch()
+    (tmp_path / "mixed" / "b.parquet").touch()
+    empty = (tmp_path / "empty").as_uri()
+    for arguments, said in {
+        ("--keys", "none", "--out", tmp_path): "already: answers are written to a",
+        ("--keys", "none", "--out", original.uri): "already: answers are written to a",
+        ("--keys", tmp_path / "none.csv"): "none.csv: no such file or folder",
+        ("--keys", tmp_path / "mixed"): "files are all parquet (.parquet) or all ndjson",
+        ("--keys", keys, "--begin", 2, "--end", 1): "--begin 1970-01-01T00:00:00.002Z is after --end",
+        ("--keys", keys, "--max", 2**31): "--max is a whole number from 1 on",
+        ("--keys", keys, "--messages", tmp_path): "messages are found by places in a commit log",
+        ("--keys", keys, "--storage", empty): "holds no tiered index",
+    }.items():
+        given = [] if "--storage" in arguments else ["--storage", original.uri]
+        given += [] if "--out" in arguments else ["--out", tmp_path / "answers"]
+        outcome = run_here("spark", "lookup", *arguments, *given)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1) and said in outcome.err

@@ -125,33 +125,6 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
     assert offsets(target) == [1]
 
 
-def test_a_standby_that_deletes_nothing_is_up_to_date(run_here, put, tmp_path, monkeypatch):
-    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
-    put(1, source)
-    swept, rounds = [], []
-
-    def refused(copier, grace_s):
-        swept.append(grace_s)
-        raise StorageMisconfigured("no permission to delete")
-
-    class Ending(copying.Ending):
-        """Ends the command after its third round."""
-
-        def __enter__(self):
-            super().__enter__()
-            self.event.wait = lambda _: rounds.append(1) or (len(rounds) == 3 and self.event.set())
-            return self
-
-    monkeypatch.setattr(copying.Copier, "sweep", refused)
-    monkeypatch.setattr(copying, "Ending", Ending)
-    done = run_here("copy", "--from", source, "--to", target, "--follow", "--json")
-    documents = [json.loads(line) for line in done.out.splitlines()]
-    assert [one["status"] for one in documents] == ["failed", "following", "following", "stopped"]
-    assert documents[0]["source_number"] == documents[1]["source_number"]
-    assert documents[0]["lag_s"] < 60
-    assert len(swept) == 1
-
-
 def test_a_run_by_a_timer_deletes_what_the_copy_no_longer_names_if_it_brings_something_new(
     run_here, put, tmp_path, monkeypatch
 ):
@@ -206,21 +179,3 @@ def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
     assert [record["status"] for record in records] == ["following"] * (len(records) - 1) + ["stopped"]
     assert sum(record["sent"] for record in records[:-1]) == 2
     assert all(record["lag_s"] >= 0 for record in records)
-
-
-def test_a_long_interval_is_no_error(run_here, put, tmp_path, monkeypatch):
-    """No wait of a thread may be longer than 292 years."""
-    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
-    put(1, source)
-
-    class Ending(copying.Ending):
-        """Ends the command in its first wait."""
-
-        def __enter__(self):
-            threading.Timer(1.0, self.event.set).start()
-            return super().__enter__()
-
-    monkeypatch.setattr(copying, "Ending", Ending)
-    done = run_here("copy", "--from", source, "--to", target, "--follow", "--interval", "200000d", "--json")
-    assert done.code == 0, done.err
-    assert offsets(target) == [1]

@@ -59,13 +59,6 @@ def test_the_cache_of_a_given_root_drops_erased_entries(run_here, store, tmp_pat
     assert not list(cache.rglob("*.trailer")) and not list(cache.rglob("*.filter"))
 
 
-def test_progress_is_a_share_of_each_step(run_here, store, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0)
-    said = run_here("erase", "--topic", "orders", "--storage", store, "--now", "--yes").err.splitlines()
-    assert said[0] == "erasing: 100 %, 1 of 1 objects read"
-    assert "erasing: 100 %, 40 of 40 entries rewritten" in said
-
-
 def test_a_queue_needs_a_moment_and_is_no_key(run_here, store):
     asked = ("erase", "--topic", "orders", "--storage", store)
     assert run_here(*asked, "--queue", "1").code == 2
@@ -120,12 +113,6 @@ def test_a_key_that_is_stored_by_another_spelling_is_matched(run_here, tmp_path)
         done = run_here(*asked, *keys, "--json")
         assert (done.code, done.document["unmatched_keys"]) == (len(lacking), lacking), done.err
     assert run_here(*asked, "--yes").code == 0
-
-
-def test_a_bound_in_seconds_is_asked_about(run_here, store):
-    outcome = run_here("erase", "--topic", "orders", "--before", "1700000000", "--storage", store)
-    assert outcome.code == 1, outcome.err
-    assert "the erased range ends at 1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 sec" in outcome.err
 
 
 @pytest.mark.parametrize("before", ["9999-12-31T23:59:59.999Z", "1700000000000000"])

@@ -157,15 +157,7 @@ def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
     assert not (tmp_path / "-").exists()
 
 
-def test_an_export_is_a_stream_of_arrow(original):
-    with IndexService.open(root=original.root, background=False) as index, duckdb.connect() as database:
-        export = index.export("orders")
-        database.register("entries", pa.RecordBatchReader.from_stream(export))
-        (count,) = database.sql("SELECT count(*) FROM entries").fetchone()
-        assert count == export.entries == 2 * sum(message(n)["topic"] == "orders" for n in range(MESSAGES))
-
-
-@pytest.mark.parametrize("form", ["parquet", "arrow", "ndjson"])
+@pytest.mark.parametrize("form", ["parquet", "ndjson"])
 def test_columns_of_the_indexs_own(tmp_path, run_here, form):
     where = {"root": tmp_path / "one", "storage": f"file://{tmp_path}/s1", "item_type": TaggedItem, "slots": 16}
     with IndexService.open(**where, items=500, background=False) as index:
@@ -188,30 +180,6 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
         # one of its weights is not a number
         assert repr(items) == repr(first)
         assert index.schema.name == "TaggedItem"
-
-
-@pytest.mark.parametrize("rule", ["abs", "mask"])
-def test_the_hash_rule_is_exported_with_the_entries(tmp_path, run_here, original, rule):
-    made = ("--root", tmp_path / "one", "--storage", f"file://{tmp_path}/s1", *GEOMETRY)
-    done(run_here("ingest", original.source, *made, "--preset", "rocketmq", "--hash", rule, "--json"))
-    for form in ("parquet", "ndjson"):
-        line = ("export", "--root", tmp_path / "one", "--out", tmp_path / form, "--format", form, "--json")
-        told = done(run_here(*line))
-        assert told["hash"] == rule
-        where = ("--root", tmp_path / f"to-{form}", "--storage", f"file://{tmp_path}/s-{form}", *GEOMETRY, "--json")
-        said = ("--preset", "rocketmq", "--hash", rule) if form == "ndjson" else ()
-        if said:
-            assert "does not state" in run_here("ingest", tmp_path / form, *where, *said[:2]).error["message"]
-        else:
-            assert run_here("ingest", tmp_path / form, *where, "--hash", rule).code == 2
-        assert done(run_here("ingest", tmp_path / form, *where, *said))["checksum"] == told["checksum"]
-        for key in ("k1", "k2", "own-77", "own-78"):
-            found = done(run_here("query", message(77)["topic"], key, "--root", where[1], "--max", 99, "--json"))
-            wanted = expected_offsets(message(77)["topic"], key)
-            assert [item["offset"] for item in found["items"]] == wanted
-    # the root knows its preset, but the rule is that of the file
-    refused = run_here("ingest", tmp_path / "ndjson", *where[:4], "--hash", rule, "--json")
-    assert refused.code == 2 and "--preset rocketmq" in refused.error["message"]
 
 
 def test_rocketmqs_files(exported, run_here, tmp_path):
@@ -352,14 +320,6 @@ def test_an_export_to_stdout_that_fails_has_no_end(damaged):
     assert failed.returncode == 4, failed.stderr
     # the mark is at the begin and at the end of a whole file
     assert failed.stdout.count(b"PAR1") < 2
-
-
-def test_du_says_that_it_counts_the_files_of_the_root_alone(run_here, damaged, tmp_path):
-    assert "not_asked" not in done(run_here("du", "--root", damaged.root, "--json"))
-    damaged.store.rename(tmp_path / "lost")
-    told = done(run_here("du", "--root", damaged.root, "--json"))
-    assert "is it mounted?" in told["not_asked"]
-    assert "the storage could not be read" in run_here("du", "--root", damaged.root).out
 
 
 def test_messages_with_a_column_that_is_called_key_hash_are_messages(run_here, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.cli.followers import LIMIT_S, SMALL, starting, wait_until
 from tests.rocketmq.followed import SEGMENT, check, cut_log, scan
-from tests.rocketmq.messages import full, joined, log, write_log
+from tests.rocketmq.messages import NOW_MS, full, joined, log, write_log
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure
@@ -164,23 +164,6 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
         assert len(reader.query("orders", "own-1004")) == 1
 
 
-@pytest.mark.parametrize("options", [("--skip-missing",), ("--skip-missing", "--follow")])
-def test_an_empty_mount_point_is_unavailable_and_the_position_stays(run_here, tmp_path, small_index, options):
-    store, mount = tmp_path / "store", tmp_path / "store" / "commitlog"
-    write(store, 0, 100)
-    position = run_here("ingest", store, *small_index).document["position"]
-    mount.rename(tmp_path / "disk")
-    mount.mkdir()
-    done = run_here("ingest", store, *small_index, *options)
-    assert (done.code, done.error["type"]) == (3, "StorageUnavailable")
-    assert f"{mount} has no segment, and was read up to offset {position}" in done.error["message"]
-    assert "missing:" not in done.err and "rewritten:" not in done.err
-    mount.rmdir()
-    (tmp_path / "disk").rename(mount)
-    again = run_here("ingest", store, *small_index).document
-    assert (again["resumed_from"], again["messages"], again["losses"]) == (position, 0, [])
-
-
 @pytest.mark.parametrize("skip", [True, False])
 def test_a_closed_segment_that_was_cut_short_is_a_loss_of_its_own(run_here, tmp_path, small_index, skip):
     size = 1_000
@@ -197,13 +180,6 @@ def test_a_closed_segment_that_was_cut_short_is_a_loss_of_its_own(run_here, tmp_
     assert (done.document["archived_segments"], done.document["messages"]) == (2, 11)
     (cut,) = [loss for loss in done.document["losses"] if "not archived" in loss["problem"]]
     assert (cut["kind"], cut["begin"], cut["end"]) == ("corrupt", size, 2 * size)
-
-
-def test_a_store_may_be_given_as_a_uri(run_here, tmp_path, small_index):
-    write(tmp_path / "store", 0, 30)
-    first = run_here("ingest", f"file://{tmp_path / 'store'}", *small_index).document
-    again = run_here("ingest", tmp_path / "store", *small_index).document
-    assert (first["messages"], again["messages"], again["source"]) == (30, 0, first["source"])
 
 
 @pytest.mark.parametrize(
@@ -241,3 +217,49 @@ def test_a_wait_for_room_ends_when_the_command_is_to_end():
         put({}, "source", 1)
     with pytest.raises(BackPressure):
         PatientPut(NoRoom(), 0.0)({}, "source", 1)
+
+
+def damage(folder, offset):
+    with open(folder / "commitlog" / ("0" * 20), "r+b") as handle:
+        handle.seek(offset + 100)
+        handle.write(b"ZZZ")
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_damage_before_older_messages_is_an_error_or_a_loss(run_here, tmp_path, small_index, store, skip):
+    folder, offsets = store
+    damage(folder, offsets[15])
+    done = run_here("ingest", folder, *small_index, *(["--skip-corrupt"] if skip else []))
+    if not skip:
+        assert (done.code, done.error["type"], done.error["offset"]) == (4, "CorruptFile", offsets[15])
+        return
+    assert done.code == 0, done.err
+    (loss,) = done.document["losses"]
+    assert (loss["kind"], loss["begin"], loss["end"]) == ("corrupt", offsets[15], offsets[16])
+    assert (done.document["messages"], done.document["lag"]["bytes"]) == (59, 0)
+    with IndexReader.open(root=tmp_path / "root") as reader:
+        assert [n for n in range(60) if not reader.query("t", f"k{n}").items] == [15]
+
+
+def test_half_a_message_before_other_bytes_is_the_end_as_ever(run_here, small_index, store):
+    """A crash leaves this after the broker had cut its log: the later bytes don't begin where the half message would
+    end.
+    """
+    folder, offsets = store
+    with StoreWriter(folder, segment_bytes=1 << 16, cut=offsets[15]) as writer:
+        last = writer.put("t", 0, b"n" * 77, keys=["new"], store_ms=NOW_MS + 90_000).offset
+    (folder / "abort").touch()
+    damage(folder, last)
+    done = run_here("ingest", folder, *small_index, "--skip-corrupt")
+    assert (done.code, done.document["position"], done.document["losses"]) == (0, last, [])
+    assert (done.document["torn"]["begin"], done.document["torn"]["what"]) == (last, "half a message")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of a broker that died, whose clock was set back an hour after message 19, and its messages' offsets."""
+    with StoreWriter(tmp_path / "store", segment_bytes=1 << 16) as writer:
+        times = [NOW_MS + 1_000 * n if n < 20 else NOW_MS - 3_600_000 + n for n in range(60)]
+        puts = [writer.put("t", 0, b"b" * 50, keys=[f"k{n}"], store_ms=store_ms) for n, store_ms in enumerate(times)]
+    (tmp_path / "store" / "abort").touch()
+    return tmp_path / "store", [put.offset for put in puts]

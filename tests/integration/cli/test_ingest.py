@@ -17,7 +17,6 @@ import pytest
 from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.conftest import BEGIN_MS, Made, expected_offsets, message, write_source
 from tests.support.storage_faults import FaultStorage
-from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, config
 
 SMALL = ("--slots", 32, "--items", 400)
@@ -235,14 +234,6 @@ def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, mad
     assert run_here("ingest", path, *again, *where).document["resumed_from"] == path.stat().st_size
     path.write_text(path.read_text().replace("A-1", "A-2"))
     assert "--restart" in run_here("ingest", path, "--column", "key=order_id", "--constant", "topic=new", *where).err
-
-
-def test_a_pipe_by_its_name_is_refused_at_once(run_here, made):
-    made.folder.mkdir(exist_ok=True)
-    pipe = made.folder / "messages.ndjson"
-    os.mkfifo(pipe)
-    done = run_here("ingest", pipe, "--root", made.root, "--storage", made.uri, *SMALL)
-    assert done.code == 2 and f"{pipe} is a pipe or a device" in done.err and f"- and < {pipe}" in done.err
 
 
 @pytest.mark.parametrize("options", [(), ("--follow",), ("--archive-segments",), ("--key", "key")])
@@ -513,16 +504,6 @@ def test_entries_older_than_the_retention_are_counted(run_here, made):
     assert later.code == 0 and "retention" not in later.out
 
 
-def test_entries_of_a_store_older_than_the_retention_are_counted(run_here, tmp_path):
-    with StoreWriter(tmp_path / "store", segment_bytes=4_096) as writer:
-        for number in range(20):
-            store_ms = BEGIN_MS if number < 10 else time.time_ns() // 10**6
-            writer.put(("orders", "payments")[number % 2], 0, b"b", keys=f"k{number}", store_ms=store_ms)
-    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", *SMALL)
-    done = run_here("ingest", tmp_path / "store", *where, "--set", "retention.topics.ord*=30d", "--json")
-    assert (done.document["entries"], done.document["expired"]) == (20, 5)
-
-
 def test_row_numbers_of_a_second_file_need_a_queue_of_their_own(run_here, tmp_path):
     """They would hide entries of the first file. A file that moved, or has other queues, has no such entries."""
     first, second, moved = (tmp_path / name for name in ("first.csv", "second.csv", "moved.csv"))
@@ -540,3 +521,11 @@ def test_row_numbers_of_a_second_file_need_a_queue_of_their_own(run_here, tmp_pa
     assert run_here("ingest", second, "--constant", "queue_id=1", *where).code == 0
     items = run_here("query", "orders", "a", "--root", tmp_path / "root", "--json").document["items"]
     assert [(item["queue_id"], item["offset"]) for item in items] == [(1, 0), (0, 0)]
+
+
+def test_a_pipe_by_its_name_is_refused_at_once(run_here, made):
+    made.folder.mkdir(exist_ok=True)
+    pipe = made.folder / "messages.ndjson"
+    os.mkfifo(pipe)
+    done = run_here("ingest", pipe, "--root", made.root, "--storage", made.uri, *SMALL)
+    assert done.code == 2 and f"{pipe} is a pipe or a device" in done.err and f"- and < {pipe}" in done.err

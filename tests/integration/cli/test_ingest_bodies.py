@@ -30,16 +30,6 @@ def found(root):
         return [n for n in range(100) if len(reader.query("orders", f"own-{n}"))]
 
 
-@pytest.mark.parametrize("options", [(), ("--follow",)])
-def test_a_body_that_contradicts_its_crc_stops_before_it(run_here, tmp_path, small_index, store, options):
-    writer, bad, segment = store
-    done = run_here("ingest", writer.root, *small_index, *options)
-    assert (done.code, done.error["type"]) == (4, "CorruptFile")
-    assert (done.error["file"], done.error["offset"]) == (str(segment), bad.offset % SEGMENT)
-    assert "the body contradicts its CRC" in done.error["message"]
-    assert found(tmp_path / "root") == list(range(BAD))
-
-
 def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, small_index, store):
     writer, bad, _ = store
     skipped = run_here("ingest", writer.root, *small_index, "--skip-corrupt")

@@ -187,11 +187,6 @@ def test_topics_that_no_file_has_are_reported_beside_the_found_entries(run_here,
     assert "no file that was read" not in run_here(*where, "--begin", 1000).out
 
 
-def test_a_service_is_asked_from_python(run_here, keys):
-    done = run_here("query", "--keys", keys("csv"), "--url", "http://localhost:1", "--json")
-    assert done.code == 2 and "IndexClient.query_many" in done.error["message"]
-
-
 @pytest.mark.parametrize(("begin", "end"), [(1_700_000_000, None), (BASE_MS, 1_700_000_000), (0, 1_700_000_000)])
 def test_seconds_in_a_row_are_asked_about(run_here, cluster, keys, begin, end):
     rows = [("t", "k1", 0, None), ("t", "k1", None, BASE_MS), ("t", "k2", min(begin, end or begin), end)]
@@ -201,12 +196,6 @@ def test_seconds_in_a_row_are_asked_about(run_here, cluster, keys, begin, end):
     assert hint.endswith("did you mean milliseconds? 1700000000 seconds are 1700000000000")
     *_, last = run_here(*where, keys("ndjson", rows[:2])).records
     assert last["hints"] == []
-
-
-def test_all_entries_of_a_key_are_more_than_a_page(run_here, cluster, keys):
-    asked = ("query", "--keys", keys("csv"), "--storage", cluster.uris[0], "--max", 1, "--json")
-    assert run_here(*asked).records[-1]["statuses"]["truncated"] == 2
-    assert run_here(*asked, "--all").records[-1]["statuses"] == {"complete": 3}
 
 
 def test_entries_of_files_have_a_file_and_row_and_no_fields_of_messages(run_here, keys, tmp_path):

@@ -16,7 +16,6 @@ from tests.rocketmq.messages import full, joined, log, write_log
 from tests.server.conftest import serving
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
-from tiered_index.clock import SystemClock
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.rocketmq.log.message import Message
@@ -183,23 +182,6 @@ def test_limits_are_of_index_and_messages_together(run_here, made, every):
     assert "not read: segments/" in text.err
 
 
-def test_a_message_by_its_id_within_limits(run_here, made):
-    first = made.messages[0]
-    by_place = ("message", first.offset_msg_id, "--storage", made.uri)
-    by_key = ("message", first.uniq_key, "--topic", first.topic, "--storage", made.uri)
-    assert run_here(*by_place, "--max-requests", 2).code == 0
-    assert run_here(*by_key, "--max-requests", 20, "--timeout", 1000).code == 0
-    for line in (by_place, by_key):
-        for flags in (("--max-requests", 0), ("--max-bytes", 10), ("--timeout", 1e-9)):
-            done = run_here(*line, *flags, "--json")
-            told = (done.code, done.document["status"], done.document["error"])
-            assert told == (6, "partial", done.error), (line, flags)
-            assert done.error["type"] == "BudgetExceeded"
-            assert all(one["message"] is None for one in done.document["messages"])
-        assert run_here(*line, "--max-requests", 0).code == 6
-        assert run_here(*line, "--max-requests", -1).code == 2
-
-
 def test_a_message_by_its_offset_in_a_queue(run_here, made):
     def ask(queue_id, offset, *more, topic=TOPIC):
         place = ("--topic", topic, "--queue-id", queue_id, "--offset", offset, "--store", made.store)
@@ -294,8 +276,7 @@ def test_a_tag_is_looked_up_through_a_service_as_in_the_index(run_here, tmp_path
             assert "an index has tags only with `ingest --index-tags`" in nothing.err
 
 
-@pytest.mark.parametrize("command", ["message", "query"])
-def test_people_see_a_page_of_a_large_value(run_here, tmp_path, command):
+def test_people_see_a_page_of_a_large_value(run_here, tmp_path):
     """The rest is counted in bytes. --raw prints it, and --json always has it."""
     bodies = {"long": "é" * 5_000, "lines": "x\n" * 80, "blob": bytes(3_000), "small": "y" * 4_000}
     with StoreWriter(tmp_path / "store") as store:
@@ -306,8 +287,6 @@ def test_people_see_a_page_of_a_large_value(run_here, tmp_path, command):
     assert run_here("ingest", tmp_path / "store", *where, "--slots", 97, "--items", 500).code == 0
 
     def shown(name, *options):
-        if command == "query":
-            return run_here("query", "orders", name, *where, "--messages", "--store", tmp_path / "store", *options).out
         place = ("--queue-id", 0, "--offset", list(bodies).index(name))
         return run_here("message", "--topic", "orders", *place, "--store", tmp_path / "store", *options).out
 
@@ -341,34 +320,6 @@ def test_invalid_arguments_are_bad_usage(in_process, made, tmp_path):
     assert in_process("message", "00" * 16, "--topic", TOPIC, "--queue-id", "0", "--store", str(made.store)) == 2
     assert in_process("message", "key", "--topic", "t", "--store", str(made.store)) == 2
     assert in_process("message", "00" * 16, "--storage", f"file://{tmp_path}/nothing") == 2
-
-
-def test_verify_knows_archived_segments(run_here, made):
-    for deep in ((), ("--deep",)):
-        done = run_here("verify", "--root", made.folder / "root", "--json", *deep)
-        assert (done.code, done.document["status"], done.document["findings"]) == (0, "ok", [])
-        assert done.document["checked"]["segments"] == 5
-        assert not [note for note in done.document["notes"] if "segments/" in note]
-    assert "5 archived segments" in run_here("verify", "--storage", made.uri).out
-
-
-def test_segments_of_many_topics_expire_at_the_longest_age_of_a_topic(run_here, made, tmp_path, monkeypatch):
-    shutil.copytree(made.folder / "storage", tmp_path / "storage")
-    now_ms = SystemClock().now_ms()
-    monkeypatch.setattr(SystemClock, "now_ms", lambda clock: now_ms + 10 * 86_400_000)
-    expire = ("expire", "--storage", f"file://{tmp_path}/storage", "--set", "retention.age_s=1d")
-    ages = [
-        part
-        for rule in ("segments_age_s=2d", f"segments_topics.{TOPIC}=20d")
-        for part in ("--set", f"retention.{rule}")
-    ]
-    for chosen, to_expire, of_age in ((ages[:2], 5, 0), (ages[2:], 0, 5), (ages, 0, 5)):
-        archive = run_here(*expire, *chosen, "--json").document["archive"]
-        counts = {name: counted["segments"] for name, counted in archive.items()}
-        assert counts == {"to_expire": to_expire, "kept": 5 - to_expire, "kept_of_expired_age": of_age}
-    told = run_here(*expire, "--set", f"retention.topics.{TOPIC}=3650d", *ages[:2], "--yes")
-    assert re.search(r"archive: expired: 5 segments \(.*\); kept: no segment\n", told.out), told.out
-    assert not re.search("segments_topics", told.err + told.out)
 
 
 def test_verify_finds_damage_of_archived_segments(run_here, made):
@@ -485,13 +436,6 @@ def test_files_lists_archived_segments(run_here, made):
     assert {segment["size_bytes"] for segment in listed} == {16_384}
     text = run_here("files", "--storage", made.uri).out
     assert f"archived of {listed[0]['store']}: 5 segments, 80.0 KiB, offsets 0 to 81,919\n" in text
-
-
-def test_a_list_of_files_has_some_archived_segments_and_a_text_has_the_sums_of_all(run_here, made, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.read.inventory.MOST_SEGMENTS", 2)
-    document = run_here("files", "--storage", made.uri, "--json").document
-    assert (len(document["archived"]), document["archived_more"]) == (2, True)
-    assert ": 5 segments, 80.0 KiB, offsets 0 to 81,919\n" in run_here("files", "--storage", made.uri).out
 
 
 def test_an_index_of_a_file_has_no_words_of_a_store(run_here, tmp_path):

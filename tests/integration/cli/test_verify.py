@@ -61,12 +61,6 @@ def test_an_unsealed_file_without_its_journal(run_here, damaged):
     assert "`tiered-index verify --deep --repair --root" in run_here("recover", "--root", damaged.root).err
 
 
-def test_an_unsealed_file_that_a_writer_is_deleting(run_here, damaged):
-    # the writer has deleted the journal, and not yet this file
-    (damaged.root / "unsealed" / damaged.files("uploaded")[0].name).write_bytes(b"entries")
-    assert run_here("verify", "--root", damaged.root, "--json").code == 0
-
-
 def test_a_flipped_bit_in_an_object_is_found_by_deep(run_here, damaged):
     path = damaged.objects()[0]
     flip(path, path.stat().st_size // 2)
@@ -134,17 +128,6 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     assert verified.code == 0 and shown.search(verified.out)
     assert run_here("merge", "--storage", damaged.uri).code == 0
     assert run_here(*asked, "--json").document["lost"] == [told]
-
-
-def test_an_index_of_which_all_was_given_up_was_not_always_empty(run_here, damaged):
-    for path in damaged.objects():
-        path.unlink()
-        assert run_here("recover", "--storage", damaged.uri, "--lost", path.parent.name.rstrip("%")).code == 0
-    said = run_here("query", "--storage", damaged.uri, "t", "k").out
-    assert "complete except " in said
-    assert " as of " in said
-    assert " yet" not in said
-    assert run_here("query", "--storage", damaged.uri, "t", "k", "--json").document["as_of_ms"] is not None
 
 
 def test_a_damaged_log_record(run_here, damaged):

@@ -62,17 +62,6 @@ def test_everything_it_uses_comes_from_the_service(guarded):
             assert guarded.get(at).status_code == 200, at
 
 
-def test_it_can_be_left_out(index):
-    with serving(index, console=False) as client:
-        for path in ("/", "/console/", "/console/main.js"):
-            assert client.get(path).status_code == 404
-
-
-def test_other_paths_are_no_files(client):
-    for path in ("/console/none.js", "/console/../app.py", "/console/%2e%2e/app.py", "/console/__init__.py"):
-        assert client.get(path).status_code == 404
-
-
 def test_the_wheel_has_every_file_and_the_licence():
     """The test reads the patterns as setuptools does, because the build itself needs a separate environment."""
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())

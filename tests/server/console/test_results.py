@@ -1,15 +1,9 @@
-"""The console distinguishes messages in results, and filters, saves and browses them.
-
-`CONSOLE_TASKS=file` writes the seconds of the ten tasks of support to that file.
-"""
+"""The console distinguishes messages in results, and filters, saves and browses them."""
 
 import csv
 import io
 import json
-import os
 import subprocess
-import time
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -213,27 +207,6 @@ def test_shown_results_can_be_saved(opened, shop):
     assert f"'{FORMULA}" in [row[-1] for row in table] and len(table) == 40
 
 
-def test_a_save_waits_for_messages_that_are_still_read(opened, shop):
-    page = opened(shop[0])
-    held = []
-    page.route("**/v1/messages?*", lambda route: held.append(route))
-    for kind in ("NDJSON", "CSV"):
-        search(page, "orders", "7")
-        expect(status(page)).to_have_text("25 entries so far; there are more.")
-        expect(rows(page).first).to_contain_text("…")
-        with page.expect_download() as began:
-            page.get_by_role("button", name=f"Save as {kind}").click()
-            # the file is about the first search
-            search(page, "", "order-1")
-            expect(status(page)).to_have_text("1 entry: the answer is complete.")
-            while held:
-                held.pop().continue_()
-        assert began.value.suggested_filename == f"7-part.{kind.lower()}"
-        text = began.value.path().read_text()
-        assert all(f"amount {n} EUR" in text for n in range(15, 39)), text
-        assert "Topic" not in text.splitlines()[0]
-
-
 def shell(line, folder, **environment):
     """Return the output of a command line."""
     env = {"PATH": "/usr/bin:/bin", **environment}
@@ -304,198 +277,6 @@ def test_a_topic_is_browsed_around_a_moment(opened, shop):
     expect(page.locator("#browse-table tbody tr")).to_have_count(0)
 
 
-class Engineer:
-    """Uses a page, and counts keystrokes and clicks."""
-
-    def __init__(self, page):
-        self.page, self.typed, self.characters, self.clicks = page, 0, 0, 0
-
-    def seconds(self):
-        """Return the user's seconds by the keystroke-level model, without reading and waiting.
-
-        A click is thought of (1.35), pointed at (1.1) and made (0.2). A field adds two moves of the hand between mouse
-        and keyboard (0.8), and each character takes 0.28.
-        """
-        return round(2.65 * self.clicks + 3.45 * self.typed + 0.28 * self.characters)
-
-    def type(self, label, text):
-        self.typed += 1
-        self.characters += len(text)
-        self.page.get_by_label(label, exact=True).fill(text)
-
-    def choose(self, label, option):
-        self.clicks += 1
-        self.page.get_by_label(label, exact=True).select_option(option)
-
-    def click(self, name, role="button", within="body"):
-        self.clicks += 1
-        self.page.locator(within).get_by_role(role, name=name, exact=True).click()
-
-    def open(self, text):
-        self.clicks += 1
-        self.page.locator("summary", has_text=text).click()
-
-    def read(self, text):
-        """Open the row with this text."""
-        self.clicks += 1
-        rows(self.page).filter(has_text=text).first.get_by_role("button").click()
-
-    def sees(self, text, within="#message"):
-        expect(self.page.locator(within)).to_contain_text(text)
-
-
-def find_an_order(user):
-    user.type("Key", "order-7")
-    user.click("Search")
-    user.read("amount 7 EUR")
-    user.sees("amount 7 EUR")
-
-
-def find_what_a_customer_says(user):
-    user.open("Key templates")
-    user.type("Templates, separated by spaces", "order-{}")
-    user.type("Key", "#00012")
-    user.type("From", "Saturday")
-    user.click("Search")
-    user.click("key order-12 of topic orders", "link")
-    user.read("amount 12 EUR")
-    user.sees("amount 12 EUR")
-
-
-def find_a_payment(user):
-    user.type("Key", "7")
-    user.click("Search")
-    user.type("Only messages with this text", "amount 3 eur")
-    user.click("Filter")
-    user.read("amount 3 EUR")
-    user.sees("amount 3 EUR")
-
-
-def list_refused_orders(user):
-    user.type("Topic", "order*")
-    user.type("Key", "7")
-    user.click("Search")
-    user.type("Only messages with this text", "refused")
-    user.click("Filter")
-    user.sees("10 entries", "#status")
-    with user.page.expect_download():
-        user.click("Save as CSV")
-
-
-def tell_the_customers_time(user):
-    user.choose("Time zone", "here (Asia/Tokyo)")
-    user.type("Key", "order-7")
-    user.click("Search")
-    user.sees("09:00:07 here", "#entries-table")
-
-
-def follow_what_came_next(user):
-    user.type("Topic", "orders")
-    user.type("Key", "7")
-    user.click("Search")
-    user.read("amount 30 EUR")
-    user.sees("amount 30 EUR", "#message pre")
-    user.click("Previous message")
-    user.sees("amount 31 EUR", "#message pre")
-
-
-def follow_a_customer(user):
-    user.type("Key", "order-7")
-    user.click("Search")
-    user.read("amount 7 EUR")
-    user.click("7", "link", "#message dl")
-    user.sees("25 entries", "#status")
-
-
-def see_what_else_happened(user):
-    user.type("Key", "order-7")
-    user.click("Search")
-    user.read("amount 7 EUR")
-    user.click("Messages around it in its queue", "link")
-    user.sees("amount 5 EUR", "#browse-table")
-
-
-def find_a_message_without_a_key(user):
-    user.click("Browse", "link", "nav")
-    user.type("Topic to browse", "orders")
-    user.type("Moment", "2025-11-01 00:00:20")
-    user.click("Browse")
-    user.sees("amount 20 EUR", "#browse-table")
-
-
-def hand_it_to_an_engineer(user):
-    user.type("Key", "order-7")
-    user.click("Search")
-    user.read("amount 7 EUR")
-    user.open("All fields")
-    user.page.locator("#message summary", has_text="As a command").click()
-    user.clicks += 1
-    user.click("Copy as curl", within="#message")
-    user.sees("Copied.", "#message .commands")
-
-
-TASKS = [find_an_order, find_what_a_customer_says, find_a_payment, list_refused_orders, tell_the_customers_time]
-TASKS += [follow_what_came_next, follow_a_customer, see_what_else_happened, find_a_message_without_a_key]
-TASKS += [hand_it_to_an_engineer]
-
-
-def test_ten_tasks_of_support_take_few_clicks(opened, shop):
-    # fields, clicks and seconds of each; docs/service.md has the greatest
-    told = [(1, 2, 11), (3, 4, 27), (2, 3, 18), (3, 3, 22), (1, 2, 11), (2, 3, 17), (1, 3, 13), (1, 3, 13), (2, 2, 19)]
-    told.append((1, 5, 19))
-    counted, waited = [], []
-    page = opened(shop[0], timezone_id="Asia/Tokyo", locale="en-GB")
-    # Sunday
-    page.clock.set_fixed_time(BEGIN_MS / 1000 + 36 * 3600)
-    for task in TASKS:
-        # as on the first day
-        page.evaluate("localStorage.clear()")
-        page.goto("about:blank")
-        began_s = time.monotonic()
-        page.goto(f"{shop[0]}/console/")
-        user = Engineer(page)
-        task(user)
-        waited.append(f"{task.__name__} {time.monotonic() - began_s:.2f} s\n")
-        counted.append((user.typed, user.clicks, user.seconds()))
-    assert counted == told
-    if "CONSOLE_TASKS" in os.environ:
-        Path(os.environ["CONSOLE_TASKS"]).write_text("".join(waited))
-
-
-def test_messages_that_a_filter_could_not_read_are_named_over_all_pages(opened, shop):
-    page = opened(shop[0])
-    gone = {
-        "file": "0001", "place": "storage", "outcome": "failed", "begin_ms": T, "end_ms": T, "requests": 1, "bytes": 0,
-        "cost_usd": 0.0, "elapsed_ms": 0.0, "matched": 0, "error": "it is gone", "source": None,
-    }  # fmt: skip
-    asked = []
-
-    def first_page_lacks_a_file(route):
-        answer = route.fetch().json()
-        asked.append(route.request.url)
-        if "cursor=" not in route.request.url:
-            answer |= {"status": "partial", "failed": [gone]}
-        route.fulfill(json=answer)
-
-    page.route("**/v1/messages?*", first_page_lacks_a_file)
-    page.goto(f"{shop[0]}/console/#search?topic=orders&key=7&having=amount")
-    expect(status(page)).to_have_text("25 entries with “amount”, and some may be missing.")
-    page.get_by_role("button", name="Read all of them").click()
-    expect(status(page)).to_have_text("39 entries with “amount”, and some may be missing.")
-    expect(page.locator("#missing")).to_contain_text("0001 (storage)")
-    # several topics
-    page.goto(f"{shop[0]}/console/#search?topic=order*&key=7&having=returned")
-    expect(status(page)).to_have_text("3 entries with “returned”, and some may be missing.")
-    expect(page.locator("#missing")).to_contain_text("0001 (storage)")
-    # messages that could not be read
-    page.unroute("**/v1/messages?*")
-    none = {"messages": [], "status": "partial", "cursor": None, "failed": [gone]}
-    page.route("**/v1/messages?*", lambda route: route.fulfill(json=none))
-    page.goto(f"{shop[0]}/console/#search?topic=orders&key=order-3")
-    expect(page.locator("#missing")).to_contain_text("Not known: messages of these files could not be read")
-    expect(rows(page).first).to_contain_text("not known")
-
-
 def test_a_message_that_may_be_in_an_unread_part_is_not_known(opened, shop):
     page = opened(shop[0])
     gone = {"file": "0001", "place": "storage", "begin_ms": T, "end_ms": T, "error": "it is gone", "source": None}
@@ -518,47 +299,8 @@ def test_a_message_that_may_be_in_an_unread_part_is_not_known(opened, shop):
         page.unroute("**/v1/messages?*")
 
 
-def test_the_filter_is_there_only_with_something_to_filter(opened, shop):
-    page = opened(shop[0], "#search?topic=orders&key=none")
-    expect(status(page)).to_contain_text("No match for key none")
-    box = page.get_by_label("Only messages with this text")
-    expect(box).to_be_hidden()
-    page.route("**/v1/query?*", lambda route: route.fulfill(status=502, json={"status": 502, "detail": "away"}))
-    search(page, "orders", "7")
-    expect(status(page)).to_have_text("The search failed.")
-    expect(box).to_be_hidden()
-    page.unroute("**/v1/query?*")
-    search(page, "orders", "7")
-    expect(box).to_be_visible()
-    box.fill("nothing")
-    page.keyboard.press("Enter")
-    # so that the user can undo it
-    expect(status(page)).to_contain_text("No match for key 7 of topic orders with “nothing”")
-    expect(box).to_be_visible()
-
-
 def answering(body):
     return lambda route: route.fulfill(body=body)
-
-
-def test_an_answer_that_broke_off_is_reported(opened, shop):
-    page = opened(shop[0])
-    page.route("**/v1/browse?*", answering('{"messages": ['))
-    page.goto(f"{shop[0]}/console/#browse?topic=orders&at_ms={T}")
-    expect(page.locator("#browse-said [role=alert]")).to_contain_text("The answer was cut off")
-
-
-def test_messages_that_can_not_be_read_are_counted_by_browse(opened, shop):
-    page = opened(shop[0])
-
-    def damaged(route):
-        answer = route.fetch().json()
-        answer["messages"][1] |= {"message": None, "problem": "this message can't be read"}
-        route.fulfill(json=answer | {"status": "partial"})
-
-    page.route("**/v1/browse?*", damaged)
-    page.goto(f"{shop[0]}/console/#browse?topic=orders&at_ms={T}")
-    expect(page.locator("#browse-status")).to_contain_text("1 message of these can’t be read.")
 
 
 def test_control_characters_of_a_key_reach_no_terminal(opened, shop, tmp_path):
@@ -597,71 +339,3 @@ def test_no_cell_of_a_saved_table_is_a_formula(opened, shop):
     assert [row[0] for row in table] == list(guarded.values())
     # a spreadsheet that splits at semicolons or tabs sees the same cells
     assert all(line.startswith(("'", '"')) or not set(";\t") & set(line) for line in text.split("\r\n"))
-
-
-def test_a_message_on_a_page_that_was_not_read_is_not_known(opened, shop):
-    page = opened(shop[0])
-    full = {"messages": [], "status": "truncated", "cursor": "more", "failed": [], "collisions": 0}
-    page.route("**/v1/messages?*", answering(json.dumps(full)))
-    search(page, "orders", "order-3")
-    expect(rows(page)).to_contain_text("not known")
-
-
-def test_a_column_may_be_named_state_or_message(opened, shop):
-    page = opened(shop[0])
-    item = {"topic": "orders", "state": 7, "message": "ab"}
-    text = page.evaluate(
-        """async (item) => { const { ndjson } = await import('./results.js');
-        return ndjson([{ ...item, found: { state: "local", message: null } }]); }""",
-        item,
-    )
-    assert json.loads(text) == {"item": item, "state": "local", "message": None}
-
-
-def test_a_message_by_its_id_has_no_neighbours(opened, shop):
-    page = opened(shop[0], "#search?topic=orders&key=7")
-    rows(page).first.get_by_role("button").click()
-    expect(page.get_by_role("button", name="Next message")).to_be_visible()
-    # a search that is still under way
-    page.route("**/v1/query?*", lambda route: None)
-    page.goto(f"{shop[0]}/console/#search?topic=orders&key=order-1")
-    expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    page.goto(f"{shop[0]}/console/#search?id={shop[1][0].offset_msg_id}")
-    expect(page.locator("#message .state")).to_contain_text("read from the store’s own files")
-    for name in ("Stop", "Next message", "Previous message"):
-        expect(page.get_by_role("button", name=name)).to_be_hidden()
-
-
-def test_long_offsets_are_sorted_as_numbers(opened, shop):
-    page = opened(shop[0])
-    given = ["10000000000000000", "9007199254740993", 5]
-    found = page.evaluate(
-        """async (given) => { const { NUMBER, Table, column } = await import('./page.js');
-        const table = new Table(document.createElement("div"), "", [column("Offset", "offset", String, NUMBER)]);
-        table.show(given.map((offset) => ({ offset })));
-        table.sort("Offset");
-        return table.ordered().map(({ offset }) => offset); }""",
-        given,
-    )
-    assert found == given[::-1]
-
-
-def test_a_filter_over_several_topics_counts_its_requests(opened, shop):
-    page = opened(shop[0])
-
-    def costly(route):
-        answer = route.fetch().json()
-        answer["explain"]["requests"] = 7
-        route.fulfill(json=answer)
-
-    page.route("**/v1/messages?*", costly)
-    page.goto(f"{shop[0]}/console/#search?topic=order*&key=7&having=returned")
-    expect(status(page)).to_have_text("3 entries with “returned”: the answer is complete.")
-    expect(page.locator("#explain-sums")).to_contain_text("14 requests")
-
-
-def test_further_messages_of_an_id_are_named(opened, shop):
-    page = opened(shop[0])
-    page.route("**/v1/messages/*", lambda route: route.fulfill(json=route.fetch().json() | {"cursor": "more"}))
-    page.goto(f"{shop[0]}/console/#search?id={shop[1][0].offset_msg_id}")
-    expect(page.locator("#message")).to_contain_text("More messages have this id.")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, serving
+from tests.server.conftest import PATIENCE_S, instead_of_query, serving
 from tests.server.console.pages import BEGIN_MS, HOSTILE, MANY, check_access, drawn, rows, search, status
 from tests.server.test_http import raising
 from tiered_index import IndexReader, IndexService
@@ -219,19 +219,6 @@ def test_a_key_is_searched_in_every_topic(opened, service):
     expect(status(page)).to_have_text("No match for key nothing has it of any topic: the answer is complete.")
 
 
-def test_a_pattern_without_a_topic_says_so(opened, service):
-    page = opened(service)
-    said = page.locator("#said")
-    for topics in ("oders*", "oders, payment"):
-        search(page, topics, "order-4711")
-        expect(status(page)).to_have_text(f"No match for key order-4711 of topic {topics}: the answer is complete.")
-        expect(said).to_contain_text("No topic that you may see matches.")
-        expect(said).not_to_contain_text("The index has no entries yet.")
-    search(page, "*", "nothing has it")
-    expect(said).to_contain_text("Searched 3 topics.")
-    expect(said).not_to_contain_text("No topic")
-
-
 def test_a_miss_offers_the_key_that_was_meant(opened, service):
     page = opened(service)
     page.get_by_text("Key templates").click()
@@ -276,23 +263,6 @@ def test_times_are_as_people_say_them(opened, service):
     expect(begin).to_have_value("2025-11-01 12:00")
     page.get_by_role("button", name="Search").click()
     expect(begin).to_have_value("2025-11-01T03:00:00Z")
-
-
-def test_a_time_that_no_calendar_has_is_refused(opened, service):
-    page = opened(service)
-    begin, end = page.get_by_label("From", exact=True), page.get_by_label("To", exact=True)
-    for zone in ("UTC", f"here ({page.evaluate('Intl.DateTimeFormat().resolvedOptions().timeZone')})"):
-        page.get_by_label("Time zone").select_option(zone)
-        for given in ("2025-06-31", "2025-13-01", "2025-11-01 25:10", "2025-11-01 01:70", "2025-02-29 01:30:00"):
-            begin.fill(given)
-            end.fill("")
-            search(page)
-            expect(page.get_by_role("alert").filter(has_text="(400)")).to_contain_text(f"From: '{given}' is neither")
-            expect(begin).to_have_value(given)
-            expect(end).to_have_value("")
-    begin.fill("2024-02-29")
-    search(page)
-    expect(begin).to_have_value(re.compile("^2024-02-2[89]T"))
 
 
 def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made):
@@ -394,86 +364,6 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     rows(page).first.get_by_role("button").click()
     expect(panel).to_contain_text("missing: no message could be read, for this reason:")
     expect(panel).to_contain_text("after the end of the log")
-
-
-def test_a_search_of_several_topics_is_repeated_in_all_of_them(opened, service):
-    page = opened(service)
-    for topics, searched in (("", "Searched 3 topics."), ("order*", "Searched 1 topic.")):
-        page.route("**/v1/topics?*", lambda route: route.fulfill(status=503, json={"status": 503, "detail": "away"}))
-        search(page, topics, "order-4711")
-        expect(status(page)).to_have_text("The search failed.")
-        page.unroute("**/v1/topics?*")
-        page.get_by_role("button", name="Try again").click()
-        expect(status(page)).to_have_text("1 entry: the answer is complete.")
-        expect(page.locator("#said")).to_contain_text(searched)
-
-
-def test_a_key_with_a_line_break_is_searched_as_it_is(opened, tmp_path):
-    with index_in(tmp_path) as index, serving(index) as client:
-        for offset, key in enumerate(("a\nb", "ab"), 1):
-            index.put("orders", 0, key, offset, 100, BEGIN_MS)
-        index.flush()
-        page = opened(str(client.base_url), "#search?topic=orders&key=a%0Ab")
-        for _ in range(2):
-            expect(status(page)).to_have_text("1 entry: the answer is complete.")
-            expect(rows(page).locator("td[data-title=Offset]")).to_have_text("1")
-            expect(page.locator("#said")).to_contain_text("The key has line breaks")
-            page.get_by_role("button", name="Search").click()
-
-
-def test_a_time_with_a_fraction_is_one_of_the_chosen_zone(opened, service):
-    page = opened(service, timezone_id="Asia/Tokyo")
-    page.get_by_label("Time zone").select_option("here (Asia/Tokyo)")
-    begin = page.get_by_label("From", exact=True)
-    times = {"2025-11-01 09:30:00,250": "2025-11-01T00:30:00.250Z", "2025-11-01 09": "2025-11-01T00:00:00Z"}
-    for given, asked in times.items():
-        begin.fill(given)
-        search(page, key="order-4711")
-        expect(begin).to_have_value(asked)
-        expect(status(page)).to_have_text("1 entry: the answer is complete.")
-
-
-def test_a_time_in_words_can_be_typed_again(opened, service):
-    page = opened(service)
-    # Sunday
-    page.clock.set_fixed_time(BEGIN_MS // 1000 + 36 * 3600)
-    begin = page.get_by_label("From", exact=True)
-    for _ in range(2):
-        begin.fill("yesterday")
-        search(page, key="order-4711")
-        expect(begin).to_have_value("2025-11-01T00:00:00Z")
-        expect(status(page)).to_have_text("1 entry: the answer is complete.")
-
-
-def test_entries_that_another_one_hides_are_counted(opened, tmp_path):
-    with index_in(tmp_path) as index, serving(index) as client:
-        for size in (10, 11):
-            index.put("orders", 0, "k", 0, size, BEGIN_MS)
-        index.flush()
-        page = opened(str(client.base_url))
-        for topic, searched in (("orders", ""), ("", "Searched 1 topic.")):
-            search(page, topic, "k")
-            expect(page.locator("#said")).to_contain_text(searched)
-            expect(page.locator("#said")).to_contain_text("1 entry left out: topic, queue and offset")
-
-
-def test_a_stream_that_failed_is_continued_from_its_cursor(opened, service, monkeypatch):
-    real, cursors = IndexService.query, []
-
-    def failing(self, topic, key, begin_ms, end_ms, max_count, cursor, *rest, **more):
-        if max_count == 1000:
-            cursors.append(cursor)
-            if len(cursors) == 2:
-                raise StorageUnavailable("the storage went away")
-        return real(self, topic, key, begin_ms, end_ms, max_count, cursor, *rest, **more)
-
-    instead_of_query(monkeypatch, failing)
-    page = opened(service, "#search?topic=orders&key=busy")
-    page.get_by_role("button", name="Read all of them").click()
-    expect(status(page)).to_have_text("The search failed: 1,025 entries so far, and there may be more.")
-    page.get_by_role("button", name="Try again").click()
-    expect(status(page)).to_have_text("1,060 entries: the answer is complete.")
-    assert len(cursors) == 3 and cursors[2] == cursors[1] != cursors[0]
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,15 @@
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.conftest import index_in, instead_of_query, serving
+from tests.server.conftest import index_in, serving
 from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
 from tests.support.batches import batch
-from tiered_index import IndexReader, IndexService
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
-from tiered_index.service.read.compacted import DamagedFile
 
 pytestmark = pytest.mark.long
 
@@ -85,16 +82,6 @@ def test_health(opened, folder, made):
         look(page, folder, "health-raw", WIDTHS[:1])
 
 
-def test_error(opened, folder, service, monkeypatch):
-    def away(*_, **__):
-        raise StorageUnavailable("the storage is away: connection refused (10.0.0.7:9000), asked three times")
-
-    instead_of_query(monkeypatch, away)
-    page = opened(service, "#search?topic=orders&key=order-4711")
-    expect(page.get_by_role("alert").filter(has_text="Bad Gateway (502)")).to_be_visible()
-    look(page, folder, "error-search")
-
-
 def test_partial(opened, folder, made, tmp_path):
     copied = tmp_path / "storage"
     shutil.copytree(made.storage, copied)
@@ -155,21 +142,6 @@ def test_each_state_has_a_colour_of_its_own_and_its_legend(opened, service, ten_
     # of the newest four files: storage, uploaded, compacted, storage
     inked = [dots.nth(n).evaluate("one => one.style.background") for n in range(4)]
     assert inked == [f"var(--{name})" for name in ("storage", "uploaded", "compacted", "storage")]
-
-
-def test_files_without_known_times_do_not_stretch_the_picture(opened, service, monkeypatch):
-    seconds = {"second_min": BEGIN_MS // 1000, "second_max": BEGIN_MS // 1000 + 3599}
-    hour = SimpleNamespace(file_id="a" * 12, place="storage", lane="main", sequence=0, **seconds)
-    lost = DamagedFile("log", "storage", CorruptFile("log", "the record is damaged"))
-    monkeypatch.setattr(IndexService, "files", lambda self: [hour, lost])
-    page = opened(service, "#files")
-    table = page.locator("#files-table")
-    expect(table).to_contain_text("not known")
-    expect(table).to_contain_text("the record is damaged")
-    # a bar as wide as its hour: its middle is in the middle of the picture
-    plot = page.locator("#files-chart .u-over").bounding_box()
-    page.mouse.move(plot["x"] + plot["width"] / 2, plot["y"] + 23)
-    expect(page.locator("#files-chart .under")).to_contain_text("2025-11-01 00:00:00Z to 2025-11-01 00:59:59Z")
 
 
 def test_ten_thousand_files(opened, folder, service, ten_thousand_files):

@@ -9,13 +9,10 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from tests.server.conftest import index_in, published, serving
-from tests.server.console.pages import check_access, drawn, fits, rows, search, status
-from tests.support.hanging import until
+from tests.server.conftest import published, serving
+from tests.server.console.pages import check_access, drawn, rows, search, status
 from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
-
-SHOWN = {"Files": "#files-table tbody tr", "Health": "#reasons p", "Cost": "#cost-table tbody tr"}
 
 
 def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path):
@@ -86,17 +83,6 @@ def test_a_token_with_other_characters_is_refused(opened, made, tmp_path):
         expect(status(page)).to_have_text("1 entry: the answer is complete.")
 
 
-def test_an_empty_index_says_so(opened, tmp_path):
-    with index_in(tmp_path) as index, serving(index) as client:
-        page = opened(str(client.base_url))
-        search(page)
-        expect(status(page)).to_have_text("No match for key customer-7 of topic orders: the answer is complete.")
-        expect(page.locator("#said")).to_contain_text("The index has no entries yet.")
-        for view, said in (("Files", "The index has no files yet."), ("Cost", "Nothing is stored yet.")):
-            page.get_by_role("link", name=view).click()
-            expect(page.get_by_text(said)).to_be_visible()
-
-
 def test_ten_thousand_files_stay_a_page_of_rows(opened, service, ten_thousand_files):
     page = opened(service, "#files")
     expect(page.locator("#files-sums")).to_contain_text("10,000 files (2,500 compacted, 2,500 uploaded, 5,000 storage)")
@@ -154,18 +140,6 @@ def test_a_pause_of_the_files_begins_at_once(opened, service):
         pause.click()
 
 
-def test_a_narrow_window_needs_no_scrolling_sideways(opened, service):
-    page = opened(service, "#search?topic=orders&key=customer-7", viewport={"width": 360, "height": 640})
-    expect(status(page)).to_have_text("25 entries so far; there are more.")
-    rows(page).first.get_by_role("button").click()
-    expect(page.locator("#message dl").first).to_be_visible()
-    assert fits(page)
-    for view, shown in SHOWN.items():
-        page.get_by_role("link", name=view).click()
-        expect(page.locator(shown).first).to_be_visible()
-        assert fits(page)
-
-
 def test_the_keyboard_is_enough(opened, service):
     page = opened(service)
     expect(page.get_by_label("Topic", exact=True)).to_be_focused()
@@ -191,24 +165,6 @@ def test_the_keyboard_is_enough(opened, service):
     page.get_by_role("link", name="Skip to the content").focus()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
-
-
-def test_every_view_is_readable_in_the_dark(opened, service):
-    page = opened(service, "#search?topic=orders&key=order-4711", color_scheme="dark", reduced_motion="reduce")
-    rows(page).first.get_by_role("button").click()
-    expect(page.locator("#message pre")).to_be_visible()
-    shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert max(map(int, re.findall(r"\d+", shade))) < 60
-    assert drawn(page, "#explain-chart", "--read")
-    check_access(page)
-    page.emulate_media(color_scheme="light")
-    page.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(251, 251, 250)'")
-    assert drawn(page, "#explain-chart", "--read")
-    page.emulate_media(color_scheme="dark")
-    for view, shown in SHOWN.items():
-        page.get_by_role("link", name=view).click()
-        expect(page.locator(shown).first).to_be_visible()
-        check_access(page)
 
 
 def test_health_tells_reasons_and_how_far_answers_reach(opened, made):
@@ -309,43 +265,6 @@ def test_a_search_leaves_the_focus_in_its_form(opened, service):
     key.press("Enter")
     expect(rows(page)).to_contain_text("kein JSON")
     expect(key).to_be_focused()
-
-
-def test_a_closed_message_returns_the_focus_to_a_row_that_was_drawn_again(opened, service):
-    page = opened(service, "#search?topic=orders&key=order-4711")
-    button = rows(page).get_by_role("button")
-    button.click()
-    expect(page.get_by_role("heading", name="Message", exact=True)).to_be_focused()
-    page.evaluate("""() => { const body = document.querySelector("#entries-table tbody");
-        body.replaceChildren(...[...body.children].map((row) => row.cloneNode(true))); }""")
-    page.keyboard.press("Escape")
-    expect(button).to_be_focused()
-
-
-def test_freshness_is_shown_at_once_after_an_error(opened, service):
-    page = opened(service)
-    page.route("**/v1/topics?begin_ms=*", lambda route: route.fulfill(status=502, json={}))
-    page.get_by_role("link", name="Health").click()
-    expect(page.locator("#fresh").get_by_role("alert")).to_be_visible()
-    page.unroute("**/v1/topics?begin_ms=*")
-    page.get_by_role("link", name="Files").click()
-    page.get_by_role("link", name="Health").click()
-    expect(page.locator("#fresh")).to_contain_text("answers have all flushed entries")
-
-
-def test_a_refresh_of_the_files_says_nothing_again(opened, service, ten_thousand_files):
-    page = opened(service, "#files")
-    expect(page.locator("#files-table")).to_contain_text("1 to 25 of 10,000")
-    page.evaluate(
-        """() => { window.row = document.querySelector("#files-table tbody tr"); window.written = 0;
-        const said = document.querySelector("#files-table [role=status]");
-        new MutationObserver(() => { window.written += 1; }).observe(said, { childList: true, subtree: true }); }"""
-    )
-    # a refresh at once
-    for _ in range(2):
-        page.get_by_role("button", name="Pause").click()
-    until(lambda: not page.evaluate("window.row.isConnected"))
-    assert page.evaluate("window.written") == 0
 
 
 def test_an_unknown_address_shows_the_search(opened, service):
