@@ -48,9 +48,8 @@ def test_a_signal_that_comes_while_the_command_has_the_events_lock_is_heard():
 
 
 class Archiver:
-    """Return or raise the given results of rounds after `go` is set.
-
-    A pair archives and then raises. A loss is passed over.
+    """Archives the numbers of segments that it is given, raises the errors, and passes over the losses, each in a
+    round. A pair archives and then raises. Rounds wait for `go`.
     """
 
     def __init__(self, *rounds):
@@ -66,13 +65,13 @@ class Archiver:
         if isinstance(result, Loss):
             self.losses.append(result)
             return 0
-        if isinstance(result, tuple):
-            self.archived += result[0]
-            raise result[1]
-        if isinstance(result, Exception):
-            raise result
-        self.archived += result
-        return result
+        count, error = result if isinstance(result, tuple) else (result, None)
+        if isinstance(count, Exception):
+            count, error = 0, count
+        self.archived += count
+        if error is not None:
+            raise error
+        return count
 
     finish = run_once
 
@@ -86,52 +85,21 @@ def ended(archiving):
 
 
 def test_archiving_continues_in_rounds_and_reports_its_problems():
-    archiver = Archiver(2, StorageUnavailable("down"), 3, CorruptFile("segment", "differs"), 0)
+    rounds = 2, StorageUnavailable("down"), (3, StorageUnavailable("away")), 1, (4, CorruptFile("segment", "differs"))
+    archiver = Archiver(*rounds)
     with contextlib.closing(Archiving(archiver)) as archiving:
         archiving.poll()
         archiving.poll()  # the round is still running, and `poll` does not wait for it
         assert archiving.archived == 0
         archiver.go.set()
-        ended(archiving)
-        archiving.poll()
-        assert (archiving.archived, archiving.problem) == (2, None)
-        ended(archiving)
-        archiving.poll()
-        assert (archiving.archived, archiving.problem) == (2, "down")
-        ended(archiving)
-        archiving.poll()
-        assert (archiving.archived, archiving.problem) == (5, None)
-        ended(archiving)
-        with pytest.raises(CorruptFile):
+        for told in ((2, None), (2, "down"), (5, "away"), (6, None)):
+            ended(archiving)
             archiving.poll()
-    assert archiver.stopped
-
-
-def test_finishing_waits_for_everything_and_raises_the_problem():
-    archiver = Archiver(1, 2)
-    archiver.go.set()
-    with contextlib.closing(Archiving(archiver)) as archiving:
-        archiving.poll()
-        archiving.finish()
-        assert archiving.archived == 3
-    failing = Archiver(StorageUnavailable("down"))
-    failing.go.set()
-    with contextlib.closing(Archiving(failing)) as archiving, pytest.raises(StorageUnavailable):
-        archiving.finish()
-
-
-def test_a_round_that_ends_in_an_error_keeps_its_count():
-    archiver = Archiver((2, StorageUnavailable("down")), 1, (4, CorruptFile("segment", "differs")))
-    archiver.go.set()
-    with contextlib.closing(Archiving(archiver)) as archiving:
-        archiving.poll()
-        ended(archiving)
-        archiving.poll()
-        ended(archiving)
-        assert (archiving.archived, archiving.problem) == (3, "down")
+            assert (archiving.archived, archiving.problem) == told
         with pytest.raises(CorruptFile):
             archiving.finish()
-        assert archiving.archived == 7
+        assert archiving.archived == 10
+    assert archiver.stopped
 
 
 def test_skipped_segments_are_reported_once_and_stay_a_problem():

@@ -1,67 +1,78 @@
-"""Commands print one JSON document or tables, errors on stderr, and readable numbers."""
+"""Commands print one JSON document or tables, errors on stderr, and pages that add up."""
 
 import io
 import json
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from tiered_index.cli.output import Output, ProgressDisplay, describe_error, human_bytes, human_count, human_seconds
-from tiered_index.errors import LockHeld
+from tiered_index.cli.explaining import print_explained, print_failed, print_not_read
+from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
+from tiered_index.cli.paging import CommandBudget, Pages, Question
+from tiered_index.errors import BudgetExceeded
+from tiered_index.service.read.budget import LookupLimits
+from tiered_index.storage.context import remaining_s
+from tiered_index.types import Explain, FileReport, Freshness, LostFile, Provenance, QueryResult
+
+DAY_MS, BEGIN_MS = 86_400_000, 1_700_000_000_000
 
 
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (human_bytes(0), "0 B"),
         (human_bytes(1023), "1,023 B"),
         (human_bytes(1536), "1.5 KiB"),
-        (human_bytes(5 << 50), "5,120.0 TiB"),
         (human_count(7.84), "7.8"),
-        (human_count(26.0), "26"),
         (human_count(1234567), "1,234,567"),
         (human_seconds(0.00085), "0.85 ms"),
-        (human_seconds(0.452), "452 ms"),
         (human_seconds(12.34), "12.3 s"),
         (human_seconds(125), "2 min 05 s"),
+        (value_text("headers", [["a", None], ["b", "None"], ["c", ""]]), "a (null), b: None, c: "),
     ],
 )
-def test_numbers_for_people(shown, expected):
+def test_values_for_people(shown, expected):
     assert shown == expected
 
 
+def test_a_result_is_fields_and_parts_by_the_units_in_their_names(capsys):
+    result = {
+        "status": "planned",
+        "objects": [{"object": "a", "entries": 1200, "bytes": 2048, "begin_ms": BEGIN_MS}] * 21,
+        "window_s": 86400,
+        "cost_usd": 0.5,
+        # names of users stay as they are
+        "sources": {"file:/data/my_log_ms": 1700},
+    }
+    Output(as_json=False).show(result)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == ["  status    planned", "  window    1d", "  cost usd  $0.500000"]
+    assert "file:/data/my_log_ms 1,700" in lines[3]
+    assert [line.split() for line in lines].count(["a", "1,200", "2.0", "KiB", "2023-11-14T22:13:20Z"]) == 20
+    assert "and 1 more objects" in lines
+    Output(as_json=True).show(result)
+    assert json.loads(capsys.readouterr().out) == result
+
+
 @pytest.mark.parametrize("columns", [None, 20, 200])
-def test_a_row_of_a_table_is_one_line(columns, capsys, monkeypatch):
+def test_a_row_of_a_table_is_one_line_or_a_list_of_its_cells(columns, capsys, monkeypatch):
     monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: columns is not None)
     monkeypatch.setenv("COLUMNS", str(columns))
+    out = Output(as_json=False)
     rows = [("orders", 7 * n, "中" if n == 7 else None) for n in range(1_001)]
-    Output(as_json=False).table(("topic", "queue", "key"), rows, title="keys", right={"queue"})
+    out.table(("topic", "queue", "key"), rows, title="keys", right={"queue"})
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["keys", "", " topic    queue   key ", " " + "─" * 20]
     assert lines[4 + 7] == " orders      49   中  "
     assert lines[4 + 1_000 :] == [" orders    7000       ", ""]
+    out.table(("file", "problem"), [("data/0017", None), ("data/0018", "gone")], title="findings", is_listed=True)
+    listed = "findings\n  file     data/0017\n\n  file     data/0018\n  problem  gone\n\n"
+    assert (capsys.readouterr().out == listed) == (columns == 20)
 
 
-@pytest.mark.parametrize(("columns", "is_table"), [(None, True), (30, False), (200, True)])
-def test_a_table_that_would_be_too_wide_is_a_list(columns, is_table, capsys, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: columns is not None)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    out = Output(as_json=False)
-    rows = [("data/0017", "uploaded", None), ("data/0018", "uploaded", "gone")]
-    out.table(("file", "place", "problem"), rows, title="findings", is_listed=True)
-    text = capsys.readouterr().out
-    listed = (
-        "findings\n  file     data/0017\n  place    uploaded\n\n"
-        "  file     data/0018\n  place    uploaded\n  problem  gone\n\n"
-    )
-    assert (text == listed) == (not is_table)
-    out.table(("file", "place"), [("x" * 100, "y" * 30)], is_listed=True)
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"  file   {'x' * 100}\n  place") == (columns != 200)
-
-
-@pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("latin-1", "-"), ("ascii", "-")])
+@pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("ascii", "-")])
 def test_a_table_uses_only_characters_that_stdout_can_write(encoding, rule, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding))
@@ -70,41 +81,6 @@ def test_a_table_uses_only_characters_that_stdout_can_write(encoding, rule, monk
     text = written.getvalue().decode(encoding)
     assert rule * 5 in text and "2500" not in text
     assert "中é".encode(encoding, "backslashreplace").decode(encoding) in text
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_only_the_requested_form_of_a_result_is_written(as_json, capsys):
-    out = Output(as_json=as_json)
-    out.answer({"files": 1234})
-    out.fields({"files": 1234, "lost": None}, title="index")
-    out.table(("file",), [("a",)])
-    out.line("done")
-    out.lines("x\ny")
-    out.line("a")
-    out.line("b")
-    out.line("1 more")
-    out.remark("note")
-    captured = capsys.readouterr()
-    if as_json:
-        assert (captured.out, captured.err) == ('{"files": 1234}\n', "")
-        return
-    lines = [line.rstrip() for line in captured.out.splitlines()]
-    assert lines[:2] == ["index", "  files  1,234"]
-    assert lines[-6:] == ["done", "x", "    y", "a", "b", "1 more"]
-    assert captured.err == "note\n"
-
-
-def test_errors_go_to_stderr_as_text_or_as_one_json_line(capsys):
-    Output(as_json=False).error("InvalidArgument", "topic is empty")
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "tiered-index: topic is empty\n")
-    error = LockHeld("held", pid=7, host="h")
-    Output(as_json=True).error("LockHeld", str(error), **describe_error(error))
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert json.loads(captured.err) == {
-        "error": {"type": "LockHeld", "message": "held", "exit_code": 5, "pid": 7, "host": "h"}
-    }
 
 
 def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
@@ -121,3 +97,94 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
             silent.update(step)
     assert stream.getvalue().splitlines() == ["ingesting: 20 %, 4 entries", "ingesting: 45 %, 9 entries"]
     assert quiet.getvalue() == ""
+
+
+def report(number, outcome="read", **more):
+    begin_ms = BEGIN_MS + number * DAY_MS
+    file = f"{begin_ms:015d}-{number:012x}"
+    times = {"begin_ms": begin_ms, "end_ms": begin_ms + DAY_MS}
+    return FileReport(**{"file": file, "place": "storage", "outcome": outcome, **times, **more})
+
+
+def test_skipped_files_have_one_line_a_reason(capsys):
+    outcomes = ["skipped_filter", "skipped_filter", "skipped_topic", "skipped_budget"]
+    files = (report(9, requests=2, bytes=2048), *(report(6 - n, outcome) for n, outcome in enumerate(outcomes)))
+    print_explained(Output(as_json=False), "2026-11", (Explain(files=files, requests=2, bytes=2048),), "")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:5] for row in rows if "skipped" in row] == [
+        ["2", "files", "skipped", "by", "filter"],
+        ["1", "file", "skipped", "by", "topic"],
+        ["1", "file", "skipped", "by", "budget"],
+    ]
+    # from the oldest file's first second to the newest file's last second
+    filtered = next(row for row in rows if "filter" in row)
+    assert filtered[-2:] == ["2023-11-19T22:13:20Z", "2023-11-21T22:13:20Z"]
+
+
+def test_an_unread_file_is_named_once(capsys):
+    out, failed = Output(as_json=False), [replace(report(n), error="down") for n in (*range(30), 3)]
+    print_failed(out, failed)
+    assert capsys.readouterr().out.splitlines() == [f"not read: {report(n).file} (storage): down" for n in range(30)]
+    print_not_read(out, failed)
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert (captured.out, len(lines)) == ("", 21)
+    assert lines[0] == f"  not read: {report(0).file} (storage), 2023-11-14T22:13:20Z to 2023-11-15T22:13:20Z"
+    assert lines[-1] == "  not read: 10 more (--json names them)"
+
+
+class Opened(Question[QueryResult]):
+    """A lookup that returns one answer after the other, or raises it, and keeps the limits of each call."""
+
+    nothing = QueryResult(items=(), status="partial")
+
+    def __init__(self, *answers):
+        super().__init__(ExitStack())
+        self.answers, self.limits, self.left_s = list(answers), [], []
+
+    def open(self):
+        self.left_s.append(remaining_s())
+        return self.look_up
+
+    def look_up(self, **limits):
+        self.limits.append(limits)
+        answer = self.answers.pop(0)
+        if isinstance(answer, BudgetExceeded):
+            raise answer
+        return answer
+
+
+def answer(cursor, requests=2, size_bytes=100, *, not_asked=None, as_of_ms=BEGIN_MS, lost=()):
+    known = Freshness(source="s3://b/i", as_of_ms=as_of_ms, positions={}, not_asked=not_asked)
+    explain = Explain(requests=requests, bytes=size_bytes)
+    status = "truncated" if cursor else "complete"
+    return QueryResult(items=(), status=status, cursor=cursor, explain=explain, seen=Provenance((known,), lost=lost))
+
+
+def test_each_page_gets_the_rest_of_the_limits_and_the_last_one_what_was_found():
+    found = QueryResult(items=(), status="partial", explain=Explain(requests=1))
+    for result, last in ((found, found), (None, Opened.nothing)):
+        costs = answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000)
+        opened = Opened(answer("a"), *costs, error := BudgetExceeded("max_requests=3 reached", result=result))
+        pages = Pages(opened, "begin", CommandBudget(LookupLimits(5, 150, 1e-9)), every=True)
+        assert [*pages][-1] == last
+        asked = [(one["cursor"], one["max_requests"], one["max_bytes"]) for one in opened.limits]
+        assert asked == [("begin", 5, 150), ("a", 3, 50), ("b", 3, 50), ("c", 0, 0)]
+        # the time covers the opening, and never becomes none
+        assert opened.left_s[0] <= 0 and {one["timeout_s"] for one in opened.limits} == {1e-6}
+        with pytest.raises(BudgetExceeded) as raised:
+            pages.settle()
+        assert raised.value is error
+
+
+def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
+    gone = LostFile(file="f", begin_ms=BEGIN_MS, end_ms=BEGIN_MS + 1_000, entries=5)
+    for first, second in (
+        (answer("a", lost=(gone,)), answer(None, as_of_ms=BEGIN_MS + 9_000, not_asked="no answer")),
+        (answer("a", not_asked="no answer"), answer(None, as_of_ms=BEGIN_MS + 9_000, lost=(gone,))),
+    ):
+        pages = Pages(Opened(first, second), None, CommandBudget(LookupLimits()), every=True)
+        assert len([*pages]) == 2
+        assert (pages.seen()["as_of_ms"], pages.seen()["freshness"][0]["not_asked"]) == (BEGIN_MS, "no answer")
+        assert pages.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
+        assert pages.totals(0)["lost"] == [gone.to_dict()] and "except" in pages.conclusion

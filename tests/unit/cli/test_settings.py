@@ -1,9 +1,10 @@
-"""`--set NAME=VALUE` gives every setting on the command line."""
+"""`--set NAME=VALUE` gives every setting on the command line; URIs are compared as places."""
 
 from pathlib import Path
 
 import pytest
 
+from tiered_index.cli.archived import is_inside
 from tiered_index.cli.options import pairs
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session
@@ -52,3 +53,20 @@ def test_a_value_that_may_be_a_secret_is_not_shown():
         with pytest.raises(InvalidArgument) as refused:
             pairs("--kafka", wrong)
         assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "prefix", "is_below"),
+    [
+        ("s3://bucket/a/b", "s3://bucket/a", True),
+        ("s3://bucket/a", "s3://bucket/", True),
+        ("s3a://bucket/a?profile=x", "s3://bucket", True),
+        ("s3://bucket/a%2Fb", "s3://bucket/a", True),
+        ("s3://bucket/a-2", "s3://bucket/a", False),
+        ("s3://bucket", "s3://bucket/a", False),
+        ("gs://bucket/a", "s3://bucket", False),
+        ("file:///a/../a/b", "file:///a", True),
+    ],
+)
+def test_the_new_index_of_an_archive_may_not_lie_below_the_prefix_of_the_old_one(uri, prefix, is_below):
+    assert is_inside(uri, prefix) is is_below

@@ -25,7 +25,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.sources import columns as incoming
 from tiered_index.sources import files, parquet
 from tiered_index.sources.columns import columns_of
-from tiered_index.sources.files import ParquetSource, source_name
+from tiered_index.sources.files import source_name
 from tiered_index.sources.keys import read_lookups
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import LocalFile, opened_place
@@ -38,10 +38,6 @@ def open_source(path, fields=None):
 
 def ndjson(path, fields=None):
     return files.NdjsonSource(LocalFile(path), fields)
-
-
-def parquet_file(path):
-    return ParquetSource(LocalFile(path))
 
 
 def rows(columns):
@@ -81,33 +77,30 @@ BAD_FIELDS = {
 CASES = [*BAD, *(json.dumps({"field": f, "value": v}).encode() for f, values in BAD_FIELDS.items() for v in values)]
 
 
-@pytest.mark.parametrize("bad", range(len(CASES)))
-@pytest.mark.parametrize("keys", [["k"], []])
-def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, bad, keys):
-    line = CASES[bad]
-    expected = BAD.get(line)
-    if expected is None:
-        case = json.loads(line)
-        line = json.dumps(make_message(3) | {"keys": keys} | {case["field"]: case["value"]}).encode()
-        expected = "key" if case["field"] == "keys" else case["field"]
+@pytest.mark.parametrize("line", CASES)
+def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, line):
     good = json.dumps(make_message(1)).encode()
-    (batch,) = ndjson(write_lines([good, good, line, good])).batches(0)
-    records = list(batch.records())
-    assert [record.message is None for record in records] == [False, False, True, False]
-    assert expected in records[2].problem
-    assert records[2].where == "line 3"
-    assert records[2].start == 2 * (len(good) + 1)
-    # `put_batch` refuses the whole of a batch that fast reading accepts by mistake: a row has a value out of range
-    if batch.columns is not None:
-        values = batch.columns.to_pydict()
-        lows = [min(values[name]) for name in ("queue_id", "offset", "timestamp_ms")]
-        assert (
-            min(lows) < 0
-            or max(values["queue_id"]) >= 2**31
-            or max(values["timestamp_ms"]) >= 10**15
-            or "" in values["key"] + [topic.strip() for topic in values["topic"]]
-            or min(values.get("topic_id", [0])) < 0
-        )
+    for keys in (["k"], []):
+        bad, expected = line, BAD.get(line)
+        if expected is None:
+            case = json.loads(line)
+            bad = json.dumps(make_message(3) | {"keys": keys} | {case["field"]: case["value"]}).encode()
+            expected = "key" if case["field"] == "keys" else case["field"]
+        (batch,) = ndjson(write_lines([good, good, bad, good])).batches(0)
+        records = list(batch.records())
+        assert [record.message is None for record in records] == [False, False, True, False]
+        assert expected in records[2].problem
+        assert (records[2].where, records[2].start) == ("line 3", 2 * (len(good) + 1))
+        # `put_batch` refuses the whole of a batch that fast reading accepts by mistake: a row has a value out of range
+        if batch.columns is not None:
+            values = batch.columns.to_pydict()
+            assert (
+                min(min(values[name]) for name in ("queue_id", "offset", "timestamp_ms")) < 0
+                or max(values["queue_id"]) >= 2**31
+                or max(values["timestamp_ms"]) >= 10**15
+                or "" in values["key"] + [topic.strip() for topic in values["topic"]]
+                or min(values.get("topic_id", [0])) < 0
+            )
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
@@ -155,15 +148,6 @@ def test_a_last_line_that_may_be_cut_is_held_back(make_message, tmp_path, kind, 
     assert again.held_back_bytes == 0
 
 
-@pytest.mark.parametrize("tail", [b"", b"x\n"])
-def test_a_file_that_changed_behind_the_position_is_refused(write_lines, make_message, tail):
-    path = write_lines([make_message(0), make_message(1)])
-    size = path.stat().st_size
-    path.write_bytes(path.read_bytes()[:-10] + tail)
-    with pytest.raises(InvalidArgument, match="has changed since it was read"):
-        read(ndjson(path), size - 3)
-
-
 def table(messages, named="keys", **changes):
     columns = {name: [m[name] for m in messages] for name in ("topic", "queue_id", "offset", "size", "timestamp_ms")}
     columns[named] = [m["keys"] if named == "keys" else m["keys"][0] for m in messages]
@@ -175,14 +159,21 @@ def test_parquet_takes_timestamps_rows_without_key_and_names_bad_rows(make_messa
     times = pa.array([m["timestamp_ms"] * 1_000_000 + 999_999 for m in messages], pa.timestamp("ns"))
     path = tmp_path / "m.parquet"
     pq.write_table(table(messages, timestamp_ms=times, keys=pa.array([["a"], None, [], ["b", "c"]])), path)
-    (batch,) = parquet_file(path).batches(0)
+    (batch,) = open_source(path).batches(0)
     assert [record.message.keys for record in batch.records()] == [("a",), (), (), ("b", "c")]
     assert rows(batch.columns) == slow_rows(batch)
     assert batch.columns.to_pydict()["timestamp_ms"][0] == messages[0]["timestamp_ms"]
     pq.write_table(table(messages, size=pa.array([1, None, 3, -4])), path)
-    problems = [(record.where, record.problem) for record in read(parquet_file(path)) if record.message is None]
-    assert [where for where, _ in problems] == ["row 2", "row 4"]
-    assert all("size" in problem for _, problem in problems)
+    problems = [(record.where, record.problem) for record in read(open_source(path)) if record.message is None]
+    assert [(where, "size" in problem) for where, problem in problems] == [("row 2", True), ("row 4", True)]
+    for name, values, problem in (
+        ("topic", [["t"]], "column 'topic' has the type list<.*>, but must have text"),
+        ("size", [1.5], "column 'size' has the type double, but must have integers"),
+        ("keys", ["k"], "column 'keys' has the type string, but must have a list of text"),
+    ):
+        pq.write_table(table(messages[:1], **{name: values}), path)
+        with pytest.raises(InvalidArgument, match=problem):
+            open_source(path)
 
 
 def test_files_that_are_not_sources(tmp_path, make_message):
@@ -206,37 +197,46 @@ def test_files_that_are_not_sources(tmp_path, make_message):
         open_source(path)
 
 
-def test_the_name_of_a_source_distinguishes_a_grown_file_from_a_changed_one(write_lines, make_message):
+@pytest.mark.parametrize("kind", ["ndjson", "parquet"])
+def test_the_name_of_a_source_distinguishes_a_grown_file_from_a_changed_one(write_lines, make_message, tmp_path, kind):
     path = write_lines([make_message(i) for i in range(5)])
+    if kind == "parquet":
+        path = tmp_path / "m.parquet"
+        pq.write_table(table([make_message(i) for i in range(5)]), path)
     first = source_name(open_source(path), [], restart=False)
-    assert str(path) in first
-    with path.open("ab") as handle:
-        handle.write(json.dumps(make_message(5)).encode() + b"\n")
     known = ["other", f"file:{path}x#5-0000000000000000", first]
-    assert source_name(open_source(path), known, restart=False) == first
-    path.write_bytes(b" " + path.read_bytes()[:-1])
+    assert str(path) in first and source_name(open_source(path), known, restart=False) == first
+    if kind == "parquet":
+        pq.write_table(table([make_message(i) for i in range(6)]), path)
+    else:
+        with path.open("ab") as handle:
+            handle.write(json.dumps(make_message(5)).encode() + b"\n")
+        assert source_name(open_source(path), known, restart=False) == first
+        size = path.stat().st_size
+        path.write_bytes(b" " + path.read_bytes()[:-10])
+        with pytest.raises(InvalidArgument, match="has changed since it was read"):
+            read(ndjson(path), size)
     with pytest.raises(InvalidArgument, match="--restart"):
         source_name(open_source(path), known, restart=False)
     assert source_name(open_source(path), known, restart=True) not in known
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(InvalidArgument, match="--restart"):
-        source_name(open_source(path), known, restart=False)
 
 
-def test_one_key_or_several_in_every_kind_of_file(write_lines, make_message):
+def test_lines_have_one_key_or_several_and_times_as_numbers_or_text(write_lines, make_message):
     """NDJSON accepts `key` in the same forms as `keys`. If both are there, `keys` counts. A null key is no key."""
-    plain = [{n: v for n, v in make_message(i).items() if n != "keys"} for i in range(6)]
+    plain = {name: value for name, value in make_message(1).items() if name != "keys"}
     ways = [{"key": "a"}, {"key": ["a", "b"]}, {"keys": ["a", "b"]}, {"keys": None, "key": "a"}, {"key": None}]
-    ways.append({"key": "x", "keys": ["a"]})
-    expected = [("a",), ("a", "b"), ("a", "b"), ("a",), (), ("a",)]
-    found = [r.message.keys for r in read(ndjson(write_lines([p | w for p, w in zip(plain, ways, strict=True)])))]
-    assert found == expected
+    ways += [{"key": "x", "keys": ["a"]}, {"keys": ["a", "x", "a"]}, {"keys": ["\u4e2d"], "body": {"a": [1]}}]
+    expected = [("a",), ("a", "b"), ("a", "b"), ("a",), (), ("a",), ("a", "x"), ("\u4e2d",)]
+    assert [record.message.keys for record in read(ndjson(write_lines([plain | way for way in ways])))] == expected
+    times = ["2023-11-14T22:13:21Z", "2023-11-14T23:13:21+01:00", "2023-11-14 22:13:21", plain["timestamp_ms"]]
     for way, keys in zip(ways, expected, strict=True):
-        (batch,) = ndjson(write_lines([p | way for p in plain])).batches(0)
-        assert (batch.columns is None) == (way == {"key": None})
-        if batch.columns is not None:
-            assert rows(batch.columns) == slow_rows(batch)
-        assert len(slow_rows(batch)) == len(plain) * len(keys)
+        for time in times:
+            (batch,) = ndjson(write_lines([plain | way | {"timestamp_ms": time}] * 6 + [b"", b"  "])).batches(0)
+            assert {record.message.timestamp_ms for record in batch.records()} == {plain["timestamp_ms"]}
+            assert (batch.columns is None) == (way == {"key": None})
+            if batch.columns is not None:
+                assert rows(batch.columns) == slow_rows(batch)
+            assert len(slow_rows(batch)) == 6 * len(set(keys))
 
 
 CSV = """order_id,queue_id,offset,size,created,note
@@ -391,31 +391,10 @@ def test_a_pause_of_a_pipe_that_does_not_block_is_no_end(make_message, monkeypat
     assert [record.message.offset for record in records] == [0, 1]
 
 
-def test_a_parquet_file_whose_orders_of_columns_are_damaged_does_not_end_the_process(make_message, tmp_path):
-    """Arrow aborts the process if it is asked for the metadata of a column of this file."""
-    path = tmp_path / "m.parquet"
-    pq.write_table(table([make_message(0)]), path)
-    data = bytearray(path.read_bytes())
-    # the last order of a column in the footer: a union, whose field 1 is an empty struct
-    data[data.rindex(bytes([0x1C, 0, 0]))] = 0
-    path.write_bytes(data)
-    program = f"""
-from pathlib import Path
-from tiered_index.errors import CorruptFile
-from tiered_index.sources.files import open_source
-from tiered_index.sources.places import LocalFile
-try:
-    print(sum(batch.messages for batch in open_source(LocalFile(Path({str(path)!r}))).batches(0)))
-except CorruptFile as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1\n") or "not a Parquet file that can be read" in done.stdout
-
-
 def test_damaged_metadata_of_a_column_does_not_end_the_process(tmp_path):
-    """Arrow aborts the process if it is asked for the metadata of a column before it has read some of the column."""
+    """Arrow aborts the process if it is asked for the metadata of a column before it has read some of the column, or
+    of a column whose order is damaged.
+    """
     path = tmp_path / "keys.parquet"
     pq.write_table(pa.table({"key": [f"key {n}" for n in range(50)]}), path, row_group_size=25)
     program = f"""
@@ -427,7 +406,7 @@ from tiered_index.sources.places import LocalFile
 parquet.BATCH_ROWS, path, said = 1, Path({str(path)!r}), []
 data = path.read_bytes()
 for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
-    for value in {{0, 0xFF, *(data[place] ^ 1 << bit for bit in range(8))}} - {{data[place]}}:
+    for value in {{0, 0xFF, data[place] ^ 1, data[place] ^ 16}} - {{data[place]}}:
         path.write_bytes(data[:place] + bytes([value]) + data[place + 1:])
         try:
             said.append(parquet.ParquetTable(LocalFile(path)).may_have_nulls(0, "key"))
@@ -438,7 +417,7 @@ print(json.dumps({{str(one): said.count(one) for one in said}}))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout, done.stderr)
     counts = json.loads(done.stdout)
-    assert counts["False"] > 100 and counts["CorruptFile"] > 100
+    assert counts["False"] > 100 and counts["CorruptFile"] > 50
 
 
 def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path, damaged_copies):
@@ -465,93 +444,50 @@ def numbers(rows):
     return {name: [5] * rows for name in NUMBERS}
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (pa.array([["k" * 10] * (200 if i == 3 else 2) for i in range(5)]), "row 4: its text has 2,001 bytes"),
-        (pa.array([["k" * 1000, "k"]], pa.list_(pa.string(), 2)), "row 1: its text has 1,002 bytes"),
-    ],
-    ids=["lists", "lists of a fixed length"],
-)
-def test_a_row_of_too_much_text_is_named(tmp_path, monkeypatch, keys, said):
-    monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 1_000)
-    path = tmp_path / "m.parquet"
-    pq.write_table(pa.table({"keys": keys, "topic": ["t"] * len(keys)} | numbers(len(keys))), path)
-    with pytest.raises(InvalidArgument, match=f"m.parquet, {said}; 1,000 are allowed"):
-        read(open_source(path))
-
-
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.list_(pa.string(), 1000)])
 def test_keys_that_take_no_bytes_of_a_file_are_bounded(tmp_path, monkeypatch, kind):
     keys, path = [""] * 1000, tmp_path / "m.parquet"
     pq.write_table(pa.table({"keys": pa.array([keys] * 50, kind), "topic": ["t"] * 50} | numbers(50)), path)
-    for names in ({"LIST_ROWS": 20}, {"TABLE_KEYS": 20_000}):
+    for name, most in (("LIST_ROWS", 20), ("TABLE_KEYS", 20_000)):
         with monkeypatch.context() as patch:
-            for name, most in names.items():
-                patch.setattr(parquet, name, most)
+            patch.setattr(parquet, name, most)
             counts = [batch.messages for batch in open_source(path).batches(0)]
             assert sum(counts) == 50 and max(counts) <= 20
     monkeypatch.setattr(parquet, "MAX_ROW_KEYS", 999)
     with pytest.raises(InvalidArgument, match=r"m.parquet, row 1: it has 1,000 keys; 999 are allowed"):
         next(open_source(path).batches(0))
+    monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 1_000)
+    many = pa.array([["k" * 10] * (200 if row == 3 else 2) for row in range(5)])
+    fixed = pa.array([["k" * 1000, "k"]], pa.list_(pa.string(), 2))
+    for keys, said in ((many, "row 4: its text has 2,001 bytes"), (fixed, "row 1: its text has 1,002 bytes")):
+        pq.write_table(pa.table({"keys": keys, "topic": ["t"] * len(keys)} | numbers(len(keys))), path)
+        with pytest.raises(InvalidArgument, match=f"m.parquet, {said}; 1,000 are allowed"):
+            read(open_source(path))
 
 
-def test_columns_of_another_type_are_refused_before_a_row_is_read(make_message, tmp_path):
-    path = tmp_path / "m.parquet"
-    for name, values, problem in (
-        ("topic", [["t"]], "column 'topic' has the type list<.*>, but must have text"),
-        ("size", [1.5], "column 'size' has the type double, but must have integers"),
-        ("keys", ["k"], "column 'keys' has the type string, but must have a list of text"),
-    ):
-        pq.write_table(table([make_message(1)], **{name: values}), path)
-        with pytest.raises(InvalidArgument, match=problem):
-            open_source(path)
+LINE = b'{"topic": "t", "key": "k", "queue_id": 0, "offset": 1, "size": 1, "timestamp_ms": 5000}\n'
 
 
-def test_a_table_of_too_many_columns_is_refused(tmp_path):
-    header = ",".join(["topic", *NUMBERS, "key", *(f"c{i}" for i in range(100_000))])
-    path = tmp_path / "m.csv"
-    path.write_text(header + "\n")
-    with pytest.raises(InvalidArgument, match=r"m.csv has 100,006 columns; at most 10,000 are read"):
-        open_source(path)
-
-
-def test_blank_lines_without_end_are_refused(tmp_path, make_message, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("m.ndjson.gz", LINE + b"\n" * 5_000 + LINE, "4,000 bytes up to byte 5000 are blank lines only"),
+        ("m.csv", ",".join(["topic", *(f"c{n}" for n in range(10_001))]).encode() + b"\n", "columns; at most 10,000"),
+        ("keys.ndjson.gz", LINE + b"x" * 1_000, "is longer than 1,000 bytes"),
+        ("keys.csv.gz", b"topic,key\nt,k\n" + b"x" * 1_000, "is longer than 1,000 bytes"),
+        ("keys.ndjson.gz", LINE + b"\n" * 4_000 + LINE, "are blank lines only"),
+        ("keys.csv.gz", b"topic,key\nt,k\n" + b"\n" * 4_000 + b"t,k\n", "are blank lines only"),
+    ],
+)
+def test_rows_without_end_are_refused(tmp_path, monkeypatch, name, data, said):
     monkeypatch.setattr(files, "BLOCK_BYTES", 1_000)
     monkeypatch.setattr(files, "MAX_BLANK_BYTES", 3_000)
-    packed = tmp_path / "m.ndjson.gz"
-    line = json.dumps(make_message(1)).encode() + b"\n"
-    packed.write_bytes(gzip.compress((line + b"\n" * 2_500) * 2))
-    assert len(read(open_source(packed))) == 2
-    packed.write_bytes(gzip.compress(line + b"\n" * 5_000))
-    with pytest.raises(InvalidArgument, match=r"m.ndjson.gz: 4,000 bytes up to byte 5000 are blank lines only"):
-        read(open_source(packed))
-
-
-def test_times_of_ndjson_may_be_iso_8601(write_lines, make_message):
-    times = ["2023-11-14T22:13:20Z", "2023-11-14T23:13:20+01:00", "2023-11-14 22:13:20", 1_700_000_000_000]
-    lines = [make_message(i, timestamp_ms=time) for i, time in enumerate(times)]
-    assert {record.message.timestamp_ms for record in read(ndjson(write_lines(lines)))} == {1_700_000_000_000}
-    for kind in (lines[:2], lines[3:], lines[2:3]):
-        (batch,) = ndjson(write_lines(kind)).batches(0)
-        assert rows(batch.columns) == slow_rows(batch)
-
-
-@pytest.mark.parametrize("kind", ["ndjson", "csv"])
-def test_files_of_keys_have_the_same_bounds(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(incoming, "MAX_BLANK_BYTES", 3_000)
     monkeypatch.setattr(incoming, "MAX_ROW_BYTES", 1_000)
-    monkeypatch.setattr(incoming, "MAX_BLANK_BYTES", 100)
-    path = tmp_path / f"k.{kind}.gz"
-    head = b"topic,key\n" if kind == "csv" else b""
-    line = b"t,k\n" if kind == "csv" else b'{"topic": "t", "key": "k"}\n'
-    packed = {
-        "is longer than 1,000 bytes": head + line + b"x" * 1_000,
-        "are blank lines only": head + line + b"\n" * 200 + line,
-    }
-    for said, data in packed.items():
-        path.write_bytes(gzip.compress(data))
-        with pytest.raises(InvalidArgument, match=f"{path}.*{said}"):
-            list(read_lookups(path, None, None, 1))
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(InvalidArgument, match=f"{path}.*{said}"):
+        list(read_lookups(path, None, None, 1)) if name.startswith("keys") else read(open_source(path))
 
 
 @pytest.mark.parametrize("kind", ["ndjson", "csv", "parquet"])

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.loaded import loaded
 from tiered_index import IndexService
-from tiered_index.cli.main import alone, run
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.main import run
 from tiered_index.storage.disk import Disk
 
 # the modules of this package that every command line loads. --version and --help load no more
@@ -88,16 +87,6 @@ def test_a_command_that_can_not_be_loaded_is_one_line(error, monkeypatch, capsys
     assert said.startswith(f"tiered-index: query can't be loaded: {error}: check") and said.count("\n") == 1
     with pytest.raises(ImportError, match="query can't be loaded"):
         run(["query", "t", "k", "--debug"])
-
-
-def test_too_little_memory_is_an_error_of_the_set_up(capsys):
-    def hungry(session: Session) -> int:
-        raise MemoryError("unable to allocate 8.00 GiB")
-
-    with pytest.raises(SystemExit, match="3"):
-        run([], alone(command(hungry)))
-    said = capsys.readouterr().err
-    assert "too little memory" in said and said.endswith(": unable to allocate 8.00 GiB\n")
 
 
 def test_a_folder_that_can_not_be_listed_is_an_error_of_the_set_up(tmp_path, monkeypatch, capsys):

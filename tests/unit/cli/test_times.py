@@ -43,10 +43,14 @@ def test_a_leap_second_is_the_second_after_it(text):
     assert parse_time(text) == 1_483_228_800_000 == times_ms(pa.chunked_array([[text]]))[0].as_py()
 
 
-@pytest.mark.parametrize("text", ["2016-12-31T23:58:60Z", "2016-12-30T23:59:60Z", "2016-12-31T23:59:61Z"])
-def test_any_other_second_of_60_is_an_error(text):
+@pytest.mark.parametrize(
+    "text", ["2016-12-31T23:58:60Z", "2016-12-31T23:59:61Z", "yesterday", "", "-", "2023-13-01", "٣"]
+)
+def test_an_invalid_time_is_refused_by_name(text):
     with pytest.raises(ValueError, match="neither epoch milliseconds nor an ISO 8601 time"):
         parse_time(text)
+    with pytest.raises(typer.BadParameter):
+        time_option(text)
     with pytest.raises(InvalidArgument, match="epoch milliseconds or ISO 8601"):
         times_ms(pa.chunked_array([[text]]))
 
@@ -77,19 +81,4 @@ def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
     ],
 )
 def test_times_outside_the_range_are_clamped(text, time_ms):
-    assert parse_time(text) == time_ms == time_option(text)
-
-
-@pytest.mark.parametrize("text", ["yesterday", "", "--5", "-", "1e3", "2023-13-01", "٣"])
-def test_an_invalid_time_is_refused_by_name(text):
-    with pytest.raises(ValueError, match="epoch milliseconds"):
-        parse_time(text)
-    with pytest.raises(typer.BadParameter):
-        time_option(text)
-
-
-def test_format_returns_the_parsed_time():
-    for time_ms in (0, MOMENT_MS, MOMENT_MS + 7, 253_402_300_799_999):
-        assert parse_time(format_time(time_ms)) == time_ms
-    assert format_time(MOMENT_MS) == "2023-11-14T22:13:20Z"
-    assert format_time(None) == ""
+    assert parse_time(text) == time_ms == time_option(text) == parse_time(format_time(time_ms))
