@@ -1,7 +1,6 @@
 """Connections whose clients break the protocol, or behave badly within it."""
 
 import contextlib
-import logging
 import resource
 import socket
 import time
@@ -65,17 +64,6 @@ def test_a_body_without_a_length_moves_no_position(tmp_path, version):
             assert b" 200 " not in rest(connection)
         index.flush()
         assert index.durable_position("shop") is None
-
-
-def test_a_client_that_offers_another_protocol_is_answered_in_this_one(connection, caplog):
-    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n"
-    last = b"GET /livez" + HOST + b"Connection: close\r\n\r\n"
-    with caplog.at_level(logging.WARNING):
-        connection.sendall(b"GET /livez" + HOST + offer)
-        assert answer(connection).startswith(b"HTTP/1.1 200 ")
-        connection.sendall(last)
-        assert rest(connection).startswith(b"HTTP/1.1 200 ")
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])

@@ -275,16 +275,6 @@ def test_selectors_find_their_pods() -> None:
         assert one["spec"]["selector"] in budgets
 
 
-def test_readers_read_every_brokers_index_and_no_job_is_needed() -> None:
-    (brokers,) = of_kind("StatefulSet")
-    (sidecar,) = [container for one, container in OURS if one is brokers]
-    (storage,) = [argument for argument in sidecar["args"] if argument.startswith("--storage=")]
-    (reader,) = [container for one, container in OURS if one["kind"] == "Deployment"]
-    assert storage.removesuffix("/$(POD_NAME)") in reader["args"]
-    # the sidecars merge by themselves, and delete replaced objects and orphans
-    assert not any("preset" in argument or "merge" in argument for argument in sidecar["args"])
-
-
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda overlay: overlay.name)
 def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:

@@ -130,12 +130,6 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
             assert any("can be read again" in one.message for one in caplog.records)
 
 
-def test_probes_answer_requests_for_the_head_only(client):
-    for path in ("/livez", "/readyz", "/metrics"):
-        got = client.head(path)
-        assert (path, got.status_code, got.content) == (path, 200, b"")
-
-
 def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
     heard, made, add = [], [], Listening.add
 

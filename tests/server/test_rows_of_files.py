@@ -164,7 +164,7 @@ def test_a_file_of_lookups_is_answered_with_files_and_rows(indexed, tmp_path):
     assert head.split() == ["topic", "key", "time", "file", "row"] and first.split()[3].endswith("logs/3.csv")
 
 
-@pytest.mark.parametrize("form", ["parquet", "arrow", "csv", "ndjson"])
+@pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_an_export_has_files_and_rows_and_is_ingested_again(indexed, tmp_path, form):
     with IndexService.open(**indexed) as index:
         index.put("events", 0, "7", 99, 5, BEGIN_S * 1000)
@@ -190,18 +190,6 @@ def test_an_export_has_files_and_rows_and_is_ingested_again(indexed, tmp_path, f
         assert read.code == 2
     else:
         assert (read.code, read.document["checksum"]) == (0, done.document["checksum"]), read.err
-
-
-def test_the_library_gives_rows_of_a_reader_and_of_a_writer(indexed):
-    expected = [*range(3, 400, 10)]
-    with IndexReader.open(indexed["storage"]) as reader, FileRows(reader) as rows:
-        answer = reader.messages("orders", "3", source=rows)
-        assert numbers([one.to_dict() for one in answer]) == expected
-        row = answer[-1].message
-        assert (row.row, json.loads(row.text)["n"], row.topic) == (len(lines(0, 3)), 3, "orders")
-        assert rows.has("orders") and not rows.has("others")
-    with IndexService.open(**indexed) as index, FileRows(index) as rows:
-        assert numbers([one.to_dict() for one in index.messages("orders", "3", source=rows)]) == expected
 
 
 def test_the_command_shows_rows_by_a_key_without_words_of_brokers(indexed):

@@ -53,9 +53,10 @@ def storage(tmp_path_factory):
 
 def test_a_storage_is_served_until_sigterm(storage, tmp_path):
     token = run_here("token", "me", "--file", tmp_path / "tokens.json", "--json").document["token"]
-    with started("--storage", storage, "--tokens", tmp_path / "tokens.json", "--host", "0.0.0.0") as (process, client):
+    options = ("--tokens", tmp_path / "tokens.json", "--host", "0.0.0.0", "--log-format", "json", "-v")
+    with started("--storage", storage, *options) as (process, client):
         asked = {"topic": "orders", "key": "order-4711", "explain": True}
-        got = client.get("/v1/query", params=asked, headers={"authorization": f"Bearer {token}"})
+        got = client.get("/v1/query", params=asked, headers={"authorization": f"Bearer {token}", "x-request-id": "r-1"})
         answer = got.json()
         assert [item["offset"] for item in answer["items"]] == [204_800, 1024]
         assert answer["as_of_ms"] == 1_762_000_090_000
@@ -65,6 +66,10 @@ def test_a_storage_is_served_until_sigterm(storage, tmp_path):
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, json.loads(out)) == (0, {"status": "stopped"}), error
+    records = [json.loads(line) for line in error.splitlines()]
+    (request,) = [record for record in records if record.get("request_id") == "r-1"]
+    assert (request["route"], request["status"], request["level"]) == ("/v1/query", 200, "INFO")
+    assert all(record["time"] and record["logger"].startswith("tiered_index") for record in records)
 
 
 def test_a_put_under_way_at_sigterm_is_ended_and_durable(tmp_path):

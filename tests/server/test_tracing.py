@@ -1,7 +1,5 @@
 """Spans of OpenTelemetry if the process has set it up, and no import of it otherwise; a log for programs."""
 
-import json
-import logging
 import subprocess
 import sys
 
@@ -12,10 +10,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.integration.cli.command_lines import clean_environment
-from tests.server.conftest import index_in, instead_of_query, published, serving
+from tests.server.conftest import index_in, published, serving
 from tiered_index import IndexReader
-from tiered_index.cli.output import JsonFormatter
-from tiered_index.tracing import request_id
 
 OURS = ("GET /v1/query", "tiered_index.query", "tiered_index.storage.get_range")
 ABOVE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -76,31 +72,3 @@ def test_without_opentelemetry_nothing_of_it_is_loaded(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], env=clean_environment(), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_record_of_the_log_names_its_request(index):
-    records = []
-    handler = logging.Handler()
-    handler.setFormatter(JsonFormatter())
-    handler.emit = lambda record: records.append(json.loads(handler.format(record)))
-    logger = logging.getLogger("tiered_index.server")
-    logger.addHandler(handler)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        with serving(index) as client, pytest.MonkeyPatch.context() as patch:
-
-            def failing(*_, **__):
-                logging.getLogger("tiered_index.server.test").info("in a thread\n of its own")
-                raise RuntimeError("nobody foresaw")
-
-            instead_of_query(patch, failing)
-            client.get("/v1/query", params={"topic": "orders", "key": "k"}, headers={"x-request-id": "r-2"})
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-    told, failed, request = records
-    assert {record["request_id"] for record in records} == {"r-2"}
-    assert (told["message"], request["status"]) == ("in a thread\n of its own", 500)
-    assert "nobody foresaw" in failed["traceback"] and failed["level"] == "ERROR"
-    assert request_id.get() is None

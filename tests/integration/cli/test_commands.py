@@ -1,11 +1,10 @@
 """Every reading command on a small index: its JSON, its text, its exit code."""
 
-import json
 import re
 
 import pytest
 
-from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets
+from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, write_source
 from tiered_index import IndexService
 
 ENTRIES = 2 * MESSAGES
@@ -240,36 +239,30 @@ def test_no_entry_is_printed_that_does_not_verify(run_here, damaged):
 
 
 def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
-    made, uri = tmp_path / "root", f"file://{tmp_path / 'store'}"
-    source = tmp_path / "m.ndjson"
-    same = {"topic": "t", "queue_id": 0, "size": 1}
-    messages = [same | {"keys": [f"k{i}"], "offset": i, "timestamp_ms": BEGIN_MS + i * 1000} for i in range(50)]
-    source.write_text("".join(json.dumps(message) + "\n" for message in messages))
-    geometry = ["--preset", "rocketmq", "--slots", "16", "--items", "100"]
-    assert run_here("ingest", source, "--root", made, "--storage", uri, *geometry).code == 0
-    (path,) = (made / "unsealed").glob("*.index")
-    bare = tmp_path / "20231114221320000"
+    root, bare = tmp_path / "root", tmp_path / "20231114221320000"
+    source, uri = write_source(tmp_path / "m.ndjson", 0, 25), f"file://{tmp_path / 'store'}"
+    geometry = ("--preset", "rocketmq", "--slots", 16, "--items", 100)
+    assert run_here("ingest", source, "--root", root, "--storage", uri, *geometry).code == 0
+    (path,) = (root / "unsealed").glob("*.index")
     bare.write_bytes(path.read_bytes())
     refused = run_here("inspect", bare, "--json")
     assert (refused.code, refused.error["type"]) == (2, "InvalidArgument")
     sizes = ("--set", "slots=16", "--set", "items=100")
     document = run_here("inspect", bare, *sizes, "--json").document
     assert (document["kind"], document["metadata"]["count"]) == ("unsealed without journal", 50)
-    records = run_here("inspect", bare, *sizes, "--entries").records
-    assert records[-1] == {"status": "complete", "entries": 50, "checksummed": False}
-    assert [record["offset"] for record in records[:-1]] == list(range(50))
+    *entries, last = run_here("inspect", bare, *sizes, "--entries").records
+    assert last == {"status": "complete", "entries": 50, "checksummed": False}
+    assert [entry["offset"] for entry in entries] == [n // 2 for n in range(50)]
     assert run_here("verify", bare, *sizes).code == 0
-    assert run_here("ingest", source, "--root", made, "--wait").code == 0
-    (compacted,) = (made / "uploaded").glob("*.index")
+    assert run_here("ingest", source, "--root", root, "--wait").code == 0
+    (compacted,) = (root / "uploaded").glob("*.index")
     trailer = run_here("inspect", compacted, "--json").document["trailer"]
     bare.write_bytes(compacted.read_bytes()[: trailer["position"]])
     document = run_here("inspect", bare, "--json").document
     assert (document["kind"], document["metadata"]["count"]) == ("compacted without trailer", 50)
-    assert document["layout"]["slots"] == 16
     assert run_here("verify", bare, "--json").document["status"] == "ok"
     bare.write_bytes(bare.read_bytes()[:-5])
-    broken = run_here("verify", bare, "--json")
-    assert (broken.code, broken.document["status"]) == (1, "findings")
+    assert run_here("verify", bare, "--json").code == 1
 
 
 def test_recover_reports_its_findings(run_here, damaged):

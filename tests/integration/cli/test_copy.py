@@ -44,6 +44,9 @@ def offsets(uri):
 def test_once_again_and_into_something_else(run_here, put, tmp_path):
     source, target = f"file://{tmp_path}/a", f"sqlite://{tmp_path}/b.db"
     put(1, source)
+    unmounted = run_here("copy", "--from", source, "--to", f"file://{tmp_path}/c", "--must-exist", "--json")
+    assert (unmounted.code, unmounted.error["type"]) == (2, "NotAnIndex")
+    assert "is it mounted?" in unmounted.error["message"] and not (tmp_path / "c").exists()
     for origin, place, said in ((source, source, "is the source itself"), (f"{source}-", target, "holds no")):
         itself = run_here("copy", "--from", origin, "--to", place, "--json")
         assert itself.code == 2 and said in itself.error["message"]
@@ -52,7 +55,7 @@ def test_once_again_and_into_something_else(run_here, put, tmp_path):
     assert re.search("status +copied\n.* sent +1\n", text.out, re.DOTALL)
     assert re.search("records +0\n", run_here("copy", "--storage", source, "--to", target).out)
     put(2, source)
-    document = run_here("copy", "--from", source, "--to", target, "--json").document
+    document = run_here("copy", "--from", source, "--to", target, "--must-exist", "--json").document
     assert (document["status"], document["sent"], document["removed"], document["log_number"]) == ("copied", 1, [], 2)
     # the record alone: a database decides put-if-absent itself, so it is not probed
     assert document["requests"]["target"]["put_if_absent"] == 1
@@ -67,17 +70,6 @@ def test_once_again_and_into_something_else(run_here, put, tmp_path):
     assert "written to since it was copied" in refused.error["message"]
     assert run_here("copy", "--from", source, "--to", target, "--follow", "--grace", "1m").code == 2
     assert offsets(target) == [3, 2, 1]
-
-
-def test_a_target_that_is_not_mounted_is_refused_if_it_must_have_a_copy(run_here, put, tmp_path):
-    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
-    put(1, source)
-    line = ("copy", "--from", source, "--to", target, "--must-exist", "--json")
-    refused = run_here(*line)
-    assert (refused.code, refused.error["type"]) == (2, "NotAnIndex")
-    assert "is it mounted?" in refused.error["message"] and not (tmp_path / "b").exists()
-    assert run_here(*line[:-2]).code == 0
-    assert run_here(*line).document["status"] == "copied"
 
 
 def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_here, put, tmp_path, monkeypatch):

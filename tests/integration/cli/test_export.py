@@ -93,22 +93,19 @@ def test_an_export_is_read_from_stdin(exported, run_here, original, tmp_path, mo
     assert (wrong.code, "a file that `tiered-index export` wrote" in wrong.err) == (2, True)
 
 
-def test_a_misspelt_topic_is_reported(exported, run_here, original, tmp_path):
+def test_a_topic_and_a_range_and_a_misspelt_topic(exported, run_here, original, tmp_path):
+    low, high = BEGIN_MS + 1_000_500, BEGIN_MS + 2_950_999
+    exported("range.parquet", "--topic", "orders", "--begin", low, "--end", high)
+    table = pq.read_table(tmp_path / "range.parquet")
+    offsets = [n for n in range(1000, 2951) if message(n)["topic"] == "orders"]
+    assert Counter(table["offset"].to_pylist()) == Counter(offsets * 2)
+    assert set(table["topic"].to_pylist()) == {"orders"}
     asked = ("--topic", "orderz", "--topic", "orders")
     assert exported("some.parquet", *asked)["unknown_topics"] == ["orderz"]
     told = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *asked)
     assert "no file that was read has topic 'orderz'; did you mean 'orders'?" in told.out
     piped = run_here("export", "--storage", original.uri, "--out", "-", *asked)
     assert piped.code == 0 and "no file that was read has topic 'orderz'" in piped.err
-
-
-def test_a_topic_and_a_range(exported, tmp_path):
-    low, high = BEGIN_MS + 1_000_500, BEGIN_MS + 2_950_999
-    told = exported("some.parquet", "--topic", "orders", "--begin", low, "--end", high)
-    offsets = [n for n in range(1000, 2951) if message(n)["topic"] == "orders"]
-    table = pq.read_table(tmp_path / "some.parquet")
-    assert Counter(table["offset"].to_pylist()) == Counter(offsets * 2)
-    assert (told["entries"], set(table["topic"].to_pylist())) == (len(table), {"orders"})
 
 
 def test_others_open_it_as_a_table(exported, tmp_path):
@@ -251,10 +248,12 @@ def test_what_is_refused(tmp_path, run_here, original):
     (tmp_path / "of-spark").mkdir()
     columns = ("topic", "key_hash", "key", "queue_id", "offset", "size", "timestamp")
     pq.write_table(pa.table({name: [1] for name in columns}), tmp_path / "of-spark" / "part-0.parquet")
+    (tmp_path / "e.csv").write_text("topic,queue_id,offset,size,timestamp_ms,key_hash\nt,0,1,1,1,7\n")
     for file, code, said in (
         (tmp_path / "other.parquet", 2, "column 'queue_id' is missing"),
         (tmp_path / "of-spark" / "part-0.parquet", 2, "export its index with `tiered-index export`"),
         (tmp_path / "none", 2, "No such file"),
+        (tmp_path / "e.csv", 2, "an export are read from Parquet, Arrow and NDJSON"),
     ):
         outcome = run_here("ingest", file, *where)
         assert outcome.code == code and said in outcome.error["message"], outcome.err
@@ -328,10 +327,3 @@ def test_messages_with_a_column_that_is_called_key_hash_are_messages(run_here, t
     where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--slots", 10, "--items", 100)
     assert run_here("ingest", path, "--column", "key=order", *where).code == 0
     assert len(run_here("query", "t", "o-1", "--root", tmp_path / "root", "--json").document["items"]) == 1
-
-
-def test_an_export_in_csv_is_refused_with_the_formats_that_are_read(run_here, tmp_path):
-    (path := tmp_path / "orders.csv").write_text("topic,queue_id,offset,size,timestamp_ms,key_hash\nt,0,1,1,1,7\n")
-    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--slots", 10, "--items", 100)
-    done = run_here("ingest", path, *where)
-    assert done.code == 2 and "an export are read from Parquet, Arrow and NDJSON" in done.err

@@ -62,12 +62,6 @@ def test_an_answer_that_is_cut_says_so_and_continues_by_its_cursor(asked):
     assert f"32 found, truncated\nmore with --cursor {first['cursor']}\n" in text
 
 
-def test_a_cursor_needs_a_unique_key(run_here, tmp_path):
-    refused = run_here("message", "00" * 16, "--store", tmp_path, "--cursor", "x")
-    assert refused.code == 2
-    assert "--topic" in refused.err
-
-
 def test_a_place_has_the_same_state_with_a_topic_as_without(run_here, tmp_path):
     store = tmp_path / "store"
     with StoreWriter(store, segment_bytes=4_096) as writer:

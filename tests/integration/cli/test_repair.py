@@ -61,14 +61,6 @@ def test_repairs_are_listed_then_done(run_here, damaged):
     assert run_here("recover", "--root", damaged.root).code == 0
 
 
-def test_the_byte_that_differs_from_the_local_copy_is_named(run_here, damaged):
-    first, *_ = damaged.objects()
-    at = first.stat().st_size // 2 + 7
-    flip(first, at)
-    found = run_here("verify", "--deep", "--root", damaged.root, "--json").document["findings"]
-    assert [one["offset"] for one in found if one["part"] == "copy"] == [at]
-
-
 def test_files_without_a_copy_are_given_up_by_name(run_here, damaged):
     first, second, *_ = damaged.objects()
     flip(first, first.stat().st_size // 2)
@@ -360,14 +352,6 @@ def test_a_comparison_leaves_out_entries_that_no_archived_segment_has(run_here, 
     assert done.code == 0 and done.document["skipped"], done
     new = f"file://{tmp_path}/new"
     assert of_index(run_here, new, tmp_path) == of_archive(run_here, old, 0, "--skip-missing")
-
-
-def test_a_comparison_of_several_stores_is_refused_before_the_work(run_here, place, tmp_path):
-    old = f"file://{place}/store"
-    more = ("--root", place / "root", "--storage", old, "--store-name", "c", "--restart", "--archive-segments")
-    assert run_here("ingest", place / "broker", *more, "--wait").code == 0
-    done = run_here("ingest", f"archive:{old}", "--dry-run", "--json")
-    assert (done.code, "--dry-run" in done.error["message"]) == (2, True)
 
 
 def test_a_copy_with_credentials_is_refused_without_showing_them(run_here, damaged):

@@ -33,30 +33,25 @@ def test_a_sound_index_passes(run_here, original, deep):
     assert "ok: " in run_here("verify", "--root", original.root).out
 
 
-def test_a_flipped_bit_in_a_local_compacted_file(run_here, damaged):
-    path = damaged.files("uploaded")[1]
-    flip(path, path.stat().st_size // 2)
-    for arguments in (("--root", damaged.root), (path,)):
-        (found,) = findings(run_here("verify", *arguments, "--json"))
-        assert found["file"] == str(path)
-        assert found["part"] == "run"
-        assert found["offset"] is not None
-
-
-def test_a_flipped_bit_in_an_unsealed_file(run_here, damaged):
-    (path,) = damaged.files("unsealed")
-    flip(path, 28 + 8 * 64 + 36 * 20)
-    for arguments in (("--root", damaged.root), (path,)):
-        (found,) = findings(run_here("verify", *arguments, "--json"))
-        assert found["file"] == str(path)
-        assert "CRC32" in found["problem"]
-
-
-def test_an_unsealed_file_without_its_journal(run_here, damaged):
-    (path,) = damaged.files("unsealed")
-    path.with_suffix(".journal").unlink()
-    (found,) = findings(run_here("verify", "--root", damaged.root, "--json"))
-    assert (found["file"], found["part"]) == (str(path), "journal")
+def test_damage_of_local_files_is_found_by_root_and_by_path(run_here, damaged):
+    uploaded, unsealed = damaged.files("uploaded")[1], damaged.files("unsealed")[0]
+    for path, place, part, problem in (
+        (uploaded, uploaded.stat().st_size // 2, "run", ""),
+        (unsealed, 28 + 8 * 64 + 36 * 20, None, "CRC32"),
+    ):
+        flip(path, place)
+        for arguments in (("--root", damaged.root), (path,)):
+            (found,) = findings(run_here("verify", *arguments, "--json"))
+            assert (found["file"], found["part"] == part or part is None) == (str(path), True)
+            assert found["offset"] is not None and problem in found["problem"]
+        flip(path, place)
+    unsealed.with_suffix(".journal").unlink()
+    # leftover files are notes
+    (damaged.objects()[0].parent / "0123456789abcdef.index").write_bytes(b"orphan")
+    (damaged.root / "compacted" / ".tmp-0123456789abcdef").write_bytes(b"half")
+    outcome = run_here("verify", "--root", damaged.root, "--json")
+    (found,) = findings(outcome)
+    assert (found["file"], found["part"], len(outcome.document["notes"])) == (str(unsealed), "journal", 2)
     assert "run it again with --deep --repair" in run_here("verify", "--root", damaged.root).err
     assert "`tiered-index verify --deep --repair --root" in run_here("recover", "--root", damaged.root).err
 
@@ -70,16 +65,22 @@ def test_a_flipped_bit_in_an_object_is_found_by_deep(run_here, damaged):
     assert {f["part"] for f in findings(run_here("verify", "--deep", "--storage", damaged.uri, "--json"))} == {"run"}
 
 
-def test_an_object_that_is_gone_short_or_another_one(run_here, damaged):
+def test_objects_that_are_gone_short_or_others_and_a_damaged_log_record(run_here, damaged):
     first, second, third = damaged.objects()[:3]
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
     other = damaged.objects()[-1].read_bytes()
     third.write_bytes(other[: third.stat().st_size].ljust(third.stat().st_size, b"\0"))
     found = findings(run_here("verify", "--root", damaged.root, "--json"))
-    assert len(found) == 3
-    assert all(f["part"] == "object" for f in found)
-    assert "does not have it" in found[0]["problem"] + found[1]["problem"] + found[2]["problem"]
+    assert [f["part"] for f in found] == ["object"] * 3
+    assert any("does not have it" in f["problem"] for f in found)
+    record = damaged.objects("log")[3]
+    flip(record, 20)
+    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
+    assert (found["file"], found["part"]) == (f"log/{record.name}", "log")
+    record.unlink()
+    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
+    assert "missing" in found["problem"]
 
 
 def test_a_lost_object_is_named_then_given_up(run_here, damaged):
@@ -130,16 +131,6 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     assert run_here(*asked, "--json").document["lost"] == [told]
 
 
-def test_a_damaged_log_record(run_here, damaged):
-    path = damaged.objects("log")[3]
-    flip(path, 20)
-    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
-    assert (found["file"], found["part"]) == (f"log/{path.name}", "log")
-    path.unlink()
-    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
-    assert "missing" in found["problem"]
-
-
 def test_a_log_that_contradicts_the_local_copies(run_here, damaged):
     changed, previous = False, None
     # the later records name it, so all are written again: any holder of the storage's keys can do that
@@ -184,14 +175,6 @@ def test_a_storage_of_another_index_is_found(run_here, original, tmp_path):
         assert (found["file"], found["part"]) == (other, "log") and "it is of index " in found["problem"]
     assert run_here("copy", "--from", original.uri, "--to", copied).code == 0
     assert run_here("verify", *where, copied).code == 0
-
-
-def test_leftover_files_are_notes(run_here, damaged):
-    (damaged.objects()[0].parent / "0123456789abcdef.index").write_bytes(b"orphan")
-    (damaged.root / "compacted" / ".tmp-0123456789abcdef").write_bytes(b"half")
-    outcome = run_here("verify", "--root", damaged.root, "--json")
-    assert (outcome.code, outcome.document["findings"]) == (0, [])
-    assert len(outcome.document["notes"]) == 2
 
 
 def test_no_file_is_changed(run_here, damaged):

@@ -277,32 +277,6 @@ def test_a_topic_is_browsed_around_a_moment(opened, shop):
     expect(page.locator("#browse-table tbody tr")).to_have_count(0)
 
 
-def test_a_message_that_may_be_in_an_unread_part_is_not_known(opened, shop):
-    page = opened(shop[0])
-    gone = {"file": "0001", "place": "storage", "begin_ms": T, "end_ms": T, "error": "it is gone", "source": None}
-    unread = {"messages": [], "status": "partial", "cursor": None, "failed": [gone], "collisions": 0}
-    full = unread | {"status": "truncated", "cursor": "more", "failed": []}
-    for answer, said in (
-        (unread, ["These files could not be read:", "0001 (storage)", "it is gone"]),
-        (full, ["This second has too many messages of this key."]),
-        (full | {"cursor": None}, ["The index no longer has this entry."]),
-    ):
-        page.route("**/v1/messages?*", answering(json.dumps(answer)))
-        search(page, "orders", "order-3")
-        expect(rows(page)).to_have_count(1)
-        rows(page).get_by_role("button").click()
-        state = "not known" if answer["failed"] or answer["cursor"] else "missing"
-        expect(page.locator("#message .state")).to_contain_text(f"{state}: ")
-        for one in said:
-            expect(page.locator("#message")).to_contain_text(one)
-        check_access(page)
-        page.unroute("**/v1/messages?*")
-
-
-def answering(body):
-    return lambda route: route.fulfill(body=body)
-
-
 def test_control_characters_of_a_key_reach_no_terminal(opened, shop, tmp_path):
     page = opened(shop[0])
     keys = ["\x15touch hacked\n", "\x1b[201~\rtouch hacked\r", "it's \\ \x7f\x85\u2028$(touch hacked) ß"]

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.conftest import index_in, serving
-from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
+from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
 from tests.support.batches import batch
 from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
@@ -19,8 +19,6 @@ from tiered_index.server.tokens import add_token
 pytestmark = pytest.mark.long
 
 WIDTHS = (390, 800, 1400)
-COLOURS = ["--good", "--failed", "--read", "--filter", "--skipped"]
-COLOURS += ["--unsealed", "--compacted", "--uploaded", "--storage", "--table"]
 # finds clipped parts: an element that is narrower than its contents
 CLIPPED = """[...document.querySelectorAll("main *")].filter((one) => one.checkVisibility() && one.clientWidth > 1
   && one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== "visible"
@@ -70,18 +68,6 @@ def test_empty(opened, folder, tmp_path):
         look(page, folder, "empty-files", WIDTHS[:1])
 
 
-def test_health(opened, folder, made):
-    with serving(made.index) as client:
-        page = opened(str(client.base_url))
-        page.get_by_role("link", name="Health").click()
-        expect(page.locator("#reasons")).to_contain_text("The service is ready")
-        expect(page.locator("#metrics-table tbody tr")).to_have_count(0)
-        look(page, folder, "health")
-        page.locator("#raw summary").click()
-        expect(page.locator("#metrics-table")).to_contain_text("cache_misses_total")
-        look(page, folder, "health-raw", WIDTHS[:1])
-
-
 def test_partial(opened, folder, made, tmp_path):
     copied = tmp_path / "storage"
     shutil.copytree(made.storage, copied)
@@ -125,23 +111,6 @@ def test_the_head_is_one_row_whatever_it_says(opened, made, tmp_path, has_tokens
             # the reason is clipped, not the views
             for link in page.get_by_role("navigation").get_by_role("link").all():
                 expect(link).to_be_in_viewport(ratio=1)
-
-
-def test_each_state_has_a_colour_of_its_own_and_its_legend(opened, service, ten_thousand_files):
-    page = opened(service, "#files")
-    dots = page.locator("#files-table .dot")
-    expect(dots).to_have_count(25)
-    for shade in ("light", "dark"):
-        page.emulate_media(color_scheme=shade)
-        shades = page.evaluate(
-            """(names) => names.map((name) => getComputedStyle(document.documentElement).getPropertyValue(name))""",
-            COLOURS,
-        )
-        assert all(shades) and len({*shades}) == len(COLOURS)
-        assert all(drawn(page, "#files-chart", one) for one in ("--compacted", "--uploaded", "--storage"))
-    # of the newest four files: storage, uploaded, compacted, storage
-    inked = [dots.nth(n).evaluate("one => one.style.background") for n in range(4)]
-    assert inked == [f"var(--{name})" for name in ("storage", "uploaded", "compacted", "storage")]
 
 
 def test_ten_thousand_files(opened, folder, service, ten_thousand_files):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from tests.server.conftest import published, serving
+from tests.server.conftest import serving
 from tests.server.console.pages import check_access, drawn, rows, search, status
 from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
@@ -111,35 +111,6 @@ def test_ten_thousand_files_stay_a_page_of_rows(opened, service, ten_thousand_fi
     assert page.locator("tr").count() < 150
 
 
-def test_a_pause_of_the_files_begins_at_once(opened, service):
-    page = opened(service)
-    page.clock.install()
-    held = []
-    page.route("**/v1/files", lambda route: held.append(route))
-    table, pause = page.locator("#files-table tbody tr"), page.get_by_role("button", name="Pause")
-    with page.expect_request("**/v1/files"):
-        page.get_by_role("link", name="Files").click()
-    # while a read is under way
-    pause.click()
-    with page.expect_response("**/v1/files") as answered:
-        held.pop().continue_()
-    answered.value.finished()
-    page.clock.run_for(60_000)
-    expect(table).to_have_count(0)
-    with page.expect_request("**/v1/files"):
-        pause.click()
-    expect(pause).to_have_attribute("aria-pressed", "false")
-    held.pop().continue_()
-    expect(table).not_to_have_count(0)
-    # between two reads
-    pause.click()
-    page.clock.run_for(60_000)
-    expect(pause).to_have_attribute("aria-pressed", "true")
-    assert held == []
-    with page.expect_request("**/v1/files"):
-        pause.click()
-
-
 def test_the_keyboard_is_enough(opened, service):
     page = opened(service)
     expect(page.get_by_label("Topic", exact=True)).to_be_focused()
@@ -191,23 +162,6 @@ def test_health_tells_reasons_and_how_far_answers_reach(opened, made):
         expect(page.locator("#fresh")).to_contain_text("/storage: the newest published entry is from 2025-11-01 0")
 
 
-def test_a_service_of_several_indexes_refuses_files_and_cost_once(opened, tmp_path):
-    uris = [published(tmp_path / name) for name in "ab"]
-    with IndexReader.open(uris) as reader, serving(reader) as client:
-        page, asked = opened(str(client.base_url)), []
-        page.clock.install()
-        page.reload()
-        page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
-        for name in ("Files", "Cost", "Files"):
-            page.get_by_role("link", name=name).click()
-            refusal = page.locator(f"#{name.lower()}-said").get_by_role("alert")
-            expect(refusal).to_contain_text("Bad Request (400)")
-            expect(refusal).to_contain_text("it was opened for several (2 indexes)")
-        page.clock.run_for(60_000)
-        page.wait_for_timeout(200)
-        assert "readyz" in asked and asked.count("files") == 2
-
-
 def test_the_pictures_of_the_docs(opened, service, tmp_path):
     folder = Path(os.environ.get("CONSOLE_IMAGES", tmp_path))
     page = opened(service, "#search?topic=orders&key=order-2", viewport={"width": 1040, "height": 700})
@@ -251,20 +205,6 @@ def test_a_proxy_that_answers_for_the_service_does_not_make_it_ready(opened, ser
     page.get_by_role("link", name="Health").click()
     expect(page.locator("#ready")).to_have_text("not ready: it can’t be reached")
     expect(page.locator("#reasons")).to_contain_text("This page keeps trying.")
-
-
-def test_a_search_leaves_the_focus_in_its_form(opened, service):
-    page = opened(service, "#search?topic=orders&key=order-4711")
-    button = rows(page).get_by_role("button")
-    button.click()
-    expect(page.get_by_role("heading", name="Message", exact=True)).to_be_focused()
-    page.keyboard.press("Escape")
-    expect(button).to_be_focused()
-    key = page.get_by_label("Key", exact=True)
-    key.fill("order-text")
-    key.press("Enter")
-    expect(rows(page)).to_contain_text("kein JSON")
-    expect(key).to_be_focused()
 
 
 def test_an_unknown_address_shows_the_search(opened, service):
