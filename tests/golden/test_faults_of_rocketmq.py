@@ -1,0 +1,484 @@
+"""Faults of Apache RocketMQ's index that this engine must not have.
+
+Numbers with # are issues of apache/rocketmq. Golden numbers are of the faults that RocketMQ's own code showed when it
+made the golden data. Where the last column names no test, the state machine of `tests/property` compares all answers
+with the model.
+
+| fault of RocketMQ                                             | issue                 | golden | test of             |
+|---------------------------------------------------------------|-----------------------|--------|---------------------|
+| a time range finds only the files that begin inside it        | #9233, #10268, #10269 | 1      | ranges              |
+| a message older than its file is not found by its own time    |                       | 2      | java_lost[late]     |
+| recovery loses a file's end timestamp                         | #10656                | 3      | a_restart           |
+| an unreadable file makes the answer shorter, without an error |                       | 4      | unreadable          |
+| a file is read with the slot count of the configuration       |                       | 5      | geometry            |
+| a key whose hash is Integer.MIN_VALUE fails or is lost        | #10462, #10471        | 6      | java_lost[minvalue] |
+| a put with several keys is half written, and again on a retry |                       | 6      | a_refused_call      |
+| failed writes are reported as success                         |                       | 6, 7   | wrote_nothing       |
+| a put with more keys than a file holds indexes nothing        |                       | 7      | more_keys           |
+| topics of equal hashes overwrite each other's answers         | #3613                 | 8      |                     |
+| concurrent reads share one file position                      | #10462, #10471        | 9      | many_threads        |
+| a lookup returns one result too many                          | #10471                | 10     |                     |
+| chains are cut at 512 and 1,024 items                         |                       | 10     | long_chain          |
+| an empty file is "uploaded" well                              |                       | 11     | empty_file          |
+| a double space in KEYS indexes the empty key                  |                       | 12     | empty_key           |
+| the same lookup, repeated, returns different counts           | #7872                 |        | answers_last        |
+| a crash between compaction and upload spoils the next file    | #7222                 |        | test_crashes.py     |
+| a list is changed while another thread iterates over it       | #9069, #9371          |        | test_simulation.py  |
+| handles leak                                                  | #8017, #7222, #10462  |        | test_handles.py     |
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.naive import lines
+from tests.support.batches import batch
+from tests.support.damage import flip
+from tests.support.hanging import beside, until
+from tests.support.model import Answer
+from tests.support.states import States
+from tiered_index import IndexReader
+from tiered_index.errors import BackPressure, CorruptFile, DiskFull, InvalidArgument, SchemaMismatch, StorageUnavailable
+
+T = 1_700_000_000_000
+Make = Callable[..., States]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[States] = []
+
+    def begin(**settings: Any) -> States:
+        made.append(States(tmp_path / str(len(made)), **settings))
+        return made[-1]
+
+    yield begin
+    for life in made:
+        life.crash()
+
+
+@pytest.fixture
+def life(make: Make) -> States:
+    return make()
+
+
+def put_many(life: States, first: int, last: int, key: str = "k") -> None:
+    for at in range(first, last + 1):
+        life.put("t", 0, key, at, timestamp_ms=T + at * 1000, source="log", source_position=at)
+
+
+def put_calls(life: States, calls: list[dict[str, Any]]) -> None:
+    """Repeat the puts of a golden file, also those that RocketMQ refused."""
+    for call in calls:
+        place = (call[name] for name in ("topic", "queueId", "keys", "offset", "size", "timestamp"))
+        assert life.put(*place, topic_id=call["topicId"]) == len(set(call["keys"]))
+
+
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+@pytest.mark.parametrize(
+    "name", ["late", "minvalue_slots16", "minvalue_slots101", "minvalue_slots5000", "multikey_full"]
+)
+def test_each_entry_that_java_lost_or_refused_is_found_by_its_own_second(make: Make, name: str, preset: str) -> None:
+    (meta,), calls = lines(f"tiered/{name}/meta.json"), lines(f"tiered/{name}/input.jsonl")
+    # a file has one item less, and the late entries of one file are the fault
+    life = make(preset=preset, slots=meta["slots"], items=64 if name == "late" else meta["items"])
+    put_calls(life, calls)
+    asked = [(call, key) for call in calls[:: 1 + len(calls) // 40] for key in call["keys"]]
+    # one key of each hash that Java could not place
+    asked += [(call, key) for call in calls for key in call["keys"] if key in ("boxvajrkywm", "euuudrqcyle")]
+    for state in life.through():
+        questions = [(call["topic"], key, *[call["timestamp"] // 1000 * 1000] * 2, 1000) for call, key in asked]
+        for (call, _), answers in zip(asked, life.check_all(questions), strict=True):
+            assert (call["queueId"], call["offset"]) in {(answer.queue_id, answer.offset) for answer in answers}
+        if state == "unsealed":
+            life.open()  # the disk has the same
+    stored = life.service.log_state.objects.values()
+    assert sum(one.count for one in stored) == len(life.model.entries)
+    seconds = [entry.second for entry in life.model.entries]
+    assert (min(o.second_min for o in stored), max(o.second_max for o in stored)) == (min(seconds), max(seconds))
+
+
+def test_ranges_that_java_answered_short_are_answered_whole_and_read_no_other_file(make: Make) -> None:
+    """Java's ranges are in milliseconds, its stored times in whole seconds: a begin is rounded up to a second."""
+    life = make(slots=32, items=201)
+    put_calls(life, [{**line, "keys": [line["key"]]} for line in lines("tiered_service/input.jsonl")])
+    queries = lines("tiered_service/queries.jsonl")
+    assert sum(bool(query["missed"]) for query in queries) == 32
+    whole = {(q["key"], q["begin"], q["end"]): q for q in queries if q["phase"] == "uploaded" and q["maxCount"] == 1000}
+    assert len(whole) == 27
+    for state in life.through():
+        assert len(life.service.files()) == (0 if state == "buffered" else 4)
+        asked = [(q["topic"], key, -(-begin // 1000) * 1000, end, 1000) for (key, begin, end), q in whole.items()]
+        for question, query, answers in zip(asked, whole.values(), life.check_all(asked), strict=True):
+            known = {(item[0], item[2], item[3]) for item in query["allFilesResult"]}
+            assert {(answer.key_hash, answer.queue_id, answer.offset) for answer in answers} == known
+            assert len(answers) == query["trueCountAllFiles"]
+            for report in life.service.query(*question).explain.files:
+                assert report.begin_ms <= question[3] and report.end_ms >= question[2]
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded", "storage"])
+def test_a_restart_keeps_the_interval_of_file_header_and_log(make: Make, state: str, clean: bool) -> None:
+    life = make(items=201)
+    life.put_batch([("t", 0, "k", offset, 1, T + offset * 500) for offset in range(200)])
+    last_ms = T + 99_000
+    for stage in (state, state, "storage"):
+        life.bring(stage)
+        assert len(life.check("t", "k", last_ms, None)) == 2 and life.check("t", "k", last_ms + 1000, None) == []
+        (file,) = life.service.files()
+        assert (file.second_min * 1000, file.second_max * 1000) == (T, last_ms)
+        for stored in life.service.log_state.objects.values():
+            assert (stored.second_min * 1000, stored.second_max * 1000) == (T, last_ms)
+            assert struct.unpack(">qq", life.storage.get_range(stored.name, 4, 16)) == (T, last_ms)
+        if clean:
+            life.service.close()
+        life.open()
+
+
+FAULTS: dict[str, Callable[[Any, str], object]] = {
+    "no answer": lambda storage, name: storage.fail("get_range", name_prefix=name, times=None),
+    "wrong": lambda storage, name: storage.corrupt("get_range", mode="wrong", name_prefix=name, times=None),
+    "short": lambda storage, name: storage.corrupt("get_range", mode="short", name_prefix=name, times=None),
+    "lost": lambda storage, name: storage.inner.delete(name),
+    "cut": lambda storage, name: storage.inner.put(name, storage.inner.get(name)[:100]),
+}
+
+
+@pytest.fixture
+def four_files(make: Make) -> States:
+    """Files of twenty entries of one key, a hundred seconds each. No answer comes from memory."""
+    life = make(items=21, block_cache_bytes=0, directory_cache_bytes=0)
+    life.put_batch([("t", 0, "k", number, 1, T + number * 5000) for number in range(80)])
+    return life
+
+
+def check_unreadable(life: States, number: int, file_id: str, error: type[Exception]) -> None:
+    """Check that no answer is short because the file with this number can't be read."""
+    others = [answer for answer in life.model.query("t", "k", max_count=None) if answer.offset // 20 != number]
+    window = (T, T + number * 100_000 - 1) if number else (T + 100_000, T + 400_000)
+    for name, ask in life.asking():
+        with pytest.raises(error):
+            ask("t", "k", max_count=1000)
+        result = ask("t", "k", max_count=1000, allow_partial=True)
+        assert (result.status, [report.file for report in result.failed]) == ("partial", [file_id]), name
+        assert result.failed[0].error and [Answer.of(item) for item in result] == others
+        # a lookup that does not need the file is whole
+        result = ask("t", "k", *window)
+        assert result.status == "complete"
+        assert [Answer.of(item) for item in result] == life.model.query("t", "k", *window)
+
+
+@pytest.mark.parametrize(("fault", "number"), [*((fault, 0) for fault in FAULTS), ("wrong", 3), ("lost", 3)])
+def test_an_unreadable_object_is_no_short_answer(four_files: States, fault: str, number: int) -> None:
+    four_files.bring("storage")
+    failing = four_files.service.files()[number]
+    (name,) = [name for name, one in four_files.service.log_state.objects.items() if one.file_id == failing.file_id]
+    FAULTS[fault](four_files.storage, name)
+    check_unreadable(four_files, number, failing.file_id, StorageUnavailable if fault == "no answer" else CorruptFile)
+    if fault in ("no answer", "wrong", "short"):
+        four_files.storage.clear()
+        four_files.check("t", "k", max_count=1000)
+
+
+@pytest.mark.parametrize(("state", "number"), [("unsealed", 0), ("unsealed", 2), ("compacted", 2)])
+def test_an_unreadable_local_file_is_no_short_answer_and_is_kept(four_files: States, state: str, number: int) -> None:
+    four_files.bring(state)
+    file_id = four_files.service.files()[number].file_id
+    four_files.crash()
+    path = four_files.root / state / f"{file_id}.index"
+    flip(path, 28 + 8 * 7 + (40 if state == "unsealed" else 0) + 14)
+    data = path.read_bytes()
+    four_files.open()
+    check_unreadable(four_files, number, file_id, CorruptFile)
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded", "storage"])
+def test_files_have_their_own_geometry(make: Make, state: str) -> None:
+    """Another slot count is refused and changes nothing. None is needed, and files of several sizes lie together."""
+    life = make(slots=32, items=31)
+    keys = [f"k{number}" for number in range(12)]
+    life.put_batch([("t", 0, keys[number % 12], number, 1, T + number * 1000) for number in range(60)])
+    life.bring(state)
+    life.service.close()
+
+    def content() -> dict[Path, bytes]:
+        files = (path for path in life.root.rglob("[!.]*") if path.is_file() and path.name != "lock")
+        return {path: path.read_bytes() for path in files}
+
+    before = content()
+    for slots in (64, 31, 1):
+        with pytest.raises(SchemaMismatch, match="32 slots"):
+            life.open(slots=slots)
+        assert content() == before
+    for name in ("slots", "items", "preset"):
+        del life.settings[name]
+    for items in (None, 11, 2, 200):
+        life.open(items=items)
+        offset = 100 * (items or 0)
+        life.put_batch([("t", 0, keys[more % 12], offset + more, 1, T + more * 1000) for more in range(15)])
+        life.service.flush()
+        life.service.close()
+    life.open()
+    assert {2, 200} < {file.layout.items for file in life.service.files() if file.place == "unsealed"}
+    for key in keys:
+        assert [Answer.of(item) for item in life.service.query("t", key)] == life.model.query("t", key)
+    with IndexReader.open(root=life.root, storage_backend=life.storage, slots=64, items=100) as reader:
+        assert [Answer.of(item) for item in reader.query("t", "k3")] == life.model.query("t", "k3")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"keys": ("x1", "x2", "")},
+        {"keys": ("x1", "x2", "x" * 40_000)},
+        {"keys": ("x1", None, "x2")},
+        {"offset": -1},
+        {"size": 2**31},
+        {"timestamp_ms": -1},
+        {"source": "log"},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_refused_call_leaves_no_key_behind_and_a_repeated_one_is_one_answer(life: States, wrong: Any) -> None:
+    message = {"topic": "t", "queue_id": 0, "keys": ("x1", "x2"), "offset": 7, "size": 1, "timestamp_ms": T, **wrong}
+    for _ in range(2):
+        with pytest.raises(InvalidArgument):
+            life.service.put(**message)
+    for _ in range(2):
+        assert life.put("t", 0, ("x1", "x2"), 8, timestamp_ms=T) == 2
+    for _ in life.through():
+        for key in ("x1", "x2"):
+            assert [answer.offset for answer in life.check("t", key, max_count=1)] == [8]
+    assert [stored.count for stored in life.service.log_state.objects.values()] == [4]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full disk", "broken disk"])
+@pytest.mark.parametrize("operation", ["create", "allocate", "pwrite", "sync", "rename", "sync_folder"])
+def test_a_flush_that_wrote_nothing_raises(make: Make, operation: str, code: int) -> None:
+    life = make(items=8, buffer_max_entries=12)
+    put_many(life, 1, 5)
+    life.disk.fail(operation, times=None, error=code)
+    for _ in range(2):
+        with pytest.raises(DiskFull if code == errno.ENOSPC else StorageUnavailable):
+            life.service.flush()
+        assert life.service.durable_position("log") is None
+        assert life.service.health()["problems"]
+        assert len(life.check("t", "k")) == 5
+    put_many(life, 6, 12)
+    with pytest.raises(BackPressure):  # the buffer is full, and drops nothing to make space
+        life.service.put("t", 0, "k", 13, 10, T, source="log", source_position=13)
+    life.disk.clear()
+    life.service.flush()
+    assert not life.service.health()["problems"]
+    life.open()  # as after a kill: it is really there
+    life.state = "unsealed"
+    for _ in life.through():
+        assert life.service.durable_position("log") == 12
+        assert len(life.check("t", "k")) == 12
+    assert sum(stored.count for stored in life.service.log_state.objects.values()) == 12
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "sync"])
+def test_unconfirmed_entries_are_not_promised_after_a_crash(life: States, operation: str) -> None:
+    put_many(life, 1, 5)
+    life.service.flush()
+    put_many(life, 6, 9)
+    life.disk.fail(operation, times=None)
+    with pytest.raises(StorageUnavailable):
+        life.service.flush()
+    for _ in range(2):
+        assert life.service.durable_position("log") == 5
+        life.open()
+    # entries 6 to 9 were never confirmed; the caller continues after the position
+    assert [item.offset for item in life.service.query("t", "k")][-5:] == [5, 4, 3, 2, 1]
+    for at in range(6, 10):
+        life.service.put("t", 0, "k", at, 10, T + at * 1000, source="log", source_position=at)
+    life.disk.fail("pwrite", times=None)
+    with pytest.raises(StorageUnavailable):
+        life.service.close()  # `close` raises the error of its flush
+    life.open()
+    assert life.service.durable_position("log") == 5
+
+
+@pytest.mark.parametrize("items", [4, 30])
+@pytest.mark.parametrize("already", [0, 3])
+def test_a_put_with_more_keys_than_a_file_is_indexed_whole(make: Make, items: int, already: int) -> None:
+    life = make(items=items)
+    for offset in range(already):
+        life.put("t", 0, "before", offset)
+    keys = [f"key-{number:03d}" for number in range(30)]
+    assert life.put("t", 0, keys, 100, timestamp_ms=T + 1000) == 30
+    life.put("t", 0, "after", 101, timestamp_ms=T + 2000)
+    files = -(-(already + 31) // (items - 1))
+    for state in life.through():
+        assert len(life.service.files()) == (0 if state == "buffered" else files)
+        for key in (*keys[::7], "before", "after"):
+            assert len(life.check("t", key)) == (already if key == "before" else 1)
+    assert sum(stored.count for stored in life.service.log_state.objects.values()) == already + 31
+
+
+def test_a_put_with_more_keys_than_the_buffer_is_refused_or_indexed_whole(make: Make) -> None:
+    life = make(items=8, buffer_max_entries=10)
+    keys = [f"key-{number:03d}" for number in range(30)]
+    life.put("t", 0, "before", 1)
+    with pytest.raises(BackPressure):
+        life.service.put("t", 0, keys, 2, 10, T)
+    assert life.check("t", keys[0]) == []
+    life.bring("unsealed")
+    assert life.put("t", 0, keys, 2) == 30
+    for _ in life.through():
+        assert all(len(life.check("t", key)) == 1 for key in keys[::5])
+
+
+@pytest.mark.parametrize("state", ["compacted", "uploaded", "storage"])
+def test_lookups_of_many_threads_answer_as_one_does(make: Make, eager_switches: None, state: str) -> None:
+    life = make(items=61, slots=31)
+    life.put_batch([("t", 0, f"k{number % 15}", number, 10 + number, T + number * 1000) for number in range(240)])
+    life.bring(state)
+    askers = [ask for _, ask in life.asking()]
+    windows = [(None, None), (T + 50_000, T + 130_000), (T + 200_000, None)]
+    questions = [("t", f"k{number}", *window) for number in range(15) for window in windows]
+    expected = {question: life.model.query(*question) for question in questions}
+    start = threading.Barrier(6)
+
+    def look(seed: int) -> None:
+        rng = random.Random(seed)
+        start.wait(60)
+        for _ in range(40):
+            question = rng.choice(questions)
+            result = rng.choice(askers)(*question)
+            assert (result.status, [Answer.of(item) for item in result]) == ("complete", expected[question])
+
+    assert [call() for call in [beside(lambda seed=seed: look(seed)) for seed in range(6)]] == [None] * 6
+
+
+@pytest.mark.parametrize("name", [pytest.param("cap_same_key_1500", marks=pytest.mark.long), "cap_collision_hides"])
+def test_entries_of_a_long_chain_that_java_did_not_find(make: Make, name: str) -> None:
+    (meta,), calls = lines(f"tiered/{name}/meta.json"), lines(f"tiered/{name}/input.jsonl")
+    life = make(slots=meta["slots"], items=meta["items"])
+    names = ("offset", "size", "timestamp")
+    life.put_batch([(c["topic"], c["queueId"], key, *(c[n] for n in names)) for c in calls for key in c["keys"]])
+    queries = lines(f"tiered/{name}/queries.jsonl")
+    for _ in life.through():
+        answers = life.check_all([(q["topic"], q["key"], None, None, q["maxCount"]) for q in queries])
+        of_java = [min(len(q["unsealed"]), len(q["compacted"])) for q in queries]
+        assert any(len(found) > short for found, short in zip(answers, of_java, strict=True))
+
+
+def test_a_long_chain_is_found_whole_at_once_and_page_by_page(make: Make) -> None:
+    """More entries than Java's caps of one key, and newer items of other keys in the only slot."""
+    life = make(slots=1, items=3000)
+    life.put_batch([("t", 0, "k", number, 10, T + number * 1000) for number in range(1500)])
+    life.put_batch([("t", 0, f"other-{number % 50}", number, 10, T + number * 1000) for number in range(1500, 2525)])
+    for _ in life.through():
+        life.check_all([("t", "k", None, None, most) for most in (2, 513, 1025, 1501)])
+        assert [answer.offset for answer in life.check("t", "k", None, T + 2_999)] == [2, 1, 0]
+        assert life.check("t", "none") == []
+        for _, ask in life.asking()[::3]:
+            found, page = [], None
+            while page is None or page.cursor is not None:
+                page = ask("t", "k", max_count=700, cursor=page and page.cursor)
+                found += [item.offset for item in page]
+            assert found == list(range(1499, -1, -1))
+
+
+def test_an_empty_file_is_never_published(life: States) -> None:
+    def check_nothing() -> None:
+        assert not list(life.storage.list("data/")) and not life.service.log_state.objects
+        assert not life.service.files() and not list(life.root.glob("[cu][op]*/*.index"))
+
+    empty = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
+    for position in range(1, 4):
+        assert life.service.put_batch(empty, source="log", source_position=position) == 0
+        assert life.service.put("t", 0, [], position, 1, T) == 0
+        life.service.seal()
+        life.service.run_lifecycle()
+        life.clock.advance(100_000)  # long past sealing by age
+        assert not life.service.run_lifecycle().any()
+        check_nothing()
+        life.service.close()
+        life.open()
+        assert life.service.durable_position("log") == position
+    # a file whose first write failed has no entries: they are written to another file
+    life.put("t", 0, "k", 1)
+    life.disk.fail("pwrite", times=None)
+    with pytest.raises(StorageUnavailable):
+        life.service.flush()
+    life.disk.clear()
+    for _ in life.through():
+        assert len(life.check("t", "k")) == 1
+    assert [stored.count for stored in life.service.log_state.objects.values()] == [1]
+    assert [info.size_bytes > 0 for info in life.storage.list("data/")] == [True]
+
+
+def test_an_empty_file_of_another_hand_is_damage(life: States) -> None:
+    life.put("t", 0, "k", 1)
+    life.bring("compacted")
+    (path,) = (life.root / "compacted").glob("*.index")
+    life.crash()
+    path.write_bytes(b"")
+    life.open()
+    for _, ask in life.asking():
+        with pytest.raises(CorruptFile):
+            ask("t", "k")
+        assert ask("t", "k", allow_partial=True).status == "partial"
+    life.service.run_lifecycle()
+    assert not list(life.storage.list("data/")) and not life.service.log_state.objects
+
+
+def test_an_empty_key_is_refused_from_any_call(life: States) -> None:
+    life.put("t", 0, ("red", "blue"), 1)
+    for keys in ("", [""], ["red", "", "blue"], iter(["red", ""])):
+        with pytest.raises(InvalidArgument, match="key is empty"):
+            life.service.put("t", 0, keys, 2, 10, T + 1000)
+    for row in (0, 2):
+        keys = ["red", "blue", "red"]
+        keys[row] = ""
+        with pytest.raises(InvalidArgument, match=f"row {row}"):
+            life.service.put_batch(batch(3, key=keys, offset=[2, 3, 4]))
+    life.put("t", 0, "red  blue", 5)  # `put` does not split keys
+    for _ in life.through():
+        for key, offset in (("red", 1), ("blue", 1), ("red  blue", 5)):
+            assert [answer.offset for answer in life.check("t", key)] == [offset]
+        for _, ask in life.asking():
+            with pytest.raises(InvalidArgument, match="key is empty"):
+                ask("t", "")
+
+
+@pytest.mark.parametrize("max_count", [32, 1000])
+def test_the_answer_does_not_depend_on_the_file_that_answers_last(make: Make, max_count: int) -> None:
+    """Intervals overlap the next file's, and every third message is in two files."""
+    life = make(items=13)
+    for number in range(45):
+        for offset in (number, number - 9) if number % 3 == 0 and number > 8 else (number,):
+            at = len(life.model.entries)
+            life.put("t", 0, "k", offset, timestamp_ms=T + (at // 12 * 6 + offset * 7919 % 11) * 1000)
+    life.bring("storage")
+    files = life.service.files()
+    assert len(files) == 5
+    # with 32 answers, the oldest file is not read
+    for slowest in files[max_count == 32 :]:
+        hang = life.storage.hang("get_range", name_prefix=f"data/{slowest.file_id}/")
+        reader = life.reader()
+        call = beside(lambda reader=reader: reader.query("t", "k", max_count=max_count))
+        assert hang.entered.wait(60)
+        read = [0]
+
+        def is_quiet(read: list[int] = read) -> bool:
+            """Return whether all other reads seem to be over: their number has not grown for a while."""
+            read.append(life.storage.calls("get_range"))
+            return len(read) > 20 and read[-20] == read[-1]
+
+        until(is_quiet, every_s=0.002)
+        hang.release.set()
+        assert [Answer.of(item) for item in call()] == life.model.query("t", "k", max_count=max_count)
