@@ -1,15 +1,31 @@
-"""One writer per index: locks, leases, takeovers, fences, and the calls that a fenced writer may still make."""
+"""One writer per index: locks, leases, and storages that are not the index's or ignore put-if-absent.
+
+`tests/fencing` has the scenarios of several processes.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import threading
 
 import pytest
 
 from tests.support.copies import bytes_of
 from tests.support.storage_faults import FaultStorage, LateRecords
-from tiered_index.errors import IndexClosed, LockHeld, NotAnIndex, StorageMisconfigured, StorageUnavailable
+from tiered_index import IndexService
+from tiered_index.errors import (
+    ConfigError,
+    LockHeld,
+    NotAnIndex,
+    StorageMisconfigured,
+    StorageUnavailable,
+    WriterFenced,
+)
+from tiered_index.storage.opening import open_storage
+
+NOW_MS = 1_700_000_000_000
 
 
 def test_a_root_has_one_writer(make_world):
@@ -20,6 +36,9 @@ def test_a_root_has_one_writer(make_world):
         world.open()
     assert {path: path.stat().st_size for path in world.root.rglob("*")} == before
     assert (held.value.pid, held.value.host) == (os.getpid(), socket.gethostname())
+    (world.root / "lock").unlink()  # a deleted file lets no second writer in
+    with pytest.raises(LockHeld):
+        world.open()
     world.put(3)
     world.service = service
     world.check()
@@ -80,12 +99,61 @@ def test_an_index_is_not_made_or_written_where_put_if_absent_is_ignored(make_wor
         assert bytes_of(world.storage) == before
 
 
-def test_a_closed_index_does_nothing(make_world):
-    world = make_world()
-    service = world.open()
-    service.close()
-    service.close()
-    arguments = {"put": ("t", 0, "k", 0, 0, 0), "put_batch": ({},), "query": ("t", "k"), "query_many": ([],)}
-    for name in (*arguments, "flush", "seal", "run_lifecycle", "files", "files_table"):
-        with pytest.raises(IndexClosed, match="closed"):
-            getattr(service, name)(*arguments.get(name, ()))
+DAMAGE = {
+    "cut": lambda data: data[:-5],
+    "no text": lambda data: b"\xff\xff",
+    "no object": lambda data: b"[]",
+    "nested deeply": lambda data: b"[" * 100_000,
+    "an endless number": lambda data: json.dumps(json.loads(data) | {"expires_ms": float("inf")}).encode(),
+    "a list for a number": lambda data: json.dumps(json.loads(data) | {"pid": []}).encode(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_lease_excludes_no_writer_and_fences_still_hold(open_index, offsets, storage, caplog, damage):
+    first = open_index("first")
+    first.put("t", 0, "k", 1, 1, NOW_MS)
+    first.seal()
+    (lease,) = [info.name for info in storage.list("lease/")]
+    storage.put(lease, damage(storage.get(lease)))
+    second = open_index("second")
+    assert [record.levelname for record in caplog.records if lease in record.getMessage()] == ["WARNING"]
+    second.put("t", 0, "k", 2, 1, NOW_MS)
+    second.seal()
+    second.run_lifecycle()
+    with pytest.raises(WriterFenced):
+        first.run_lifecycle()
+    assert offsets(second) == [2]
+    assert not second.health()["problems"]
+
+
+def test_an_opening_that_fails_late_flushes_nothing(open_index, storage, caplog):
+    faulty = FaultStorage(storage)
+    # it takes longer than many pauses, and is then refused as by another writer
+    faulty.meanwhile("put_if_absent", lambda: threading.Event().wait(0.02), times=None)
+    faulty.fail("put_if_absent", times=None, error=LockHeld)
+    for attempt in range(3):
+        with pytest.raises(LockHeld, match="scripted"):
+            open_index(f"{attempt}", storage_backend=faulty, background=True, flush_interval_s=0.001)
+    assert not [record for record in caplog.records if "flush" in record.getMessage()]
+
+
+def test_a_root_whose_storage_is_empty_says_that_it_belongs_to_another(tmp_path, uri="memory://a-life-that-ended"):
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=7, items=64):
+        with pytest.raises(LockHeld, match=rf"root is being written by this process \({os.getpid()}\)"):
+            IndexService.open(root=tmp_path / "root")
+        with pytest.raises(LockHeld, match=r"ended is being written by this process .* with another root; its lease"):
+            IndexService.open(root=tmp_path / "other", storage=uri, slots=7, items=64)
+    empty = f"file://{tmp_path}/empty"
+    for other in (None, empty):
+        with open_storage(uri) as storage:
+            storage.delete_many([info.name for info in storage.list("")])
+        with pytest.raises(NotAnIndex) as caught:
+            IndexService.open(root=tmp_path / "root", storage=other)
+        for part in (other or uri, f"root {tmp_path}/root belongs to another storage", f"in {uri}, which ended"):
+            assert part in str(caught.value)
+
+
+def test_a_bucket_with_too_short_a_name_is_named():
+    with pytest.raises(ConfigError, match=r"'b' is not a bucket's name: .* a name of 3 to 255 letters"):
+        open_storage("s3://b/p")

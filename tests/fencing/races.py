@@ -2,16 +2,13 @@
 
 In some rounds they wait for each other before each try, so that all but one of them lose the number.
 
-A test module derives a class and has two fixtures: `uri`, a place for the test only, and `storage`, opened there.
 `python -m tests.fencing.races URI NAME` runs one racer.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -88,18 +85,9 @@ def check(storage: Storage, begun: int, racers: list[str], lost: list[int]) -> N
 
 
 class LogRaceScenarios:
-    """Fixtures: `uri`, `storage`."""
+    """The races among the scenarios. Fixtures: `uri`, `storage`."""
 
-    def test_threads(self, uri: str, storage: Storage, tmp_path: Path) -> None:
-        begun = begin(uri, storage, tmp_path / "root")
-        racers = ["a", "b", "c", "d"]
-        barrier = threading.Barrier(len(racers))
-        with ExitStack() as stack, ThreadPoolExecutor(len(racers)) as pool:
-            storages = [stack.enter_context(open_storage(uri)) for _ in racers]
-            lost = pool.map(lambda own, racer: append_all(own, racer, lambda: barrier.wait(60)), storages, racers)
-            check(storage, begun, racers, list(lost))
-
-    def test_processes(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+    def test_a_race_of_processes_for_numbers(self, uri: str, storage: Storage, tmp_path: Path) -> None:
         begun = begin(uri, storage, tmp_path / "root")
         racers = ["a", "b", "c"]
         with ExitStack() as stack:

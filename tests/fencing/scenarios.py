@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.fencing.races import LogRaceScenarios
 from tests.fencing.writer import FIRST, KEYS, MOMENTS, NOW_MS, put
 from tests.support.hanging import beside, until
 from tests.support.log_records import an_object, open_log, publish
@@ -96,7 +97,7 @@ class RepeatingStorage(WrapperStorage):
         self.inner.put_if_absent(name, data)
 
 
-class FencingScenarios:
+class FencingScenarios(LogRaceScenarios):
     """Fixtures: `uri`, `storage`."""
 
     def test_a_root_and_an_index_have_one_writer_and_its_end_is_noticed(self, uri: str, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fencing.races import LogRaceScenarios
 from tests.fencing.scenarios import FencingScenarios
 from tests.support.s3_server import S3Server
 from tiered_index.storage.base import Storage
@@ -31,8 +30,4 @@ def storage(uri: str) -> Iterator[Storage]:
 
 
 class TestFencing(FencingScenarios):
-    """The scenarios that also run on the real server."""
-
-
-class TestLogRace(LogRaceScenarios):
-    """The races that also run on the real server."""
+    """The scenarios of every storage. `tests/real_s3` runs them on a real server."""
