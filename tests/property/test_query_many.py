@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from tests.support.batches import batch
 from tests.support.cold_index import Recorder
+from tests.support.model import Answer, ReferenceModel
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, InvalidCursor
+from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
 from tiered_index.format import compacted
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.read import batch as batches
@@ -219,13 +220,46 @@ def test_a_lost_object_fails_the_batch_or_is_named(index: IndexService) -> None:
     assert untouched.status == "complete"
 
 
-def test_no_lookups_and_slices(index: IndexService) -> None:
+def test_a_batch_refuses_and_answers_as_single_lookups_do(index: IndexService) -> None:
+    times = [None, -(2**70), 0, T, T + 2999, 253_402_300_800_000, 2**63, 2**70]
+    for begin_ms, end_ms, max_count in itertools.product(times, times, [True, 0, 1, 2, 2**31, 2**63, 2**70]):
+        question = {"begin_ms": begin_ms, "end_ms": end_ms, "max_count": max_count}
+        outcomes: list[Any] = []
+        for several in (False, True):
+            try:
+                asked = [Lookup(topic="t", key="k1"), Lookup(topic="t", key="k7", **question)]
+                result = index.query_many(asked)[1] if several else index.query("t", "k7", **question)
+                outcomes.append((result.status, result.items, result.cursor))
+            except InvalidArgument as error:
+                outcomes.append(str(error))
+        alone, batched = outcomes
+        assert alone == batched or (isinstance(alone, str) and alone in batched), question
     assert list(index.query_many([])) == []
-    answers = index.query_many([Lookup(topic="t", key=f"k{i}") for i in range(10)])
-    assert answers[2:4] == [answers[2], answers[3]]
-    assert answers[-1] == answers[9]
-    with pytest.raises(IndexError):
-        answers[10]
+
+
+def test_a_large_answer_of_many_files_is_the_models_to_its_border(tmp_path: Path) -> None:
+    """Answers of many files are sorted when their number has doubled, not after each file."""
+    model, rng, rows = ReferenceModel(), random.Random(3), 6000
+    offsets = list(range(rows - 500)) + [rng.randrange(rows - 500) for _ in range(500)]  # some messages were put twice
+    rng.shuffle(offsets)
+    with opened(tmp_path, MemoryStorage(), slots=7, items=400, local_keep_s=0, clock=ManualClock(T)) as service:
+        for begin in range(0, rows, 1500):
+            piece = offsets[begin : begin + 1500]
+            times = [T + offset * 7 % 1000 * 1000 for offset in piece]
+            columns = batch(len(piece), queue_id=[offset % 3 for offset in piece], offset=piece, timestamp_ms=times)
+            service.put_batch(columns)
+            for row in zip(*columns.values(), strict=True):
+                model.put(*row)
+            if begin < rows - 1500:
+                service.flush()
+            if begin == 1500:
+                service.run_lifecycle()
+        assert {handle.place for handle in service.files()} == {"storage", "unsealed"}
+        wanted = model.query("t", "k", max_count=None)
+        for max_count in (512, 513, len(wanted) - 1, len(wanted), len(wanted) + 1):
+            result = service.query("t", "k", max_count=max_count)
+            assert [Answer.of(item) for item in result] == wanted[:max_count]
+            assert result.status == ("complete" if max_count >= len(wanted) else "truncated")
 
 
 found = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 3), st.integers(0, 1)), max_size=6)

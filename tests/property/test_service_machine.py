@@ -12,7 +12,7 @@ from tests.property.rules_of_faults import StruckMachine
 from tests.property.rules_of_readers import PLAIN, SOURCED
 
 BACKENDS = ("memory", "file", "sqlite", "s3")
-EXAMPLES = {"memory": 10, "file": 2, "sqlite": 2, "s3": 1}
+EXAMPLES = {"memory": 20, "file": 2, "sqlite": 2, "s3": 1}
 LONG = {"memory": 3000, "file": 1000, "sqlite": 300, "s3": 100}
 
 

@@ -115,33 +115,6 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
     assert files_below(tmp_path / "root") == set(), "no reader uses the file any more"
 
 
-@pytest.mark.parametrize("ask", ASK)
-def test_a_reader_of_an_open_file_sees_it_fill_seal_and_go(service, tmp_path, monkeypatch, ask):
-    """The reader pauses inside the active file's search. That file gets more entries, is sealed, compacted, uploaded
-    and retired.
-    """
-    crew, pause = Crew(2), Pause(monkeypatch, *INSIDE[ask])
-    more = 3 * COUNT
-    service.put("t", 0, "other", 10**6, 1, NOW_MS)
-    service.flush()
-    thread, answers = began(crew, pause, ASK[ask], service)
-    for number in range(COUNT, more):
-        service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
-    service.seal()
-    service.run_lifecycle()
-    service.run_lifecycle()
-    assert {handle.place for handle in service.files()} == {"storage"}
-    pause.go_on.set()
-    crew.wait_for([thread])
-    crew.finish()
-    (result,) = answers
-    offsets = [item.offset for item in result]
-    assert offsets == sorted(set(offsets), reverse=True)
-    assert set(range(COUNT)) <= set(offsets) <= set(range(more))
-    service.run_lifecycle()
-    assert files_below(tmp_path / "root") == set()
-
-
 def test_a_reader_in_the_storage_does_not_hold_up_local_files(service, storage, tmp_path):
     """A cold read hangs. Files replaced after it began wait for it, and are then deleted all at once."""
     service.seal()

@@ -188,55 +188,27 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def cycles_leave_nothing(place: Place, cycle: Callable[[Place], None], number: int) -> None:
-    # made once and kept: modules, the client's session, the server's end of a connection; in the second cycle, obstore
-    # reads and starts its threads
-    for _ in range(2):
-        cycle(place)
-    with no_collection():
-        before = census(place.folder, collect=False)
-        for _ in range(number):
-            cycle(place)
-        after = census(place.folder, collect=False)
-    print(f"{number} cycles: {before} before, {after} after")
-    assert (before.below, before.mappings, before.threads) == (0, 0, 0)
-    assert after == before
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("place", "cycle"),
-    [*itertools.product(("file", "sqlite"), KINDS), ("memory", opens_that_fail), ("s3", a_writer_in_the_background)],
-    indirect=["place"],
-    ids=lambda value: getattr(value, "__name__", None),
+    "place",
+    ["memory", *(pytest.param(scheme, marks=pytest.mark.long) for scheme in ("file", "sqlite", "s3"))],
+    indirect=True,
 )
 @pytest.mark.usefixtures("capsys")
-def test_cycles_leave_nothing_open(place: Place, cycle: Callable[[Place], None]) -> None:
-    cycles_leave_nothing(place, cycle, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cycle", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("place", ["file", "sqlite", "memory", "s3"], indirect=True)
-@pytest.mark.usefixtures("capsys")
-def test_hundreds_of_cycles_leave_nothing_open(place: Place, cycle: Callable[[Place], None]) -> None:
-    cycles_leave_nothing(place, cycle, 300 if not place.uri.startswith("s3") else 50)
-
-
-@pytest.mark.parametrize("place", ["memory"], indirect=True)
-def test_a_close_releases_recovered_files_even_while_the_object_is_kept(place: Place) -> None:
-    rounds_of_the_life_cycle(place)
-    service = place.writer(background=False)
-    reader = IndexReader.open(root=place.root, storage_backend=place.faulty(), query_threads=2)
-    assert len(reader.query("t", "k1")) == len(service.query("t", "k1")) > 0
-    assert len({handle.place for handle in service.files()}) > 1
-    handles = [*service.files(), *reader.files()]
-    reader.close()
-    service.close()
-    left = census(place.folder, collect=False)
-    assert (left.below, left.mappings, left.threads) == (0, 0, 0)
-    assert handles is not None  # the objects are still here
-    assert service.recovery_notes is not None
+def test_cycles_leave_nothing_open(place: Place) -> None:
+    for cycle in KINDS:
+        if cycle is commands and place.uri.startswith("memory"):
+            continue
+        # made once and kept: modules, the client's session, the server's end of a connection; in the second cycle,
+        # obstore reads and starts its threads
+        for _ in range(2):
+            cycle(place)
+        with no_collection():
+            before = census(place.folder, collect=False)
+            for _ in range(2):
+                cycle(place)
+            after = census(place.folder, collect=False)
+        assert (before.below, before.mappings, before.threads) == (0, 0, 0)
+        assert after == before, cycle.__name__
 
 
 class FailingCall:
