@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import struct
 import traceback
 
 import pytest
 
+from tests.faults.conftest import ASK
 from tests.support.damage import flip
+from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.format.trailer import Tail
+
+NOW_MS = 1_700_000_000_000
 
 
 def beside(world):
@@ -106,18 +112,6 @@ def test_a_damaged_local_copy_is_answered_from_the_storage(kept):
     world.check()
 
 
-def test_a_damaged_copy_found_while_the_storage_was_down_is_skipped_once_it_is_back(kept):
-    world = kept
-    world.service.close()
-    for path in (world.root / "uploaded").glob("*.index"):
-        flip(path, -30)
-    storage = FaultStorage(world.storage)
-    storage.fail("*", times=None)
-    world.open(storage=storage)
-    storage.clear()
-    world.do("run_lifecycle check")
-
-
 def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storage(kept):
     """The crash came between the file's record and its move to uploaded/."""
     world = kept
@@ -189,3 +183,191 @@ def test_a_damaged_journal_fails_a_readers_lookups_too(make_world):
         assert (result.status, [report.file for report in result.failed]) == ("partial", [path.stem])
         path.write_bytes(good)
         world.check(reader.query)
+
+
+# What health tells
+
+
+@pytest.mark.parametrize("state", ["unsealed", "compacted"])
+def test_health_names_a_damaged_file_until_it_is_whole_again(open_index, leave_compacted, tmp_path, state):
+    if state == "compacted":
+        leave_compacted().close()
+    else:
+        with open_index() as service:
+            service.put("t", 0, "k", 1, 1, NOW_MS)
+    (path,) = (tmp_path / "root" / state).glob("*.index")
+    whole = path.read_bytes()
+    path.write_bytes(bytes(byte ^ 0xFF for byte in whole))
+    service = open_index()
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match=path.stem):
+            service.query("t", "k")
+        (problem,) = service.health()["problems"]
+        assert problem.startswith(f"{path.stem}: ")
+        service.run_lifecycle()
+    service.close()
+    path.write_bytes(whole)
+    service = open_index()
+    assert len(service.query("t", "k")) == 1 and service.health()["problems"] == []
+
+
+def test_a_damaged_copy_found_while_the_storage_was_down_is_no_trouble_once_the_log_is_read(kept):
+    world = kept
+    world.service.close()
+    paths = list((world.root / "uploaded").glob("*.index"))
+    for path in paths:
+        flip(path, -30)
+    storage = FaultStorage(world.storage)
+    storage.fail("*", times=None)
+    service = world.open(storage=storage)
+    told = {problem.split(": ")[0] for problem in service.health()["problems"]}
+    assert told == {"log", *(path.stem for path in paths)}
+    storage.clear()
+    world.do("run_lifecycle check")
+    assert service.health()["problems"] == []
+
+
+# Tables that this project's lookups don't need, but other readers do
+
+
+@pytest.mark.parametrize(
+    ("place", "preset", "reopened"),
+    [
+        ("filter", "native", False),
+        (10, "native", True),  # in the header
+        (28 + 8 * 3 + 2, "native", False),  # in the slot table
+        (28 + 8 * 7 - 1, "rocketmq", False),  # its end
+    ],
+)
+def test_a_compacted_file_with_a_damaged_table_is_not_published(
+    leave_compacted, open_index, storage, tmp_path, place, preset, reopened
+):
+    service = leave_compacted(count=20, preset=preset)
+    (path,) = (tmp_path / "root" / "compacted").iterdir()
+    if place == "filter":
+        place = Tail.decode(path.read_bytes(), path.name, path.stat().st_size).position + 5
+    flip(path, place)
+    damaged = path.read_bytes()
+    if reopened:
+        service.abandon()
+        service = open_index()
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match=path.name):
+            service.run_lifecycle()
+        assert not list(storage.list("data/")) and not service.log_state.objects
+        assert path.read_bytes() == damaged
+    assert service.health()["problems"]
+
+
+# The end of a journal: damage where a younger file proves that the file was whole
+
+LANES = {"main": NOW_MS, "quarantine": 5_000}
+
+
+def put(service, first, last, begin_ms=NOW_MS):
+    for number in range(first, last + 1):
+        service.put("t", 0, "k", number, 1, begin_ms + number * 1000, source="s", source_position=number)
+    service.flush()
+
+
+def borders(journal):
+    """Return the end of each record of a journal: open, batch, batch, seal."""
+    ends = [12]
+    while ends[-1] < len(journal):
+        (length,) = struct.unpack_from(">I", journal, ends[-1])
+        ends.append(ends[-1] + 8 + length)
+    return ends[1:]
+
+
+LOST = {
+    "cut behind the first batch": lambda data, ends: data[: ends[1]],
+    "cut within the second batch": lambda data, ends: data[: ends[1] + 20],
+    "zeros from the second batch on": lambda data, ends: data[: ends[1]].ljust(len(data), b"\0"),
+    "cut behind the open record": lambda data, ends: data[: ends[0]],
+    "cut within the first batch": lambda data, ends: data[: ends[0] + 20],
+}
+
+
+@pytest.mark.parametrize(
+    ("lost", "lane", "restarted"),
+    [*((lost, "main", False) for lost in LOST), *((next(iter(LOST)), lane, True) for lane in LANES)],
+)
+def test_what_a_journal_lost_is_damage_where_a_younger_file_is(
+    open_index, open_reader, offsets, tmp_path, lost, lane, restarted
+):
+    """Messages 1..40 are in a sealed file whose journal lost its end, and 41..50 in a younger file."""
+    service = open_index()
+    put(service, 1, 20, LANES[lane])
+    put(service, 21, 40, LANES[lane])
+    service.seal()
+    if restarted:
+        service.close()
+        service = open_index()
+    put(service, 41, 50, LANES[lane])
+    service.abandon()
+    journals = (tmp_path / "root" / "unsealed").glob("*.journal")
+    journal = next(path for path in journals if b'"kind":"seal"' in path.read_bytes())
+    data = journal.read_bytes()
+    ends = borders(data)
+    assert (len(ends), ends[-1]) == (4, len(data))
+    journal.write_bytes(LOST[lost](data, ends))
+    files = {path: path.read_bytes() for path in (journal, journal.with_suffix(".index"))}
+    for _ in range(2):
+        service = open_index()
+        for asked in (service, open_reader("root")):
+            for ask in ASK.values():
+                with pytest.raises(CorruptFile, match=journal.stem):
+                    ask(asked)
+            result = asked.query("t", "k", max_count=1000, allow_partial=True)
+            assert (result.status, sorted(item.offset for item in result)) == ("partial", list(range(41, 51)))
+            assert [report.file for report in result.failed] == [journal.stem]
+        service.seal()
+        service.run_lifecycle()
+        service.run_lifecycle()
+        assert {path: path.read_bytes() for path in files if path.exists()} == files
+        assert journal.stem not in {o.file_id for o in service.log_state.objects.values()}
+        reader = open_reader()
+        promised = reader.log_state.positions.get("s", 0)
+        assert set(range(1, promised + 1)) <= set(offsets(reader))
+        service.close()
+
+
+def test_the_newest_files_journal_may_end_early(open_index, open_reader, offsets, tmp_path):
+    service = open_index()
+    put(service, 1, 20)
+    service.seal()
+    put(service, 21, 30)
+    put(service, 31, 40)
+    service.abandon()
+    journals = (tmp_path / "root" / "unsealed").glob("*.journal")
+    journal = next(path for path in journals if b'"kind":"seal"' not in path.read_bytes())
+    data = journal.read_bytes()
+    journal.write_bytes(data[: borders(data)[1] + 20])
+    assert offsets(open_reader("root")) == list(range(1, 31))
+    service = open_index()
+    assert offsets(service) == list(range(1, 31))
+    assert service.durable_position("s") == 30
+
+
+@pytest.mark.parametrize(("operation", "nth"), [("pwrite", 1), ("pwrite", 2), ("sync", 2)])
+@pytest.mark.parametrize(("failed", "last"), [("write", 41), ("seal", 40)])
+def test_a_write_or_seal_that_failed_is_no_damage(open_index, open_reader, offsets, operation, nth, failed, last):
+    disk = FaultDisk()
+    service = open_index(disk=disk)
+    put(service, 1, 20)
+    disk.fail(operation, nth=nth, torn=True)
+    if failed == "seal":
+        service.seal()
+    put(service, 21, 40)
+    assert len(service.files()) == 2  # after a failed write the first file accepts no more entries
+    if last == 41:
+        service.seal()
+        put(service, 41, 41)
+    service.abandon()
+    wanted = list(range(1, last + 1))
+    assert offsets(open_reader("root")) == wanted
+    for _ in range(2):
+        service = open_index()
+        assert offsets(service) == wanted
+        assert service.durable_position("s") == last
+        service.abandon()

@@ -5,7 +5,6 @@ The index then has the state before the merge or the one after it.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Literal
@@ -17,7 +16,7 @@ from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable
 from tiered_index.service.jobs.merge_run import merge
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.storage.memory import MemoryStorage
@@ -77,13 +76,6 @@ def sweep_and_check(life: Merging) -> None:
     life.check(questions=QUESTIONS)
 
 
-def test_what_a_merge_asks_of_the_storage(make_life: Callable[[], Merging]) -> None:
-    """The other tests make each of these calls fail; if there were none, they would test nothing."""
-    calls = calls_of_a_merge(make_life())
-    assert all(calls[name] for name in (*WRITING[:4], "get_range"))
-    assert calls["delete"] == 0
-
-
 def test_an_object_that_is_gone_before_its_record_is_not_published(make_life: Callable[[], Merging]) -> None:
     life = make_life()
     before = life.log().state
@@ -137,31 +129,6 @@ def test_the_old_state_or_the_new_one(
     assert not life.state.files
 
 
-@pytest.mark.parametrize("operation", [*WRITING, *READING])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_writers_own_merge_leaves_the_old_state_or_the_new_one(
-    make_life: Callable[[], Merging], operation: str, when: When
-) -> None:
-    """Its next rounds merge the rest. An object that a failed round leaves is an orphan, and is deleted a day later."""
-    life = make_life()
-    faulty = FaultStorage(life.storage)
-    life.index.close()
-    index = life.open(storage_backend=faulty, merge="1d")
-    # only the first two calls of the round fail, or have no response
-    faulty.fail(operation, times=2, when=when)
-    with contextlib.suppress(StorageUnavailable):
-        index.run_merge()
-    assert sum(stored.count for stored in life.state.objects.values()) == life.messages
-    life.check(questions=QUESTIONS[1:])
-    faulty.clear()
-    for _ in range(2):
-        index.run_merge()
-        life.clock.advance(2 * DAY_MS / 1000)
-        index.run_lifecycle()
-    assert not life.state.files and not index.health()["problems"]
-    sweep_and_check(life)
-
-
 def test_a_merge_that_fails_deletes_its_uploads(make_life: Callable[[], Merging]) -> None:
     life = make_life()
     before = {info.name for info in life.storage.list("data/")}
@@ -197,18 +164,4 @@ def test_a_source_that_answers_wrongly_is_never_merged(
         merge_through(life, lambda it: it.corrupt("get_range", mode=mode, nth=3, times=None))
     assert life.state.number == number
     merge_through(life, lambda it: it.corrupt("get_range", mode=mode, nth=3))
-    sweep_and_check(life)
-
-
-def test_a_source_that_is_gone_ends_the_merge_and_changes_nothing(make_life: Callable[[], Merging]) -> None:
-    life = make_life()
-    number = life.state.number
-    gone = next(iter(life.state.objects))
-    data = life.storage.get(gone)
-    life.storage.delete(gone)
-    with pytest.raises(TieredIndexError, match=gone):
-        life.merge()
-    assert life.state.number <= number + 1
-    life.storage.put(gone, data)
-    life.merge()
     sweep_and_check(life)

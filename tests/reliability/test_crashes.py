@@ -38,9 +38,10 @@ def test_a_sample_of_crashes(life):
     [
         ("again", "lifecycle", 0.004),
         ("again", "reopening", 0.002),
-        ("fault", "lifecycle", 0.001),
-        ("fault", "erasing", 0.001),
-        ("burst", "writing", 0.001),
+        ("fault", "lifecycle", 0.02),
+        ("fault", "erasing", 0.002),
+        ("burst", "writing", 0.02),
+        ("burst", "lifecycle", 0.01),
     ],
 )
 def test_a_sample_of_faults_and_of_second_crashes(campaign, life, share):

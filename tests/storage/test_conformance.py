@@ -1,10 +1,8 @@
 """Every backend, and every wrapper of one, against the same contract."""
 
-import runpy
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from tests.storage.conftest import WAYS
 from tests.support.s3_server import S3Server
 from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tests.support.unsynced_disk import UnsyncedDisk
-from tiered_index.errors import ObjectNotFound
 from tiered_index.storage import obstores
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
@@ -23,8 +20,6 @@ from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite import SqliteStorage
 from tiered_index.testing.storage_conformance import StorageConformance
-
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sql_storage.py"
 
 
 class TestMemoryStorage(StorageConformance):
@@ -101,44 +96,6 @@ class TestS3Storage(StorageConformance):
     def another(self, storage: Storage) -> Iterator[Storage]:
         assert isinstance(storage, S3Storage)
         with S3Storage(storage.bucket, "some/prefix", storage.options) as another:
-            yield another
-
-    def test_a_prefix_shows_only_its_own_objects(self, storage: Storage) -> None:
-        assert isinstance(storage, S3Storage)
-        whole, one, on = (
-            S3Storage(storage.bucket, prefix, storage.options) for prefix in ("", "/index/one/", "index/on")
-        )
-        with whole, one, on:
-            one.put("a", b"1")
-            on.put("a", b"2")
-            assert [info.name for info in one.list()] == ["a"]
-            on.delete("a")
-            assert one.get("a") == b"1"
-            with pytest.raises(ObjectNotFound):
-                on.get("a")
-            assert [info.name for info in whole.list()] == ["index/one/a"]
-
-
-@pytest.fixture(scope="module")
-def shown() -> dict[str, Any]:
-    lines = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
-    assert len(lines) < 120, "docs/embedding.md promises about 100 lines"
-    return runpy.run_path(str(EXAMPLE))
-
-
-class TestSqlStorage(StorageConformance):
-    """The storage that docs/examples shows to authors of storages."""
-
-    racers, readers, many = 4, 4, 1_050
-
-    @pytest.fixture
-    def storage(self, shown: dict[str, Any], tmp_path: Path) -> Iterator[Storage]:
-        with shown["SqlStorage"](tmp_path / "objects") as storage:
-            yield storage
-
-    @pytest.fixture
-    def another(self, shown: dict[str, Any], tmp_path: Path) -> Iterator[Storage]:
-        with shown["SqlStorage"](tmp_path / "objects") as another:
             yield another
 
 

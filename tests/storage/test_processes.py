@@ -3,24 +3,16 @@
 import contextlib
 import gc
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.storage.children import check_sound, child, output
 from tests.storage.scripted_server import Answer, ScriptedServer
-from tests.storage.sqlite_probes import check_sound, output
 from tests.storage.test_s3_writer import BEGUN, DONE
-from tests.support.processes import started
 from tiered_index.errors import IndexClosed
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.sqlite import SqliteStorage
-
-
-def child(script: str, *arguments: object) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    return started([sys.executable, "-c", script, *map(str, arguments)])
-
 
 RACER = """
 import sys
@@ -103,7 +95,6 @@ def test_a_reader_beside_a_writer_never_sees_half(tmp_path: Path) -> None:
 FORKER = """
 import os, sys, threading, time
 from pathlib import Path
-from tests.storage.sqlite_probes import HookedClock
 from tiered_index.errors import ObjectExists
 from tiered_index.storage.sqlite import SqliteStorage
 
@@ -117,14 +108,8 @@ def race(storage, who, rounds):
         won.append(n)
     return won
 
-def hold(_):
-    if threading.current_thread() is not threading.main_thread():
-        entered.set()
-        time.sleep(0.2)
-        ended.append(True)
-
-path, rounds, entered, ended = Path(sys.argv[1]), 40, threading.Event(), []
-storage = SqliteStorage(path, clock=HookedClock(hold))
+path, rounds = Path(sys.argv[1]), 40
+storage = SqliteStorage(path)
 storage.put("before", b"x")
 receiver, sender = os.pipe()
 child = os.fork()
@@ -141,7 +126,14 @@ assert os.waitpid(child, 0)[1] == 0
 assert sorted(mine + theirs) == list(range(rounds)), (mine, theirs)
 
 # a connection in use: SQLite would take its locks for those of the child, so the fork waits for the transaction
-holder = threading.Thread(target=lambda: storage.put("held", b"y"))
+entered, ended = threading.Event(), []
+
+def hold(connection):
+    entered.set()
+    time.sleep(0.2)
+    ended.append(True)
+
+holder = threading.Thread(target=lambda: storage._writes.transact("holding", hold))
 holder.start()
 entered.wait(30)
 child = os.fork()
@@ -192,6 +184,14 @@ with SqliteStorage(path, clock=HookedClock(ring)) as storage:
     storage.put("before", b"x")
     storage.put("object", b"y" * 3_000_000)
     assert statuses == [7]
+    # in a read, at one of its steps
+    for step in range(4, 40, 5):
+        steps = []
+        sys.setprofile(lambda *_: steps.append(1) or (len(steps) == step and signal.raise_signal(signal.SIGUSR1)))
+        found = storage.get("object")
+        sys.setprofile(None)
+        assert found == b"y" * 3_000_000
+    assert statuses == [7] * 9
     listed = {info.name: info.size_bytes for info in storage.list()}
     assert listed.pop("object") == 3_000_000 and set(listed.values()) == {1}
 print("well")

@@ -3,25 +3,23 @@
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.storage.sqlite_probes import check_sound, output
-from tests.support.processes import started
+from tests.storage.children import check_sound, child, output
 from tiered_index.errors import ObjectNotFound
 from tiered_index.storage.sqlite import SqliteStorage
 
 CRASHER = """
-import json, os, shutil, signal, sqlite3, sys
+import json, os, shutil, signal, sys
 from pathlib import Path
 from tiered_index.storage import sqlite
-from tiered_index.storage.sqlite import SqliteStorage
+from tiered_index.storage.sqlite import SqliteStorage, _Connection
 
-sqlite.CHUNK_BYTES, sqlite.MOST_BYTES = 1000, 2000
-sqlite.PRAGMAS = (*sqlite.PRAGMAS, "synchronous=OFF")  # a kill is no power cut
+sqlite.CHUNK_BYTES, sqlite._MOST_BYTES = 1000, 2000
+sqlite._PRAGMAS = (*sqlite._PRAGMAS, "synchronous=OFF")  # a kill is no power cut
 OLD, NEW = b"old" * 1500, b"new version" * 500
 folder, operation = Path(sys.argv[1]), sys.argv[2]
 
@@ -39,16 +37,16 @@ def act(storage):
         writer.close()
 
 def die_at(nth):
-    connect, statements = sqlite3.connect, [0]
+    opened, statements = _Connection._opened, [0]
     def count(statement):
         statements[0] += 1
         if statements[0] == nth:
             os.kill(os.getpid(), signal.SIGKILL)
-    def traced(*place, **settings):
-        connection = connect(*place, **settings)
+    def traced(self, file, make):
+        connection = opened(self, file, make)
         connection.set_trace_callback(count)
         return connection
-    sqlite3.connect = traced
+    _Connection._opened = traced
 
 with SqliteStorage(folder / "template.db") as storage:
     storage.put("object", OLD)
@@ -84,7 +82,7 @@ STATES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 @pytest.mark.parametrize("operation", STATES)
 def test_a_kill_at_any_statement_leaves_old_or_new(tmp_path: Path, operation: str) -> None:
     old, new = ({**state, "other": "kept"} for state in STATES[operation])
-    with started([sys.executable, "-c", CRASHER, str(tmp_path), operation]) as process:
+    with child(CRASHER, tmp_path, operation) as process:
         reports = [json.loads(line) for line in output(process).splitlines()]
     assert [report["crashed"] for report in reports] == [True] * (len(reports) - 1) + [False]
     assert len(reports) > 5
@@ -117,7 +115,7 @@ with SqliteStorage(Path(sys.argv[1])) as storage:
 @pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.4])
 def test_a_process_killed_in_a_big_put_loses_nothing_it_acknowledged(tmp_path: Path, delay_s: float) -> None:
     path = tmp_path / "objects.db"
-    with started([sys.executable, "-c", BIG_WRITER, str(path)]) as process:
+    with child(BIG_WRITER, path) as process:
         assert process.stdout
         # ends while the second put of the big object runs
         said = [process.stdout.readline() for _ in range(5)]

@@ -14,7 +14,7 @@ slot-group-crc-skipped: the CRC32 of slot groups is not checked
   in check_run
   - if (found := crc32(piece)) != run.crc32:
   + if (found := crc32(piece)) is None:
-  tests/regressions/rocketmq/test_unreadable_file_is_no_short_answer.py::test_a_file_in_the_storage
+  tests/golden/test_faults_of_rocketmq.py::test_an_unreadable_object_is_no_short_answer
 tail-crc-skipped: the CRC32 of a trailer's tail is not checked
   in Tail.decode
   - if found != crc:
@@ -28,12 +28,12 @@ directory-crc-skipped: the CRC32 of a directory is not checked
 directory-unchecked: a directory is accepted that does not cover each item once
   in parse_trailer
   - trailer.directory.check(trailer.metadata, tail.position, file)
-  tests/regressions/test_bytes_of_wrong_meaning.py::test_lookups[overlapping]
+  tests/hostile/test_bytes_of_wrong_meaning.py::test_lookups[overlapping]
 journal-of-another-file: a journal is accepted that names another file than its own name does
   in parse_journal
   - file_id not in (None, journal.file_id)
   + file_id == ()
-  tests/regressions/test_bytes_of_wrong_meaning.py::test_a_journal_that_names_another_file_leaves_that_one_alone
+  tests/hostile/test_bytes_of_wrong_meaning.py::test_a_journal_that_names_another_file_leaves_that_one_alone
 metadata-crc-skipped: the CRC32 of metadata is not checked
   in parse_trailer
   - if (found := crc32(part)) != crc:
@@ -48,7 +48,7 @@ tables-crc-skipped: a compacted file with a damaged header or slot table is publ
   in verify_tables
   - does not match its CRC32", expected, computed, offset=start)
   + does not match its CRC32", found, found, offset=start)
-  tests/regressions/test_tables_of_a_compacted_file.py::test_a_damaged_table_is_not_published[native-False-slot table]
+  tests/faults/test_damage.py::test_a_compacted_file_with_a_damaged_table_is_not_published[54-native-False]
 items-unverified-before-upload: a compacted file with damaged items is published
   in Lifecycle._upload
   - verify_tables(file)

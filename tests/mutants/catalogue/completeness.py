@@ -94,7 +94,7 @@ lost-object-is-a-short-list: an object that the log names but the storage lacks 
   in LookupRun._were_removed
   - if lost and not self.allow_partial:
   + if lost and not self._read_log:
-  tests/regressions/rocketmq/test_unreadable_file_is_no_short_answer.py::test_a_file_in_the_storage
+  tests/golden/test_faults_of_rocketmq.py::test_an_unreadable_object_is_no_short_answer
 removed-object-not-looked-up-again: a lookup fails because a later record removed an object
   in LookupRun._were_removed
   - if error.name in state.objects]
@@ -104,16 +104,16 @@ cursor-repeats-its-last: a page begins with the last answer of the page before
   in are_after
   - else values > bound)
   + else values >= bound)
-  tests/property/test_cursors.py::test_pages_of_a_key_with_thousands_of_entries[native-0-64-64]
+  tests/golden/test_faults_of_rocketmq.py::test_a_long_chain_is_found_whole_at_once_and_page_by_page
 cursor-skips-ties: a page leaves out answers of the last second of the page before
   in are_after
   - later |= equal & (values < bound
   + later |= equal & (name == "second") & (values < bound
-  tests/property/test_cursors.py::test_pages_of_a_key_with_thousands_of_entries[native-0-64-64]
+  tests/property/test_service_machine.py::test_an_index_answers_as_the_model_does[memory]
 strangers-answer: answers include entries of a file of another schema
   in _Recovery.run
   - self._set_strangers_aside(layout)
-  tests/regressions/test_files_of_another_schema.py::test_it_is_named_kept_and_never_published
+  tests/faults/test_roots.py::test_a_file_of_another_schema_is_named_kept_and_never_published
 true-interval-lost: a compacted file's interval begins at its begin time, so that it hides late messages (RocketMQ 10268)
   in Compaction.__init__
   - min(topic.second_min for topic in self._topic_stats)

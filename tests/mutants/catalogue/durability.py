@@ -23,7 +23,7 @@ disk-space-only-promised: the next file's space is a hole without blocks, so tha
 disk-rename-before-sync: a compacted file gets its name before its bytes are durable
   in Disk.write_file
   - self.sync(descriptor)
-  tests/storage/test_local_crashes.py::test_a_published_file_is_whole_after_a_power_cut
+  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]
 disk-publish-without-folder-sync: a published file's name is not durable when its predecessor is deleted
   in Disk.publish
   - self.rename(temporary, target)
@@ -58,7 +58,7 @@ append-goes-on-after-failed-sync: a file accepts more entries after a failed syn
   in UnsealedFile.append
   - self.failed = True  # until the last line
   + pass
-  tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one
+  tests/faults/test_disks.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one
 append-visible-before-durable: a batch is counted and can be found before it is durable
   in UnsealedFile.append
   - if len(batch):
@@ -67,17 +67,17 @@ append-visible-before-durable: a batch is counted and can be found before it is 
   + self.journal.batches.append(record)
   + if len(batch):
   +     self._disk.pwrite(self._descriptor, data
-  tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one
+  tests/faults/test_disks.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one
 recovery-trusts-what-it-reads: a journal's last record counts as durable although its sync may have failed
   in UnsealedFile.recover
   - root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)
   + pass
-  tests/regressions/test_bursts_of_disk_faults.py::test_recovery_writes_again_what_a_failed_sync_may_not_have_written
+  tests/faults/test_disks.py::test_recovery_writes_again_what_a_failed_sync_may_not_have_written
 given-up-half: an abandoned file is deleted although its journal may have entries
   in drop_unbegun
   - _rewrite(root, journal_path, begun)
   + pass
-  tests/regressions/test_bursts_of_disk_faults.py::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went
+  tests/faults/test_disks.py::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went
 compact-deletes-first: the unsealed file is deleted before its compacted form has its name
   in Lifecycle._compact
   - root.write_file(target, self._renewing(pieces), f"compacting
@@ -89,17 +89,17 @@ local-put-name-unsynced: an object's name is not durable when the put returns
   in _LocalWriter._name
   - self._disk.sync_folder(self._target.parent)
   + pass
-  tests/storage/test_local_crashes.py::test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new[put_if_absent-before]
+  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put_if_absent]
 local-folder-unsynced: an object's folder is not durable when the put returns
   in LocalStorage._make_folder
   - # Also for an existing folder: another process may have made it without syncing its parent yet.
   - self._disk.sync_folder(folder.parent)
-  tests/storage/test_local_crashes.py::test_the_name_of_every_folder_is_synced_also_if_another_process_made_it[False]
+  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]
 local-delete-unsynced: a deleted object can come back after a power cut
   in LocalStorage.delete_many
   - self._sync_removed(parent)
   + pass
-  tests/storage/test_local_crashes.py::test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new[delete-before]
+  tests/storage/test_local_crashes.py::test_a_delete_is_durable_when_it_returns
 sqlite-commit-unsynced: a commit does not wait for the disk
   in _Connection._opened
   - database.execute(f"PRAGMA {pragma}")
@@ -122,12 +122,12 @@ recovery-trusts-compacted: an unsealed file is dropped although the items of its
 recovery-drops-before-the-name: an unsealed file is dropped before the name of its compacted form is durable
   in _Recovery._recover_unsealed
   - root.disk.sync_folder(root.folder(COMPACTED))
-  tests/regressions/test_bursts_of_disk_faults.py::test_a_compacted_file_has_its_name_before_a_recovery_drops_the_unsealed_one
+  tests/faults/test_disks.py::test_a_compacted_file_has_its_name_before_a_recovery_drops_the_unsealed_one
 recovery-believes-short-journal: a journal that lacks durable entries counts as a short file
   in _Recovery._recover_unsealed
   - claims.get(file_id, 0)
   + 0
-  tests/regressions/test_lost_end_of_a_journal.py::test_what_a_journal_lost_is_damage_where_a_younger_file_is
+  tests/faults/test_damage.py::test_what_a_journal_lost_is_damage_where_a_younger_file_is
 recovery-forgets-damage: recovery leaves out an unreadable file, so that answers are short without an error
   in _Recovery._recover_unsealed
   - self._add_damaged(file_id, UNSEALED, typed, journal.seconds if journal is not None else None)
@@ -168,7 +168,7 @@ lives-gap-while-flushed: entries leave the buffer before a file shows them
   + self.buffer.end_flush()
   + try:
   +     for appender, run in current:
-  tests/regressions/rocketmq/test_failed_writes_are_no_success.py::test_a_flush_that_wrote_nothing_raises
+  tests/golden/test_faults_of_rocketmq.py::test_a_flush_that_wrote_nothing_raises
 positions-lost-on-retire: a local copy is deleted although nothing else states a source's position
   in Lifecycle._retirable
   - if file.file_id in needed:
@@ -209,13 +209,13 @@ buffer-released-before-durable: a failed flush drops the entries that it did not
   + self._round = None
   + self.buffer.end_flush()
   + raise
-  tests/regressions/rocketmq/test_failed_writes_are_no_success.py::test_a_flush_that_wrote_nothing_raises
+  tests/golden/test_faults_of_rocketmq.py::test_a_flush_that_wrote_nothing_raises
 positions-before-flush: a position counts as durable before its entries are
   in Flusher._run_round
   - self._round = self._begin()
   + self._round = self._begin()
   + self.positions = max_positions(self.positions, self._round[-1][1].positions)
-  tests/regressions/rocketmq/test_failed_writes_are_no_success.py::test_unconfirmed_entries_are_not_promised_after_a_crash
+  tests/golden/test_faults_of_rocketmq.py::test_unconfirmed_entries_are_not_promised_after_a_crash
 positions-with-the-first-piece: a batch's position is durable with its first piece, not with its last
   in Appender.write
   - self._append(file, piece, names, run.positions if last else {})
@@ -239,7 +239,7 @@ writer-shows-half-an-object: an object appears although its writer failed in the
 local-stream-unsynced: the last bytes of a large object are named before they are durable
   in _LocalWriter._send_part
   - self._disk.sync(self._open[1])
-  tests/storage/test_local_crashes.py::test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new[stream-before]
+  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[stream]
 orphans-of-any-age: uploads in progress are deleted before they can be published
   in find_orphans
   - if info.modified_ms < before_ms or info.name in over]

@@ -9,16 +9,16 @@ fence-forgotten: a writer appends to the log after a higher epoch
   in StorageLog._appended
   - if epoch is not None and state.epoch > epoch:
   + if state.epoch < 0:
-  tests/faults/test_fencing.py::TestFencing::test_a_record_that_loses_its_number_to_a_fence_is_none[file]
+  tests/fencing/test_fencing.py::TestFencing::test_a_record_that_loses_its_number_to_a_fence_is_none[file]
 fence-not-appended: a writer that claims an epoch leaves no fence in the log
   in StorageLog.claim_epoch
   - self._appended("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0), attempt)
-  tests/faults/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
+  tests/fencing/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 exists-taken-for-a-win: a writer treats a lost log number as its own
   in StorageLog._appended
   - if winner.attempt == attempt:
   + if winner.attempt is not None:
-  tests/faults/test_fencing.py::TestFencing::test_of_two_records_for_one_number_the_second_gets_the_next[file]
+  tests/fencing/test_fencing.py::TestFencing::test_of_two_records_for_one_number_the_second_gets_the_next[file]
 exists-taken-for-a-loss: a writer whose first response was lost treats its own record as another writer's
   in StorageLog._appended
   - if winner.attempt == attempt:
@@ -48,17 +48,17 @@ lease-release-ignored: a released lease keeps other writers out until it ends
   in LeaseWatch._left_s
   - current is None or current.lease.released
   + found is None
-  tests/faults/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
+  tests/fencing/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 lease-of-own-root: a killed writer's own lease locks out its root
   in LeaseWatch._left_s
   - (current.lease.place == place) if current.lease.place else (current.lease.root_id == root_id)
   + False
-  tests/faults/test_fencing.py::TestFencing::test_a_root_and_an_index_have_one_writer_and_its_end_is_noticed[file]
+  tests/fencing/test_fencing.py::TestFencing::test_a_root_and_an_index_have_one_writer_and_its_end_is_noticed[file]
 lease-not-asked: a writer claims an index whose lease another writer holds
   in StorageSession.claim
   - self._watch.check(root_id, self.place, waits=waits)
   + pass
-  tests/faults/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
+  tests/fencing/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 root-lock-shared: two writers may have one root
   in lock_file
   - fcntl.LOCK_EX
@@ -90,7 +90,7 @@ fenced-writer-accepts: a fenced writer still accepts puts
   - if self._session.fenced is not None:
   + self._check_open()
   + if False:
-  tests/faults/test_fencing.py::TestFencing::test_a_writer_that_was_taken_over_publishes_nothing[file]
+  tests/fencing/test_fencing.py::TestFencing::test_a_writer_that_was_taken_over_publishes_nothing[file]
 merge-publishes-what-is-gone: two merges of the same files are both published
   in service/jobs/job.py:Rewrite.record
   - if gone := [name for name in names if segments.state.input_of(name) is None]:
@@ -100,12 +100,12 @@ earlier-file-shadows-its-object: a reader of a root shows an earlier state of a 
   in service/read/index_view.py:_backed
   - return stored if local.count < stored.count else local
   + return local
-  tests/regressions/test_going_back_in_time.py::test_what_was_restored_is_said_and_its_entries_are_kept[an earlier file]
+  tests/faults/test_restores.py::test_what_was_restored_is_said_and_its_entries_are_kept[an earlier file]
 file-of-a-clone-shadows-its-object: a reader of a root shows a file of a clone instead of the object with its id
   in service/read/index_view.py:_backed
   - if local.count > stored.count or not is_inside:
   + if local.count > stored.count:
-  tests/regressions/test_going_back_in_time.py::test_what_was_restored_is_said_and_its_entries_are_kept[a file, unsealed, as many]
+  tests/faults/test_restores.py::test_what_was_restored_is_said_and_its_entries_are_kept[a file, unsealed, as many]
 catalog-forgets-what-was-hidden: a segment that was replaced during a merge of catalogs is shown again
   in CatalogRewrite.record
   - if hidden.catalog in names and hidden.name not in self.shown.hidden:
@@ -145,5 +145,5 @@ sqlite-put-if-absent-replaces: put-if-absent replaces an object that appeared me
   in SqliteStorage.insert
   - if self._remove(name, database) is not None and if_absent:
   + if self._remove(name, database) is not None and False:
-  tests/storage/test_sqlite_files.py::test_an_object_that_exists_is_refused_with_all_its_rows
+  tests/storage/test_sqlite_rows.py::test_an_object_that_exists_is_refused_with_all_its_rows
 """)

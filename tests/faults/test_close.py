@@ -1,0 +1,429 @@
+"""Ends of an index: a close beside other calls, a close that fails, an interrupt, and an index that is forgotten.
+
+What a call has confirmed stays, the root is free for the next writer, and no call hangs.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import UserDict
+
+import numpy as np
+import pytest
+
+from tests.faults.conftest import ASK
+from tests.stress.census import begin_census, census
+from tests.support.disk_faults import FaultDisk
+from tests.support.hanging import beside, until
+from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index.errors import IndexClosed, RootBehind, StorageUnavailable, TieredIndexError
+from tiered_index.format.layout import HEADER_SIZE, read_header
+from tiered_index.service.anew import begin_anew
+
+NOW_MS = 1_700_000_000_000
+
+
+def put(service, number, **more):
+    service.put("t", 0, "k", number, 1, NOW_MS + number * 1000, **more)
+
+
+# Beside other calls
+
+
+@pytest.mark.parametrize("kind", ["reader", "service"])
+def test_lookups_under_way_end_at_a_close(open_index, open_reader, storage, kind):
+    service = open_index(local_keep_s=0)
+    for number in range(4):
+        put(service, number)
+        service.seal()
+        service.run_lifecycle()
+    service.close()
+    begin_census()
+    faulty = FaultStorage(storage)
+    index = (open_reader if kind == "reader" else open_index)(storage_backend=faulty, query_threads=1)
+    hang = faulty.hang("get_range", times=None, name_prefix="data/")
+    lookups = [beside(lambda act=act: act(index)) for act in (*ASK.values(), *ASK.values())]
+    assert hang.entered.wait(60)
+    time.sleep(0.05)  # so that the others wait in the queue
+    closing = beside(index.close)
+    closing.ended(0.05)
+    hang.release.set()
+    assert closing() is None
+    for lookup in lookups:
+        assert lookup.ended(), "a lookup hangs"
+        if lookup.error is None:
+            assert [item.offset for item in lookup.value] == [3, 2, 1, 0]
+        else:
+            assert isinstance(lookup.error, TieredIndexError), repr(lookup.error)
+    for act in ASK.values():
+        with pytest.raises(IndexClosed, match="closed"):
+            act(index)
+    # threads end when their lookups do; a close waits for that only for a moment
+    until(lambda: census(service.config.root, collect=False).threads == 0)
+
+
+class HeldBatch(UserDict):
+    """A batch whose columns arrive slowly."""
+
+    def __getitem__(self, name):
+        self.entered.set()
+        assert self.release.wait(60)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_put_that_returned_beside_a_close_is_flushed(open_index, offsets, many):
+    service, entered, release = open_index(), threading.Event(), threading.Event()
+    put(service, 1)
+    batch = HeldBatch(topic=["t"], queue_id=[0], key=["k"], offset=[2], size=[1], timestamp_ms=[NOW_MS])
+    batch.entered, batch.release = entered, release
+
+    def keys():
+        entered.set()
+        assert release.wait(60)
+        yield "k"
+
+    act = (lambda: service.put_batch(batch)) if many else (lambda: service.put("t", 0, keys(), 2, 1, NOW_MS))
+    putting = beside(act)
+    assert entered.wait(60)
+    closing = beside(service.close)
+    closing.ended(0.1)
+    release.set()
+    assert putting.ended() and closing() is None
+    if putting.error is not None:
+        # a caller that skips bad messages must not skip this one
+        assert isinstance(putting.error, IndexClosed) and not isinstance(putting.error, ValueError)
+    assert offsets(open_index()) == ([1, 2] if putting.error is None else [1])
+
+
+def test_a_close_flushes_before_it_waits_for_a_round(open_index, storage):
+    """A process that was killed during that wait lost the entries of its write buffer."""
+    faulty = FaultStorage(storage)
+    index = open_index(storage_backend=faulty)
+    put(index, 1)
+    index.seal()
+    hang = faulty.hang("put", name_prefix="data/")
+    running = beside(index.run_lifecycle)
+    assert hang.entered.wait(60)
+    put(index, 2, source="s", source_position=2)
+    closing = beside(index.close)
+    try:
+        until(lambda: index.durable_position("s") == 2, within_s=20)
+        assert not closing.ended(0)
+    finally:
+        hang.release.set()
+    assert running.ended() and closing() is None
+
+
+@pytest.mark.parametrize("place", ["storage alone", "beside a root"])
+def test_a_closed_reader_reads_nothing_more(open_index, open_reader, tmp_path, place):
+    service = open_index()
+    put(service, 1)
+    service.seal()
+    service.run_lifecycle()
+    service.close()
+    before = census(tmp_path).below
+    reader = open_reader("root" if place == "beside a root" else None)
+    assert len(reader.query("t", "k")) == 1
+    number = reader.refresh().number
+    reader.close()
+    for act in (reader.refresh, reader.refresh, lambda: reader.query("t", "k")):
+        with pytest.raises(IndexClosed, match="closed"):
+            act()
+    assert census(tmp_path).below == before
+    assert reader.log_state.number == number > 0
+
+
+def test_a_closed_writer_does_nothing(make_world):
+    service = make_world().open()
+    service.close()
+    service.close()
+    arguments = {"put": ("t", 0, "k", 0, 0, 0), "put_batch": ({},), "query": ("t", "k"), "query_many": ([],)}
+    for name in (*arguments, "flush", "seal", "run_lifecycle", "files", "files_table"):
+        with pytest.raises(IndexClosed, match="closed"):
+            getattr(service, name)(*arguments.get(name, ()))
+
+
+@pytest.mark.parametrize("name", ["flush", "seal", "run_lifecycle"])
+def test_a_call_that_had_passed_its_check_before_a_close_does_nothing(open_index, storage, monkeypatch, name):
+    """It would take disk space in an unlocked root, or upload and delete there beside the next writer."""
+    disk = FaultDisk()
+    service = open_index(disk=disk, local_keep_s=0)
+    put(service, 1)
+    service.seal()
+    put(service, 2)
+    service.flush()
+    entered, go_on, check = threading.Event(), threading.Event(), service._check_open
+
+    def held():
+        check()
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            assert go_on.wait(60)
+
+    monkeypatch.setattr(service, "_check_open", held)
+    late = beside(getattr(service, name))
+    assert entered.wait(60)
+    service.close()
+    calls, names = disk.calls(), [info.name for info in storage.list("")]
+    go_on.set()
+    assert isinstance(late(), IndexClosed)
+    assert (disk.calls(), [info.name for info in storage.list("")]) == (calls, names)
+
+
+# What a close writes and deletes
+
+
+@pytest.mark.parametrize("times", [[NOW_MS], [5_000], [NOW_MS, 5_000]], ids=["main", "quarantine", "both"])
+def test_a_file_begun_by_the_last_flush_has_its_tables(open_index, tmp_path, times):
+    for rounds in (1, 2):
+        service = open_index()
+        for time_ms in times:
+            service.put("t", 0, "k", rounds, 1, time_ms)
+        service.close()
+        paths = list((tmp_path / "root" / "unsealed").glob("*.index"))
+        assert len(paths) == len(times)
+        for path in paths:
+            data = path.read_bytes()
+            header = read_header(data[:HEADER_SIZE], path.name)
+            heads = np.frombuffer(data, ">i4", 2 * 7, HEADER_SIZE)[::2]
+            assert (header.items, header.slots_in_use) == (rounds, 1)
+            assert (header.begin_ms, header.end_ms) in [(time_ms, time_ms) for time_ms in times]
+            assert sorted(heads.tolist()) == [0] * 6 + [rounds]
+
+
+def contents(root):
+    """Return the files of a root with their bytes, except half-made ones, which any process may delete."""
+    paths = [path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".tmp-")]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("buffered", [False, True], ids=["nothing buffered", "a put buffered"])
+@pytest.mark.parametrize("copied", ["before", "after"])
+def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_path, clock, copied, buffered):
+    """The close would delete a file by name that a lookup still reads. The backup has its only copy."""
+    root, backup = tmp_path / "root", tmp_path / "backup"
+    faulty = FaultStorage(storage)
+    service = open_index(storage_backend=faulty, local_keep_s=0)
+    put(service, 0)
+    service.seal()
+    service.run_lifecycle()
+    put(service, 1)
+    service.seal()
+    if copied == "before":
+        shutil.copytree(root, backup)
+    hang = faulty.hang("get_range", name_prefix="data/")
+    reading = beside(lambda: service.query("t", "k"))  # the replaced file has to wait for it
+    assert hang.entered.wait(60)
+    service.run_lifecycle()
+    if copied == "after":
+        shutil.copytree(root, backup)
+    root.rename(tmp_path / "moved")
+    backup.rename(root)
+    before = contents(root)
+    assert any(name.startswith("unsealed/") for name in before)
+    hang.release.set()
+    assert len(reading()) == 2
+    with pytest.raises(StorageUnavailable, match="opened"):
+        service.run_lifecycle()
+    if buffered:  # there is no file for it
+        put(service, 2)
+        with pytest.raises(StorageUnavailable, match="opened"):
+            service.close()
+    else:
+        service.close()
+    assert contents(root) == before
+    if copied == "before":  # the copy doesn't know the later publications of its root
+        with pytest.raises(RootBehind):
+            open_index()
+        config = IndexConfig(root=root, slots=7, items=20, background=False, query_threads=2)
+        assert begin_anew(config, clock=clock, storage=storage).stored == 1
+    restored = open_index()
+    assert [item.offset for item in restored.query("t", "k")] == [1, 0]
+    assert restored.health()["problems"] == []
+
+
+# A close that fails, and calls that are interrupted
+
+
+class FailingDisk(FaultDisk):
+    """Its syncs raise `error` as often as `times` says."""
+
+    def __init__(self, error, times=0):
+        super().__init__()
+        self.error, self.times = error, times
+
+    def sync(self, descriptor):
+        if self.times:
+            self.times -= 1
+            raise self.error
+        super().sync(descriptor)
+
+
+ERRORS = [MemoryError("none"), RuntimeError("none"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_close_that_fails_in_any_way_frees_the_root(open_index, offsets, tmp_path, background, buffered, error):
+    begin_census()
+    disk = FailingDisk(error)
+    service = open_index(disk=disk, background=background)
+    put(service, 1)
+    service.flush()
+    if buffered:
+        put(service, 2)
+    disk.times = 10**6 if isinstance(error, MemoryError) else 1
+    with pytest.raises(type(error)) as raised:
+        service.close()
+    assert raised.value is error
+    disk.times = 0
+    service.close()  # a second close does nothing, or ends what an interrupt left
+    until(lambda: census(tmp_path).threads == 0)
+    assert census(tmp_path).below == 0
+    with pytest.raises(IndexClosed):
+        put(service, 9)
+    service = open_index()
+    found = offsets(service)
+    assert found in ([1], [1, 2])
+    put(service, 3)
+    service.flush()
+    assert offsets(service) == [*found, 3]
+
+
+def test_a_lease_that_can_not_be_released_frees_the_root(open_index, storage):
+    faulty = FaultStorage(storage)
+    service = open_index(storage_backend=faulty)
+    put(service, 1)
+    faulty.fail("*", name_prefix="lease/", error=RuntimeError)
+    with pytest.raises(RuntimeError):
+        service.close()
+    assert len(open_index().query("t", "k")) == 1
+
+
+CALLS = {
+    "flush": lambda it: it.flush(),
+    "seal": lambda it: it.seal(),
+    "run_lifecycle": lambda it: it.run_lifecycle(),
+    "archive": lambda it: it.archive("l", 0, 1, lambda at, size: b"1"),
+}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("call", CALLS)
+def test_after_an_interrupt_a_further_call_says_what_to_do(open_index, offsets, storage, call, error):
+    """`tests/reliability/interrupts.py` interrupts each call at random moments, also puts."""
+    disk, faulty = FailingDisk(error("scripted")), FaultStorage(storage)
+    index = open_index(disk=disk, storage_backend=faulty)
+    put(index, 1, source="s", source_position=1)
+    index.flush()
+    if call in ("flush", "seal"):
+        put(index, 2)
+        disk.times = 1
+    if call in ("run_lifecycle", "archive"):
+        index.seal()
+        faulty.fail("put", error=error)
+    with pytest.raises(error):
+        CALLS[call](index)
+    for further in (lambda: put(index, 3), index.flush, lambda: index.query("t", "k"), index.topics):
+        with pytest.raises(IndexClosed, match=r"an interrupt ended .*: close the index and open it again"):
+            further()
+    assert any("interrupt" in problem for problem in index.health()["problems"])
+    index.close()
+    index = open_index()
+    assert offsets(index) in ([1], [1, 2])
+    assert index.durable_position("s") == 1
+
+
+def test_errors_of_a_source_and_interrupts_of_lookups_end_no_index(open_index, open_reader, storage):
+    faulty = FaultStorage(storage)
+    index = open_index(storage_backend=faulty, local_keep_s=0)
+
+    def gone(at, size):
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        index.archive("l", 0, 1, gone)
+    assert index.archive("l", 0, 1, lambda at, size: b"1")
+    put(index, 1)
+    index.seal()
+    index.run_lifecycle()
+    for asked in (index, open_reader(storage_backend=faulty)):
+        faulty.fail("get_range", name_prefix="data/", error=KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            asked.query("t", "k", max_requests=9)
+        assert [item.offset for item in asked.query("t", "k")] == [1]
+
+
+def test_a_close_after_an_interrupt_does_not_wait_for_a_storage(open_index, storage):
+    """Without an interrupt it waits, since the life cycle ends by itself."""
+    faulty, disk = FaultStorage(storage), FailingDisk(KeyboardInterrupt())
+    index = open_index(storage_backend=faulty, disk=disk)
+    put(index, 1)
+    index.seal()
+    hang = faulty.hang("put", name_prefix="data/")
+    running = beside(index.run_lifecycle)
+    assert hang.entered.wait(60)
+    put(index, 2)
+    disk.times = 1
+    with pytest.raises(KeyboardInterrupt):
+        index.flush()
+    closing = beside(index.close)
+    try:
+        assert closing.ended(30) and closing.error is None
+        open_index().close()
+    finally:
+        hang.release.set()
+        assert running.ended()
+
+
+# An index that nobody closes
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_service_that_is_forgotten_is_closed_with_a_warning(tmp_path, background):
+    begin_census()
+    where = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "disk": FaultDisk(), "slots": 7}
+    service = IndexService.open(background=background, items=12, **where)
+    put(service, 1)
+    with pytest.warns(ResourceWarning, match="unclosed index"):
+        del service
+        gc.collect()
+    with IndexService.open(background=False, items=12, **where) as again:
+        assert len(again.query("t", "k")) == 1
+    until(lambda: census(tmp_path).threads == 0)
+
+
+PROGRAM = """
+import os, sys
+from tiered_index import IndexService
+
+def held():
+    place = sys.argv[1]
+    options = {"root": place + "/root", "storage": "file://" + place + "/storage", "flush_interval_s": 3600}
+    with IndexService.open(**options) as service:
+        service.put("t", 0, "k", 1, 1, 1_700_000_000_000)
+        yield service
+
+kept = held()
+next(kept)
+if sys.argv[2] == "forked" and os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.parametrize("way", ["whole", "forked"])
+def test_an_open_index_is_flushed_when_the_interpreter_ends(tmp_path, way):
+    """The process that opened it flushes it; a forked child does not touch it."""
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), way]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "" or way == "forked"
+    with IndexReader.open(root=tmp_path / "root") as again:
+        assert len(again.query("t", "k")) == (1 if way == "whole" else 0)

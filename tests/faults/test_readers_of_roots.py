@@ -1,0 +1,99 @@
+"""A reader beside the writer, whose files move between any two of its looks. No complete answer lacks an entry."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from tests.faults.conftest import ASK
+from tests.support.log_records import open_log, publish
+from tests.support.storage_faults import FaultStorage
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.disk import Disk
+
+NOW_MS = 1_700_000_000_000
+FOLDERS = ("unsealed", "compacted", "uploaded")
+
+
+@pytest.mark.parametrize("ask", ASK.values(), ids=ASK)
+@pytest.mark.parametrize("move", ["compacted", "retired", "half deleted"])
+@pytest.mark.parametrize(("folder", "when"), [*((folder, "before") for folder in FOLDERS), ("compacted", "after")])
+def test_files_that_move_at_any_listing_are_found(
+    open_index, open_reader, storage, tmp_path, monkeypatch, folder, when, move, ask
+):
+    faulty = FaultStorage(storage)
+    service = open_index(storage_backend=faulty, local_keep_s=0)
+
+    def compact():
+        service.seal()
+        faulty.fail("put", name_prefix="data/")
+        with pytest.raises(StorageUnavailable):
+            service.run_lifecycle()
+
+    def put(number):
+        service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
+
+    put(0)
+    compact()
+    put(1)
+    service.flush()
+    long_ago_ns = time.time_ns() - 60 * 10**9
+    for name in FOLDERS:
+        os.utime(tmp_path / "root" / name, ns=(long_ago_ns, long_ago_ns))  # old enough to be believed
+    reader = open_reader("root")
+    for _ in range(2):
+        assert [item.offset for item in ask(reader)] == [1, 0]
+    put(2)
+    service.flush()
+    names, moved = Disk.names, []
+
+    def moving(disk, place):
+        found = names(disk, place) if when == "after" else None
+        if place.name == folder and not moved:
+            moved.append(True)
+            (journal,) = (path for path in (tmp_path / "root" / "unsealed").glob("*.journal") if path.stat().st_size)
+            data = journal.read_bytes()
+            service.seal()
+            compact() if move == "compacted" else service.run_lifecycle()
+            if move == "half deleted":  # the writer died before it deleted the journal
+                journal.write_bytes(data)
+        return names(disk, place) if found is None else found
+
+    monkeypatch.setattr(Disk, "names", moving)
+    for _ in range(3):
+        result = ask(reader)
+        assert (result.status, [item.offset for item in result]) == ("complete", [2, 1, 0])
+    assert moved
+
+
+def test_a_change_within_one_step_of_the_folders_times_is_seen(open_index, open_reader, tmp_path):
+    """Two changes can have the same time on a coarse clock."""
+    service = open_index(local_keep_s=0)
+    service.put("t", 0, "k", 1, 1, 1_700_000_000_000)
+    service.seal()
+    reader = open_reader("root")
+    assert len(reader.query("t", "k")) == 1
+    folders = [tmp_path / "root" / state for state in ("unsealed", "compacted", "uploaded")]
+    times = [folder.stat().st_mtime_ns for folder in folders]
+    service.run_lifecycle()  # the file leaves the root
+    for folder, time_ns in zip(folders, times, strict=True):
+        os.utime(folder, ns=(time_ns, time_ns))
+    assert len(reader.query("t", "k")) == 1
+
+
+def test_the_local_copy_of_an_object_that_another_process_removes_is_deleted(open_index, storage, clock, tmp_path):
+    index = open_index(local_keep_s=1e9, refresh_interval_s=0)
+    index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
+    index.seal()
+    index.run_lifecycle()
+    log = open_log(storage, clock)
+    names = tuple(log.state.objects)
+    publish(log, log.state.epoch, remove=names)
+    storage.delete_many(names)
+    clock.advance(10)
+    index.run_lifecycle()
+    assert len(index.query("t", "k")) == 0
+    index.run_lifecycle()
+    assert not index.files() and not list((tmp_path / "root" / "uploaded").iterdir())

@@ -1,0 +1,251 @@
+"""A forked child accepted entries that no process ever wrote, and waited permanently in a lookup for threads of its
+parent. It is refused, and opens its own index or reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.batches import batch
+from tests.support.hanging import beside
+from tiered_index import AsyncIndexReader, IndexReader, IndexService
+from tiered_index.errors import IndexClosed
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+NOW_MS = 1_700_000_000_000
+FILES = 10
+SMALL = {"slots": 7, "items": 12}
+HANGS_S = 60
+
+
+def in_child(act):
+    """Return the result of `act` in a forked child, as JSON has it; an error as its class and text."""
+    ends = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(HANGS_S)
+        try:
+            found = act()
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            found = [type(error).__name__, str(error)]
+        os.write(ends[1], json.dumps(found).encode())
+        os._exit(0)
+    os.close(ends[1])
+    with os.fdopen(ends[0], "rb") as told:
+        answer = told.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return json.loads(answer)
+
+
+@pytest.fixture(params=["file", "sqlite", "s3"])
+def given(request, tmp_path):
+    """The arguments that open the storage: `FILES` files with one entry of key k each."""
+    if request.param == "s3":
+        server = request.getfixturevalue("s3_environment")
+        options = {"storage": f"s3://{server.new_bucket()}/p", "s3": {"endpoint_url": server.endpoint_url}}
+    else:
+        options = {"storage": f"{request.param}://{tmp_path}/stored"}
+    with IndexService.open(root=tmp_path / "writer", background=False, **SMALL, **options) as service:
+        for number in range(FILES):
+            service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
+            service.seal()
+        service.run_lifecycle()
+    return options
+
+
+def offsets(reader, **bounds):
+    return [item.offset for item in reader.query("t", "k", **bounds)]
+
+
+def refused(act):
+    """Whether a child gets the error that the parent opened its index."""
+    kind, text = in_child(act)
+    return kind == "IndexClosed" and "open it after the fork" in text
+
+
+def test_a_child_opens_its_own_reader(given, tmp_path):
+    """That of the parent is refused, and answers the parent as before."""
+    expected = list(reversed(range(FILES)))
+
+    def own():
+        with IndexReader.open(**given) as reader:
+            return offsets(reader)
+
+    with IndexReader.open(cache_dir=tmp_path / "cache", **given) as reader:
+        assert offsets(reader) == expected
+        assert refused(partial(offsets, reader)) and refused(partial(offsets, reader, timeout_s=HANGS_S))
+        assert refused(reader.refresh) and refused(reader.files)
+        assert in_child(own) == expected
+        # a child of a child
+        assert in_child(lambda: [own(), in_child(own)]) == [expected, expected]
+        assert in_child(reader.close) is None
+        assert offsets(reader) == expected
+
+
+@pytest.mark.parametrize("given", ["file", "sqlite"], indirect=True)
+def test_a_child_opens_a_reader_while_others_use_one(given):
+    """The child waits for no lock that the parent's threads hold."""
+    with IndexReader.open(refresh_interval_s=0, **given) as reader:
+        stop = []
+
+        def ask():
+            while not stop:
+                offsets(reader)
+
+        def own():
+            with IndexReader.open(**given) as reader:
+                return len(offsets(reader))
+
+        asking = [beside(ask) for _ in range(3)]
+        try:
+            for _ in range(5):
+                assert in_child(own) == FILES
+        finally:
+            stop.append(True)
+        assert all(one.ended(30) and one.error is None for one in asking)
+
+
+@pytest.mark.parametrize("given", ["file"], indirect=True)
+def test_a_child_is_refused_objects_that_it_can_not_use(given):
+    async def ask(reader):
+        return await reader.query("t", "k")
+
+    with IndexReader.open(**given) as reader, reader.export() as export:
+        kept = reader.storage
+        assert refused(lambda: [len(batch) for batch in export])
+        assert refused(lambda: [info.name for info in kept.list()])
+        assert sum(map(len, export)) == FILES
+    reader = AsyncIndexReader(IndexReader.open(**given))
+    assert len(asyncio.run(ask(reader))) == FILES
+    assert refused(lambda: asyncio.run(ask(reader)))
+    asyncio.run(reader.close())
+
+
+CALLS = {
+    "put": lambda service: service.put("t", 0, "k", 1, 1, NOW_MS),
+    "put_batch": lambda service: service.put_batch(batch(1)),
+    "flush": lambda service: service.flush(),
+    "seal": lambda service: service.seal(),
+    "run_lifecycle": lambda service: service.run_lifecycle(),
+    "archive": lambda service: service.archive("s", 0, 1, lambda at, length: b"1"),
+    "query": lambda service: len(service.query("t", "k")),
+    "query_many": lambda service: len(service.query_many([("t", "k")])),
+    "topics": lambda service: len(service.topics()),
+    "export": lambda service: service.export(),
+    "files": lambda service: len(service.files()),
+    "du": lambda service: len(service.du()),
+    "durable_position": lambda service: service.durable_position("s"),
+    "durable_positions": lambda service: service.durable_positions(),
+    "cache_use": lambda service: len(service.cache_use()),
+    "log_state": lambda service: service.log_state.number,
+    "storage": lambda service: service.storage.uri,
+    "expired": lambda service: service.expired.segments,
+    "segment_archive": lambda service: str(service.segment_archive),
+}
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_writer_refuses_every_call_of_a_child(tmp_path, background):
+    options = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "background": background, **SMALL}
+    with IndexService.open(**options) as service:
+
+        def each():
+            answers = {}
+            for name, call in CALLS.items():
+                try:
+                    answers[name] = call(service)
+                except IndexClosed as error:
+                    answers[name] = "refused" if "fork" in str(error) else str(error)
+            problems = service.health()["problems"]
+            service.close()
+            return [answers, problems]
+
+        answers, problems = in_child(each)
+        assert answers == dict.fromkeys(CALLS, "refused")
+        assert len(problems) == 1 and "fork" in problems[0]
+        service.put("t", 0, "k", 1, 1, NOW_MS)
+        child = os.fork()
+        if not child:
+            # keeps no copy of the parent's lock
+            signal.pause()
+    try:
+        with IndexService.open(**options) as again:
+            assert len(again.query("t", "k")) == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("given", ["file"], indirect=True)
+def test_children_of_multiprocessing(given, method):
+    with IndexReader.open(**given) as reader:
+        assert len(offsets(reader)) == FILES
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.apply(count_entries, (given["storage"],)) == FILES
+
+
+def count_entries(uri):
+    with IndexReader.open(uri) as reader:
+        return len(offsets(reader))
+
+
+APPLICATION = """
+import os
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import IndexClosed
+place, now_ms = os.environ["PLACE"], 1_700_000_000_000
+service = IndexService.open(root=place + "/root", storage="file://" + place + "/storage", slots=7, items=12)
+service.put("t", 0, "k", 1, 1, now_ms)
+service.seal()
+service.run_lifecycle()
+reader = IndexReader.open("file://" + place + "/storage")
+
+def application(environ, start_response):
+    try:
+        said = str(service.put("t", 0, "k", 2, 1, now_ms))
+        service.flush()
+    except IndexClosed as error:
+        said = "refused"
+    try:
+        found = len(reader.query("t", "k"))
+    except IndexClosed as error:
+        found = "refused"
+    start_response("200 OK", [])
+    return [f"{said} {found}".encode()]
+"""
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_gunicorn(tmp_path, preload):
+    """A worker keeps the entries that it accepts. With --preload it refuses calls, since the master has opened the
+    index and the reader.
+    """
+    (tmp_path / "app.py").write_text(APPLICATION)
+    options = ["--workers", "1", "--bind", "127.0.0.1:0", *(["--preload"] if preload else [])]
+    command = [sys.executable, "-m", "gunicorn", "--no-control-socket", *options, "app:application"]
+    environment = {**os.environ, "PLACE": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as served:
+        address = next(found[1] for line in served.stderr if (found := re.search(r"Listening at: (http://\S+)", line)))
+        answers = []
+        for _ in range(3):
+            with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
+                answers.append(answer.read().decode())
+        served.terminate()
+        served.stderr.read()
+    assert served.returncode == 0
+    assert answers == (["refused refused"] * 3 if preload else ["1 1"] * 3)
+    with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/storage", background=False) as again:
+        assert [item.offset for item in again.query("t", "k")] == ([1] if preload else [2, 1])
