@@ -6,13 +6,11 @@ import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from tests.support.disk_faults import FaultDisk
-from tiered_index.storage.base import Bytes
-from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.storage.disk import Disk
 
 _PAGE_BYTES = 4096
 
@@ -69,13 +67,8 @@ class SmallDisk:
     def __init__(self, folder: Path, *, real: bool) -> None:
         self.folder = folder
         self.real = real
-        self.disk: NotingDisk | FaultDisk = NotingDisk() if real else FaultDisk()
+        self.disk = Disk() if real else FaultDisk()
         self._ballast = folder / "ballast"
-
-    @property
-    def refused(self) -> set[str]:
-        """The calls refused for lack of space, as call, folder and kind of file; only a real disk knows them."""
-        return self.disk.refused if isinstance(self.disk, NotingDisk) else set()
 
     def fill(self, spare_pages: int = 0) -> None:
         """Take all space but some pages. Without a real disk, calls that need space fail after as many others."""
@@ -95,36 +88,3 @@ class SmallDisk:
             self.disk.clear()
         else:
             self._ballast.unlink(missing_ok=True)
-
-
-class NotingDisk(Disk):
-    """The real file system; it records the calls that were refused for lack of space."""
-
-    def __init__(self) -> None:
-        self.refused: set[str] = set()
-
-    def create(self, path: Path) -> int:
-        with self._noting("create", path):
-            return super().create(path)
-
-    def allocate(self, descriptor: int, size_bytes: int, start: int = 0) -> None:
-        with self._noting("allocate", path_of(descriptor)):
-            super().allocate(descriptor, size_bytes, start)
-
-    def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
-        with self._noting("pwrite", path_of(descriptor)):
-            super().pwrite(descriptor, data, position)
-
-    @contextlib.contextmanager
-    def _noting(self, operation: str, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                kind = "temporary" if path.name.startswith(TEMPORARY_PREFIX) else path.suffix
-                self.refused.add(f"{operation} {path.parent.name}/{kind}")
-            raise
-
-
-def path_of(descriptor: int) -> Path:
-    return Path(f"/proc/self/fd/{descriptor}").readlink()

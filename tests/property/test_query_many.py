@@ -91,11 +91,8 @@ def index(request: pytest.FixtureRequest, tmp_path: Path):
         yield service
 
 
-def test_equals_single_queries_in_every_state(index: IndexService) -> None:
+def test_a_batch_equals_single_queries_in_every_state_and_for_every_reader(index: IndexService) -> None:
     assert_same(index, lookups(random.Random(1), 300))
-
-
-def test_readers_equal_single_queries(index: IndexService) -> None:
     index.flush()
     asked = lookups(random.Random(2), 150)
     with IndexReader.open(storage_backend=index.storage) as cold:
@@ -104,6 +101,8 @@ def test_readers_equal_single_queries(index: IndexService) -> None:
         assert_same(beside, asked)
         for answer, alone in zip(beside.query_many(asked), index.query_many(asked), strict=True):
             assert answer.items == alone.items
+    with pytest.raises(InvalidCursor):
+        index.query_many([Lookup(topic="t", key="k7", cursor=index.query("t", "hot", max_count=1).cursor)])
 
 
 def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,34 +176,6 @@ def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path, monkeypatch: 
         assert_same(service, asked)
         with IndexReader.open(root=service.config.root, storage_backend=service.storage) as beside:
             assert_same(beside, asked)
-
-
-def test_cursors_continue_within_a_batch(index: IndexService) -> None:
-    seen = []
-    cursor = None
-    while True:
-        asked = Lookup(topic="t", key="hot", max_count=100, cursor=cursor)
-        answer, other = index.query_many([asked, Lookup(topic="t", key="k7")])
-        assert other.items == index.query("t", "k7").items
-        seen += answer.items
-        cursor = answer.cursor
-        if cursor is None:
-            break
-    assert seen == list(index.query("t", "hot", max_count=10_000).items)
-    with pytest.raises(InvalidCursor):
-        index.query_many([Lookup(topic="t", key="k7", cursor=index.query("t", "hot", max_count=1).cursor)])
-
-
-def test_each_slot_group_is_fetched_once(index: IndexService) -> None:
-    asked = [Lookup(topic="t", key=f"k{i}", max_count=10_000) for i in range(150)]
-    with IndexReader.open(storage_backend=index.storage, block_cache_bytes=0) as reader:
-        reader.query_many(asked)
-        together = reader.query_many(asked).explain
-        alone = [reader.query(q.topic, q.key, max_count=10_000).explain for q in asked]
-    assert 0 < together.requests <= len(together.files)
-    assert together.requests * 20 < sum(explain.requests for explain in alone)
-    sizes = sum(stored.size_bytes for stored in index.log_state.objects.values())
-    assert together.bytes <= sizes
 
 
 def test_a_lost_object_fails_the_batch_or_is_named(index: IndexService) -> None:
