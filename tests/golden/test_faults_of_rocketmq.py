@@ -41,7 +41,6 @@ import pytest
 
 from tests.golden.naive import lines
 from tests.support.batches import batch
-from tests.support.damage import flip
 from tests.support.hanging import beside, until
 from tests.support.model import Answer
 from tests.support.states import States
@@ -187,19 +186,6 @@ def test_an_unreadable_object_is_no_short_answer(four_files: States, fault: str,
     if fault in ("no answer", "wrong", "short"):
         four_files.storage.clear()
         four_files.check("t", "k", max_count=1000)
-
-
-@pytest.mark.parametrize(("state", "number"), [("unsealed", 0), ("unsealed", 2), ("compacted", 2)])
-def test_an_unreadable_local_file_is_no_short_answer_and_is_kept(four_files: States, state: str, number: int) -> None:
-    four_files.bring(state)
-    file_id = four_files.service.files()[number].file_id
-    four_files.crash()
-    path = four_files.root / state / f"{file_id}.index"
-    flip(path, 28 + 8 * 7 + (40 if state == "unsealed" else 0) + 14)
-    data = path.read_bytes()
-    four_files.open()
-    check_unreadable(four_files, number, file_id, CorruptFile)
-    assert path.read_bytes() == data
 
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded", "storage"])

@@ -30,7 +30,6 @@ from tests.stress.census import census
 from tests.support.storage_faults import FaultStorage
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index import IndexReader, IndexService
-from tiered_index.cli.main import run
 from tiered_index.errors import BudgetExceeded, LockHeld, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.storage.opening import open_storage
 
@@ -51,9 +50,6 @@ class Place:
     def writer(self, **settings: Any) -> IndexService:
         given = {"root": self.root, "disk": UnsyncedDisk(), **SMALL, **settings}
         return IndexService.open(**({} if "storage_backend" in given else {"storage": self.uri}), **given)
-
-    def file(self) -> str:
-        return str(next(self.root.glob("*/*.index")))
 
     def faulty(self) -> FaultStorage:
         return FaultStorage(open_storage(self.uri))
@@ -80,14 +76,6 @@ def rounds_of_the_life_cycle(place: Place) -> None:
     place.put(service, 3)
     service.close()
     # by now some files are unsealed and some are uploaded: the next cycle recovers them
-
-
-def a_writer_that_is_abandoned(place: Place) -> None:
-    service = place.writer()
-    place.put(service, 14)
-    service.flush()
-    place.put(service, 1)
-    service.abandon()
 
 
 def readers(place: Place) -> None:
@@ -134,22 +122,7 @@ def lookups_that_time_out(place: Place) -> None:
         hang.release.set()
 
 
-def commands(place: Place) -> None:
-    with place.writer(background=False) as service:
-        place.put(service, 2)
-    given = ["--root", str(place.root), "--storage", place.uri, "--json"]
-    lines = [["query", "t", "k1"], ["files"], ["verify", "--deep"], ["orphans"], ["recover"]]
-    lines += [["inspect", place.file()], ["verify", place.file()]]
-    lines += [["inspect", "--entries", file] for file in (place.file(), "nowhere")]
-    for line in lines:
-        with pytest.raises(SystemExit):
-            run([*line, *given])
-
-
-KINDS = (
-    *(a_writer_in_the_background, rounds_of_the_life_cycle, a_writer_that_is_abandoned, readers),
-    *(opens_that_fail, lookups_that_time_out, commands),
-)
+KINDS = (a_writer_in_the_background, rounds_of_the_life_cycle, readers, opens_that_fail, lookups_that_time_out)
 
 
 @pytest.fixture(autouse=True)
@@ -193,11 +166,8 @@ def no_collection() -> Iterator[None]:
     ["memory", *(pytest.param(scheme, marks=pytest.mark.long) for scheme in ("file", "sqlite", "s3"))],
     indirect=True,
 )
-@pytest.mark.usefixtures("capsys")
 def test_cycles_leave_nothing_open(place: Place) -> None:
     for cycle in KINDS:
-        if cycle is commands and place.uri.startswith("memory"):
-            continue
         # made once and kept: modules, the client's session, the server's end of a connection; in the second cycle,
         # obstore reads and starts its threads
         for _ in range(2):

@@ -13,7 +13,6 @@ import pytest
 
 from tests.property.test_skiplist import check_reach
 from tests.stress.crew import Crew
-from tiered_index.service.read.catalog import Catalog
 from tiered_index.service.read.skiplist import TimeRangeSkipList
 
 SPAN = 80
@@ -84,60 +83,3 @@ def test_scans_are_in_order_and_complete_beside_changes(eager_switches, seed):
     crew.wait_for([crew.begin("change", churn, crew, tested, chance, nodes, gone, 2500) for chance in own])
     crew.finish()
     check_at_rest(tested, nodes)
-
-
-class File:
-    """A file handle of a catalog; its successor has the same id and another place."""
-
-    lane, is_local, sequence = "main", True, 0
-
-    def __init__(self, file_id, place, second_min, second_max):
-        self.file_id, self.place, self.second_min, self.second_max = file_id, place, second_min, second_max
-
-
-def test_a_catalog_yields_each_file_once_in_every_moment_and_disposes_after_its_readers(eager_switches):
-    """Files grow, change their states, and are deleted. A reader gets each once, and no file is disposed of while it
-    reads.
-    """
-    catalog, crew, disposed = Catalog(), Crew(3), set()
-    begins = list(range(0, SPAN, 2))
-
-    def live(first):
-        rng = random.Random(first)
-        for turn in range(120):
-            for begin in begins[first::3]:
-                if crew.stop.is_set():
-                    return
-                old = catalog.get(f"f{begin}")
-                kind = rng.choice(("extend", "replace", "replace"))
-                if kind == "extend":
-                    old.second_min -= rng.randrange(2)
-                    old.second_max += rng.randrange(3)
-                    catalog.extend(old)
-                else:
-                    new = File(old.file_id, f"{turn}", old.second_min, old.second_max)
-                    catalog.put(new, lambda gone=old: disposed.add(gone))
-            catalog.reclaim()
-
-    def look(number):
-        rng = random.Random(number)
-        while not crew.stop.is_set():
-            with catalog.reading() as snapshot:
-                low = rng.randrange(0, SPAN)
-                found = snapshot.overlapping(low, low + rng.choice((0, 5, SPAN)))
-                ids = [handle.file_id for handle in found]
-                assert len(ids) == len(set(ids))
-                whole = {handle.file_id for handle in snapshot.overlapping(-1000, 1000)}
-                assert whole == {f"f{begin}" for begin in begins}, "a file is missing"
-                assert not disposed & set(found), "disposed of while a reader uses it"
-
-    for begin in begins:
-        catalog.put(File(f"f{begin}", "0", begin, begin + 1))
-    for number in range(2):
-        crew.begin(f"look-{number}", look, number)
-    crew.wait_for([crew.begin(f"live-{first}", live, first) for first in range(3)])
-    crew.finish()
-    catalog.reclaim()
-    assert not catalog._disposals
-    assert len(disposed) > 1000
-    assert not disposed & set(catalog.all())
