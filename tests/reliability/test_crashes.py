@@ -38,10 +38,9 @@ def test_a_sample_of_crashes(life):
     [
         ("again", "lifecycle", 0.004),
         ("again", "reopening", 0.002),
-        ("fault", "lifecycle", 0.02),
-        ("fault", "erasing", 0.002),
-        ("burst", "writing", 0.02),
-        ("burst", "lifecycle", 0.01),
+        ("fault", "lifecycle", 0.006),
+        ("fault", "erasing", 0.001),
+        ("burst", "writing", 0.006),
     ],
 )
 def test_a_sample_of_faults_and_of_second_crashes(campaign, life, share):

@@ -106,13 +106,13 @@ class States:
 
     def asking(self) -> list[tuple[str, Ask]]:
         """Return the objects that can answer for all entries in the present state, by name."""
-        found: list[tuple[str, Ask]] = [("service", self.service.query), ("in a batch", _batched(self.service))]
+        asking: list[tuple[str, Ask]] = [("service", self.service.query), ("in a batch", _batched(self.service))]
         if self.state != "buffered":
-            found.append(("reader beside", self.reader(root=self.root).query))
+            asking.append(("reader beside", self.reader(root=self.root).query))
         if self.state in ("uploaded", "storage"):
             reader = self.reader()
-            found += [("reader", reader.query), ("reader, in a batch", _batched(reader))]
-        return found
+            asking += [("reader", reader.query), ("reader, in a batch", _batched(reader))]
+        return asking
 
     def reader(self, root: Path | None = None) -> IndexReader:
         """Open a reader of the storage, or of a root too. It is closed when the state changes."""
