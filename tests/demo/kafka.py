@@ -12,21 +12,18 @@ import contextlib
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from typer import Option
 
-from tests.demo.command import LOOKUP_COLUMNS, lookup_cells, place_of
+from tests.demo.command import LOOKUP_COLUMNS, demo_place, lookup_cells, refuse_places, told_times, write_end
 from tests.demo.processes import ProcessFailed
 from tests.demo.workload import Measured
-from tests.support.environment import own_environment
 from tests.support.kafka_cluster import PARTITIONS, Cluster, Producing, kafka_cluster
 from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_count, human_seconds
@@ -42,7 +39,7 @@ TOPICS = ("orders", "payments")
 KEYS = ("key", "header:trace", "json:order.id")
 BEGIN_MS = 1_762_000_000_000
 ASKED = "order-4711"
-_LOOKUPS_AT_ONCE = 10_000
+_LOOKUPS, _LOOKUPS_AT_ONCE = 200, 10_000
 _WRONG = 1
 
 
@@ -224,15 +221,11 @@ def _errors(process: subprocess.Popen[str]) -> str:
 
 
 @command
-def demo(
-    session: Session,
-    records: int = Option(200_000, min=2_000, help="Records of the topics."),
-    lookups: int = Option(200, min=1, help="Lookups by each kind of key."),
-) -> int:
+def demo(session: Session, records: int = Option(200_000, min=2_000, help="Records of the topics.")) -> int:
     """Follow topics of Kafka, kill the follower, and find every record again, also once the brokers have deleted it.
 
-    The broker is a mock cluster in a separate process. The storage is an embedded S3 server, or the one of --storage.
-    Exit code 1 means that a record is lost or doubled, or that an answer is wrong.
+    The broker is a mock cluster in a separate process. The storage is an embedded S3 server. Exit code 1 means that a
+    record is lost or doubled, or that an answer is wrong.
 
     [bold]Examples[/bold]
 
@@ -240,20 +233,12 @@ def demo(
 
       python -m tests.demo.kafka --records 20000 --json
     """
+    refuse_places(session)
     began_s = time.monotonic()
-
-    def say(text: str) -> None:
-        session.out.note(f"[{time.monotonic() - began_s:5.1f} s] {text}")
-
-    with (
-        tempfile.TemporaryDirectory(prefix="tiered-index-demo-", ignore_cleanup_errors=True) as name,
-        place_of(session.storage, Path(name)) as place,
-        own_environment("TIERED_INDEX_S3__", place.environment),
-        kafka_cluster() as cluster,
-    ):
-        say(f"storage: {place.label}; brokers: {cluster.servers} (librdkafka's mock cluster)")
-        config = IndexConfig.load(session.config_file, root=Path(name) / "root", storage=place.uri, background=False)
-        stages = Stages(cluster, config, records, lookups, say)
+    with demo_place() as (folder, uri), told_times(session.out) as say, kafka_cluster() as cluster:
+        say(f"storage: an embedded S3 server; brokers: {cluster.servers} (librdkafka's mock cluster)")
+        config = IndexConfig.load(root=folder / "root", storage=uri, background=False)
+        stages = Stages(cluster, config, records, min(_LOOKUPS, records // 100), say)
         stages.follow_and_die()
         stages.look_up()
         stages.delete_and_show()
@@ -261,7 +246,7 @@ def demo(
     figures["wrong"] += figures.pop("shown_wrong")
     figures["wrong_answers"] = len(figures["wrong"])
     wrong = figures["records_lost"] or figures["records_doubled"] or figures["wrong_answers"]
-    figures = {"status": "wrong" if wrong else "ok", "storage": place.label, "records": records, **figures}
+    figures = {"status": "wrong" if wrong else "ok", "records": records, **figures}
     figures["elapsed_s"] = round(time.monotonic() - began_s, 1)
     session.out.answer(figures)
     _write(session.out, figures)
@@ -290,9 +275,7 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
             "time": human_seconds(figures["elapsed_s"]),
         }
     )
-    for text in figures["wrong"][:5]:
-        out.line(f"WRONG {text}")
-    out.line("all right" if figures["status"] == "ok" else "SOMETHING IS WRONG")
+    write_end(out, figures)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -55,7 +55,6 @@ class Follower:
     root: Path
     storage_uri: str
     layout: Layout
-    config_file: Path | None = None
 
     def run_until(self, moment: Callable[[], bool], over: Callable[[], bool], *, hold_uploads: bool = False) -> bool:
         """Start it and kill it once `moment` is true; return whether it was killed.
@@ -133,8 +132,6 @@ class Follower:
     def _started(self, *arguments: str, hold_uploads: bool = False) -> Iterator[subprocess.Popen[str]]:
         """Yield a process of the command line; it is killed at the block's end if it still lives."""
         places = ["--root", str(self.root), "--storage", self.storage_uri, "--json", "--quiet"]
-        if self.config_file is not None:
-            places += ["--config", str(self.config_file)]
         held = {"HOLD_UPLOADS_S": str(_HOLD_S), "HOLD_UPLOADS_MARK": str(self._mark)}
         # with a slot table an object is large enough that a kill can interrupt its upload
         with subprocess.Popen(
@@ -273,9 +270,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class ServedDemo:
-    """The broker and the service in `folder`. The service follows the store, also an existing one. `layout` is the
-    files'.
-    """
+    """The broker and the service in `folder`. The service follows the store. `layout` is the files'."""
 
     folder: Path
     messages: int
@@ -283,7 +278,6 @@ class ServedDemo:
     layout: Layout
     port: int
     rocketmq_port: int
-    config_file: Path | None = None
 
     def run(self, out: Output) -> None:
         """Start both, print their addresses, and return once Ctrl-C or SIGTERM has ended the service.
@@ -295,24 +289,21 @@ class ServedDemo:
         except ModuleNotFoundError as error:
             raise ConfigError(f"--serve needs the extra 'server' ({error.name} is missing)") from error
         tokens, store = self.folder / "tokens.json", self.folder / "store"
-        tokens.unlink(missing_ok=True)
         token = add_token(tokens, "demo", "admin", None)
-        broker: Broker | None = None
         with contextlib.ExitStack() as stack:
-            if not store.exists():
-                # with an empty tail it writes everything at once
-                broker = stack.enter_context(Broker(self.messages, self.seed, self.messages, store))
+            # with an empty tail it writes everything at once
+            broker = stack.enter_context(Broker(self.messages, self.seed, self.messages, store))
             ending = stack.enter_context(Ending())
             service = stack.enter_context(self._service(tokens, store))
             self._show_urls(out, service, token)
             while service.poll() is None and not ending.event.wait(_LOOK_S):
                 # Ctrl-C also ends the broker, so wait once more before its end counts as a failure
-                if broker is not None and broker.process.poll() and not ending.event.wait(_LOOK_S):
+                if broker.process.poll() and not ending.event.wait(_LOOK_S):
                     break
             is_asked = ending.event.is_set()
             service.terminate()
             service.wait()
-            if broker is not None and broker.process.poll() and not is_asked:
+            if broker.process.poll() and not is_asked:
                 # raises
                 broker._failed()
         if service.returncode:
@@ -320,8 +311,6 @@ class ServedDemo:
 
     def _service(self, tokens: Path, store: Path) -> subprocess.Popen[str]:
         places = ["--root", f"{self.folder / 'root'}", "--storage", f"file://{self.folder / 'storage'}"]
-        if self.config_file is not None:
-            places += ["--config", f"{self.config_file}"]
         writing = ["--follow", f"{store}", "--store-name", "demo", "--archive-segments"]
         guard = ["--tokens", f"{tokens}"]
         ports = ["--port", f"{self.port}", "--rocketmq-port", f"{self.rocketmq_port}"]

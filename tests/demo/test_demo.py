@@ -1,14 +1,20 @@
-"""The demo with few messages: a store is followed, both kills happen, nothing is lost, no answer is wrong; on an S3
-server and on a folder.
-"""
+"""The demos with few messages: the kills happen, nothing is lost, no answer is wrong, the broker writes its stream."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.demo.command import main
+from tests.demo.command import geometry_of, main
+from tests.demo.kafka import KEYS
+from tests.demo.kafka import main as kafka_main
+from tests.demo.processes import Broker, ProcessFailed, placed
+from tests.demo.workload import TOPICS, Workload
 from tests.integration.cli.command_lines import run_here, run_script
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
 
+COUNT, SEED = 2_000, 7
 PLACES = [
     "write buffer",
     "unsealed file",
@@ -20,62 +26,71 @@ PLACES = [
 ]
 
 
-def check(document):
-    assert document["status"] == "ok"
-    assert (document["entries_lost"], document["entries_unexpected"], document["wrong_answers"]) == (0, 0, 0)
-    ending = document["ending"]
-    assert ending["wrong"] == [] and ending["erased_entries"] >= 1 <= ending["retention_objects"]
-    assert document["entries_stored"] == document["entries_expected"] + document["entries_repeated"]
-    assert document["entries_expected"] == document["entries"] > document["messages"]
-    assert [f["place"] for f in document["lookups"]] == PLACES
-    states = [set(f["files"]) for f in document["lookups"]]
-    assert (
-        "unsealed" in states[1] and "compacted" in states[2] and states[3] == {"uploaded"} and states[5] == {"storage"}
-    )
-    assert (document["log_segments"], document["log_bytes"] > 1_000_000) == (1, True)
-    assert all(kill["resumed_from"] <= kill["log_end"] <= document["log_bytes"] for kill in document["kills"])
-    assert all(f["requests_per_lookup"] == 0 for f in document["lookups"][:4])
-    assert all(f["requests_per_lookup"] > 0 and f["bytes_per_lookup"] > 0 for f in document["lookups"][4:])
-
-
 @pytest.mark.long
-def test_the_demo_on_the_embedded_server(tmp_path):
-    outcome = run_script(
-        *["--messages", "12000", "--lookups", "100", "--cold-lookups", "20", "--json", "--quiet"],
-        module="tests.demo",
-        timeout=240,
-        environment={
-            "TIERED_INDEX_ROOT": str(tmp_path / "mine"),
-            "TIERED_INDEX_PRESET": "rocketmq",
-            "TMPDIR": str(tmp_path),
-        },
-    )
+def test_the_demo_loses_nothing_and_prints_its_table(tmp_path):
+    mine = {"TIERED_INDEX_ROOT": str(tmp_path / "mine"), "TIERED_INDEX_PRESET": "rocketmq", "TMPDIR": str(tmp_path)}
+    outcome = run_script("--messages", "12000", module="tests.demo", timeout=240, environment=mine)
     assert outcome.code == 0, outcome
-    assert [line for line in outcome.err.splitlines() if "simulated outage" not in line] == []
-    check(outcome.document)
-    assert "not those of S3" in outcome.document["storage"]
-    assert [kill["moment"] for kill in outcome.document["kills"]] == ["while writing", "in the middle of an upload"]
+    rows = [line.strip() for line in outcome.out.splitlines()]
+    assert [place for place in PLACES if any(row.startswith(f"{place}  ") for row in rows)] == PLACES
+    fields = {name.strip(): value.strip() for name, _, value in (row.partition("  ") for row in rows)}
+    assert fields["kills survived"] == "2 (while writing, in the middle of an upload)"
+    assert (fields["entries lost"], fields["wrong answers"], rows[-1]) == ("0", "0", "all right")
+    assert outcome.err.count("SIGKILL") == 2 and "recovered" in outcome.err
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_the_demo_on_a_folder_prints_its_table(tmp_path):
-    uri = f"file://{tmp_path / 'store'}"
-    sizes = ("--messages", 12_000, "--lookups", 60, "--cold-lookups", 20)
-    outcome = run_script(*sizes, "--storage", uri, "--keep", tmp_path / "kept", module="tests.demo", timeout=240)
+@pytest.mark.long
+def test_the_demo_of_kafka(tmp_path):
+    mine = {"TIERED_INDEX_ROOT": str(tmp_path / "mine"), "TMPDIR": str(tmp_path)}
+    arguments = ("--records", "12000", "--json", "--quiet")
+    outcome = run_script(*arguments, module="tests.demo.kafka", timeout=240, environment=mine)
     assert outcome.code == 0, outcome
-    assert "all right" in outcome.out
-    for text in ("entries lost        0", "wrong answers       0", "kills survived"):
-        assert text in outcome.out
-    assert "SIGKILL" in outcome.err
-    assert (tmp_path / "kept" / "root" / "tiered_index.json").exists()
-    (folder,) = (tmp_path / "store").glob("demo-*")
-    kept = run_here("verify", "--deep", "--root", tmp_path / "kept" / "root", "--storage", f"file://{folder}", "--json")
-    assert (kept.code, kept.document["findings"]) == (0, [])
+    document = outcome.document
+    names = ("records_lost", "records_doubled", "wrong_answers", "records", "records_at_brokers")
+    assert [document[name] for name in names] == [0, 0, 0, 12_000, 0]
+    assert document["status"] == "ok" and 0 < document["resumed_from"] <= 12_000
+    assert [row["place"] for row in document["lookups"]] == list(KEYS)
+    places = [[3, 1177]]
+    assert [[place[:2] for place in one["places"]] for one in document["asked"]] == [places, places]
+    assert document["shown"] >= 200 and document["gets_per_record"] <= 2
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--messages", 5), ("--storage", "memory://x"), ("--messages", 10_000, "--storage", "gopher://x")]
-)
-def test_bad_usage(arguments):
-    assert run_here(*arguments, program=main).code == 2
+@pytest.mark.parametrize("program", [main, kafka_main])
+@pytest.mark.parametrize("arguments", [("--messages", 5), ("--records", 5), ("--storage", "memory://x")])
+def test_bad_usage(program, arguments):
+    assert run_here(*arguments, program=program).code == 2
+
+
+def test_the_broker_writes_the_placed_messages_and_waits_before_the_tail(tmp_path):
+    workload = placed(Workload.generate(COUNT, seed=SEED))
+    store = tmp_path / "store"
+    with Broker(COUNT, SEED, 1_900, store) as broker:
+        broker.wait_written()
+        assert broker.process.poll() is None
+        assert len(list(CommitLogReader(store / "commitlog").messages())) == 1_900
+        broker.write_tail()
+    messages = list(CommitLogReader(store / "commitlog").messages())
+    assert len(messages) == COUNT
+    for number, message in enumerate(messages):
+        assert (message.physical_offset, message.size) == (workload.offset[number], workload.size[number])
+        assert (message.topic, message.queue_id) == (TOPICS[workload.topic[number]], workload.queue_id[number])
+        assert message.store_ms == workload.timestamp_ms[number]
+        mine = slice(*workload.entry_message.searchsorted((number, number + 1)))
+        assert message.index_keys == tuple(workload.keys[key] for key in workload.entry_key[mine])
+    assert all(isinstance(json.loads(message.body()), dict) for message in messages if message.size > 300)
+
+
+def test_a_broker_that_fails_says_why(tmp_path):
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "store" / "consumequeue").touch()
+    with Broker(COUNT, SEED, 10, tmp_path / "store") as broker, pytest.raises(ProcessFailed, match="exit code"):
+        broker.wait_written()
+        broker.write_tail()
+
+
+@pytest.mark.parametrize("entries", [12_000, 2_400_000, 50_000_000])
+def test_every_geometry_makes_objects_of_more_than_one_part_and_less_than_16_mib(entries):
+    layout = geometry_of(entries)
+    assert 5.5 * 2**20 < layout.compacted_size(layout.items - 1) < 15 * 2**20
