@@ -19,12 +19,9 @@ SUITES = {
     "spark": ("billion.__main__", "the same of 20 M messages, and what Spark does without an index"),
     "service": ("service", "the service under load over sockets"),
     "files": ("files", "ingest of NDJSON and Parquet beside DuckDB's read, and rows read again from S3"),
-    "kafka": ("kafka", "indexing topics of Kafka beside a loop that only consumes"),
-    "rocketmq": ("rocketmq", "lookups by RocketMQ's protocol beside a living broker (needs Maven and Java)"),
     "peers": ("peers.run", "the same entries in RocksDB, LMDB, SQLite, DuckDB and here"),
     "cold": ("cold_peers.run", "the same entries in object storage, here and in SlateDB, Lance, Parquet and DuckDB"),
     "soak": ("soak", "one index under load for a long time, every answer compared with a model"),
-    "limits": ("limits", "the CPU time of each main operation beside a lower limit"),
 }
 
 

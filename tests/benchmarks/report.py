@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,15 +154,3 @@ class Spent:
     def __exit__(self, *_: object) -> None:
         self.elapsed_s += time.perf_counter() - self._began[0]
         self.cpu_s += time.process_time() - self._began[1]
-
-
-def cpu_us(act: Callable[[], object], turns: int) -> float:
-    """Return the CPU microseconds of one of `turns` calls, the median of five rounds."""
-    rounds = []
-    for _ in range(5):
-        spent = Spent()
-        with spent:
-            for _ in range(turns):
-                act()
-        rounds.append(spent.cpu_s)
-    return statistics.median(rounds) / turns * 1e6

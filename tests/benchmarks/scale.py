@@ -1,8 +1,7 @@
 """`make bench SUITE=scale`: the costs of an index of many objects, without their entries.
 
-The log, the checkpoint, the catalog, the skip list, and the plans of merges, expiry and orphans are the real ones. Only
-the objects are synthetic: the log names them, and they are empty. Nothing here reads an entry. Each phase runs in a new
-process, so that its memory counts. CPU times are medians, in seconds or microseconds as named.
+The log, the checkpoint, the catalog and the skip list are the real ones. Only the objects are synthetic: the log names
+them, and they are empty. Nothing here reads an entry. Each phase runs in a new process, so that its memory counts.
 """
 
 from __future__ import annotations
@@ -18,20 +17,14 @@ from pathlib import Path
 
 from tests.benchmarks.memory import memory_bytes
 from tests.benchmarks.report import finish, note, numbers, options, scratch
-from tests.support.later import Later
 from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.format.slots import SlotMap
-from tiered_index.retention import Retention
-from tiered_index.service.jobs.expiry import plan_expiry
-from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
-from tiered_index.service.jobs.orphans import find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, TableShard
-from tiered_index.service.log.state import LogState
 from tiered_index.storage.local.storage import LocalStorage
 
 _DAY_S = 86_400
@@ -111,7 +104,7 @@ def _mib(name: str) -> float:
 
 
 def _written(folder: str, count: int) -> Figures:
-    """Write the log of about `count` objects, and the empty objects; return the costs of the writer's plans."""
+    """Write the log of about `count` objects, and the empty objects."""
     layout = IndexConfig.load(environment=False).geometry()
     storage = LocalStorage(folder)
     log = StorageLog(storage, SystemClock())
@@ -133,17 +126,7 @@ def _written(folder: str, count: int) -> Figures:
         "objects in the log": len(objects),
         "checkpoint, MB": len(checkpoint) / 1e6,
         "checkpoint, bytes an object": len(checkpoint) / len(objects),
-        "plan a merge into 30 days, CPU s": _cpu_s(partial(_plan_merge, state)),
-        "plan an expiry after 5 years, CPU s": _cpu_s(partial(_plan_expiry, state)),
     }
-
-
-def _plan_merge(state: LogState) -> object:
-    return plan_merge(state, MergeOptions(window_s=_LONG_S, min_age_s=0), now_s=_END_S + _DAY_S)
-
-
-def _plan_expiry(state: LogState) -> object:
-    return plan_expiry(Retention(age_s=5 * 365 * _DAY_S), state, _END_S * 1000)
 
 
 def _opened(folder: str, _: int) -> Figures:
@@ -151,28 +134,12 @@ def _opened(folder: str, _: int) -> Figures:
     storage, before = LocalStorage(folder), _mib("VmRSS")
     begun = time.process_time()
     with IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6) as reader:
-        figures = {
+        return {
             "open a reader, CPU s": time.process_time() - begun,
             "open a reader, requests": reader.storage.total.requests,
             "open a reader, MiB kept": _mib("VmRSS") - before,
             "open a reader, MiB at most": _mib("VmHWM") - before,
         }
-        begin_s = _END_S - 400 * _DAY_S
-        for name, low, length_s in (("a minute", begin_s, 60), ("ten years", _BEGIN_S, _END_S - _BEGIN_S)):
-            choose = partial(reader._views[0].catalog.snapshot.overlapping, low, low + length_s - 1)
-            figures[f"files and tables of {name}"] = len(choose())
-            figures[f"choose files of {name}, CPU us"] = _cpu_s(choose, 21) * 1e6
-    return figures
-
-
-def _orphans(folder: str, _: int) -> Figures:
-    """Look for orphans two days later, which lists every object."""
-    storage = Later(LocalStorage(folder), 2 * _DAY_S)
-    log = StorageLog(storage, SystemClock())
-    log.open()
-    before = _mib("VmRSS")
-    cpu_s = _cpu_s(partial(find_orphans, storage, log))
-    return {"find orphans, CPU s": cpu_s, "find orphans, more MiB at most": max(0.0, _mib("VmHWM") - before)}
 
 
 def _refreshed(folder: str, _: int) -> Figures:
@@ -217,7 +184,7 @@ def _several(folder: str, count: int) -> Figures:
         }
 
 
-_PHASES: tuple[Callable[[str, int], Figures], ...] = (_written, _opened, _orphans, _refreshed, _several)
+_PHASES: tuple[Callable[[str, int], Figures], ...] = (_written, _opened, _refreshed, _several)
 
 
 def measured(folder: Path, count: int) -> Figures:

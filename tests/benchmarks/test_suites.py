@@ -70,7 +70,6 @@ def test_many_objects_and_segments(run):
     figures = dict(rows)
     assert figures["open a reader, requests"] == 3
     assert figures["many indexes: open a reader, requests"] == 3 * figures["many indexes"]
-    assert figures["files and tables of a minute"] <= 2 and figures["files and tables of ten years"] > 100
     _, document = run("segments", "--segments", 3_000)
     parts = document["figures"]
     assert parts["read"]["most_reads_of_a_lookup"] == 1 and parts["read"]["reads_of_the_same_lookups_again"] == 0
@@ -85,25 +84,17 @@ def test_the_service(run):
 
 
 @pytest.mark.long
-def test_files_and_topics(run):
+def test_files(run):
     _, document = run("files", "--rows", 300, "--rounds", 1)
     assert all(way["rows a CPU s"] > 0 for way in document["ways"].values())
     assert document["ways"]["ndjson published"]["bytes a row"] > 0
     assert document["read again"]["rows_ms"] > 30
-    ((loop, *others),), _ = run("kafka", "--records", 500, "--partitions", 2, "--rounds", 1)
-    assert [way for way, *_ in (loop, *others)] == ["loop", "key", "json", "archive"] and loop[1] > 0
 
 
 @pytest.mark.long
 def test_the_soak(run):
     ((minute,),), document = run("soak", "--minutes", 0.05, "--items", 20_000)
     assert document["wrong_answers"] == 0 and document["answers"] >= 200 and minute[1] > 0
-
-
-@pytest.mark.long
-def test_limits(run):
-    (rows,), _ = run("limits", "--entries", 8_000, "--lookups", 50, "--rounds", 1)
-    assert len(rows) == 9 and all(cpu > 0 < limit for _, cpu, limit, *_ in rows)
 
 
 @pytest.mark.long

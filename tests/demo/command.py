@@ -231,7 +231,7 @@ def demo_place() -> Iterator[tuple[Path, str]]:
     with (
         tempfile.TemporaryDirectory(prefix="tiered-index-demo-", ignore_cleanup_errors=True) as name,
         s3_server() as server,
-        own_environment(None, CREDENTIALS),
+        own_environment(CREDENTIALS),
     ):
         bucket = server.new_bucket("demo")
         yield Path(name), f"s3://{bucket}/index?endpoint_url={server.endpoint_url}&addressing_style=path"

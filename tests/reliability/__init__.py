@@ -1,4 +1,2 @@
 """Campaigns that try to break the engine. Each is a program, and has a sample of itself as tests.
-
-`python -m tests.reliability.report` runs all campaigns.
 """

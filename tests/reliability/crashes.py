@@ -221,7 +221,9 @@ class Crashes:
                     _check(world)
                 step = next(steps, None)
             if not struck and world.service is not None:
+                world.check()
                 world.service.close()
+                world.tidy()
                 world.confirm()
 
     # One state

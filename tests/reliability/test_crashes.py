@@ -10,7 +10,6 @@ from tests.reliability.crashes import CAMPAIGNS, Crashes, fast_folder
 from tests.reliability.lives import LIVES
 from tests.reliability.tally import Tally
 from tests.reliability.world import World
-from tests.support.disk_faults import FaultDisk
 
 
 @pytest.fixture(autouse=True)
@@ -72,17 +71,3 @@ def test_a_failure_is_printed_and_found_again_by_its_name(campaign, monkeypatch)
             Crashes(folder, tally, only=only or first.failures[0].split("--only ")[1], stop=1).run(campaign, "writing")
     assert first.failures[0] == again.failures[0]
     assert set(first.found) == {"lost"}
-
-
-def test_a_life_without_a_fault_ends_well():
-    with fast_folder() as folder:
-        for name, life in LIVES.items():
-            world, disk = World(folder / name), FaultDisk()
-            world.root.parent.mkdir()
-            for step in life(world, disk):
-                if world.service is None:
-                    world.open(disk)
-                step()
-            world.check()
-            world.service.close()
-            world.tidy()

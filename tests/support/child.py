@@ -19,11 +19,10 @@ class Child:
     def __init__(
         self,
         *arguments: str,
-        python: str = sys.executable,
         env: Mapping[str, str] | None = None,
         stderr: int | None = None,
     ) -> None:
-        pipe, command = subprocess.PIPE, (python, *arguments)
+        pipe, command = subprocess.PIPE, (sys.executable, *arguments)
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=env, cwd=_TOP)
         assert self.process.stdin is not None and self.process.stdout is not None
         self.asked, self.said = self.process.stdin, self.process.stdout

@@ -10,11 +10,11 @@ _SETTINGS = "TIERED_INDEX_"
 
 
 @contextlib.contextmanager
-def own_environment(keep: str | None = None, more: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Within the block, hide the environment's settings except those that begin with `keep`, and add `more`."""
+def own_environment(more: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Within the block, hide the environment's settings, and add `more`."""
     before = dict(os.environ)
     for name in before:
-        if name.startswith(_SETTINGS) and not (keep is not None and name.startswith(keep)):
+        if name.startswith(_SETTINGS):
             del os.environ[name]
     os.environ.update(more or {})
     try:

@@ -9,7 +9,6 @@ import java.io.PrintStream;
 import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.List;
@@ -104,8 +103,6 @@ public class RocketmqSession {
                 return consume(request);
             case "lite_pull":
                 return litePull(request);
-            case "rate":
-                return rate(request);
             default:
                 throw new IllegalArgumentException("no such request: " + request);
         }
@@ -346,30 +343,6 @@ public class RocketmqSession {
         } finally {
             consumer.shutdown();
         }
-    }
-
-    // measurements
-
-    /** Lookups of `keys`, one after the other, by one thread: seconds, messages found, and sorted seconds of each. */
-    private Map<String, Object> rate(JsonObject request) throws Exception {
-        DefaultMQAdminExt admin = admin(request);
-        String[] keys = GSON.fromJson(request.get("keys"), String[].class);
-        double[] each = new double[keys.length];
-        int found = 0;
-        long begin = System.nanoTime();
-        for (int i = 0; i < keys.length; i++) {
-            long at = System.nanoTime();
-            found += admin.queryMessage(text(request, "topic"), keys[i], 32, 0, Long.MAX_VALUE).getMessageList().size();
-            each[i] = (System.nanoTime() - at) / 1e9;
-        }
-        double seconds = (System.nanoTime() - begin) / 1e9;
-        Arrays.sort(each);
-        Map<String, Object> measured = new TreeMap<>();
-        measured.put("seconds", seconds);
-        measured.put("found", found);
-        measured.put("p50_ms", each[each.length / 2] * 1e3);
-        measured.put("p99_ms", each[(int) (each.length * 0.99)] * 1e3);
-        return measured;
     }
 
     // descriptions
