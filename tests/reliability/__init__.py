@@ -1,2 +1,1 @@
-"""Campaigns that try to break the engine. Each is a program, and has a sample of itself as tests.
-"""
+"""Campaigns that try to break the engine. Each is a program, and has a sample of itself as tests."""

@@ -17,11 +17,9 @@ import logging
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -433,10 +431,8 @@ def run(core: ModuleType, counts: dict[str, int], first: int = 0, *, shows: bool
             try:
                 tally.tried[f"with rows, of {kind}"] += TRIES[kind](core, kind, seed)
             except Exception as error:  # noqa: BLE001 - every exception is a finding
-                places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
                 again = f"python -m tests.reliability.core_mutations --kind {kind} --first {seed} --count 1"
-                sort = "wrong" if isinstance(error, AssertionError) else "untyped"
-                tally.fail(sort, f"{kind}: {error!r:.700} at {' '.join(places)} [{again}]")
+                tally.fail_by(error, again)
             tally.tried[f"changes of {kind}"] += 1
             if shows and seed % 10_000 == 9_999:
                 print(f"{kind}: {seed + 1:,}, {len(tally.failures)} failures", file=sys.stderr, flush=True)

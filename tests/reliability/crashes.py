@@ -28,9 +28,7 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import time
-import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -40,12 +38,12 @@ from typing import Any, TypeVar
 from sortedcontainers import SortedDict
 
 from tests.reliability.lives import LIVES
-from tests.reliability.tally import Tally, main
+from tests.reliability.tally import Hang, Tally, fast_folder, main
 from tests.reliability.world import QUESTIONS, World
 from tests.support.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BackPressure, IndexClosed, StorageError, TieredIndexError
+from tiered_index.errors import BackPressure, IndexClosed, StorageError
 from tiered_index.service.read.lookups import Lookups
 from tiered_index.storage.base import Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -57,10 +55,6 @@ _CAUSES = {"crash": "one crash", "fault": "fault, then crash", "burst": "burst, 
 _T = TypeVar("_T")
 _HANG_S = 120
 _STORAGE_CALLS = {"put", "put_if_absent", "write", "delete", "delete_many"}
-
-
-class _Hang(BaseException):
-    """A check took longer than `_HANG_S`."""
 
 
 class _Watched(WrapperStorage):
@@ -353,24 +347,17 @@ class Crashes:
         self._began_s = time.monotonic()
         try:
             yield
-        except (Exception, _Hang) as error:  # noqa: BLE001 - every exception is a failure
-            kinds: dict[type, str] = {_Hang: "hangs", AssertionError: "wrong"}
-            kind = kinds.get(type(error), "lost" if isinstance(error, TieredIndexError) else "untyped")
-            if kind == "wrong" and ("are gone" in str(error) or "runs ahead" in str(error)):
-                kind = "lost"
-            where = traceback.extract_tb(error.__traceback__)
-            at = next((f"{Path(f.filename).name}:{f.lineno}" for f in reversed(where) if "tests" in f.filename), "")
-            again = f"python -m tests.reliability.crashes --only {case}"
-            self.tally.fail(kind, f"{type(error).__name__}: {str(error)[:130]} at {at}: {again}")
+        except (Exception, Hang) as error:  # noqa: BLE001 - every exception is a failure
+            self.tally.fail_by(error, f"python -m tests.reliability.crashes --only {case}")
         self._began_s = time.monotonic()
 
     @contextlib.contextmanager
     def _ending_hangs(self) -> Iterator[None]:
-        """Raise `_Hang` in the main thread, which waits for all others, if a check takes longer than `_HANG_S`."""
+        """Raise `Hang` in the main thread, which waits for all others, if a check takes longer than `_HANG_S`."""
 
         def look(*_: object) -> None:
             if time.monotonic() - self._began_s > _HANG_S:
-                raise _Hang
+                raise Hang
 
         self._began_s = time.monotonic()
         before = signal.signal(signal.SIGALRM, look)
@@ -456,13 +443,6 @@ def _without_chance(name: str) -> Iterator[None]:
         yield
     finally:
         secrets.token_hex = before
-
-
-@contextlib.contextmanager
-def fast_folder() -> Iterator[Path]:
-    """Yield a new folder, in memory if possible."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 def _run(options: argparse.Namespace) -> Tally:

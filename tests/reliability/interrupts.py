@@ -17,17 +17,15 @@ import itertools
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 from tests.reliability.lives import merge_seconds
-from tests.reliability.tally import Tally, main
+from tests.reliability.tally import Hang, Tally, fast_folder, main
 from tests.reliability.world import NOW_MS, QUESTIONS, World
 from tests.support import disk_faults
 from tests.support.batches import columns_of
@@ -41,10 +39,6 @@ from tiered_index.types import Lookup
 
 CLOSE_S = 10.0
 _HANG_S = 60.0
-
-
-class Hang(BaseException):
-    """A call took longer than its bound."""
 
 
 class Life(World):
@@ -200,14 +194,8 @@ def strike(folder: Path, seed: int, interrupts: int, tally: Tally) -> None:
     try:
         while tally.tried.total() < most:
             _one_life(timer, life, rng, tally)
-    except Hang:
-        tally.fail("hangs", f"seed {seed}")
-    except AssertionError as wrong:
-        place = traceback.extract_tb(wrong.__traceback__)[-1]
-        told = f"{wrong} at {Path(place.filename).name}:{place.lineno}; seed {seed}"
-        tally.fail("lost" if "are gone" in str(wrong) else "wrong", told)
-    except Exception as error:  # noqa: BLE001 - every exception is a finding
-        tally.fail("untyped", f"{type(error).__name__}: {error}; seed {seed}")
+    except (Exception, Hang) as error:  # noqa: BLE001 - every exception is a finding
+        tally.fail_by(error, f"seed {seed}")
     finally:
         signal.signal(signal.SIGALRM, before)
         if life.service is not None:
@@ -252,9 +240,9 @@ def _one_life(timer: Timer, life: Life, rng: random.Random, tally: Tally) -> Non
 def run(options: argparse.Namespace) -> Tally:
     """Run the campaign with the options."""
     tally = Tally("interrupts")
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with fast_folder() as folder:
         for number in range(options.lives):
-            strike(Path(folder) / f"{number}", options.seed + number, options.interrupts, tally)
+            strike(folder / f"{number}", options.seed + number, options.interrupts, tally)
     return tally
 
 

@@ -58,7 +58,7 @@ from tests.reliability.hostile_tree import (
     storage_uri,
 )
 from tests.reliability.mutated_formats import Codec, codecs, object_of
-from tests.reliability.tally import Tally, main
+from tests.reliability.tally import Hang, Tally, fast_folder, main
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.classic_lookups import query
 from tests.support.classic_writer import load_classic_index
@@ -88,12 +88,14 @@ _CHANGES = ("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.trunca
 _TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-class Hangs(BaseException):
-    """A call took too long. It is not an `Exception`, so no handler of the engine catches it."""
-
-
 class OutsideError(Exception):
     """A call wrote or deleted a file outside the tree."""
+
+    kind = "wrong"
+
+
+class UntypedError(Exception):
+    """A command ended with the exit code of an unexpected error."""
 
 
 class Campaign:
@@ -270,7 +272,7 @@ class Campaign:
                 code = end.code
         if code == 70:
             err.flush()
-            raise AssertionError(f"{' '.join(arguments)} exits 70: {err.buffer.getvalue().decode()[-1500:]}")  # type: ignore[attr-defined]
+            raise UntypedError(f"{' '.join(arguments)} exits 70: {err.buffer.getvalue().decode()[-1500:]}")  # type: ignore[attr-defined]
 
     def verify(self) -> None:
         root = str(self.tree / self.name / "root")
@@ -389,7 +391,7 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
                 raise OutsideError(f"{event} of {path!r}")
 
     def ring(number: int, frame: FrameType | None) -> None:
-        raise Hangs("".join(traceback.format_stack(frame)[-4:]))
+        raise Hang("".join(traceback.format_stack(frame)[-4:]))
 
     def begin() -> None:
         signal.setitimer(signal.ITIMER_REAL, _MOST_S)
@@ -415,10 +417,9 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
 def run(total: int, **options: Any) -> Tally:
     """Make a tree, in memory if possible, and `sweep` it."""
     kept = tempfile.tempdir
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="mutations-", dir=shared) as folder:
+    with fast_folder() as folder:
         try:
-            return sweep(Campaign(Path(folder)), total, **options)
+            return sweep(Campaign(folder), total, **options)
         finally:
             tempfile.tempdir = kept
 
@@ -463,13 +464,8 @@ def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, 
             act()
         except TieredIndexError:
             pass
-        except Hangs as error:
-            tally.fail("hangs", f"{codec.name}, {what}: {str(error).strip()[-300:]} [{again}]")
-        except Exception as error:  # noqa: BLE001 - every exception is a finding
-            places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
-            is_wrong = isinstance(error, AssertionError | OutsideError) and "exits 70" not in str(error)
-            kind = "wrong" if is_wrong else "untyped"
-            tally.fail(kind, f"{codec.name}, {what}: {error!r:.700} at {' '.join(places)} [{again}]")
+        except (Exception, Hang) as error:  # noqa: BLE001 - every exception is a finding
+            tally.fail_by(error, f"{codec.name}, {what} [{again}]")
 
     tally.tried[f"mutations of {codec.name}"] += 1
     attempt("decoded", lambda: codec.decode(data, path))

@@ -46,6 +46,8 @@ _REAL: dict[str, Any] = {"Lock": threading.Lock, "RLock": threading.RLock, "Simp
 class Stuck(AssertionError):
     """No thread can run, or the run does not end."""
 
+    kind = "hangs"
+
 
 class _Over(BaseException):
     """The run is over: waiting threads end."""

@@ -21,11 +21,9 @@ import contextlib
 import errno
 import gc
 import logging
-import os
 import random
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -34,11 +32,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.reliability.scheduler import Process, Scheduler, Stuck
+from tests.reliability.scheduler import Process, Scheduler
 from tests.reliability.simulated_hosts import NOW_MS, SEGMENT_BYTES, Host, Writers
 from tests.reliability.simulated_seams import Client, HostClock, HostDisk, Server, WorldClock
 from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth, Wrong, order_key_of
-from tests.reliability.tally import Tally, main
+from tests.reliability.tally import Tally, fast_folder, main
 from tests.support.disk_faults import ERRORS
 from tests.support.log_records import open_log
 from tests.support.pending import Job
@@ -614,32 +612,30 @@ def _as_told(error: int, operation: str) -> int | None:
 
 def simulate(seed: int) -> World:
     """Run one seed, and return its world. Raises the failure that it found."""
-    shelf = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="tiered-index-simulation-", dir=shelf if os.access(shelf, os.W_OK) else None))
     logging.disable()
     try:
-        world = World(seed, folder)
-        names = Disk.names
+        with fast_folder() as folder:
+            world = World(seed, folder)
+            names = Disk.names
 
-        def names_and_pause(disk: Disk, place: Path) -> list[str]:
-            world.scheduler.pause(f"names {place.name}")
-            return names(disk, place)
+            def names_and_pause(disk: Disk, place: Path) -> list[str]:
+                world.scheduler.pause(f"names {place.name}")
+                return names(disk, place)
 
-        try:
-            with world.scheduler:
-                Disk.names = names_and_pause
-                world.scheduler.run(world.live)
-        finally:
-            Disk.names = names
-        if world.truth.failure is not None:
-            raise world.truth.failure
-        return world
+            try:
+                with world.scheduler:
+                    Disk.names = names_and_pause
+                    world.scheduler.run(world.live)
+            finally:
+                Disk.names = names
+            if world.truth.failure is not None:
+                raise world.truth.failure
+            return world
     except BaseException as error:
         error.world = world
         raise
     finally:
         logging.disable(logging.NOTSET)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
@@ -652,10 +648,7 @@ def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
             try:
                 world = simulate(seed)
             except Exception as error:  # noqa: BLE001 - each failure has its seed
-                kind = "hangs" if isinstance(error, Stuck) else getattr(error, "kind", "untyped")
-                lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-                text = " ".join(lines).replace("\n", " ")
-                tally.fail(kind, f"{text[:600]}; python -m tests.reliability.simulation --seed {seed} --trace")
+                tally.fail_by(error, f"python -m tests.reliability.simulation --seed {seed} --trace")
                 world = error.world
             digests.append(world.scheduler.digest)
             tally.tried.update(

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
+import os
 import sys
+import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from tiered_index.errors import TieredIndexError
+
+
+class Hang(BaseException):
+    """A call took longer than its bound. It is not an `Exception`, so no handler of the engine catches it."""
+
+    kind = "hangs"
 
 
 @dataclass
@@ -36,11 +49,31 @@ class Tally:
         self.failures.append(f"{kind}: {what}")
         print(self.failures[-1], file=sys.stderr, flush=True)
 
+    def fail_by(self, error: BaseException, what: str) -> None:
+        """Count an exception as a failure. `what` ends with the command to replay it."""
+        kind = getattr(error, "kind", "untyped")
+        if isinstance(error, AssertionError) and kind == "untyped":
+            is_lost = any(word in str(error) for word in ("are gone", "runs ahead"))
+            kind = "lost" if is_lost else "wrong"
+        elif isinstance(error, TieredIndexError):
+            kind = "lost"
+        places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
+        text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).replace("\n", " ")
+        self.fail(kind, f"{text[:600]} at {' '.join(places)}: {what}")
+
     def add(self, other: Tally) -> None:
         """Add the counts and failures of another process."""
         self.tried += other.tried
         self.found += other.found
         self.failures += other.failures
+
+
+@contextlib.contextmanager
+def fast_folder() -> Iterator[Path]:
+    """Yield a new folder, in memory if possible."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="tiered-index-", dir=shared, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def main(

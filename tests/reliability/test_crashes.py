@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from tests.reliability.crashes import CAMPAIGNS, Crashes, fast_folder
+from tests.reliability.crashes import CAMPAIGNS, Crashes
 from tests.reliability.lives import LIVES
-from tests.reliability.tally import Tally
+from tests.reliability.tally import Tally, fast_folder
 from tests.reliability.world import World
 
 
