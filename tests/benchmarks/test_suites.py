@@ -58,9 +58,9 @@ def test_ranges(run):
     # a filter admits one of 100 other keys
     assert 24 <= readers[0][4] <= 27 and 25 <= readers[1][4] <= 28 and readers[2][4] == 48
     requests = {tuple(row[:3]): row[3] for row in many}
-    for keys in (1, 10, 100, 1_000):
+    for keys in (1, 10, 100):
         assert requests[keys, "none", 256] <= requests[keys, "none", 0] <= 10 * keys
-        assert requests[keys, "in memory", 256] <= requests[keys, "none", 0]
+    assert all(requests[keys, "in memory", 0] <= keys for keys in (1, 10)), "a filter admits few other files"
     assert hashes[0][3] == 500_000 / 2**31 and hashes[1][1] == 0
 
 

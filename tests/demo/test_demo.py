@@ -12,6 +12,7 @@ from tests.demo.kafka import main as kafka_main
 from tests.demo.processes import Broker, ProcessFailed, placed
 from tests.demo.workload import TOPICS, Workload
 from tests.integration.cli.command_lines import run_here, run_script
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 
 COUNT, SEED = 2_000, 7
@@ -80,6 +81,19 @@ def test_the_broker_writes_the_placed_messages_and_waits_before_the_tail(tmp_pat
         mine = slice(*workload.entry_message.searchsorted((number, number + 1)))
         assert message.index_keys == tuple(workload.keys[key] for key in workload.entry_key[mine])
     assert all(isinstance(json.loads(message.body()), dict) for message in messages if message.size > 300)
+
+
+def test_places_behind_the_blanks_at_the_ends_of_segments(tmp_path):
+    drawn = Workload.generate(COUNT, seed=SEED)
+    workload = placed(drawn, segment_bytes=1_000)
+    ends = drawn.entry_message.searchsorted(range(301)).tolist()
+    with StoreWriter(tmp_path, segment_bytes=1_000) as writer:
+        for number in range(300):
+            keys = [drawn.keys[key] for key in drawn.entry_key[ends[number] : ends[number + 1]]]
+            body = bytes(int(drawn.size[number]) % 64)
+            writer.put(TOPICS[drawn.topic[number]], 0, body, keys=keys, store_ms=int(drawn.timestamp_ms[number]))
+    found = [(m.physical_offset, m.size) for m in CommitLogReader(tmp_path / "commitlog").messages()]
+    assert found == list(zip(workload.offset[:300].tolist(), workload.size[:300].tolist(), strict=True))
 
 
 def test_a_broker_that_fails_says_why(tmp_path):
