@@ -9,20 +9,17 @@ merges, and the caller's, which samples.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.benchmarks.memory import disk_bytes, memory_bytes
+from tests.benchmarks.memory import memory_bytes
 from tests.benchmarks.report import finish, note, options, scratch
 from tests.stress.crew import Crew
 from tiered_index import IndexConfig, IndexReader, IndexService, MergeOptions, QueryResult, Retention, merge
@@ -76,10 +73,6 @@ class Minute:
     entries: int
     answers: int
     resident_mib: int
-    descriptors: int
-    threads: int
-    root_mib: int
-    storage_mib: int
 
 
 class Soak:
@@ -187,18 +180,8 @@ class Soak:
             ).sources
 
     def _sample(self, minute: int) -> Minute:
-        assert self._config.root is not None
-        local = str(self._config.storage).removeprefix("file://")
-        return Minute(
-            minute,
-            sum(ledger.acknowledged for ledger in self._ledgers) * _BATCH,
-            self.answers,
-            memory_bytes("self", "VmRSS") >> 20,
-            len(os.listdir("/proc/self/fd")),
-            threading.active_count(),
-            disk_bytes(self._config.root) >> 20,
-            disk_bytes(Path(local)) >> 20 if local.startswith("/") else 0,
-        )
+        entries = sum(ledger.acknowledged for ledger in self._ledgers) * _BATCH
+        return Minute(minute, entries, self.answers, memory_bytes("self", "VmRSS") >> 20)
 
 
 def main(suite: str, arguments: list[str]) -> None:
