@@ -137,20 +137,19 @@ class Network(WrapperStorage):
 
 
 @contextlib.contextmanager
-def _network(files: StoredFiles, suite: str, uri: str | None) -> Iterator[tuple[Network, Get]]:
+def _network(files: StoredFiles, endpoint: str | None, named: str | None) -> Iterator[tuple[Network, Get]]:
     """Yield the files with an injected latency, or a copy on the server, and a function that reads a range plainly."""
-    if suite != "s3":
+    if endpoint is None:
         network = Network(files.storage, injected=True)
         yield network, network.get_range
         return
     import boto3
     from botocore.config import Config
 
-    endpoint = os.environ[ENDPOINT_VARIABLE]
     style: Any = {"addressing_style": "path"}
     client = boto3.client("s3", endpoint_url=endpoint, config=Config(max_pool_connections=36, s3=style))
-    bucket = uri or f"tiered-index-bench-{secrets.token_hex(6)}"
-    if uri is None:
+    bucket = named or f"tiered-index-bench-{secrets.token_hex(6)}"
+    if named is None:
         client.create_bucket(Bucket=bucket)
 
     def get(name: str, start: int, length: int) -> bytes:
@@ -166,7 +165,7 @@ def _network(files: StoredFiles, suite: str, uri: str | None) -> Iterator[tuple[
             yield Network(target, injected=False), get
         finally:
             target.delete_many([info.name for info in list(target.list())])
-            if uri is None:
+            if named is None:
                 client.delete_bucket(Bucket=bucket)
 
 
@@ -361,9 +360,10 @@ def main(suite: str, arguments: list[str]) -> None:
     parser.add_argument("--only-lookups", action="store_true", help="without the tables that need no server")
     given = parser.parse_args(arguments)
     large, few = 200 * given.items, given.items < 20_000
+    endpoint = os.environ[ENDPOINT_VARIABLE] if suite == "s3" else None
     with own_environment():
         with stored_files(given.root_dir, given.items, given.files, plain=True) as files:
-            with _network(files, suite, given.bucket) as (network, get):
+            with _network(files, endpoint, given.bucket) as (network, get):
                 lookups = Lookups(files, network, get, given.rounds)
                 lookups.run()
         where = "a real S3 server" if suite == "s3" else f"a folder behind lognormal({_MEDIAN_MS:.0f} ms, {_SIGMA})"
