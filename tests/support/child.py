@@ -16,12 +16,7 @@ _LIMIT_S = 60
 class Child:
     """A Python process. `asked` is its stdin, `said` its stdout. One thread uses it."""
 
-    def __init__(
-        self,
-        *arguments: str,
-        env: Mapping[str, str] | None = None,
-        stderr: int | None = None,
-    ) -> None:
+    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None, stderr: int | None = None) -> None:
         pipe, command = subprocess.PIPE, (sys.executable, *arguments)
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=env, cwd=_TOP)
         assert self.process.stdin is not None and self.process.stdout is not None
