@@ -5,13 +5,14 @@ import mmap
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.hanging import until
 from tests.support.log_records import open_log, publish
 from tests.support.measuring import measured
 from tests.support.pending import merge_all
 from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
@@ -444,3 +445,12 @@ def test_a_full_storage_hides_no_interrupt_of_an_upload(faulty):
     faulty.fail("delete", error=DiskFull)
     with pytest.raises(KeyboardInterrupt):
         send_object(faulty, "data/1/2.index", interrupt, 0)
+
+
+def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage):
+    settings = {"slots": 7, "items": 30, "seal_after_s": 0.05, "max_late_s": 10**10}
+    with IndexService.open(root=tmp_path / "fresh", storage_backend=storage, **settings) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        until(lambda: index.log_state.objects)
+        with IndexReader.open(storage_backend=storage) as reader:
+            assert len(reader.query("t", "k")) == 1
