@@ -156,16 +156,14 @@ def run_of(store, first, end, attempt=1):
     return [a_segment(store, 100 * number, attempt) for number in range(first, end)]
 
 
-def test_a_small_catalog_does_not_keep_others_from_being_merged():
+def test_merges_are_not_kept_from_others_and_not_repeated():
     log = a_log(MemoryStorage())
     add_catalog(log, run_of("a", 0, 2))
     for number in range(catalogs.MOST_CATALOGS - 1):
         add_catalog(log, run_of("b", 10 * number, 10 * number + 10))
         merge_catalogs(log, least=5)
     assert len(log.state.catalogs) == 2
-
-
-def test_a_segment_on_both_sides_of_what_expired_does_not_repeat_merges():
+    # a segment on both sides of what expired
     log = a_log(MemoryStorage())
     append(log, expired=Expired(segments={"a": 150}))
     add_catalog(log, run_of("a", 1, 5))

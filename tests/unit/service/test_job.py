@@ -42,20 +42,6 @@ def test_it_gives_up_after_ten_plans_that_others_overtook(life):
     assert (len(asked), life.state.number) == (20, before)
 
 
-def test_a_job_that_was_held_up_for_a_day_is_overdue_although_a_sweep_took_its_objects(life):
-    run, before = in_threads(life.storage, life.clock, 1), life.state.number
-
-    def workers(rewrite):
-        results = run(rewrite)
-        life.clock.advance(86_500)
-        sweep(life.storage, life.log(), Retention(), delete=True)
-        return results
-
-    with pytest.raises(JobOverdue, match=r"24\.0 hours ago"):
-        merging_job(life, workers).run()
-    assert (len(data(life)), life.state.number) == (6, before)
-
-
 def test_a_job_that_repeats_takes_what_was_published_meanwhile(life):
     run, late = in_threads(life.storage, life.clock, 1), []
 
@@ -91,17 +77,28 @@ def test_it_plans_again_only_what_others_left(life):
     life.check()
 
 
-def test_a_task_that_fails_leaves_no_object_of_the_tasks_before_it(life):
-    before = data(life)
+def test_a_job_that_fails_or_was_held_up_for_a_day_leaves_no_object(life):
+    """A sweep took the objects of the one that was held up."""
+    before, number = data(life), life.state.number
+    run = in_threads(life.storage, life.clock, 1)
 
-    def workers(rewrite):
+    def failing(rewrite):
         for task in rewrite.tasks:
             yield task.run(life.storage, life.clock.now_ms())
         raise StorageUnavailable("the last task failed")
 
-    with pytest.raises(StorageUnavailable):
-        merging_job(life, workers).run()
+    def held_up(rewrite):
+        results = run(rewrite)
+        life.clock.advance(86_500)
+        sweep(life.storage, life.log(), Retention(), delete=True)
+        return results
+
+    with pytest.raises(StorageUnavailable, match="last task"):
+        merging_job(life, failing).run()
     assert data(life) == before
+    with pytest.raises(JobOverdue, match=r"24\.0 hours ago"):
+        merging_job(life, held_up).run()
+    assert (data(life), life.state.number) == (before, number)
 
 
 def test_a_lost_input_is_named_or_left(life):

@@ -156,16 +156,13 @@ def test_what_is_wrong_is_named(field, value, said):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_blocks_of_the_last_second_are_read_together_if_there_is_no_order(ordered):
-    giant = slot(LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 10), (5, 9)], ordered=ordered)
+def test_blocks_of_the_last_second_count_and_are_read_together_if_there_is_no_order(ordered):
+    one = LookupBatch([Lookup(topic="t", key="k", max_count=1)])
+    giant = slot(one, [(5, 10), (5, 10), (5, 9)], ordered=ordered)
     assert read(giant) == ([0] if ordered else [0, 1])
     giant.settle(found([10, 10]))
     assert read(giant) == []
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_unread_entries_of_the_last_second_count_if_there_is_no_order(ordered):
-    giant = slot(LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 9), (5, 9)], ordered=ordered)
+    giant = slot(one, [(5, 10), (5, 9), (5, 9)], ordered=ordered)
     assert read(giant) == [0]
     giant.settle(found([10, 9]))
     assert read(giant) == ([] if ordered else [1, 2])
@@ -177,21 +174,15 @@ def test_blocks_that_the_page_before_may_have_used_promise_nothing():
     assert read(giant) == [0, 1, 2]
 
 
-def test_newest_first_whatever_the_position():
-    giant = slot(
-        LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False
-    )
+def test_the_newest_are_read_first_and_each_round_reads_twice_as_much_as_the_one_before():
+    one = LookupBatch([Lookup(topic="t", key="k", max_count=1)])
+    giant = slot(one, [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False)
     assert read(giant) == [2]
     giant.settle(found([12, 10]))
     assert read(giant) == [1, 3]
     giant.settle(found([12, 10]))
     assert giant.waiting() == [] == read(giant)
-
-
-def test_each_round_reads_twice_as_much_as_the_one_before():
-    giant = slot(
-        LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(20 - n, 20 - n) for n in range(20)], ordered=True
-    )
+    giant = slot(one, [(20 - n, 20 - n) for n in range(20)], ordered=True)
     sizes = []
     while places := read(giant):
         sizes.append(len(places))

@@ -180,10 +180,14 @@ def test_an_index_of_bytes_stays_one(open_index, storage):
         IndexReader.open(storage_backend=storage, item_type=Place)
 
 
-def test_defaults_and_declarations():
+def test_defaults_and_declarations(open_index):
     @dataclass(frozen=True, kw_only=True)
     class Known(KeyedIndexItem):
         town: str = column("text", width=4, default="née")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Long(KeyedIndexItem):
+        town: str = column("text", width=3, default="née")
 
     assert Schema.of(Known).extra[-1] == Column("town", ">S4")
     for wrong in ({}, {"width": 0}, {"width": "4"}, {"width": True}):
@@ -193,17 +197,6 @@ def test_defaults_and_declarations():
         column("S4", width=4)
     with pytest.raises(ConfigError, match="identity column 'town' must be an integer"):
         Schema("S", (Column("town", ">S4", identity=True),))
-
-
-def test_a_default_is_stored(open_index):
-    @dataclass(frozen=True, kw_only=True)
-    class Known(KeyedIndexItem):
-        town: str = column("text", width=4, default="née")
-
-    @dataclass(frozen=True, kw_only=True)
-    class Long(KeyedIndexItem):
-        town: str = column("text", width=3, default="née")
-
     index = open_index(item_type=Known)
     index.put("t", 0, "k", 1, 1, T)
     index.put_batch(batch(1, offset=[2]))
