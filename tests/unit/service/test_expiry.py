@@ -52,11 +52,14 @@ def expire(life, rule, hours):
 
 
 def test_answers_name_the_horizon(life):
+    """Cursors continue past it."""
     fill(life)
-    before = life.index.query("orders", "k", max_count=100)
+    before, page = (life.index.query("orders", "k", max_count=count) for count in (100, 5))
     assert (len(before), before.expired_before_ms, before.to_dict()["expired_before_ms"]) == (30, None, None)
     plan = expire(life, Retention(age_s=20 * HOUR_S, topics={"debug-*": 5 * HOUR_S}), 30)
     assert (len(plan.objects), plan.entries) == (2, 30)
+    rest = life.index.query("orders", "k", max_count=100, cursor=page.cursor)
+    assert (len(rest), rest.status) == (15, "complete")
     with life.reader() as reader:
         for asked in (life.index, reader):
             life.check(asked)
@@ -160,15 +163,6 @@ def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
     with monkeypatch.context() as forged:
         forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), expired=NOTHING))
         assert any("nothing had expired by then" in problem for problem in findings())
-
-
-def test_cursors_continue_past_a_horizon(life):
-    fill(life)
-    page = life.index.query("orders", "k", max_count=5)
-    expire(life, Retention(age_s=10 * HOUR_S), 30)
-    rest = life.index.query("orders", "k", max_count=100, cursor=page.cursor)
-    assert len(rest) == 5
-    assert rest.status == "complete"
 
 
 def test_bytes_stay_for_the_grace(life):

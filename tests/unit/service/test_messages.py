@@ -126,21 +126,16 @@ def test_an_unavailable_message_is_listed_with_its_state(filled):
     assert document["explain"]["message_requests"] == answer.message_requests == 4
 
 
-def test_a_place_that_cannot_be_asked_is_an_error(filled):
+def test_a_place_that_cannot_be_asked_is_an_error_or_named(filled):
     down = StorageUnavailable("down")
     with pytest.raises(StorageUnavailable, match="down"):
         filled.messages("t", "k", source=Library(errors={290: down, 291: down}))
     with pytest.raises(PartialAnswer, match="denied") as raised:
         filled.messages("t", "k", source=Library(errors={290: down, 291: StorageMisconfigured("denied")}))
     assert {report.file for report in raised.value.failed} == {"place 0", "place 1"}
-
-
-def test_with_partial_answers_it_is_named_and_the_rest_is_there(filled):
-    down = StorageUnavailable("down")
     library = Library(errors={298: down, 290: down})
     answer = filled.messages("t", "k", max_count=20, allow_partial=True, source=library)
-    assert offsets(answer) == list(range(299, 279, -1))
-    assert answer.status == "partial"
+    assert (offsets(answer), answer.status) == (list(range(299, 279, -1)), "partial")
     (report,) = answer.failed
     assert (report.file, report.outcome, report.error) == ("place 0", "failed", "down")
     assert (report.begin_ms, report.end_ms) == (T + 96_000, T + 99_000)

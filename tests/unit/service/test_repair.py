@@ -3,7 +3,6 @@
 No answer is silently short.
 """
 
-import contextlib
 import os
 import zlib
 from collections import Counter
@@ -28,7 +27,6 @@ from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_root, check_storage
 from tiered_index.service.jobs.verify_report import Report
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
@@ -357,20 +355,3 @@ def test_a_damaged_checkpoint_is_deleted_and_a_wrong_repair_is_found(life):
     life.log().append("a wrong repair", None, lambda state: record)
     report, _ = checked(life, None)
     assert any(one.part == "repair" for one in report.findings)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("harm", [flip, remove])
-def test_giving_up_that_dies_at_its_write_changes_nothing_else_and_continues(life, harm, when):
-    first, *others = life.state.objects.values()
-    harm(life, first)
-    faulty = FaultStorage(life.storage)
-    faulty.fail("put_if_absent", nth=1, when=when)
-    log = StorageLog(faulty, life.clock)
-    log.open()
-    with contextlib.suppress(StorageUnavailable):
-        give_up(faulty, log, [first.name])
-    give_up(life.storage, life.log(), [first.name])
-    state = life.state
-    assert {*state.objects} == {stored.name for stored in others}
-    assert [*state.lost.values()] == [LostObject.of(first)]

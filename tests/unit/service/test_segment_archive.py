@@ -8,14 +8,7 @@ import pytest
 from tests.support.log_records import GENESIS, publish
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.errors import (
-    CorruptFile,
-    IndexClosed,
-    InvalidArgument,
-    ObjectNotFound,
-    StorageUnavailable,
-    WriterFenced,
-)
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
@@ -382,9 +375,3 @@ def test_an_object_that_a_record_has_just_removed_is_not_swept(open_index, fault
     clock.advance(2 * 86400)
     archive(open_index("a", storage_backend=faulty), content(1000))
     assert old not in names(faulty) and len(names(faulty)) == 1
-
-
-def test_a_closed_index_archives_nothing(index):
-    index.close()
-    with pytest.raises(IndexClosed):
-        archive(index, b"x")
