@@ -175,28 +175,6 @@ def test_a_command_prints_the_same_of_a_service_as_of_the_index(sidecar, capsys,
             assert [*map(plain, seen.splitlines())] == [*map(plain, own.splitlines())], err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wrong"),
-    [
-        (("query", "a", "k", "--root", "/tmp/x"), "--root"),
-        (("query", "a", "k", "--messages", "--store", "/tmp/x"), "--store"),
-        (("query", "a", "k", "--messages", "--kafka", "bootstrap.servers=x"), "--kafka"),
-        (("query", "a", "k", "--messages", "--kafka-config", "kafka.conf"), "--kafka-config"),
-        (("message", "kafka:a/0/1", "--kafka", "bootstrap.servers=x"), "--kafka"),
-        (("query", "a", "k", "--config", "index.toml"), "--config"),
-        (("topics", "--config", "index.toml"), "--config"),
-        (("topics", "--storage", "memory://x"), "--storage"),
-        (("message", "X", "--topic", "a", "--set", "cache_dir=/tmp/x"), "--set"),
-        (("verify", "file"), "FILES"),
-        (("verify", "--deep", "--repair"), "--repair"),
-    ],
-)
-def test_options_of_an_index_are_refused_beside_a_service(capsys, arguments, wrong):
-    with pytest.raises(SystemExit) as ended:
-        run([*arguments, "--url", "http://127.0.0.1:1"])
-    assert (ended.value.code, f"leave {wrong} out" in capsys.readouterr().err) == (2, True)
-
-
 def test_it_says_how_far_it_is_and_ends_in_order(sidecar):
     _, process, client = sidecar
     metrics = client.get("/metrics").text

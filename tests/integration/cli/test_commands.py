@@ -90,37 +90,12 @@ def test_nothing_found_is_explained(run_here, original, topic, range_, hints):
     assert run_here(*where, "--json", "--all").records[-1]["hints"] == lines
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["query", "t", "k", "--max", 0], "--max must be at least 1, not 0"),
-        (["query", "t", "k", "--timeout", 0], "--timeout must be a positive number of seconds, not 0.0"),
-        (["query", "t", "k", "--max-bytes", -1], "--max-bytes must be a whole number, 0 or more, not -1"),
-        (
-            ["query", "t", "k", "--begin", "2024-01-01", "--end", 1],
-            "--begin 2024-01-01T00:00:00Z is after --end 1970-01-01T00:00:00.001Z",
-        ),
-        (
-            ["orphans", "--older-than", "1s"],
-            "--older-than must be at least 1h (3600 s), not 1 s: an upload may still run",
-        ),
-    ],
-)
-def test_an_error_names_the_flag_that_was_typed(run_here, original, arguments, said):
-    outcome = run_here(*arguments, "--root", original.root)
-    assert (outcome.code, outcome.err) == (2, f"tiered-index: {said}\n")
-    assert run_here(*arguments, "--root", original.root, "--json").error["message"] == said
-
-
 def test_a_flag_is_named_only_if_it_was_typed(run_here, original, tmp_path):
     settings = tmp_path / "settings.toml"
-    (source := tmp_path / "source.ndjson").touch()
     settings.write_text('query_threads = "max_count"\nslots = 2.5')
     outcome = run_here("query", "t", "k", "--config", settings, "--root", original.root)
     assert outcome.err.count("setting ") == 2
     assert outcome.err.startswith(f"tiered-index: {settings}: setting ")
-    outcome = run_here("ingest", source, "--root", tmp_path / "r", "--storage", "memory://m", "--slots", 0)
-    assert outcome.err == "tiered-index: --slots must be at least 1\n"
     outcome = run_here("query", "t", "k", "--storage", tmp_path)
     assert outcome.err.startswith("tiered-index: --storage: not a storage URI")
     assert outcome.err.endswith(f"did you mean {tmp_path.as_uri()}?\n")
@@ -296,13 +271,6 @@ def test_recover_begins_a_lost_root_again_but_creates_no_index(run_here, damaged
         assert outcome.code == 2, outcome.out
     assert not (tmp_path / "none").exists()
     assert not (tmp_path / "nothing").exists()
-
-
-@pytest.mark.parametrize("command", [("query", "orders", "k1"), ("topics",), ("files",)])
-def test_a_command_without_an_index_names_its_options(run_here, command):
-    refused = run_here(*command)
-    assert (refused.code, refused.out) == (2, "")
-    assert "no index is given: pass --storage URI, --root DIR, or both" in refused.err
 
 
 def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, original, tmp_path, monkeypatch):

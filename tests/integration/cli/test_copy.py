@@ -75,7 +75,7 @@ def test_once_again_and_into_something_else(run_here, put, tmp_path):
 def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_here, put, tmp_path, monkeypatch):
     source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
     put(1, source)
-    opened = []
+    opened, rounds = [], []
 
     def faulty(config, uri=None):
         opened.append(FaultStorage(open_storage(uri or str(config.storage))))
@@ -84,36 +84,28 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
             opened[-1].fail("put_if_absent", error=StorageMisconfigured)
         return opened[-1]
 
-    class Ending:
+    class Ending(copying.Ending):
         """Ends the command in its fourth round."""
 
-        exit_code = 0
-
-        def __init__(self):
-            self.event, self.rounds = self, 0
-
-        def is_set(self):
-            return self.rounds == 4
-
-        def wait(self, interval_s):
-            self.rounds += 1
-            if self.rounds == 2:
-                opened[-1].fail("list", error=StorageMisconfigured)
-
         def __enter__(self):
+            super().__enter__()
+            self.event.wait = self.between
             return self
 
-        def __exit__(self, *_):
-            pass
+        def between(self, _):
+            rounds.append(1)
+            if len(rounds) == 2:
+                opened[-1].fail("list", error=StorageMisconfigured)
+            if len(rounds) == 4:
+                self.event.set()
 
     monkeypatch.setattr(IndexConfig, "open_storage", faulty)
     monkeypatch.setattr(copying, "Ending", Ending)
-    done = run_here("copy", "--from", source, "--to", target, "--follow", "--json")
-    rounds = [json.loads(line) for line in done.out.splitlines()]
-    assert [one["status"] for one in rounds] == ["failed", "following", "failed", "following", "stopped"]
-    assert rounds[0]["error"]["type"] == "StorageMisconfigured" and rounds[0]["lag_s"] is None
-    assert [one["source_number"] for one in rounds[1:]] == [rounds[1]["source_number"]] * 4
-    assert rounds[2]["lag_s"] >= 0
+    told = run_here("copy", "--from", source, "--to", target, "--follow", "--json").records
+    assert [one["status"] for one in told] == ["failed", "following", "failed", "following", "stopped"]
+    assert told[0]["error"]["type"] == "StorageMisconfigured" and told[0]["lag_s"] is None
+    assert [one["source_number"] for one in told[1:]] == [told[1]["source_number"]] * 4
+    assert told[2]["lag_s"] >= 0
     assert offsets(target) == [1]
 
 

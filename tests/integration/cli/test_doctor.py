@@ -3,8 +3,6 @@
 import errno
 import fcntl
 
-import pytest
-
 from tests.integration.cli.command_lines import run_here
 
 
@@ -28,9 +26,3 @@ def test_a_missing_ability_is_a_finding(tmp_path, monkeypatch):
     (missing,) = [row for row in done.document["abilities"] if row["state"] == "missing"]
     assert missing["what"] == "file locks" and "No locks available" in missing["result"]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["nonsense"], 2), (["file:///proc/none"], 3)])
-def test_other_codes(arguments, code, monkeypatch):
-    monkeypatch.delenv("TIERED_INDEX_STORAGE", raising=False)
-    assert run_here("doctor", *arguments).code == code

@@ -59,14 +59,6 @@ def test_the_cache_of_a_given_root_drops_erased_entries(run_here, store, tmp_pat
     assert not list(cache.rglob("*.trailer")) and not list(cache.rglob("*.filter"))
 
 
-def test_a_queue_needs_a_moment_and_is_no_key(run_here, store):
-    asked = ("erase", "--topic", "orders", "--storage", store)
-    assert run_here(*asked, "--queue", "1").code == 2
-    assert run_here(*asked, "--queue", "1", "--key", "k1", "--before", "2026-01-01").code == 2
-    assert run_here(*asked, "--queue", "1", "--before", "2026-01-01").code == 0
-    assert run_here("erase", "--storage", store).code == 2
-
-
 @pytest.mark.parametrize("topic", ["ORDERS", "orders"])
 def test_an_erasure_that_matches_nothing_says_so(run_here, store, topic):
     asked = ("erase", "--topic", topic, "--key", "nobody", "--storage", store)

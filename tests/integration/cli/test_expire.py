@@ -96,21 +96,6 @@ def test_a_file_or_the_environment_has_the_rule(run_here, store, tmp_path):
     assert len(run_here("expire", "--storage", store, "--json", environment=set_up).document["objects"]) == 1
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *(("age_s=soon",), ("age_s=365",), ("segments_age_s=365",), ("max_bytes=1GB",)),
-        *(("topics.x=365",), ("topics.x=never",), ("topics.x",), ("topics.x=1d", 'topics={"x": "2d"}')),
-        *(("age_s=1d", "grace_s=7200"), ("age_s=1d", "grace_s=1m")),
-    ],
-)
-def test_bad_usage(run_here, original, wrong):
-    before = objects(original.uri)
-    rule = [part for one in wrong for part in ("--set", f"retention.{one}")]
-    assert run_here("expire", "--storage", original.uri, *rule, "--yes").code == 2
-    assert objects(original.uri) == before
-
-
 def test_a_topic_that_no_object_has_is_reported(run_here, store):
     for age in ("20d", "5000d"):
         rule = [part for each in ("debgu-*", "debug-*") for part in ("--set", f"retention.topics.{each}={age}")]

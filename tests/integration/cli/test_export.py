@@ -138,8 +138,6 @@ def test_the_end_of_the_name_says_the_format(exported, run_here, original, tmp_p
     assert list(frame.columns) == COLUMNS
     rows = [json.loads(line) for line in (tmp_path / "e.ndjson").read_text().splitlines()]
     assert frame.to_dict("records") == rows
-    refused = run_here("export", "--root", original.root, "--out", tmp_path / "e.csv.gz")
-    assert (refused.code, "write `--out - | gzip > " in refused.err) == (2, True)
 
 
 def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
@@ -149,9 +147,7 @@ def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
         outcome = run_here(*asked, *(() if form == "ndjson" else ("--format", form)))
         assert (outcome.code, outcome.out) == (0, (tmp_path / f"some.{form}").read_text())
         assert f"{told['entries']:,} entries, checksum {told['checksum']}" in outcome.err
-    for wrong in (("--json",), ("--format", "rocketmq")):
-        assert run_here(*asked, *wrong).code == 2
-    assert not (tmp_path / "-").exists()
+    assert run_here(*asked, "--json").code == 2 and not (tmp_path / "-").exists()
 
 
 @pytest.mark.parametrize("form", ["parquet", "ndjson"])
@@ -229,20 +225,10 @@ def test_a_second_command_with_the_same_file_is_refused(tmp_path, run_here, orig
 
 def test_what_is_refused(tmp_path, run_here, original):
     root = ("--root", original.root)
-    (tmp_path / "there").write_text("mine")
     (tmp_path / ".f.partial").mkdir()
-    for more, said in (
-        (("--out", tmp_path / "there"), "exists already"),
-        (("--out", tmp_path / "no" / "e"), "there is no folder"),
-        (("--out", tmp_path / "f"), ".f.partial is a folder"),
-        (("--out", tmp_path / "e", "--slots", 5), "needs --format rocketmq"),
-        (("--out", tmp_path / "e", "--slots", 0), "needs --format rocketmq"),
-        (("--out", tmp_path / "e", "--topic", " "), "topic is empty"),
-        (("--out", tmp_path / "e", "--begin", 5, "--end", 4), "is after"),
-    ):
-        outcome = run_here("export", *root, *more, "--json")
-        assert outcome.code == 2 and said in outcome.error["message"], outcome.err
-    assert (tmp_path / "there").read_text() == "mine" and (tmp_path / ".f.partial").is_dir()
+    outcome = run_here("export", *root, "--out", tmp_path / "f", "--json")
+    assert outcome.code == 2 and ".f.partial is a folder" in outcome.error["message"], outcome.err
+    assert (tmp_path / ".f.partial").is_dir()
     where = ("--root", tmp_path / "r", "--storage", f"file://{tmp_path}/s", "--json")
     pq.write_table(pa.table({"topic": ["t"]}), tmp_path / "other.parquet")
     (tmp_path / "of-spark").mkdir()

@@ -182,27 +182,6 @@ def test_a_closed_segment_that_was_cut_short_is_a_loss_of_its_own(run_here, tmp_
     assert (cut["kind"], cut["begin"], cut["end"]) == ("corrupt", size, 2 * size)
 
 
-@pytest.mark.parametrize(
-    "option", ["--follow", "--skip-corrupt", "--skip-missing", "--archive-queues", "--no-check-bodies"]
-)
-def test_options_of_stores_are_refused_for_files(run_here, tmp_path, option):
-    source = tmp_path / "m.ndjson"
-    source.write_text("{}\n")
-    refused = run_here("ingest", source, "--root", tmp_path / "root", "--storage", f"file://{tmp_path}", option)
-    assert refused.code == 2 and f"{option} is for " in refused.err
-    assert not (tmp_path / "root").exists()
-
-
-def test_options_of_files_and_folders_that_are_no_stores(in_process, tmp_path):
-    where = ("--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}")
-    assert in_process("ingest", str(tmp_path), *where) == 2
-    (tmp_path / "commitlog").mkdir()
-    assert in_process("ingest", str(tmp_path), *where, "--skip-bad") == 2
-    assert not (tmp_path / "root").exists()
-    (tmp_path / "empty" / "commitlog").mkdir(parents=True)
-    assert in_process("ingest", str(tmp_path / "empty"), *where, "--quiet") == 0
-
-
 class NoRoom:
     def put_batch(self, *_):
         raise BackPressure("no room")

@@ -194,11 +194,6 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
     document = run_here("ingest", "-", *names, *where, stdin=another).document
     assert (document["entries"], document["source"], document["source_name"]) == (1, "stdin", None)
     assert found(made, "orders", "A-1") + found(made, "orders", "A-2") == [1, 2]
-    assert run_here("ingest", path, "--column", "kee=order_id", *where).error["message"] == (
-        "--column: 'kee' is not a field of a message; these are topic, queue_id, offset, size, timestamp_ms, key, "
-        "topic_id; --item-type declares more"
-    )
-    assert "--constant: 'kee' is not a field" in run_here("ingest", path, "--constant", "kee=order_id", *where).err
     assert "only the newest message" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
     assert "--column is for a file" in run_here("ingest", made.folder, *names, *where).error["message"]
 
@@ -218,12 +213,6 @@ def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, mad
     assert run_here("ingest", path, *again, *where).document["resumed_from"] == path.stat().st_size
     path.write_text(path.read_text().replace("A-1", "A-2"))
     assert "--restart" in run_here("ingest", path, "--column", "key=order_id", "--constant", "topic=new", *where).err
-
-
-@pytest.mark.parametrize("options", [(), ("--follow",), ("--archive-segments",), ("--key", "key")])
-def test_a_source_that_is_missing_is_no_file(run_here, made, tmp_path, options):
-    refused = run_here("ingest", tmp_path / "gone", *options, "--root", made.root, "--storage", made.uri)
-    assert (refused.code, refused.err) == (2, f"tiered-index: {tmp_path}/gone: No such file or directory\n")
 
 
 def test_a_closed_stdin_is_not_an_empty_one(made):

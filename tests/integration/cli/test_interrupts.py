@@ -1,16 +1,11 @@
 """An interrupt ends a command with exit code 130 and one line, at any place of Python's work."""
 
-import _thread
-import signal
 import subprocess
 import sys
-import threading
-from types import SimpleNamespace
 
 import pytest
 
 from tests.integration.cli.conftest import write_source
-from tiered_index.cli.__main__ import _Interrupts
 
 # In finalizers, and while it ends, Python can't raise an error. It prints "Exception ignored in" and continues.
 _PLACES = {
@@ -74,25 +69,6 @@ def test_an_interrupt_that_python_can_not_raise_ends_the_command(index, place):
     done = run_script(_COMMAND.format(places=indented), index)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "interrupted")
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr
-
-
-def test_an_interrupt_that_comes_before_the_hook_ends_is_not_lost(monkeypatch):
-    """On a busy machine, the start of the thread may last longer than the time until its interrupt."""
-    started = []
-
-    class Timer:
-        def __init__(self, after_s, call):
-            self.call = call
-
-        def start(self):
-            started.append(self)
-            if len(started) == 1:
-                self.call()
-
-    monkeypatch.setattr(threading, "Timer", Timer)
-    monkeypatch.setattr(_thread, "interrupt_main", lambda: signal.raise_signal(signal.SIGINT))
-    _Interrupts().unraisable(SimpleNamespace(exc_type=KeyboardInterrupt))
-    assert len(started) == 2
 
 
 @pytest.mark.parametrize("register", ["atexit.register(late)", "threading._register_atexit(late)"])

@@ -113,18 +113,6 @@ def test_tiers_one_after_the_other(run_here, store):
     assert "window of 30d, 1 shard" in run_here("files", "--storage", store).out
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *("--window=x", "--window=0", "--window=99999999999d", "--tiers=1h,90m", "--tiers=1d,"),
-        *("--shard-bytes=5", "--threads=0", "--min-age=-1", "--begin=soon"),
-    ],
-)
-def test_bad_options_are_code_2(in_process, store, options):
-    assert in_process("merge", "--storage", store, options) == 2
-    assert len(state(store).files) == 3
-
-
 def test_orphans_are_listed_then_deleted(run_here, merged, tmp_path):
     young = run_here("orphans", "--storage", merged, "--json")
     assert (young.code, young.document["objects"], young.document["status"]) == (0, [], "found")

@@ -94,11 +94,3 @@ def test_a_place_has_the_same_state_with_a_topic_as_without(run_here, tmp_path):
     none = run_here("message", unknown, "--topic", "t", "--store", store, *index, "--json")
     assert (none.code, none.document["messages"]) == (1, [])
     assert run_here("message", unknown, "--store", store).code == 2
-
-
-def test_a_wrong_id_names_the_forms_of_an_id(run_here, original):
-    for wrong in ("orders/0/0", "0A0102030001" + "18B4AAC2" + "00" * 6):
-        refused = run_here("message", wrong, "--storage", original.uri)
-        assert refused.code == 2
-        assert f"{wrong}" in refused.err
-        assert "kafka:TOPIC/PARTITION/OFFSET, or --topic and a unique key" in refused.err

@@ -177,16 +177,3 @@ def test_several_indexes_give_one_answer_with_the_source_of_each_entry(query, cl
     assert re.search(r"topic id\s+source", text)
     assert text.count(cluster.uri("b")) >= 2 * 2  # each of its entries and files
     assert f"{FILES + 2} files read, 0 skipped" in text
-
-
-@pytest.mark.parametrize("line", ["files", "verify", "recover", "inspect x", "message x --topic t"])
-def test_other_commands_read_one_index(cluster, line):
-    done = run_here(*line.split(), "--storage", cluster.uri("a"), "--storage", cluster.uri("b"), "--json")
-    assert (done.code, done.out) == (2, "")
-    assert "only query, topics and serve read several" in done.error["message"]
-
-
-def test_several_storages_are_read_without_a_root(query, cluster, tmp_path):
-    done = query("--root", tmp_path, "--json", storages=(cluster.uri("a"), cluster.uri("b")))
-    assert (done.code, done.error["type"]) == (2, "InvalidArgument")
-    assert "without one" in done.error["message"]

@@ -87,15 +87,6 @@ def test_a_file_of_keys_is_answered_as_key_by_key(run_here, cluster, keys, tmp_p
     assert last["explain"]["requests"] > 0 and last.get("out") == (str(target[1]) if target else None)
 
 
-def test_people_see_a_table_and_rows_without_bounds_take_the_options(run_here, cluster, keys):
-    given = ("--begin", BASE_MS + 20_000, "--all", "--explain")
-    done = run_here("query", "--keys", keys("ndjson"), "--storage", cluster.uris[0], *given)
-    assert done.code == 0, done
-    assert done.out.count(" k1 ") == 3 and done.out.count(" k2 ") == 3 and "nothing found" in done.out
-    assert "3 lookups (3 complete), 2 with entries: 6 found as of 2023-11-14T22:13:49Z; the" in done.out
-    assert "1 file read" in done.out
-
-
 def test_several_indexes_are_one_answer_to_each_key(run_here, cluster, keys, tmp_path):
     out = tmp_path / "answers.parquet"
     storages = [word for uri in cluster.uris for word in ("--storage", uri)]
@@ -153,22 +144,6 @@ def test_a_file_that_is_none_of_keys_is_named_with_its_row(run_here, cluster, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (["orders"], "give a TOPIC and a KEY, or --keys FILE"),
-        (["orders", "k", "--out", "x.parquet"], "needs --keys"),
-        (["orders", "--keys", "k.csv"], "leave TOPIC out"),
-        (["--keys", "k.csv", "--messages"], "leave --messages out"),
-        (["--keys", "absent.csv"], "absent.csv: No such file"),
-        (["--keys", "k.csv", "--out", "x.xls"], "--out x.xls: its name must end in .parquet or .ndjson"),
-    ],
-)
-def test_options_that_do_not_fit_together(run_here, cluster, line, said):
-    done = run_here("query", *line, "--storage", cluster.uris[0], "--json")
-    assert (done.code, done.out) == (2, "") and said in done.error["message"]
-
-
 def test_no_keys_have_an_empty_table(run_here, cluster, tmp_path):
     (tmp_path / "k.csv").write_text("topic,key\n")
     out = tmp_path / "answers.parquet"
@@ -180,7 +155,9 @@ def test_topics_that_no_file_has_are_reported_beside_the_found_entries(run_here,
     file = tmp_path / "k.csv"
     file.write_text("topic,key\nt,k1\n" + "".join(f"tt{n},k1\n" for n in range(7)))
     where = ("query", "--keys", file, "--storage", cluster.uris[0])
-    done = run_here(*where)
+    done = run_here(*where, "--begin", BASE_MS + 20_000, "--all", "--explain")
+    assert done.out.count(" k1 ") == 3 + 7 and "nothing found" in done.out and "1 file read" in done.out
+    assert "8 lookups (8 complete), 1 with entries: 3 found as of 2023-11-14T22:13:49Z; the" in done.out
     assert "1 with entries" in done.out and "no file that was read has topic 'tt0'" in done.out
     assert "'tt4'" in done.out and "has topic 'tt5'" not in done.out and "nor any of 2 more topics" in done.out
     file.write_text("topic,key\nt,k1\n")

@@ -57,22 +57,6 @@ def made(run_here, tmp_path_factory):
     return Archived(folder, messages)
 
 
-@pytest.mark.parametrize("kind", ["none", "commitlog itself"])
-def test_a_folder_that_is_no_store_is_refused(run_here, made, tmp_path, kind):
-    store = tmp_path / "absent" if kind == "none" else made.store / "commitlog"
-    said = "is not a RocketMQ store" if store.is_dir() else "is not a folder"
-    index = ("--root", made.folder / "root", "--storage", made.uri)
-    for line in (
-        ("query", TOPIC, KEY, "--messages", *index),
-        ("message", made.messages[0].offset_msg_id),
-        ("message", made.messages[0].offset_msg_id, *index),
-        ("message", "x", "--topic", TOPIC, *index),
-    ):
-        refused = run_here(*line, "--store", store, "--json")
-        assert (refused.code, refused.out, refused.error["type"]) == (2, "", "InvalidArgument"), line
-        assert f"{store} {said}" in refused.error["message"]
-
-
 def test_messages_come_with_everything(run_here, made):
     asked = ("--messages", "--store", made.store, "--body", "hex", "--json")
     done = run_here("query", TOPIC, KEY, "--storage", made.uri, *asked)
@@ -302,22 +286,6 @@ def test_people_see_a_page_of_a_large_value(run_here, tmp_path):
         assert f") {text}\n" in whole and "--raw" not in whole
         assert json.loads(shown(name, "--json"))["messages"][0]["message"]["body_bytes"] > 0
         assert "--raw" not in shown(name, "--json")
-
-
-def test_invalid_arguments_are_bad_usage(in_process, made, tmp_path):
-    uri = made.uri
-    assert in_process("query", "t", "k", "--storage", uri, "--store", str(made.store)) == 2
-    assert in_process("query", "t", "k", "--storage", uri, "--body", "hex") == 2
-    assert in_process("query", "t", "k", "--storage", uri, "--raw") == 2
-    assert in_process("query", "t", "k", "--storage", uri, "--messages", "--store", str(tmp_path / "nothing")) == 2
-    assert in_process("query", "t", "k", "--storage", uri, "--messages", "--body", "xml") == 2
-    assert in_process("message", "no-id", "--store", str(made.store)) == 2
-    assert in_process("message", "00" * 16) == 2
-    assert in_process("message", "--store", str(made.store)) == 2
-    assert in_process("message", "--topic", TOPIC, "--offset", "0", "--store", str(made.store)) == 2
-    assert in_process("message", "00" * 16, "--topic", TOPIC, "--queue-id", "0", "--store", str(made.store)) == 2
-    assert in_process("message", "key", "--topic", "t", "--store", str(made.store)) == 2
-    assert in_process("message", "00" * 16, "--storage", f"file://{tmp_path}/nothing") == 2
 
 
 def test_verify_finds_damage_of_archived_segments(run_here, made):

@@ -199,8 +199,3 @@ def test_a_storage_that_is_away_is_not_a_finding(run_here, damaged):
     assert (outcome.code, outcome.document["status"]) == (1, "findings")
     outcome = run_here("query", "orders", "k1", "--storage", away, "--json", environment=environment)
     assert (outcome.code, outcome.error["exit_code"]) == (3, 3)
-
-
-@pytest.mark.parametrize("arguments", [(), ("--root", "{}"), ("{}/none",), ("--storage", "file://{}")])
-def test_nothing_to_verify_is_bad_usage(arguments, tmp_path, in_process):
-    assert in_process("verify", *(text.format(tmp_path) for text in arguments)) == 2

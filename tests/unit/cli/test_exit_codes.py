@@ -95,37 +95,6 @@ def test_a_traceback_only_with_debug():
     assert "Traceback" in invoke(act, "--debug").stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [["query"], ["query", "t", "k", "--nope"], ["nope"], ["query", "t", "k", "--begin", "x"], []]
-)
-def test_bad_usage_is_code_2(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(arguments)
-    assert ended.value.code == 2
-    with pytest.raises(SystemExit) as ended:
-        run([*arguments, "--json"])
-    assert ended.value.code == 2
-    captured = capsys.readouterr()
-    assert json.loads(captured.err.splitlines()[-1])["error"]["exit_code"] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["query", "t", "k", "--max", "x"], "Invalid value for '--max': must be a whole number"),
-        (["query", "t", "k", "--timeout", "x"], "Invalid value for '--timeout': must be a number"),
-        (["ingest", "a", "--patience", "-1"], "Invalid value for '--patience': must be at least 0"),
-        (["ingest", "a", "--preset", "x"], "Invalid value for '--preset': 'x' is not one of 'native', 'rocketmq'"),
-    ],
-)
-def test_a_wrong_value_of_an_option_is_reported_in_plain_words(arguments, said, capsys):
-    for more in ((), ("--json",)):
-        with pytest.raises(SystemExit):
-            run([*arguments, *more])
-        last = capsys.readouterr().err.splitlines()[-1]
-        assert (json.loads(last)["error"]["message"] if more else last.removeprefix("Error: ")) == said
-
-
 def all_commands(group=None, words=()):
     """Yield the words and the object of every command and group."""
     group = group or typer.main.get_command(app)

@@ -252,7 +252,7 @@ def test_a_stream_that_is_refused_at_first_is_put_whole(tmp_path):
         assert sorted(item.offset for item in index.query("orders", "k1")) == [1, 2]
 
 
-def test_a_fenced_writer_notices_even_without_messages(tmp_path):
+def test_a_fenced_writer_notices_even_without_messages(tmp_path, monkeypatch):
     storage = (tmp_path / "storage").as_uri()
     with IndexService.open(root=tmp_path / "root", storage=storage, background=False) as index:
         index.put("orders", 0, "k1", 1, 1, NOW_MS)
@@ -260,8 +260,10 @@ def test_a_fenced_writer_notices_even_without_messages(tmp_path):
             index.seal()
             with pytest.raises(WriterFenced):
                 index.run_lifecycle()
+        follower = Follower(index, Rows(None))
+        monkeypatch.setattr(follower.stop, "wait", lambda _: follower.stop.set())
         with pytest.raises(WriterFenced):
-            Follower(index, Rows(None)).run()
+            follower.run()
 
 
 def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, capsys, monkeypatch):

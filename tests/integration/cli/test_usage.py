@@ -1,0 +1,142 @@
+"""A wrong command line ends with code 2 and says what is wrong, before anything is read, written or made."""
+
+import shlex
+
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+from tests.support.store_writer import StoreWriter
+
+NO_INDEX = "no index is given: pass --storage URI, --root DIR, or both"
+ONE_INDEX = "only query, topics and serve read several"
+SERVICE = "--url http://127.0.0.1:1"
+LINES = [
+    ("query", ""),
+    ("query t k --nope", ""),
+    ("nope", ""),
+    # values
+    ("query t k --root {root} --max 0", "--max must be at least 1, not 0"),
+    ("query t k --root {root} --timeout 0", "--timeout must be a positive number of seconds, not 0.0"),
+    ("query t k --root {root} --max-bytes -1", "--max-bytes must be a whole number, 0 or more, not -1"),
+    (
+        "query t k --root {root} --begin 2024-01-01 --end 1",
+        "--begin 2024-01-01T00:00:00Z is after --end 1970-01-01T00:00:00.001Z",
+    ),
+    ("query t k --max x", "Invalid value for '--max': must be a whole number"),
+    ("query t k --timeout x", "Invalid value for '--timeout': must be a number"),
+    ("ingest a --patience -1", "Invalid value for '--patience': must be at least 0"),
+    ("ingest a --preset x", "Invalid value for '--preset': 'x' is not one of 'native', 'rocketmq'"),
+    ("ingest {source} --root {tmp}/r --storage memory://m --slots 0", "--slots must be at least 1"),
+    ("orphans --root {root} --older-than 1s", "--older-than must be at least 1h (3600 s), not 1 s: an upload may"),
+    *((f"merge --storage {{uri}} --{option}", "") for option in ("window=x", "window=0", "window=99999999999d")),
+    *((f"merge --storage {{uri}} --{option}", "") for option in ("tiers=1h,90m", "tiers=1d,", "shard-bytes=5")),
+    *((f"merge --storage {{uri}} --{option}", "") for option in ("threads=0", "min-age=-1", "begin=soon")),
+    *((f"expire --yes --storage {{uri}} --set retention.{rule}", "") for rule in ("age_s=soon", "age_s=365")),
+    *((f"expire --yes --storage {{uri}} --set retention.{rule}", "") for rule in ("max_bytes=1GB", "topics.x=365")),
+    *((f"expire --yes --storage {{uri}} --set retention.{rule}", "") for rule in ("topics.x=never", "topics.x")),
+    ("expire --yes --storage {uri} --set retention.topics.x=1d --set 'retention.topics={{\"x\": \"2d\"}}'", ""),
+    ("expire --yes --storage {uri} --set retention.age_s=1d --set retention.grace_s=1m", ""),
+    # an index
+    *((command, NO_INDEX) for command in ("query orders k1", "topics", "files")),
+    *((command, "") for command in ("merge", "orphans", "verify", "doctor", "doctor nonsense")),
+    ("erase --storage {uri}", ""),
+    *((f"{command} --storage file://{{tmp}}/none", "holds no") for command in ("merge", "orphans")),
+    ("recover --storage file://{tmp}/none", "no root is given: pass --root DIR"),
+    ("query t k --storage {tmp}", "not a storage URI"),
+    ("verify --root {tmp}", ""),
+    ("verify {tmp}/none", ""),
+    ("verify --storage file://{tmp}", ""),
+    ("recover --root {tmp}/none", ""),
+    ("inspect nowhere", ""),
+    *((f"{line} --storage {{uri}} --storage {{uri}}2", ONE_INDEX) for line in ("files", "verify", "recover")),
+    *((f"{line} --storage {{uri}} --storage {{uri}}2", ONE_INDEX) for line in ("inspect x", "message x --topic t")),
+    ("query t k --root {root} --storage {uri} --storage {uri}2", "without one"),
+    # options that do not fit together
+    ("query orders --storage {uri}", "give a TOPIC and a KEY, or --keys FILE"),
+    ("query orders k --out x.parquet --storage {uri}", "needs --keys"),
+    ("query orders --keys k.csv --storage {uri}", "leave TOPIC out"),
+    ("query --keys k.csv --messages --storage {uri}", "leave --messages out"),
+    ("query --keys absent.csv --storage {uri}", "absent.csv: No such file"),
+    ("query --keys k.csv --out x.xls --storage {uri}", "--out x.xls: its name must end in .parquet or .ndjson"),
+    ("query --keys {tmp}/k.csv --url http://localhost:1", "IndexClient.query_many"),
+    ("query t k --storage {uri} --store {store}", ""),
+    ("query t k --storage {uri} --body hex", ""),
+    ("query t k --storage {uri} --raw", ""),
+    ("query t k --storage {uri} --messages --store {tmp}/none", "is not a folder"),
+    ("query t k --storage {uri} --messages --store {store}/commitlog", "is not a RocketMQ store"),
+    ("query t k --storage {uri} --messages --body xml", ""),
+    ("message no-id --store {store}", ""),
+    ("message 00000000000000000000000000000000", ""),
+    ("message 00000000000000000000000000000000 --store {tmp}", "is not a RocketMQ store"),
+    ("message 00000000000000000000000000000000 --store {store} --cursor x", "--topic"),
+    ("message 00000000000000000000000000000000 --topic t --queue-id 0 --store {store}", ""),
+    ("message --store {store}", ""),
+    ("message --topic t --offset 0 --store {store}", ""),
+    ("message key --topic t --store {store}", ""),
+    ("message orders/0/0 --storage {uri}", "kafka:TOPIC/PARTITION/OFFSET, or --topic and a unique key"),
+    ("erase --topic orders --storage {uri} --queue 1", ""),
+    ("erase --topic orders --storage {uri} --queue 1 --key k1 --before 2026-01-01", ""),
+    ("verify --storage {uri} --repair", ""),
+    ("verify --storage {uri} --yes", ""),
+    ("verify --storage {uri} --deep --source .", ""),
+    ("verify --storage {uri} --deep --repair x.index", ""),
+    ("verify --storage {uri} --deep --repair --from s3://key:PASSWORD@bucket/index", "--from"),
+    ("copy --from {uri} --to {uri}", "is the source itself"),
+    ("copy --from {uri}- --to file://{tmp}/b", "holds no"),
+    ("copy --from {uri} --to file://{tmp}/b --follow --grace 1m", ""),
+    ("du --root {root} --by topic,size", ""),
+    ("export --root {root} --out {source}", "exists already"),
+    ("export --root {root} --out {tmp}/no/e", "there is no folder"),
+    ("export --root {root} --out {tmp}/e --slots 0", "needs --format rocketmq"),
+    ("export --root {root} --out {tmp}/e --topic ' '", "topic is empty"),
+    ("export --root {root} --out {tmp}/e --begin 5 --end 4", "is after"),
+    ("export --root {root} --out {tmp}/e.csv.gz", "write `--out - | gzip > "),
+    ("export --root {root} --out - --format rocketmq", ""),
+    # sources
+    *((f"ingest {{tmp}}/gone {option} --root {{tmp}}/r --storage file://{{tmp}}/s", "gone: No such file") for option in
+      ("", "--follow", "--archive-segments", "--key key")),
+    *((f"ingest {{source}} {option} --root {{tmp}}/r --storage file://{{tmp}}/s", f"{option} is for ") for option in
+      ("--follow", "--skip-corrupt", "--skip-missing", "--archive-queues", "--no-check-bodies")),
+    ("ingest {tmp} --root {tmp}/r --storage file://{tmp}/s", ""),
+    ("ingest {store} --skip-bad --root {tmp}/r --storage file://{tmp}/s", ""),
+    ("ingest {source} --dry-run", ""),
+    ("ingest {source} --column kee=k --root {tmp}/r --storage file://{tmp}/s", "--column: 'kee' is not a field of a"),
+    ("ingest {source} --constant kee=k --root {tmp}/r --storage file://{tmp}/s", "--constant: 'kee' is not a field"),
+    ("ingest archive:{uri} --storage {uri}", ""),
+    ("ingest archive:{uri} --storage file://{tmp}/n --store-name x", ""),
+    *((f"ingest archive:{{uri}} --storage file://{{tmp}}/n {option}", "") for option in
+      ("", "--follow", "--restart", "--skip-bad", "--archive-segments")),
+    # a service has the index
+    (f"query a k --root /tmp/x {SERVICE}", "leave --root out"),
+    (f"query a k --messages --store /tmp/x {SERVICE}", "leave --store out"),
+    (f"query a k --messages --kafka bootstrap.servers=x {SERVICE}", "leave --kafka out"),
+    (f"query a k --messages --kafka-config kafka.conf {SERVICE}", "leave --kafka-config out"),
+    (f"message kafka:a/0/1 --kafka bootstrap.servers=x {SERVICE}", "leave --kafka out"),
+    (f"query a k --config index.toml {SERVICE}", "leave --config out"),
+    (f"topics --storage memory://x {SERVICE}", "leave --storage out"),
+    (f"message X --topic a --set cache_dir=/tmp/x {SERVICE}", "leave --set out"),
+    (f"verify file {SERVICE}", "leave FILES out"),
+    (f"verify --deep --repair {SERVICE}", "leave --repair out"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with StoreWriter(tmp_path_factory.mktemp("broker") / "store") as writer:
+        writer.put("orders", 0, keys="k", uniq_key="U")
+    return writer.root
+
+
+def contents(*folders):
+    return {path: path.read_bytes() if path.is_file() else None for each in folders for path in each.rglob("*")}
+
+
+@pytest.mark.parametrize(("line", "said"), LINES, ids=lambda value: value[:60])
+def test_a_wrong_command_line_is_refused_and_changes_nothing(original, store, tmp_path, line, said):
+    places = {"root": original.root, "uri": original.uri, "source": original.source, "store": store, "tmp": tmp_path}
+    before = contents(original.folder, store, tmp_path)
+    done = run_here(*shlex.split(line.format(**places)), "--json")
+    assert (done.code, done.out) == (2, ""), done.err
+    assert done.error["exit_code"] == 2 and said in done.error["message"]
+    assert "PASSWORD" not in done.err
+    assert contents(original.folder, store, tmp_path) == before
