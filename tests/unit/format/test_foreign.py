@@ -87,16 +87,6 @@ def test_the_size_must_fit_the_geometry(make, change):
         ForeignUnsealed(wrong, LAYOUT, "f")
 
 
-@pytest.mark.parametrize("shift", [-30, -4, -3, -2, -1, 1, 2, 3, 4])
-def test_geometry_of_the_same_size_is_refused(make, shift):
-    """Four slots are as long as one entry: 20 slots and 40 items have the size of 24 slots and 39 items."""
-    data, _ = image_of(make)
-    other = Layout(ROCKETMQ, ROCKETMQ.schema, 20 - 4 * shift, 40 + shift)
-    assert other.unsealed_size == LAYOUT.unsealed_size
-    with pytest.raises(CorruptFile, match="geometry"):
-        ForeignUnsealed(data, other, "f")
-
-
 def test_slots_that_contradict_the_entries(make):
     """After a crash a few heads are stale. If all heads are wrong, the file has another geometry."""
     data, _ = image_of(make)
@@ -182,7 +172,7 @@ def test_recognise_refuses(make):
         recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")
 
 
-@pytest.mark.parametrize("count", [1, 38, 39])
+@pytest.mark.parametrize("count", [1, 39])
 @pytest.mark.parametrize("slots", [1, 400])
 @pytest.mark.parametrize("preset", [ROCKETMQ, NATIVE], ids=["rocketmq", "native"])
 def test_recognise(make, preset, slots, count):

@@ -197,16 +197,6 @@ def test_segments_that_overlap_or_are_not_sorted_are_refused():
         CatalogWriter(lambda data: None).add(archived_segment("s", 0, 0))
 
 
-def test_the_greatest_offsets_and_names_of_any_form_are_read_again():
-    plain, linked = archived_segment("s", 2**62, 2**44), LinkedSegment("u", "t", 2**62, 2**62 - 1, "ndjson", 1, "e", 3)
-    deep = ArchivedSegment(f"segments/s/{0:020d}/deep/name", "s", 0, 100, 1, 2, 152, 3)
-    _, directory, data = written([deep, plain, linked], 512)
-    assert read(bytes(data), decode_end(bytes(data), "c")) == [deep, plain, linked]
-    assert [log.end for log in directory.logs] == [2**62 + 2**44, 2**63 - 1]
-    with pytest.raises(ValueError, match="63 bits"):
-        LinkedSegment("u", "t", 2**62, 2**62, "ndjson", 1, "e", 3)
-
-
 def test_stored_bytes_of_version_1_are_read():
     data = base64.b64decode(GOLDEN)
     assert read(data, decode_end(data, "c")) == segments_of(Random(0), 2)
@@ -221,3 +211,13 @@ def test_foreign_names_have_no_epoch(name):
         segment_epoch(name)
     with pytest.raises(InvalidArgument):
         store_prefix("")
+
+
+def test_the_greatest_offsets_and_names_of_any_form_are_read_again():
+    plain, linked = archived_segment("s", 2**62, 2**44), LinkedSegment("u", "t", 2**62, 2**62 - 1, "ndjson", 1, "e", 3)
+    deep = ArchivedSegment(f"segments/s/{0:020d}/deep/name", "s", 0, 100, 1, 2, 152, 3)
+    _, directory, data = written([deep, plain, linked], 512)
+    assert read(bytes(data), decode_end(bytes(data), "c")) == [deep, plain, linked]
+    assert [log.end for log in directory.logs] == [2**62 + 2**44, 2**63 - 1]
+    with pytest.raises(ValueError, match="63 bits"):
+        LinkedSegment("u", "t", 2**62, 2**62, "ndjson", 1, "e", 3)

@@ -104,20 +104,6 @@ def test_time_differences_truncate_toward_zero_and_wrap(timestamp_ms, begin_ms):
     assert time_differences(np.array([timestamp_ms]), begin_ms).tolist() == [wrapped]
 
 
-def test_refusals_change_nothing():
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 3, 4)
-    table = UnsealedTable(layout, BEGIN_MS)
-    first = table.prepare(np.array([1, 2], np.int32), np.full(2, BEGIN_MS), columns(2))
-    table.commit(first)
-    before = table.heads.copy()
-    with pytest.raises(InvalidArgument, match=r"2 entries .*1 are free"):
-        table.prepare(np.array([1, 2], np.int32), np.full(2, BEGIN_MS), columns(2))
-    with pytest.raises(InvalidArgument, match=r"entry 1, .*next is 3"):
-        table.commit(first)
-    assert (table.heads == before).all()
-    assert (table.count, table.free) == (2, 1)
-
-
 @pytest.mark.usefixtures("way")
 def test_a_walk_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 1, 6)
@@ -153,3 +139,17 @@ def test_chains_of_many_are_walked_as_one_by_one():
         damaged["previous"][19] = wrong
         owner = next(lookup for lookup, key_hash in enumerate(hashes) if key_hash % 3 == stored[19] % 3)
         assert walked(unsealed_image(table, damaged), table, hashes, [owner], 99) is None
+
+
+def test_refusals_change_nothing():
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 3, 4)
+    table = UnsealedTable(layout, BEGIN_MS)
+    first = table.prepare(np.array([1, 2], np.int32), np.full(2, BEGIN_MS), columns(2))
+    table.commit(first)
+    before = table.heads.copy()
+    with pytest.raises(InvalidArgument, match=r"2 entries .*1 are free"):
+        table.prepare(np.array([1, 2], np.int32), np.full(2, BEGIN_MS), columns(2))
+    with pytest.raises(InvalidArgument, match=r"entry 1, .*next is 3"):
+        table.commit(first)
+    assert (table.heads == before).all()
+    assert (table.count, table.free) == (2, 1)

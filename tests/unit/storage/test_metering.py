@@ -3,7 +3,6 @@
 A refused call is neither sent nor counted. Only the time in which requests are under way is silence.
 """
 
-import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,35 +90,6 @@ def test_a_call_beyond_max_bytes_is_neither_sent_nor_counted(sent: Sent, metered
         with pytest.raises(BudgetExceeded, match="max_bytes=100"):
             metered.get_range("a", 0, 1)
     assert (sent.requests, usage.requests, usage.bytes_read) == (3, 3, 100)
-
-
-def test_bytes_of_calls_under_way_are_held(sent: Sent, metered: MeteredStorage) -> None:
-    sent.gate = threading.Event()
-    with ThreadPoolExecutor(1) as pool, measured(Usage(max_bytes=100)) as usage:
-        read = pool.submit(contextvars.copy_context().run, metered.get_range, "a", 0, 90)
-        while usage.requests == 0:
-            assert not read.done()
-        with pytest.raises(BudgetExceeded, match="after 90"):
-            metered.get_range("a", 0, 11)
-        assert usage.bytes_read == 0
-        sent.gate.set()
-        assert len(read.result()) == 90
-        assert len(metered.get_range("a", 0, 10)) == 10
-
-
-def test_of_several_limits_the_narrowest_holds_and_a_refusal_counts_nowhere(metered: MeteredStorage) -> None:
-    wide, narrow = Usage(max_requests=10, max_bytes=500), Usage(max_requests=2)
-    for scopes in ((wide, narrow), (narrow, wide)):
-        with measured(scopes[0]), measured(scopes[1]):
-            metered.get_range("a", 0, 10)
-    with measured(wide), measured(narrow), pytest.raises(BudgetExceeded, match="max_requests=2"):
-        metered.get_range("a", 0, 10)
-    assert wide.requests_by_kind == narrow.requests_by_kind == {"get_range": 2}
-    with measured(wide):
-        metered.get_range("a", 0, 480)  # 20 + 480: the refused call holds no bytes
-    with measured(narrow), pytest.raises(BudgetExceeded):
-        metered.head("a")
-    assert "head" not in narrow.requests_by_kind
 
 
 class Yielding(Usage):

@@ -132,22 +132,6 @@ def test_every_answer_that_may_lack_entries_names_the_lost_object(made, writer, 
         assert later.topics().lost == later.messages("t", "all", source=Gone()).lost == (told,)
 
 
-def test_messages_name_an_object_that_was_given_up_between_two_pages(made, reader):
-    """The newest entry is of another key, so the call reads a second page."""
-    gone, newest = made.stored[0], made.expected("t", "all")[0].offset
-
-    class Giving:
-        def fetch(self, items, topic, key):
-            if items[0].offset == newest:
-                lose(made, [gone])
-                give_up(made.inner, open_log(made.inner), [gone.file_id])
-            return [Fetched(item=item, state="expired", carries_key=item.offset != newest) for item in items]
-
-    answer = reader.messages("t", "all", max_count=FILES - 2, source=Giving())
-    assert (len(answer), answer.collisions, answer.status) == (FILES - 2, 1, "complete")
-    assert [one.file for one in answer.lost] == [gone.file_id]
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_giving_up_that_fails_at_any_call_is_repeated(made, when):
     gone = made.stored[3]

@@ -7,7 +7,6 @@ memory, and batches fetch each byte once.
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +23,6 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.layout import HEADER_SIZE
-from tiered_index.service.read.caches import ByteCache
 from tiered_index.storage.prices import PriceTable
 
 FILES = 8
@@ -201,54 +199,8 @@ def _runs_apart(runs, gap):
     return 1 + sum(after.offset - (before.offset + before.length) > gap for before, after in joints) if runs else 0
 
 
-@pytest.mark.parametrize("bound", [0, 7, 80])
-def test_the_cache_keeps_its_bound_and_the_last_used_entries(bound):
-    chosen = random.Random(bound)
-    steps = [(chosen.randrange(16), chosen.randrange(12)) for _ in range(2000)]
-    cache = ByteCache(bound)
-    mirror = {}  # in order of use
-    hits = misses = 0
-    for key, size in steps:
-        found = cache.get(key)
-        assert (found is not None) == (key in mirror)
-        if found is not None:
-            hits += 1
-            mirror[key] = mirror.pop(key)
-            assert len(found) == mirror[key]
-        else:
-            misses += 1
-        kept = size * 2 <= bound
-        assert cache.put(key, bytes(size), size) is kept
-        if kept:
-            mirror.pop(key, None)
-            mirror[key] = size
-            while sum(mirror.values()) > bound:
-                mirror.pop(next(iter(mirror)))
-        use = cache.use()
-        assert (use.hits, use.misses, use.entries, use.size_bytes) == (hits, misses, len(mirror), sum(mirror.values()))
-        assert use.size_bytes <= bound
-    assert (use.evictions > 100) is (bound > 0)
-
-
 THREADS = 4
 DAILY_FILES = 13
-
-
-@pytest.fixture(scope="module")
-def brokers(tmp_path_factory):
-    """Files of one hour, as many brokers write them.
-
-    The key "k" is early in each file. Each file ends a second before the next one.
-    """
-    made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0)
-    with made.writer() as writer:
-        for number in range(DAILY_FILES):
-            keys, begin_ms = ["k", f"end{number}"], BASE_MS + 1000 * number
-            times = [begin_ms, begin_ms + 3_000_000]
-            put(made, writer, batch(2, key=keys, offset=[2 * number, 2 * number + 1], timestamp_ms=times))
-            writer.seal()
-        publish(made, writer)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -282,20 +234,6 @@ def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(days, reader_
     for q, answer in zip(asked, answers, strict=True):
         assert [Answer.of(item) for item in answer] == days.expected("t", q.key)
     assert (days.storage.most_at_once, len(days.storage.reads)) == (THREADS, DAILY_FILES)
-
-
-@pytest.mark.parametrize(
-    ("end_ms", "alone"),
-    [(None, 1), (BASE_MS + 2_000_000, 0)],
-    ids=["none ends before the answers of the first", "all reach to the end of the range"],
-)
-def test_files_that_no_answer_spares_are_read_side_by_side(brokers, reader_of, end_ms, alone):
-    reader = reader_of(brokers)
-    ask = partial(reader.query, "t", "k", end_ms=end_ms, max_count=1)
-    answer = in_rounds(brokers.storage, ask, THREADS, DAILY_FILES, alone=alone)
-    assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
-    assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, DAILY_FILES)
-    assert answer.status == "truncated"
 
 
 # the number of entries of each key in the file of each day, newest first

@@ -257,19 +257,6 @@ def test_nothing_damaged_is_copied_and_the_name_is_told(life, what):
         assert same(StorageLog(target, life.clock).open(), life.state)
 
 
-def test_damage_on_the_way_is_read_again(life, small_windows):
-    fill(life, 1)
-    archive(life)
-    counted = FaultStorage(life.storage)
-    copier(life, MemoryStorage(clock=life.clock), counted).run_once()
-    for nth in range(1, counted.calls("get_range") + 1):
-        target, faulty = MemoryStorage(clock=life.clock), FaultStorage(life.storage)
-        faulty.corrupt("get_range", mode="wrong", nth=nth)
-        copier(life, target, faulty).run_once()
-        copied = {n: data for n, data in bytes_of(target).items() if n.startswith(("data/", "segments/"))}
-        assert copied == {name: life.storage.get(name) for name in (*life.state.objects, *life.state.archive)}
-
-
 @pytest.mark.parametrize("wrong", [{1}, {1, 3}], ids=["once", "unless it is checked"])
 def test_what_is_sent_is_what_was_checked(life, monkeypatch, wrong):
     """The last window is read for the trailer, for the end of the entries, whose check comes only then, and to send."""
@@ -378,18 +365,6 @@ def test_an_object_that_a_sweep_of_the_target_may_delete_is_sent_again(life, inn
     check_target(life, inner)
 
 
-@pytest.mark.parametrize("days", [-3, 3])
-def test_a_storage_whose_clock_is_wrong_by_days_gets_its_copy(life, days):
-    """The clock of the copier or of the target is wrong by days. Each object is still sent once."""
-    fill(life, 1)
-    target = MemoryStorage(clock=ManualClock(life.clock.now_ms() + days * DAY_MS))
-    made = copier(life, target)
-    made.run_once()
-    fill(life, 1, first=1)
-    assert made.run_once().sent == 2
-    check_target(life, target)
-
-
 def test_bytes_stay_in_the_copy_for_the_grace(life, target):
     fill(life, 1)
     made = copier(life, target)
@@ -479,3 +454,16 @@ def test_two_copiers_at_once(life, inner):
     target.look = other_first
     assert made.run_once().log_number == 2
     check_target(life, inner)
+
+
+def test_damage_on_the_way_is_read_again(life, small_windows):
+    fill(life, 1)
+    archive(life)
+    counted = FaultStorage(life.storage)
+    copier(life, MemoryStorage(clock=life.clock), counted).run_once()
+    for nth in range(1, counted.calls("get_range") + 1):
+        target, faulty = MemoryStorage(clock=life.clock), FaultStorage(life.storage)
+        faulty.corrupt("get_range", mode="wrong", nth=nth)
+        copier(life, target, faulty).run_once()
+        copied = {n: data for n, data in bytes_of(target).items() if n.startswith(("data/", "segments/"))}
+        assert copied == {name: life.storage.get(name) for name in (*life.state.objects, *life.state.archive)}

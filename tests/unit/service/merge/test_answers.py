@@ -104,28 +104,6 @@ def test_a_file_over_400_windows_stays_and_is_reported(life):
     life.check()
 
 
-def test_nothing_to_merge_and_merging_again(life):
-    assert life.merge().jobs == 0
-    fill(life, days=1)
-    assert life.merge().jobs == 0, "its window is not over yet"
-    life.later()
-    assert life.merge(begin_s=(BASE_MS + 12 * HOUR_MS) // 1000).sources == 1
-    assert life.merge().jobs == 1
-    number = life.state.number
-    again = life.merge()
-    assert (again.jobs, again.left, life.state.number) == (0, (), number)
-
-
-def test_a_window_is_merged_once_it_is_over_and_old_enough(life):
-    fill(life, days=1)
-    life.clock.advance(DAY_S - 1)
-    assert [reason for _, reason in life.merge().left] == ["its window is not over yet"] * 3
-    life.clock.advance(1 + 3599)
-    assert life.merge(min_age_s=3600).jobs == 0
-    life.clock.advance(1)
-    assert life.merge(min_age_s=3600).jobs == 1
-
-
 def test_topic_ids_that_clash(merging):
     """Names decide if two names have one id, if one name has two ids, or if the new id is already taken."""
     for preset in ("native", "rocketmq"):
@@ -286,3 +264,15 @@ def test_an_erasure_leaves_a_table_that_lost_a_shard(two_days):
     give_up(two_days.storage, two_days.log(), [table])
     done = erased()
     assert (done.status, done.remaining, done.entries_removed) == ("erased", (), 2)
+
+
+def test_nothing_to_merge_and_merging_again(life):
+    assert life.merge().jobs == 0
+    fill(life, days=1)
+    assert life.merge().jobs == 0, "its window is not over yet"
+    life.later()
+    assert life.merge(begin_s=(BASE_MS + 12 * HOUR_MS) // 1000).sources == 1
+    assert life.merge().jobs == 1
+    number = life.state.number
+    again = life.merge()
+    assert (again.jobs, again.left, life.state.number) == (0, (), number)

@@ -204,10 +204,7 @@ def test_a_file_of_many_windows_is_cut_by_slots_and_not_read_for_each():
     assert all(first[-1] < second[0] for first, second in pairwise(many))
 
 
-MIB = 1 << 20
-
-
-@pytest.mark.parametrize("size", [1, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1, 40 * MIB])
+@pytest.mark.parametrize("size", [1, 8 << 20, (8 << 20) + 1, 40 << 20])
 def test_requests_of_an_upload(size):
     """A backend without parts sends one; one with parts begins and completes an upload, as costs assume."""
     recorder = Recorder(MemoryStorage())
@@ -215,5 +212,5 @@ def test_requests_of_an_upload(size):
         stream.write(bytes(size))
     assert recorder.head(stream.name).size_bytes == size
     assert [one for one in recorder.operations if one != "write"] == ["put", "head"]
-    assert writing_requests(1, size) == Counter(put=1, head=1, write=0 if size <= 8 * MIB else 1 - -size // (8 * MIB))
+    assert writing_requests(1, size) == Counter(put=1, head=1, write=0 if size <= 8 << 20 else 1 - -size // (8 << 20))
     assert writing_requests(3, size).total() == 3 * writing_requests(1, size).total()

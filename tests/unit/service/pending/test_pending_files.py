@@ -402,3 +402,15 @@ def test_another_copy_of_the_root_with_other_entries_is_refused(open_spark, uplo
     with pytest.raises(RootBehind, match=waiting.name):
         index.run_lifecycle()
     assert file.path.exists()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_upload_that_has_failed_at_its_end_is_repeated(open_spark, faulty, storage, clock, nth):
+    index = open_spark()
+    fill(index, 1)
+    fill(index, 2, 3)
+    faulty.fail("head", nth=nth, name_prefix="data/")
+    with contextlib.suppress(StorageUnavailable):
+        index.run_lifecycle()
+    assert found(index) == [1, 2, 3]
+    ended(index, storage, clock)

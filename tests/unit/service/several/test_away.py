@@ -12,7 +12,7 @@ from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.errors import IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage
@@ -130,21 +130,6 @@ def test_lookups_do_not_wait_for_a_log_that_hangs(cluster, opened, clock):
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
-@pytest.mark.parametrize("threads", [4, 32])
-def test_forty_lookups_beside_an_index_whose_reads_hang(cluster, opened, clock, threads):
-    """The reads of this index get a share of the threads. Each lookup has all entries of the others."""
-    away = cluster.uris[1]
-    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=threads) as reader:
-        hang = of(opened, away).hang("get_range", times=None)
-        asking = [beside(lambda: ask(reader)) for _ in range(40)]
-        for answer in asking:
-            check_partial(cluster, answer(), away)
-        hang.release.set()
-        of(opened, away).clear()
-        until(lambda: clock.advance(2) or ask(reader).status == "complete")
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
-
-
 @pytest.fixture
 def hangs(opened):
     """Return a function that lets calls of storages hang until the test ends."""
@@ -234,19 +219,6 @@ def test_an_index_that_refuses_after_retries_delays_only_one_lookup(cluster, rea
             assert sources(ask(reader)) == {away}
             took.append(time.monotonic() - begun)
         assert sum(took[1:]) < 2 * SHORT_S
-
-
-def test_bounds_of_lookups_do_not_prevent_a_late_opening(cluster, reading, clock):
-    def refuse():
-        raise StorageUnavailable("refused")
-
-    reading[cluster.uris[2]] = refuse
-    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
-        reading.clear()
-        for _ in range(6):
-            clock.advance(12)
-            ask(reader, max_requests=6)
-        assert len(reader.sources) == 3
 
 
 def test_one_index_twice_is_refused_even_if_it_does_not_answer(cluster, reading, clock):
@@ -347,3 +319,20 @@ def test_lookups_with_a_very_short_timeout_leave_a_hanging_index(cluster, hangs,
             answer = ask(reader, timeout_s=SHORT_S / 10)
         assert sources(answer) == {away}
         assert cluster.answers(answer) == cluster.expected([uri for uri in cluster.uris if uri != away])
+
+
+def test_an_index_that_answers_while_its_reader_is_closed_is_closed(cluster, opened, reading, clock):
+    reading[cluster.uris[2]] = refused
+    reader = cluster.reader(clock=clock)
+    closing = []
+
+    def close():
+        reading.clear()
+        closing.append(beside(reader.close))
+        closing[0].ended(0.1)
+
+    reading[cluster.uris[2]] = close
+    with pytest.raises((IndexClosed, StorageUnavailable)):
+        reader.refresh()
+    assert closing[0]() is None
+    until(lambda: all(storage.closed for storage in opened))

@@ -8,10 +8,9 @@ from operator import attrgetter, methodcaller
 
 import pytest
 
-from tests.support.cold_index import Recorder
 from tests.support.hanging import until
-from tests.support.several_indexes import BASE_MS, Cluster, Watched, rows
-from tiered_index import IndexReader, Lookup
+from tests.support.several_indexes import Cluster, Watched, rows
+from tiered_index import IndexReader
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
@@ -266,22 +265,6 @@ def test_an_index_that_vanishes_is_never_left_out_unsaid(cluster, clock, reader)
     assert names(answer) == cluster.uris
 
 
-@pytest.mark.parametrize("given", ["list", "prefix"])
-def test_each_index_may_have_the_whole_of_the_caches(cluster, prefix, given):
-    """The bound is just enough for the directories of all files. A share per index would keep none of them."""
-    with cluster.reader() as reader:
-        reader.query("t", "k", max_count=1000)
-        needed = reader.cache_use()["directories"].size_bytes
-        files = len(reader.files())
-        assert reader.cache_use()["directories"].entries == files > SEVERAL
-    uris = cluster.uris if given == "list" else prefix
-    with cluster.reader(uris, directory_cache_bytes=needed, block_cache_bytes=0) as reader:
-        assert reader.query("t", "k", max_count=1000).explain.requests == 2 * files
-        assert reader.query("t", "k", max_count=1000).explain.requests == files
-        use = reader.cache_use()["directories"]
-    assert (use.entries, use.size_bytes, use.max_bytes, use.evictions) == (files, needed, needed, 0)
-
-
 def test_one_bound_on_disk_over_all(cluster, tmp_path):
     cache = tmp_path / "cache"
 
@@ -300,33 +283,3 @@ def test_one_bound_on_disk_over_all(cluster, tmp_path):
             assert used() <= largest
     # no index was limited to a part of the bound
     assert used() > whole // 2
-
-
-def test_one_bound_of_ranges_that_travel_over_all(tmp_path, prefix):
-    made = Cluster(tmp_path, {"slots": 300, "items": 6000})
-    storage = Recorder(open_storage(prefix))
-    for number in range(SEVERAL):
-        messages = [("t", 0, f"k{n}", n, 10, BASE_MS + n) for n in range(5000)]
-        made.add(f"{prefix}/{number}", messages, PrefixedStorage(storage, str(number)))
-    how = {"query_threads": 2, "block_cache_bytes": 0, "coalesce_gap_bytes": 0}
-    how |= {"filter_after_probes": 10**6, "refresh_interval_s": 10**6}
-    too_many, two = threading.Event(), threading.Barrier(2)
-
-    def gate(read):
-        if storage._at_once > 2:
-            too_many.set()
-        if read in storage.reads[:2]:
-            two.wait(60)  # wait until as many ranges travel as the bound allows
-        too_many.wait(0.02)
-
-    with IndexReader.open(storage_backend=storage, **how) as reader:
-        assert len(reader.sources) == SEVERAL
-        # each key is in another slot group of its file
-        asked = [Lookup(topic="t", key=f"k{n}") for n in range(0, 5000, 1237)]
-        reader.query_many(asked)
-        storage.reset()
-        storage.gate = gate
-        assert all(len(result) == SEVERAL for result in reader.query_many(asked))
-        assert (len(storage.reads) > 2 * SEVERAL, storage.most_at_once) == (True, 2)
-        ranges = [thread for thread in threading.enumerate() if thread.name.startswith("tiered-index-ranges")]
-        assert len(ranges) <= 2
