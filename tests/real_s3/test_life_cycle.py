@@ -4,48 +4,20 @@ per file.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 
+from tests.real_s3.conftest import Server
 from tests.real_s3.sample import MESSAGES, Sample
+from tests.support.counting_proxy import counting_proxy
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService
-from tiered_index.storage import obstores
 from tiered_index.storage.base import PART_BYTES
-from tiered_index.storage.metering import MeteredStorage
 
 pytestmark = pytest.mark.real_s3
 
 SETTINGS = {"slots": 300_000, "items": 200_001, "local_keep_s": 0, "background": False}
-
-
-@contextmanager
-def counted_requests(storage: MeteredStorage) -> Iterator[Counter[str]]:
-    """Count the requests on the wire, with repeats: the metering counts calls."""
-    events, counts, lock = storage.inner.client.meta.events, Counter[str](), threading.Lock()
-
-    def count(request: Any, event_name: str, **more: object) -> None:
-        with lock:
-            counts[event_name.rpartition(".")[2]] += 1
-
-    def count_obstore() -> None:
-        count(None, "of obstore")
-        sending()
-
-    sending = obstores.sending
-    events.register("before-send.s3", count, unique_id="counted")
-    try:
-        with patch.object(obstores, "sending", count_obstore):
-            yield counts
-    finally:
-        events.unregister("before-send.s3", unique_id="counted")
 
 
 def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
@@ -73,26 +45,34 @@ def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
     assert not list((tmp_path / "root").rglob("*.index"))
 
 
-def test_cold_lookups_take_one_range_get_a_file(uri: str, tmp_path: Path, sample: Sample) -> None:
+def test_cold_lookups_take_one_range_get_a_file(server: Server, place: str, tmp_path: Path, sample: Sample) -> None:
+    """The server checks the signature of every request that the proxy passes on and counts."""
+    uri = server.uri(place)
     with IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS) as index:
         sample.put_into(index)
         index.seal()
         index.run_lifecycle()
         files = len(index.log_state.objects)
         assert files > 2
-    with IndexReader.open(uri, refresh_interval_s=3600, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+    settings = {"refresh_interval_s": 3600, "block_cache_bytes": 0, "filter_after_probes": 10**6}
+    with (
+        counting_proxy(server.endpoint_url) as proxy,
+        IndexReader.open(server.uri(place, proxy.endpoint_url), **settings) as reader,
+    ):
         sample.check(reader, sample.questions(300))  # these lookups read every directory
         rare = [(topic, key) for topic, key in sample.questions(120) if len(sample.answers.answer(topic, key)) < 50]
         assert len(rare) > 30
         reads = 0
         for topic, key in rare:
-            with counted_requests(reader.storage) as sent:
-                result = reader.query(topic, key, max_count=1_000_000)
+            proxy.reset()
+            result = reader.query(topic, key, max_count=1_000_000)
+            sent = proxy.reset()
             sample.check_one(result, topic, key)
             read = [report for report in result.explain.files if report.outcome == "read"]
             assert [report.requests for report in read] == [1] * len(read)
-            assert result.explain.requests == sent.total() == len(read) <= files
-            assert set(sent) <= {"of obstore"}
+            assert result.explain.requests == len(sent) == len(read) <= files
+            assert result.explain.bytes == sum(exchange.bytes for exchange in sent)
+            assert all(exchange.ranged for exchange in sent)
             # filters that came with the directories exclude files
             assert bool(read) == (result.explain.bytes > 0)
             assert result.explain.bytes < 200_000 * files

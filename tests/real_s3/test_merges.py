@@ -1,5 +1,4 @@
-"""Merges, and a build by Spark, on a real server. Answers equal the model's, also if a merge dies in its uploads or
-before a response.
+"""A merge that dies in its uploads or before a response, on a real server. Answers equal the model's before and after.
 
 Shards here are large enough for uploads in parts. A sweep lists and deletes the parts that a killed merge leaves.
 """
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +14,13 @@ import pytest
 from tests.real_s3.commands import finished
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
-from tests.real_s3.sample import MESSAGES, Sample
+from tests.real_s3.sample import Sample
 from tests.support.later import Later
 from tests.support.log_records import open_log
 from tests.support.plain_files import plain_files
 from tests.support.processes import started
-from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
-from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
@@ -82,26 +79,6 @@ def sweep(storage: S3Storage, *, days: float) -> tuple[int, int]:
     return len(found.objects), half_made - len(storage.purge(0))
 
 
-def test_files_become_days_and_days_a_month(filled: str, storage: S3Storage, sample: Sample) -> None:
-    files = len(state_of(storage).files)
-    log = open_log(storage, SystemClock())
-    with IndexReader.open(filled, refresh_interval_s=3600, block_cache_bytes=0) as running:
-        first = running.query("orders", sample.workload.keys[0], max_count=1_000)
-        for window_s, sources in ((DAY_S, files), (30 * DAY_S, None)):
-            report = merge(storage, log, SystemClock(), MergeOptions(window_s=window_s))
-            assert report.entries == sample.workload.entries and sources in (report.sources, None)
-            check(storage, filled, sample)
-            assert merge(storage, log, SystemClock(), MergeOptions(window_s=window_s)).jobs == 0
-            assert sweep(storage, days=0.9) == (0, 0)
-            assert sweep(storage, days=2) == (report.sources, 0)
-            # a reader of the files continues with the tables, and so does its cursor
-            sample.check(running, sample.questions(10))
-        rest = running.query("orders", sample.workload.keys[0], max_count=10**6, cursor=first.cursor)
-        found = [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in (*first, *rest)]
-        assert found == sample.answers.answer("orders", sample.workload.keys[0], None, None) and len(first) == 1_000
-    assert [info.name for info in storage.list("data/")] == sorted(state_of(storage).objects)
-
-
 MOMENTS: dict[str, tuple[str, str, bool]] = {
     "before the second part": ("PUT", r"partNumber=2\b", False),
     "before completion": ("POST", r"/data/.*uploadId=", False),
@@ -137,36 +114,3 @@ def test_a_merge_that_is_killed(
     assert [len(shards) for shards in state_of(storage).tables.values()] == [1] and not state_of(storage).files
     check(storage, filled, sample)
     assert sweep(storage, days=2) == (0 if merged else files, 0)
-
-
-@pytest.fixture
-def spark() -> Iterator[object]:
-    from tiered_index.spark import open_session
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        session = open_session("local[2]", settings={"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"})
-        session.sparkContext.setLogLevel("OFF")
-        yield session
-        session.stop()
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_build_and_a_merge_by_spark(
-    spark: object, uri: str, storage: S3Storage, sample: Sample, tmp_path: Path
-) -> None:
-    from tiered_index.spark import build
-    from tiered_index.spark import merge as merge_by_spark
-
-    path = tmp_path / "messages.parquet"
-    sample.write_parquet(path, 0, MESSAGES, group_rows=100_000)
-    config = IndexConfig(slots=20_000)
-    built = build(spark, str(path), storage=uri, window="1d", columns={"key": "keys"}, config=config)  # type: ignore[arg-type]
-    assert (built.entries, built.quarantined) == (sample.workload.entries, 0) and len(built.windows) >= 3
-    check(storage, uri, sample)
-    report = merge_by_spark(spark, storage=uri, window="30d")  # type: ignore[arg-type]
-    assert (report.entries, report.sources) == (sample.workload.entries, built.shards)
-    check(storage, uri, sample)
-    assert sweep(storage, days=2) == (built.shards, 0)
-    assert [info.name for info in storage.list("data/")] == sorted(state_of(storage).objects)
-    assert storage.purge(0) == ()
