@@ -117,7 +117,7 @@ def test_a_leased_blob_does_not_count_as_an_existing_object(uri, google, monkeyp
                 call("a", b"x")
 
 
-@pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2000])
+@pytest.mark.parametrize("count", [0, 999, 1000, 1001])
 def test_requests_of_a_listing_are_counted(uri, google, count):
     storage = MeteredStorage(open_storage(uri))
     place = f"{uri.split('/')[2]}/some/prefix/log"
@@ -130,12 +130,12 @@ def test_requests_of_a_listing_are_counted(uri, google, count):
 
 def test_a_long_write_may_take_longer_than_the_limit_of_a_read(uri, google, monkeypatch):
     """obstore counts the time in which it sends a body as a wait for the response."""
-    monkeypatch.setattr("tiered_index.storage.clouds._READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("tiered_index.storage.clouds.READ_TIMEOUT_S", 0.7)
     answer = google.answer
 
     def slow(method, *request):
         if method == "PUT":
-            time.sleep(2)
+            time.sleep(1.2)
         return answer(method, *request)
 
     monkeypatch.setattr(google, "answer", slow)

@@ -7,6 +7,7 @@ from itertools import accumulate
 import pytest
 
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error
+from tests.support.object_store import unchunked
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
 from tiered_index.storage.s3 import writes
 from tiered_index.storage.s3.options import S3Options
@@ -21,9 +22,8 @@ MODIFIED = "Mon, 02 Nov 2026 10:00:00 GMT"
 def s3(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Storage]:
     """A storage whose parts have 4 bytes, and twice as many after each two parts."""
     monkeypatch.setattr(writes, "PART_BYTES", 4)
-    monkeypatch.setattr(writes, "_PARTS_OF_A_SIZE", 2)
-    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
-    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2)
+    monkeypatch.setattr(writes, "PARTS_OF_A_SIZE", 2)
+    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2, sse="aws:kms", sse_kms_key_id="key-1")
     with S3Storage("bucket", "p", options, sleep=lambda seconds: None) as storage:
         yield storage
 
@@ -36,7 +36,7 @@ def answering(scripted: ScriptedServer, part: Answer | None = None, end: Answer 
             return part
         if request.method == "HEAD":
             return Answer(head, b"x" * 30, {"Last-Modified": MODIFIED})
-        return Answer(200, headers={"ETag": '"tag"'})
+        return Answer(200, headers={"ETag": '"tag"', "x-amz-checksum-crc32": "AbCdEg=="})
 
     scripted.script = script
 
@@ -47,20 +47,39 @@ def test_parts_grow_so_that_ten_thousand_hold_the_largest_object(s3: S3Storage, 
     with s3.open_writer("object") as writer:
         for start in range(0, 30, 3):
             writer.write(data[start : start + 3])
-    bodies = [request.body for request in scripted.requests if request.method == "PUT"]
+    bodies = [body_of(request) for request in scripted.requests if request.method == "PUT"]
     assert [len(body) for body in bodies] == [4, 4, 8, 8, 6]
     assert b"".join(bodies) == data
+    # the completion repeats the checksum of each part
+    told = scripted.requests[-1].body
+    assert told.count(b"<ChecksumCRC32>AbCdEg==</ChecksumCRC32>") == 5
+    assert told.count(b"<PartNumber>5</PartNumber>") == 1
     # S3's greatest object, and its greatest part
     sizes = [(16 << 20) << (number // 1000) for number in range(10_000)]
     assert next(size for size, total in zip(sizes, accumulate(sizes), strict=True) if total >= 5 << 40) <= 5 << 30
 
 
-def test_a_small_object_is_one_put(s3: S3Storage, scripted: ScriptedServer) -> None:
+def body_of(request: Request) -> bytes:
+    """Return the body without boto3's chunks, of which the last one is the checksum."""
+    return unchunked(request.body) if "aws-chunked" in request.lowered.get("content-encoding", "") else request.body
+
+
+def test_a_small_object_is_one_put_and_encryption_is_asked_for_on_every_write(
+    s3: S3Storage, scripted: ScriptedServer
+) -> None:
     answering(scripted)
     with s3.open_writer("object") as writer:
         writer.write(b"1234")
         assert scripted.requests == []
     assert scripted.paths() == ["PUT /bucket/p/object"]
+    s3.put("a", b"x")
+    s3.put_if_absent("b", b"x")
+    s3.open_writer("c").write(b"12345")
+    begun = [request for request in scripted.requests if "partNumber" not in request.path][:4]
+    assert [request.method for request in begun] == ["PUT", "PUT", "PUT", "POST"]
+    for request in begun:
+        assert request.lowered["x-amz-server-side-encryption"] == "aws:kms"
+        assert request.lowered["x-amz-server-side-encryption-aws-kms-key-id"] == "key-1"
 
 
 @pytest.mark.parametrize("end", ["exception", "refused part"])

@@ -47,7 +47,7 @@ _CONNECTIONS = 64
 # Seconds between two looks whether an upload has failed while its parts wait
 _LOOK_S = 0.1
 # Seconds to wait for the next bytes of a response
-_READ_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 30.0
 # The same for bodies from this size on. obstore counts the time in which it sends the body, too
 _LONG_BYTES = 1 << 20
 _WRITE_TIMEOUT_S = 600.0
@@ -112,7 +112,7 @@ class CloudStorage(BucketStorage):
             return self._opened(module, settings, {"client_options": client, "retry_config": retries})
 
         try:
-            self._store, self._writes = opened(_READ_TIMEOUT_S, NO_RETRIES), opened(_WRITE_TIMEOUT_S, NO_RETRIES)
+            self._store, self._writes = opened(READ_TIMEOUT_S, NO_RETRIES), opened(_WRITE_TIMEOUT_S, NO_RETRIES)
             self._uploads = opened(_WRITE_TIMEOUT_S, _RETRIES)
         except (module.exceptions.BaseError, ValueError) as error:
             # obstore's text may contain the value of a variable, which may be a secret

@@ -28,7 +28,7 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_PARTS_OF_A_SIZE = 1000
+PARTS_OF_A_SIZE = 1000
 _NAMES_SHOWN = 3
 # Codes of a service that does not accept bulk deletes as they are sent
 _NO_BULK = {"MissingContentMD5", "NotImplemented", "MethodNotAllowed"}
@@ -203,7 +203,7 @@ class S3Writer(BufferedWriter):
         self._parts: list[dict[str, Any]] = []
 
     def _part_bytes(self) -> int:
-        return PART_BYTES << (len(self._parts) // _PARTS_OF_A_SIZE)
+        return PART_BYTES << (len(self._parts) // PARTS_OF_A_SIZE)
 
     def _send_part(self) -> None:
         writes = self._of_writes()
