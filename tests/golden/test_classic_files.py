@@ -1,48 +1,23 @@
-"""The classic `IndexFile`: our writes have the same bytes, our reads the same answers. If Java's answer lacks entries,
-ours has them all.
-"""
+"""The classic `IndexFile`: the writes of tests and demo have the same bytes, and the package reads all entries."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from functools import cached_property
-from typing import Any
 
 import pytest
 
 from tests.golden import naive
-from tests.support.classic_lookups import find_in, is_time_matched, select_offsets
 from tests.support.classic_writer import WritableClassicFile, absolute_hash
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.classic import Geometry, infer_geometry
+from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
 
 
 class Case:
     def __init__(self, name: str) -> None:
         self.meta = json.loads(naive.raw(f"classic/{name}/meta.json"))
         self.calls = naive.lines(f"classic/{name}/input.jsonl")
-        self.queries = naive.lines(f"classic/{name}/queries.jsonl")
         self.image = naive.raw(f"classic/{name}/index.bin")
         self.geometry = Geometry(self.meta["slots"], self.meta["items"])
-
-    @cached_property
-    def by_hash(self) -> dict[int, list[tuple[int, int]]]:
-        """Offset and time of every accepted call, newest first, by the hash of its key, from the calls alone."""
-        found = defaultdict(list)
-        accepted = [call for call in self.calls if call["result"]]
-        # this is the right time of the first entry of an inheriting file; Java's is off, since it takes another begin
-        begin_ms = accepted[0]["storeTimestamp"] if accepted else 0
-        for call in reversed(accepted):
-            after_s = max(call["storeTimestamp"] - begin_ms, 0) // 1000 if begin_ms > 0 else 0
-            entry = call["phyOffset"], begin_ms + min(after_s, 2**31 - 1) * 1000
-            found[naive.java_hash(*call["key"].split("#", 1))].append(entry)
-        return found
-
-    def truth(self, query: dict[str, Any]) -> list[int]:
-        """Return all offsets under a key's hash within the range, newest first."""
-        entries = self.by_hash[naive.java_hash(*query["key"].split("#", 1))]
-        return [offset for offset, time_ms in entries if query["begin"] <= time_ms <= query["end"]]
 
 
 NAMES = (
@@ -68,40 +43,18 @@ def test_bytes_and_results_of_every_call(classic):
     assert file.header == tuple(classic.meta["header"][name] for name in names)
 
 
-def test_answers_equal_java(classic):
-    file = WritableClassicFile(classic.image, classic.geometry)
-    assert classic.queries
-    for query in classic.queries:
-        found: list[int] = []
-        select_offsets(file, found, query["key"], query["maxNum"], query["begin"], query["end"])
-        assert found == query["result"], query
-        assert is_time_matched(file, query["begin"], query["end"]) is query["isTimeMatched"]
-        assert absolute_hash(query["key"]) == query["keyHash"]
-
-
-def test_find_leaves_nothing_out(classic):
-    file = WritableClassicFile(classic.image, classic.geometry)
-    more = 0
-    for query in classic.queries:
-        found = find_in(file, query["key"], query["begin"], query["end"])
-        assert found == classic.truth(query)
-        more += found != query["result"]
-    # Java's answers lack entries here: by its bounds, its stop at the first entry before the range, and its time of the
-    # first entry
-    assert bool(more) is (classic.meta["name"] in ("collide", "full", "inherit_entries", "late", "one"))
-
-
 def test_geometry_is_found_in_the_contents(classic):
     assert infer_geometry(classic.image) == classic.geometry
 
 
-def test_entries_come_in_order_of_insertion(classic):
-    entries = WritableClassicFile(classic.image, classic.geometry).entries()
+def test_entries_come_in_order_of_insertion(classic, tmp_path):
+    (tmp_path / "index").write_bytes(classic.image)
+    entries = read_entries(tmp_path / "index")
     accepted = [call for call in classic.calls if call["result"]]
     assert entries["offset"].tolist() == [call["phyOffset"] for call in accepted]
     # the first entry's time counts from the end of the file before
     seconds = [0, *(max(second, 0) for second in entries["seconds"].tolist()[1:])]
-    begin_ms = WritableClassicFile(classic.image, classic.geometry).header.begin_ms
+    begin_ms = decode_header(classic.image).begin_ms
     times = [begin_ms + 1000 * second for second in seconds[: len(entries)]]
     assert all(
         abs(time - min(max(call["storeTimestamp"], times[0]), times[0] + (2**31 - 1) * 1000)) < 1000 or times[0] == 0

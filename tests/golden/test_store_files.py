@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.rocketmq import golden_store
-from tests.support.classic_lookups import find
-from tests.support.classic_lookups import query as classic_query
-from tests.support.classic_writer import load_classic_index
 from tests.support.store_writer import checkpoint_bytes, tags_code
 from tiered_index import IndexService
 from tiered_index.rocketmq.log.columns import decode_index_columns
@@ -134,22 +131,6 @@ def test_a_store_written_from_the_same_messages_has_the_same_bytes(store, tmp_pa
     assert made == set(golden_store.names())
     for name in golden_store.names():
         assert (tmp_path / "made" / name).read_bytes() == golden_store.raw(name), name
-
-
-def test_classic_lookups_answer_as_the_broker_does(store):
-    index = load_classic_index(store / "index")
-    # the geometry comes from the files' contents
-    assert {file.geometry for file in index.files} == {golden_store.GEOMETRY}
-    queries = [json.loads(line) for line in golden_store.raw("index_queries.jsonl").splitlines()]
-    for query in queries:
-        key, limits = (query["topic"], query["key"]), (query["begin"], query["end"])
-        answer = classic_query(index, *key, query["maxNum"], *limits)
-        names = ("phyOffsets", "indexLastUpdateTimestamp", "indexLastUpdatePhyoffset")
-        assert answer == tuple(query[name] for name in names), query
-        assert find(index, *key, *limits)[: len(answer.offsets)] == answer.offsets
-    assert len(queries) == 260
-    ended = [file for file in index.files if file.header.end_ms <= 1795157936593]
-    assert ended[-1].file.endswith("20261120065856342")
 
 
 def test_put_batch_takes_the_columns_as_they_are(store, tmp_path):

@@ -60,8 +60,6 @@ from tests.reliability.hostile_tree import (
 from tests.reliability.mutated_formats import Codec, codecs, object_of
 from tests.reliability.tally import Hang, Tally, fast_folder, main
 from tests.rocketmq.followed import SteppedDispatcher
-from tests.support.classic_lookups import query
-from tests.support.classic_writer import load_classic_index
 from tests.support.log_records import open_log
 from tests.support.pending import Job
 from tiered_index import Lookup
@@ -72,6 +70,7 @@ from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.classic import classic_file_names, read_entries
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.state import LogState
@@ -333,7 +332,9 @@ class Campaign:
                 source.fetch(list(reader.query(topic, key)), topic, key)
 
     def classic(self) -> None:
-        query(load_classic_index(self.tree / "follow" / "store" / "index"), "TopicOrder", "order-0")
+        folder = self.tree / "follow" / "store" / "index"
+        for name in classic_file_names(folder):
+            read_entries(folder / name)
 
     def database(self) -> None:
         """Change cells of the database's tables. SQLite checks its pages itself."""
