@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
-from tests.mutants.mutant import PACKAGE, Mutant, mutate
-from tests.mutants.verdicts import Verdict, judge
+from tests.mutants.mutant import PACKAGE, Mutant, Verdict, judge, mutate
 
 TOP = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0

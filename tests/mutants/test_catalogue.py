@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
-from tests.mutants.mutant import PACKAGE, Mutant, OutOfDate, mutate
-from tests.mutants.verdicts import Verdict, judge
+from tests.mutants.mutant import PACKAGE, Mutant, OutOfDate, Verdict, judge, mutate
 
 TOP = Path(__file__).resolve().parents[2]
 NODE = "tests/test_sums.py::test_add"

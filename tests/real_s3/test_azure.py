@@ -14,13 +14,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from email.utils import formatdate
-from pathlib import Path
 
 import pytest
 
 from tests.real_s3.packages import cache_folder
 from tests.support.ports import free_ports
-from tiered_index import IndexReader, IndexService
 from tiered_index.errors import ObjectExists, StorageMisconfigured
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
@@ -104,15 +102,6 @@ class TestAzureStorage(StorageConformance):
             yield another
 
 
-def test_an_index_in_the_storage(uri: str, tmp_path: Path) -> None:
-    with IndexService.open(root=tmp_path, storage=uri, background=False, slots=7, items=12) as index:
-        index.put("t", 0, "k", 5, 1, 1_700_000_000_000)
-        index.seal()
-        index.run_lifecycle()
-    with IndexReader.open(uri) as reader:
-        assert [item.offset for item in reader.query("t", "k")] == [5]
-
-
 def test_requests_are_counted_and_put_if_absent_is_honoured(uri: str) -> None:
     with open_storage(uri) as opened:
         probe_put_if_absent(opened)
@@ -138,27 +127,3 @@ def test_large_uploads_and_missing_containers(uri: str) -> None:
         for call in (lambda: storage.get("a"), lambda: storage.put("a", b""), lambda: list(storage.list())):
             with pytest.raises(StorageMisconfigured, match=r"ContainerNotFound.*create the bucket"):
                 call()
-
-
-SETTINGS = {
-    "connection string": {
-        "AZURE_STORAGE_CONNECTION_STRING": f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint=URL"
-    },
-    "Azure's own names": {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": KEY, "AZURE_STORAGE_ENDPOINT": "URL"},
-    "emulator": {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": "HOST"},
-}
-
-
-@pytest.mark.parametrize("names", SETTINGS)
-def test_settings_by_azures_own_names(uri: str, azurite: str, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
-    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
-    for name, value in SETTINGS[names].items():
-        monkeypatch.setenv(name, value.replace("URL", azurite).replace("HOST", azurite.rpartition("/")[0]))
-    place = uri.partition("?")[0]
-    container, prefix = place.removeprefix("az://").split("/", 1)
-    with (
-        open_storage(place) as storage,
-        open_storage(f"abfss://{container}@{ACCOUNT}.dfs.core.windows.net/{prefix}") as another,
-    ):
-        storage.put("a", b"data")
-        assert another.get("a") == b"data"

@@ -8,7 +8,6 @@ unfinished, or the server has stored a part or a record without the client's kno
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests.real_s3.commands import ITEMS, TIMEOUT_S, finished, ingest_command, s
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import MESSAGES, Sample
-from tests.support.hanging import until
 from tests.support.processes import started
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
@@ -93,39 +91,6 @@ def test_a_kill_at_a_request_loses_and_doubles_nothing(
     assert report["status"] == "complete"
     assert report["position"] == MESSAGES
     check(sample, server.uri(place), root)
-
-
-@pytest.mark.parametrize("seen", ["journal", "compacted", "retired"])
-def test_a_kill_on_the_way_loses_and_doubles_nothing(
-    server: Server, place: str, tmp_path: Path, sample: Sample, source: Path, seen: str
-) -> None:
-    """No request marks these moments: entries just confirmed, a file just compacted, files already deleted from the
-    disk. A busy machine may miss a moment. Then the test starts again in another place.
-    """
-
-    def reached(root: Path, uri: str) -> bool:
-        if seen == "journal":
-            return any(path.stat().st_size > 1000 for path in root.glob("unsealed/*.journal"))
-        if seen == "compacted":
-            return any(root.glob("compacted/*.index"))
-        with open_storage(uri) as storage:
-            names = {info.name for info in storage.list("log/", start_after="log/" + "0" * 19 + "2")}
-        return bool(names) and not any(root.glob("uploaded/*.index"))
-
-    for attempt in range(20):
-        root, uri = tmp_path / f"root-{attempt}", server.uri(f"{place}/{attempt}")
-        command = ingest_command(source, root, uri)
-        with started(command, settings(FLUSH_INTERVAL_S="0.02")) as process:
-            until(lambda: process.poll() is not None or reached(root, uri), within_s=TIMEOUT_S)  # noqa: B023
-            process.kill()
-            process.wait(TIMEOUT_S)
-        if process.returncode == -signal.SIGKILL:
-            break
-        assert process.returncode == 0
-    else:
-        pytest.fail(f"{attempt + 1} lives ended before one was seen {seen}")
-    finished(command)
-    check(sample, uri, root)
 
 
 def test_the_same_command_again_takes_nothing_twice(uri: str, tmp_path: Path, sample: Sample, source: Path) -> None:

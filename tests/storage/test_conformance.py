@@ -9,7 +9,7 @@ import pytest
 from tests.storage.conftest import WAYS
 from tests.support.s3_server import S3Server
 from tests.support.storage_faults import FaultStorage, LatencyStorage
-from tests.support.unsynced_disk import UnsyncedDisk
+from tiered_index.errors import ObjectNotFound
 from tiered_index.storage import obstores
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
@@ -37,12 +37,12 @@ class TestMemoryStorage(StorageConformance):
 class TestLocalStorage(StorageConformance):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
-        return LocalStorage(tmp_path / "made" / "by the first write", disk=UnsyncedDisk())
+        return LocalStorage(tmp_path / "made" / "by the first write")
 
     @pytest.fixture
     def another(self, storage: Storage) -> Storage:
         assert isinstance(storage, LocalStorage)
-        return LocalStorage(storage.folder, disk=UnsyncedDisk())
+        return LocalStorage(storage.folder)
 
 
 class TestSqliteStorage(StorageConformance):

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.storage.local.storage import LocalStorage
@@ -120,7 +119,7 @@ class MemoryModel(StorageModel):
 class LocalModel(StorageModel):
     def open(self) -> Storage:
         self.folder = Path(tempfile.mkdtemp())
-        return LocalStorage(self.folder, disk=UnsyncedDisk())
+        return LocalStorage(self.folder)
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):

@@ -1,4 +1,4 @@
-"""One folder or database file, several processes: one winner, no half objects, uploads that change hands, forks."""
+"""Storages of a process that forks. Races of processes are in tests/fencing."""
 
 import contextlib
 import gc
@@ -12,119 +12,27 @@ from tests.storage.scripted_server import Answer, ScriptedServer
 from tests.storage.test_s3_writer import BEGUN, DONE
 from tiered_index.errors import IndexClosed
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.sqlite import SqliteStorage
-
-RACER = """
-import sys
-from tiered_index.errors import ObjectExists
-from tiered_index.storage.opening import open_storage
-
-racer, rounds = sys.argv[2], int(sys.argv[3])
-with open_storage(sys.argv[1]) as storage:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    won = []
-    for n in range(rounds):
-        try:
-            storage.put_if_absent(f"log/{n}", (racer * 3000).encode())
-        except ObjectExists:
-            continue
-        won.append(n)
-print(*won)
-"""
 
 
-@pytest.fixture(params=["file", "sqlite"])
-def url(request, tmp_path: Path):
-    yield f"{request.param}://{tmp_path}/objects"
-    if request.param == "sqlite":
-        check_sound(tmp_path / "objects")
-
-
-def test_racing_processes_have_one_winner_from_the_first_byte_of_the_storage(url: str) -> None:
-    """The race makes the database itself, too."""
-    rounds = 60
-    with child(RACER, url, "a", rounds) as a, child(RACER, url, "b", rounds) as b, child(RACER, url, "c", rounds) as c:
-        racers = {"a": a, "b": b, "c": c}
-        for process in racers.values():
-            assert process.stdout
-            assert process.stdout.readline() == "ready\n"
-        for process in racers.values():
-            assert process.stdin
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        won = {racer: [int(n) for n in output(process).split()] for racer, process in racers.items()}
-    assert sorted(n for numbers in won.values() for n in numbers) == list(range(rounds))
-    with open_storage(url) as storage:
-        for racer, numbers in won.items():
-            assert all(storage.get(f"log/{n}") == (racer * 3000).encode() for n in numbers)
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from tiered_index.storage.sqlite import SqliteStorage
-
-with SqliteStorage(Path(sys.argv[1])) as storage:
-    for n in range(int(sys.argv[2])):
-        storage.put("object", (b"a" * (20 << 20), b"b" * 300_000, b"")[n % 3])
-        print(n, flush=True)
-"""
-
-
-def test_a_reader_beside_a_writer_never_sees_half(tmp_path: Path) -> None:
-    path, sizes = tmp_path / "objects.db", {b"a": 20 << 20, b"b": 300_000, b"": 0}
-    seen: set[bytes] = set()
-    with SqliteStorage(path) as storage:
-        storage.put("object", b"")
-        with child(WRITER, path, 9) as writer:
-            while writer.poll() is None:
-                data = storage.get("object")
-                assert len(data) == sizes[data[:1]]
-                assert data.count(data[:1]) == len(data) + (not data)
-                tail, size = storage.get_suffix("object", 10)
-                assert tail == tail[:1] * min(10, size)
-                assert size == sizes[tail[:1]]
-                assert [(info.name, info.size_bytes in sizes.values()) for info in storage.list()] == [("object", True)]
-                seen.add(data[:1])
-            assert output(writer).split() == [str(n) for n in range(9)]
-    assert len(seen) > 1
-    check_sound(path)
+def child(script: str, *arguments: object) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return started([sys.executable, "-c", script, *map(str, arguments)])
 
 
 FORKER = """
 import os, sys, threading, time
 from pathlib import Path
-from tiered_index.errors import ObjectExists
+from tests.storage.sqlite_probes import HookedClock
 from tiered_index.storage.sqlite import SqliteStorage
 
-def race(storage, who, rounds):
-    won = []
-    for n in range(rounds):
-        try:
-            storage.put_if_absent(f"log/{n}", who * 1000)
-        except ObjectExists:
-            continue
-        won.append(n)
-    return won
+def hold(_):
+    if threading.current_thread() is not threading.main_thread():
+        entered.set()
+        time.sleep(0.2)
+        ended.append(True)
 
-path, rounds = Path(sys.argv[1]), 40
-storage = SqliteStorage(path)
+path, entered, ended = Path(sys.argv[1]), threading.Event(), []
+storage = SqliteStorage(path, clock=HookedClock(hold))
 storage.put("before", b"x")
-receiver, sender = os.pipe()
-child = os.fork()
-if child == 0:
-    assert storage.get("before") == b"x"
-    with SqliteStorage(path) as own:
-        os.write(sender, " ".join(map(str, race(own, b"c", rounds))).encode())
-    os._exit(0)
-os.close(sender)
-mine = race(storage, b"p", rounds)
-with os.fdopen(receiver) as file:
-    theirs = [int(n) for n in file.read().split()]
-assert os.waitpid(child, 0)[1] == 0
-assert sorted(mine + theirs) == list(range(rounds)), (mine, theirs)
-
 # a connection in use: SQLite would take its locks for those of the child, so the fork waits for the transaction
 entered, ended = threading.Event(), []
 

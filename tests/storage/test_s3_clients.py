@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -184,33 +185,25 @@ def test_a_storage_of_the_parent_opens_its_clients_again_in_a_forked_child(
     assert s3.get_range(NAME, 0, 10) == DATA[:10]
     assert [is_botos(request) for request in scripted.requests] == [False, True, False]
 
-
-class Garbage:
-    """An object that only the collector frees. In a forked child this ends the process."""
-
-    def __init__(self) -> None:
-        self.own, self.made_by = self, os.getpid()
-
-    def __del__(self) -> None:
-        if os.getpid() != self.made_by:
-            os._exit(7)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_collects_no_garbage_of_its_parent(s3: S3Storage, scripted: ScriptedServer) -> None:
-    """The end of one of obstore's objects waited for threads that do not exist in the child."""
-    scripted.answers(part(DATA, 0, 10))
+    scripted.script = lambda request: part(DATA, 0, 10) if request.method == "GET" else Answer(200)
     s3.get_range(NAME, 0, 10)
+    s3.put("a", b"x")
+    connections = scripted.connections
     gc.disable()
     try:
         Garbage()
         child = os.fork()
         if not child:
             gc.collect()
-            os._exit(0)
+            s3.put("a", b"x")
+            os._exit(0 if s3.get_range(NAME, 0, 10) == DATA[:10] else 1)
     finally:
         gc.enable()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    # not one of its parent
+    assert scripted.connections > connections
+    assert s3.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_botos(request) for request in scripted.requests] == [False, True, True, True, False]
 
 
 class Forgetting(dict[str, Any]):
@@ -597,25 +590,31 @@ def role(number: int, expires_s: float) -> dict[str, str]:
     return {"Code": "Success", **keys, "Expiration": until.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
+def metadata_answer(request: Request, keys: dict[str, str]) -> Answer:
+    """Return the answer of the services that know an instance's role, a container's, or a web identity's."""
+    if request.path.endswith("/api/token"):
+        return Answer(200, b"token")
+    if request.path.endswith("/security-credentials/"):
+        return Answer(200, b"role")
+    if request.path == "/":
+        names = {"AccessKeyId": "AccessKeyId", "SecretAccessKey": "SecretAccessKey", "SessionToken": "Token"}
+        told = "".join(f"<{name}>{keys[key]}</{name}>" for name, key in (names | {"Expiration": "Expiration"}).items())
+        for name in ("Credentials", "AssumeRoleWithWebIdentityResult", "AssumeRoleWithWebIdentityResponse"):
+            told = f"<{name}>{told}</{name}>"
+        return Answer(200, told.encode(), {"Content-Type": "text/xml"})
+    return Answer(200, json.dumps(keys).encode(), {"Content-Type": "application/json"})
+
+
 def test_credentials_of_an_instance_role_are_renewed_before_they_expire(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    given: list[int] = []
-
-    def script(request: Request) -> Answer:
-        if request.path.endswith("/api/token"):
-            return Answer(200, b"token")
-        if request.path.endswith("/security-credentials/"):
-            return Answer(200, b"role")
-        given.append(1)
-        # due at once: obstore renews credentials five minutes before they expire
-        return Answer(200, json.dumps(role(len(given), 250)).encode(), {"Content-Type": "application/json"})
-
+    numbers = itertools.count()
     with scripted_server() as metadata, opened(scripted) as storage:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint_url)
-        metadata.script = script
+        # due at once: obstore renews credentials five minutes before they expire
+        metadata.script = lambda request: metadata_answer(request, role(next(numbers), 250))
         scripted.answers(part(DATA, 0, 10))
         until_s = time.monotonic() + 30
         tokens: set[str] = set()
@@ -645,24 +644,8 @@ def test_both_clients_find_credentials_at_another_host(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     (tmp_path / "token").write_text("token")
-    keys = role(1, 3600)
-    expires = keys["Expiration"]
-    told = "<AccessKeyId>AKIA1</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>"
-    told = f"<Credentials>{told}<Expiration>{expires}</Expiration></Credentials>"
-    for name in ("AssumeRoleWithWebIdentityResult", "AssumeRoleWithWebIdentityResponse"):
-        told = f"<{name}>{told}</{name}>"
-
-    def script(request: Request) -> Answer:
-        if request.path.endswith("/api/token"):
-            return Answer(200, b"token")
-        if request.path.endswith("/security-credentials/"):
-            return Answer(200, b"role")
-        if request.path == "/":
-            return Answer(200, told.encode(), {"Content-Type": "text/xml"})
-        return Answer(200, json.dumps(keys).encode(), {"Content-Type": "application/json"})
-
     with scripted_server() as source:
-        source.script = script
+        source.script = lambda request: metadata_answer(request, role(1, 3600))
         # not the name of the endpoint's host
         url = source.endpoint_url.replace("127.0.0.1", "localhost")
         for name, value in variables.items():

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.storage.conftest import WAYS
-from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part
+from tests.storage.scripted_server import Answer, ScriptedServer, error, part
 from tests.storage.test_s3_answers import DATA, listing
 from tests.storage.test_s3_writer import BEGUN
 from tiered_index.errors import ConfigError, InvalidArgument, StorageError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import BULK_DELETES, PART_BYTES, RANGES, START_AFTER
-from tiered_index.storage.probe import probe
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
@@ -67,35 +66,6 @@ def test_answers_that_obstore_refuses_name_the_client_that_accepts_them(
         scripted.answers(Answer(206, CHUNKED, chunked))
         with pytest.raises(StorageUnavailable):
             storage.get_range("object", 0, 1025)
-
-
-def test_the_probe_names_the_client_for_a_server_without_ranges(scripted: ScriptedServer) -> None:
-    """The server answers as S3 does, without ranges."""
-    objects: dict[str, bytes] = {}
-
-    def script(request: Request) -> Answer:
-        key = request.path.partition("?")[0].removeprefix("/bucket")
-        if request.method == "PUT":
-            if key in objects and "if-none-match" in request.lowered:
-                return error(412, "PreconditionFailed")
-            objects[key] = request.body
-            return Answer(200, headers={"ETag": '"tag"'})
-        if request.method == "DELETE":
-            objects.pop(key, None)
-            return Answer(204)
-        if key in objects:
-            return Answer(200, objects[key], {"Last-Modified": MODIFIED, "Date": MODIFIED})
-        return error(404, "NoSuchKey")
-
-    scripted.script = script
-    found = {}
-    for client in (None, "boto3"):
-        with opened(scripted, client=client) as storage, pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
-            found[client] = {one.what: one for one in probe(storage, uploads=False)}[RANGES]
-    assert found[None].state == "missing"
-    assert "add client=boto3 to the storage's URI" in found[None].result
-    assert found["boto3"].state == "worked round"
 
 
 def test_a_range_without_its_place_names_the_missing_header(s3: S3Storage, scripted: ScriptedServer) -> None:

@@ -1,16 +1,13 @@
 """SIGKILL at any moment of a call leaves a database file in its old or new state, without leftovers."""
 
 import json
-import os
-import signal
-import time
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.storage.children import check_sound, child, output
-from tiered_index.errors import ObjectNotFound
-from tiered_index.storage.sqlite import SqliteStorage
+from tests.storage.sqlite_probes import check_sound, output
+from tests.support.processes import started
 
 CRASHER = """
 import json, os, shutil, signal, sys
@@ -95,41 +92,3 @@ def test_a_kill_at_any_statement_leaves_old_or_new(tmp_path: Path, operation: st
     for report in reports:
         check_sound(Path(report["path"]), 1000)
     assert not [path for path in tmp_path.iterdir() if "tmp" in path.name]
-
-
-BIG_WRITER = """
-import sys
-from pathlib import Path
-from tiered_index.storage.sqlite import SqliteStorage
-
-with SqliteStorage(Path(sys.argv[1])) as storage:
-    for n in range(1000):
-        storage.put(f"small/{n}", b"%d" % n)
-        print("acknowledged", f"small/{n}", flush=True)
-        print("writing", flush=True)
-        storage.put("big", bytes([n % 256]) * (64 << 20))
-        print("acknowledged big", n, flush=True)
-"""
-
-
-@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.4])
-def test_a_process_killed_in_a_big_put_loses_nothing_it_acknowledged(tmp_path: Path, delay_s: float) -> None:
-    path = tmp_path / "objects.db"
-    with child(BIG_WRITER, path) as process:
-        assert process.stdout
-        # ends while the second put of the big object runs
-        said = [process.stdout.readline() for _ in range(5)]
-        assert said[-1] == "writing\n"
-        time.sleep(delay_s)
-        os.kill(process.pid, signal.SIGKILL)
-        said += process.stdout.readlines()
-    acknowledged = [line.split()[1] for line in said if line.startswith("acknowledged small/")]
-    big = max(int(line.split()[2]) for line in said if line.startswith("acknowledged big"))
-    with SqliteStorage(path) as storage:
-        assert all(storage.get(name) == name.removeprefix("small/").encode() for name in acknowledged)
-        data = storage.get("big")
-        assert data[0] in (big, big + 1)  # the interrupted object may be complete, without a report
-        assert data == data[:1] * (64 << 20)
-        with pytest.raises(ObjectNotFound):
-            storage.get("small/999")
-    check_sound(path)

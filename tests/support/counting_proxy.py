@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from tests.support.http_server import Handler, served
@@ -55,27 +55,12 @@ class Request:
         return "range" in self.headers
 
 
-class Answer(Protocol):
-    """A response instead of the endpoint's."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> dict[str, str]: ...
-
-    @property
-    def body(self) -> bytes: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Action:
     """The faults of one exchange. They may be combined."""
 
-    # This response is sent without a request to the endpoint.
-    answer: Answer | None = None
-    # Another Range for the endpoint. Empty: the whole object, with 200. The signature is then invalid.
-    ask_range: str | None = None
+    # This response, with status, headers and body, is sent without a request to the endpoint.
+    answer: Any = None
     # These headers replace those of the response.
     headers: dict[str, str] = field(default_factory=dict)
     # Position of a byte in the body whose lowest bit is flipped. Negative: from the end.
@@ -160,11 +145,6 @@ class CountingProxy:
         with self._lock:
             return (self.fault(request) if self.fault is not None else None) or Action()
 
-    def connected(self) -> None:
-        """Count a connection."""
-        with self._lock:
-            self.connections += 1
-
     def count(self, request: Request, status: int | None, sent: int) -> None:
         """Record the response to a request."""
         with self._lock:
@@ -179,10 +159,7 @@ class CountingProxy:
         try:
             connection.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)
             for name, value in request.headers.items():
-                if name.lower() == "range" and action.ask_range is not None:
-                    if action.ask_range:
-                        connection.putheader(name, action.ask_range)
-                elif name.lower() not in _HOP_BY_HOP:
+                if name.lower() not in _HOP_BY_HOP:
                     connection.putheader(name, value)
             connection.endheaders(request.body or None)
             answer = connection.getresponse()
@@ -212,7 +189,7 @@ class _Handler(Handler):
     proxy: CountingProxy
 
     def setup(self) -> None:
-        self.proxy.connected()
+        self.proxy.connections += 1
         super().setup()
 
     def answer(self) -> None:

@@ -123,8 +123,7 @@ class StoreWriter:
     """Appends messages to the store in `root`. It makes a missing store, and recovers an existing one.
 
     `segment_bytes` and `queue_entries` are the sizes of files. With `index`, it keeps a classic index of that geometry
-    in memory, and `flush` writes it; use it for small ones. With `index_tags` it also has tags (one word each), as that
-    of RocketMQ 5.4. Recovery cuts off a torn tail, and writes queues again from
+    in memory, and `flush` writes it; use it for small ones. Recovery cuts off a torn tail, and writes queues again from
     the whole commit log. With `cut`, it cuts at that offset at the latest, and only moves the place of the next write,
     as brokers do. Later bytes stay until they are overwritten (RocketMQ's `MappedFileQueue.truncateDirtyFiles`). Raises
     `InvalidArgument` for values that don't fit, and `OSError` as the disk does.
@@ -138,7 +137,6 @@ class StoreWriter:
         queue_entries: int = ENTRIES_PER_FILE,
         index: Geometry | None = None,
         index_name: Callable[[], str] | None = None,
-        index_tags: bool = False,
         store_host: Host = _LOCALHOST,
         clock: Clock | None = None,
         disk: Disk | None = None,
@@ -158,7 +156,6 @@ class StoreWriter:
         self._offset = 0
         self._last_ms = 0
         self._index: ClassicIndex | None = None
-        self._index_tags = index_tags
         self._dirty: dict[str, WritableClassicFile] = {}
         root.mkdir(parents=True, exist_ok=True)
         for name in ("commitlog", "consumequeue", *(["index"] if index else [])):
@@ -326,8 +323,6 @@ class StoreWriter:
             return
         known = len(self._index.files)
         keys, place = named.get(KEYS, ""), (message.physical_offset, message.store_ms)
-        if self._index_tags and TAGS in named:
-            keys = f"{keys} {layout.tag_key(named[TAGS])}"
         self._index.put(message.topic, named.get(UNIQ_KEY), keys, *place, message.sys_flag)
         for file in self._index.files[max(known - 1, 0) :]:
             self._dirty[file.file] = file
