@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 PACKAGE = "tiered_index"
@@ -55,13 +55,7 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
     Raises `OutOfDate`.
     """
     module, _, name = mutant.function.rpartition(":")
-    found = [
-        (path, node)
-        for path in sorted(package.rglob("*.py"))
-        if str(path).endswith(module)
-        for qualified, node in _functions(path)
-        if qualified == name
-    ]
+    found = [(path, node) for path, node in _functions(package).get(name, []) if str(path).endswith(module)]
     if len(found) != 1:
         raise OutOfDate(f"out of date: {len(found)} functions are called {mutant.function}, not one")
     path, node = found[0]
@@ -94,25 +88,23 @@ def _is_python(text: str) -> bool:
     return True
 
 
-@lru_cache(maxsize=1024)
-def _parsed(text: str) -> tuple[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef], ...]:
-    found: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+@cache
+def _functions(package: Path) -> dict[str, list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]]:
+    """Return files and functions of a package by qualified names."""
+    found: dict[str, list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]] = {}
 
     def walk(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 if not isinstance(child, ast.ClassDef):
-                    found.append((prefix + child.name, child))
+                    found.setdefault(prefix + child.name, []).append((path, child))
                 walk(child, f"{prefix}{child.name}.")
             elif not isinstance(child, ast.expr):  # an expression has no functions
                 walk(child, prefix)
 
-    walk(ast.parse(text), "")
-    return tuple(found)
-
-
-def _functions(path: Path) -> tuple[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef], ...]:
-    return _parsed(path.read_text())
+    for path in sorted(package.rglob("*.py")):
+        walk(ast.parse(path.read_text()), "")
+    return found
 
 
 _FAILED = 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.google_server import GoogleServer, google_server
+from tests.storage.google_server import GoogleServer, google_server
 from tests.support.object_store import Reply, error
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, StorageMisconfigured, StorageUnavailable

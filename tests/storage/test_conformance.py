@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.storage.conftest import WAYS
+from tests.storage.sqlite_probes import connections
 from tests.support.s3_server import S3Server
 from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index.errors import ObjectNotFound
-from tiered_index.storage import obstores
+from tiered_index.storage import obstores, sqlite
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -47,7 +48,9 @@ class TestLocalStorage(StorageConformance):
 
 class TestSqliteStorage(StorageConformance):
     @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+    def storage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+        # a thousand syncs take long
+        monkeypatch.setattr(sqlite, "PRAGMAS", (*sqlite.PRAGMAS, "synchronous=OFF"))
         with SqliteStorage(tmp_path / "made by the first write.db") as storage:
             yield storage
 
@@ -96,6 +99,47 @@ class TestS3Storage(StorageConformance):
     def another(self, storage: Storage) -> Iterator[Storage]:
         assert isinstance(storage, S3Storage)
         with S3Storage(storage.bucket, "some/prefix", storage.options) as another:
+            yield another
+
+    def test_a_prefix_shows_only_its_own_objects(self, storage: Storage) -> None:
+        assert isinstance(storage, S3Storage)
+        whole, one, on = (
+            S3Storage(storage.bucket, prefix, storage.options) for prefix in ("", "/index/one/", "index/on")
+        )
+        with whole, one, on:
+            one.put("a", b"1")
+            on.put("a", b"2")
+            assert [info.name for info in one.list()] == ["a"]
+            on.delete("a")
+            assert one.get("a") == b"1"
+            with pytest.raises(ObjectNotFound):
+                on.get("a")
+            assert [info.name for info in whole.list()] == ["index/one/a"]
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    lines = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
+    assert len(lines) < 120, "docs/embedding.md promises about 100 lines"
+    return runpy.run_path(str(EXAMPLE))
+
+
+class TestSqlStorage(StorageConformance):
+    """The storage that docs/examples shows to authors of storages."""
+
+    racers, readers, many = 4, 4, 1_050
+
+    @pytest.fixture
+    def storage(self, shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+        opened = connections(monkeypatch)
+        with shown["SqlStorage"](tmp_path / "objects") as storage:
+            # a thousand syncs take half a minute
+            opened[-1].execute("PRAGMA synchronous=OFF")
+            yield storage
+
+    @pytest.fixture
+    def another(self, shown: dict[str, Any], tmp_path: Path) -> Iterator[Storage]:
+        with shown["SqlStorage"](tmp_path / "objects") as another:
             yield another
 
 
