@@ -1,8 +1,10 @@
 """Every backend, and every wrapper of one, against the same contract."""
 
+import runpy
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,8 @@ from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite import SqliteStorage
 from tiered_index.testing.storage_conformance import StorageConformance
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sql_storage.py"
 
 
 class TestMemoryStorage(StorageConformance):

@@ -1,70 +1,27 @@
-"""A process that dies at any single file system call, and a file system that fails at any: old or new, never half."""
+"""A kill or a power cut at any file system call, and a file system that fails at any: old or new, never half."""
 
 import contextlib
 import errno
-import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tiered_index.errors import DiskFull, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage import base
 from tiered_index.storage.base import Storage
-from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 
 OLD, NEW = b"old" * 1000, b"new version" * 3000
-PRIMITIVES = ("create", "pwrite", "sync", "sync_folder", "rename", "link", "unlink", "make_folder", "remove_folder")
 FAR_FUTURE_MS = 1 << 60
 
 
-class Crash(BaseException):
-    """The process is gone. Nothing runs after it, not even a clean-up."""
-
-
-class FaultyDisk(Disk):
-    """Counts calls and strikes the nth: once with `error`, or by a crash, after which every call fails.
-
-    `acts` lets the call act first, and `torn` writes half of a write.
-    """
-
-    def __init__(self, nth: int, *, acts: bool = False, error: int | None = None, only: str = "") -> None:
-        self.calls: list[tuple[str, Any]] = []
-        self._nth, self._acts, self._error, self._only = nth, acts, error, only
-        self._count = 0
-        self._dead = False
-
-    def strike(self) -> None:
-        if self._error is not None:
-            raise OSError(self._error, os.strerror(self._error))
-        self._dead = True
-        raise Crash
-
-    def around(self, name: str, act: Callable[..., Any], *arguments: Any) -> Any:
-        if self._dead:
-            raise Crash
-        self.calls.append((name, arguments))
-        if not self._only or self._only == name:
-            self._count += 1
-            if self._count == self._nth:
-                if self._acts:
-                    act(*arguments)
-                elif name == "pwrite":
-                    act(arguments[0], arguments[1][: len(arguments[1]) // 2], arguments[2])
-                self.strike()
-        return act(*arguments)
-
-
-def _routed(name: str) -> Callable[..., Any]:
-    plain = getattr(Disk, name)
-    return lambda self, *arguments: self.around(name, lambda *given: plain(self, *given), *arguments)
-
-
-for _name in PRIMITIVES:
-    setattr(FaultyDisk, _name, _routed(_name))
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "PART_BYTES", 15_000)
 
 
 def put(storage: Storage) -> None:
@@ -91,11 +48,6 @@ def abort(storage: Storage) -> None:
     writer.abort()
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "PART_BYTES", 15_000)
-
-
 OPERATIONS: dict[str, tuple[Callable[[Storage], None], str, bytes | None, bytes | None]] = {
     "put": (put, "data/object", OLD, NEW),
     "put_if_absent": (put_if_absent, "fresh/object", None, NEW),
@@ -114,36 +66,39 @@ def value(storage: Storage, name: str) -> bytes | None:
 
 @pytest.mark.parametrize("acts", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("operation", "name", "old", "new"), OPERATIONS.values(), ids=OPERATIONS.keys())
-def test_a_crash_at_any_call_leaves_old_or_new(tmp_path, operation, name, old, new, acts):
+def test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new(tmp_path, operation, name, old, new, acts):
     seen: set[bytes | None] = set()
     for nth in range(1, 200):
         folder = tmp_path / str(nth)
         LocalStorage(folder).put("data/object", OLD)
         LocalStorage(folder).put("data/other", b"kept")
-        disk = FaultyDisk(nth, acts=acts)
-        crashed = False
-        try:
+        disk = FaultDisk()
+        disk.crash(nth=nth, after=acts, torn=not acts)
+        with contextlib.suppress(SimulatedCrash):
             operation(LocalStorage(folder, disk=disk))
-        except Crash:
-            crashed = True
+        cut = tmp_path / f"{nth} cut"
+        # what has returned is durable whatever a power cut leaves
+        disk.copy(folder, cut).lose_unsynced(random.Random(nth) if disk.crashed else None)
         after = LocalStorage(folder)
-        seen.add(value(after, name))
-        assert seen <= {old, new}
-        survivors = {"data/object": OLD, "data/other": b"kept"}
-        survivors.pop(name, None)
-        found = value(after, name)
-        listed = {info.name: info.size_bytes for info in after.list()}
-        expected = {n: len(data) for n, data in survivors.items()} | ({name: len(found)} if found is not None else {})
-        assert listed == expected
+        for left in (after, LocalStorage(cut)):
+            found = value(left, name)
+            seen.add(found)
+            assert seen <= {old, new}
+            expected = {"data/object": len(OLD), "data/other": 4, name: len(found or b"")}
+            if found is None:
+                del expected[name]
+            assert {info.name: info.size_bytes for info in left.list()} == expected
         again = LocalStorage(shutil.copytree(folder, tmp_path / f"{nth} again"))
         with contextlib.suppress(ObjectExists):
             operation(again)  # whatever the crash left, the next process succeeds
         assert value(again, name) == new
-        if not crashed:
-            assert found == new
+        if not disk.crashed:
+            # the power cut after the call
+            assert found == value(after, name) == new
             assert nth > 2, "the faults never struck"
             break
         # Everything that a crash leaves is found by age, and its removal harms nothing.
+        found = value(after, name)
         after.purge(FAR_FUTURE_MS)
         assert value(after, name) == found
         hidden = [path for path in folder.rglob("*") if path.is_file() and any(".%" in part for part in path.parts)]
@@ -171,126 +126,100 @@ def test_a_failing_call_is_a_typed_error_and_leaves_no_rubbish(tmp_path, operati
         for nth in range(1, 30):
             folder = tmp_path / f"{only}-{nth}"
             LocalStorage(folder).put("data/object", OLD)
-            disk = FaultyDisk(nth, error=number, only=only)
+            disk = FaultDisk()
+            disk.fail(only, nth=nth, error=number)
+            storage = LocalStorage(folder, disk=disk)
             try:
-                operation(LocalStorage(folder, disk=disk))
+                operation(storage)
             except kind as error:
                 failures += 1
                 assert not isinstance(error, OSError)
             else:
-                if disk._count >= nth:
+                if disk.struck:
                     continue  # the sync of the root's parent, which may fail
                 break
             assert list((folder / ".%work").iterdir()) == []
             assert value(LocalStorage(folder), "data/object") in {OLD, NEW}
+            with contextlib.suppress(ObjectExists):
+                operation(storage)
         else:
             pytest.fail("the operation makes more calls than were tried")
     assert failures >= 4
 
 
-def test_a_file_system_without_hard_links_is_refused(tmp_path, monkeypatch):
-    def fail(source, target):
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+class Recorded(FaultDisk):
+    """Notes the folders that are made and synced."""
 
-    monkeypatch.setattr(os, "link", fail)
-    with pytest.raises(StorageMisconfigured, match="hard links"):
-        LocalStorage(tmp_path).put_if_absent("a", b"x")
-    assert list(LocalStorage(tmp_path).list()) == []
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsynced: set[Path] = set()
+        self.synced: list[Path] = []
 
+    def make_folder(self, folder: Path) -> None:
+        self.unsynced.add(folder)
+        super().make_folder(folder)
 
-@pytest.mark.parametrize("operation", [put, put_if_absent, stream], ids=lambda operation: operation.__name__)
-def test_data_is_synced_before_it_is_named_and_every_new_name_after(tmp_path, operation):
-    disk = FaultyDisk(0)
-    root = tmp_path / "new" / "root"
-    operation(LocalStorage(root, disk=disk))
-    synced_files: set[Path] = set()
-    unsynced_names: set[Path] = set()
-    open_file: Path | None = None
-    named = 0
-    for name, arguments in disk.calls:
-        if name == "create":
-            open_file = arguments[0]
-        elif name == "sync":
-            assert open_file is not None
-            synced_files.add(open_file)
-        elif name in {"rename", "link"}:
-            source, target = arguments
-            named += 1
-            assert source in synced_files or source.is_dir() or source.parent.name == ".%uploads"
-            unsynced_names.add(target)
-        elif name == "make_folder":
-            unsynced_names.add(arguments[0])
-        elif name == "sync_folder":
-            unsynced_names = {path for path in unsynced_names if path.parent != arguments[0]}
-    assert named
-    assert unsynced_names == set()
+    def sync_folder(self, folder: Path) -> None:
+        self.unsynced = {path for path in self.unsynced if path.parent != folder}
+        self.synced.append(folder)
+        super().sync_folder(folder)
 
 
-def test_a_full_disk_refuses_whole_and_the_next_put_works(tmp_path):
-    storage = LocalStorage(tmp_path, disk=FaultyDisk(1, error=errno.ENOSPC, only="pwrite"))
-    with pytest.raises(DiskFull):
-        storage.put("a", b"x" * 100)
-    assert list(storage.list()) == []
-    storage.put("a", b"y")
-    assert storage.get("a") == b"y"
-
-
-def test_a_losing_put_if_absent_writes_nothing(tmp_path):
-    LocalStorage(tmp_path).put("a", b"x")
-    disk = FaultyDisk(0)
-    with pytest.raises(ObjectExists):
-        LocalStorage(tmp_path, disk=disk).put_if_absent("a", b"y")
-    assert disk.calls == []
-
-
-def test_a_delete_is_durable_when_it_returns(tmp_path):
-    for name in ("a/1", "a/2", "b/1"):
-        LocalStorage(tmp_path).put(name, b"x")
-    disk = FaultyDisk(0)
-    LocalStorage(tmp_path, disk=disk).delete_many(["a/1", "a/2", "b/1"])
-    names = [name for name, _ in disk.calls]
-    assert names == ["unlink"] * 3 + ["sync_folder"] * 2
-    removed_from = {arguments[0].parent for name, arguments in disk.calls if name == "unlink"}
-    assert {arguments[0] for name, arguments in disk.calls if name == "sync_folder"} == removed_from
-
-
-def test_an_object_that_appears_during_a_put_if_absent_is_kept(tmp_path):
-    """The first check finds nothing. The step that gives the name decides."""
-
-    class Meanwhile(Disk):
-        def sync(self, descriptor: int) -> None:
-            super().sync(descriptor)
-            LocalStorage(tmp_path).put("a", b"winner")
-
-    with pytest.raises(ObjectExists):
-        LocalStorage(tmp_path, disk=Meanwhile()).put_if_absent("a", b"loser")
-    assert LocalStorage(tmp_path).get("a") == b"winner"
-
-
-def test_the_name_of_a_root_that_another_process_made_is_synced(tmp_path):
-    (tmp_path / "root").mkdir()
-    disk = FaultyDisk(0)
-    put(LocalStorage(tmp_path / "root", disk=disk))
-    assert ("sync_folder", (tmp_path,)) in disk.calls
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL, errno.EROFS])
-def test_a_root_whose_parent_cannot_be_synced_is_used(tmp_path, number):
-    (tmp_path / "root").mkdir()
-    storage = LocalStorage(tmp_path / "root", disk=FaultyDisk(1, error=number, only="sync_folder"))
-    put(storage)
-    assert storage.get("data/object") == NEW
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_name_of_every_folder_is_synced_also_if_another_process_made_it(tmp_path, exists):
+    root, disk = tmp_path / "new" / "root", Recorded()
+    if exists:
+        (root / "data%").mkdir(parents=True)
+    put(LocalStorage(root, disk=disk))
+    assert disk.unsynced == set()
+    assert {root.parent, root, root / "data%"} <= {*disk.synced}
 
 
 def test_one_sync_of_the_root_is_enough_for_all_folders_that_are_there(tmp_path):
     with LocalStorage(tmp_path / "s") as first:
         for name in ("a/1", "b/1", "c/1"):
             first.put(name, b"")
-    disk = FaultyDisk(0)
+    disk = Recorded()
     with LocalStorage(tmp_path / "s", disk=disk) as storage:
         for name in ("a/2", "b/2", "c/2"):
             storage.put(name, b"")
-        assert disk.calls.count(("sync_folder", (tmp_path / "s",))) == 1
+        assert disk.synced.count(tmp_path / "s") == 1
         # a folder that was not there is not durable by that sync
         storage.put("d/1", b"")
-        assert disk.calls.count(("sync_folder", (tmp_path / "s",))) == 2
+        assert disk.synced.count(tmp_path / "s") == 2
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL, errno.EROFS])
+def test_a_root_whose_parent_cannot_be_synced_is_used(tmp_path, number):
+    (tmp_path / "root").mkdir()
+    disk = FaultDisk()
+    disk.fail("sync_folder", error=number)
+    storage = LocalStorage(tmp_path / "root", disk=disk)
+    put(storage)
+    assert storage.get("data/object") == NEW
+    assert disk.struck == 1
+
+
+def test_a_losing_put_if_absent_writes_nothing(tmp_path):
+    LocalStorage(tmp_path).put("a", b"x")
+    disk = FaultDisk()
+    with pytest.raises(ObjectExists):
+        LocalStorage(tmp_path, disk=disk).put_if_absent("a", b"y")
+    assert disk.calls() == 0
+
+
+def test_an_object_that_appears_during_a_put_if_absent_is_kept(tmp_path):
+    """The first check finds nothing. The step that gives the name decides."""
+    disk = FaultDisk(watch=lambda call: LocalStorage(tmp_path).put("a", b"winner") if call == "sync" else None)
+    with pytest.raises(ObjectExists):
+        LocalStorage(tmp_path, disk=disk).put_if_absent("a", b"loser")
+    assert LocalStorage(tmp_path).get("a") == b"winner"
+
+
+def test_a_published_file_is_whole_after_a_power_cut(tmp_path):
+    """A file of a root, such as a compacted one."""
+    disk = FaultDisk()
+    disk.write_file(tmp_path / "temporary", [OLD, NEW])
+    disk.publish(tmp_path / "temporary", tmp_path / "target")
+    disk.lose_unsynced()
+    assert (tmp_path / "target").read_bytes() == OLD + NEW

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import select
@@ -15,9 +14,9 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,11 @@ from urllib.parse import parse_qs
 
 import boto3
 import pytest
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials, RefreshableCredentials
 from moto import mock_aws
 
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
 from tests.storage.test_s3_answers import listing
+from tests.support.hanging import until
 from tests.support.s3_server import S3Server
 from tiered_index.errors import ConfigError, ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import ObjectInfo
@@ -84,21 +81,19 @@ def is_botos(request: Request) -> bool:
 # The choice of a client
 
 
-def test_obstore_reads_and_boto3_writes(scripted: ScriptedServer) -> None:
-    with S3Storage("bucket", "p", S3Options(endpoint_url=scripted.endpoint_url)) as s3:
-        scripted.answers(Answer(200, DATA), part(DATA, 3, 9), part(DATA, 1004, 1024), listing("p/log/1", "p/log/2"))
-        assert s3.get("a") == DATA
-        assert s3.get_range("a", 3, 6) == DATA[3:9]
-        assert s3.get_range("a", 3, 0) == b""
-        assert s3.get_suffix("a", 20) == (DATA[-20:], 1024)
-        listed = s3.list("log/", start_after="log/0")
-        assert list(listed) == [ObjectInfo(f"log/{number}", 1, 1_793_491_200_000) for number in (1, 2)]
-        assert s3._clients.keys() == {"_obstore"}
-        assert not any(map(is_botos, scripted.requests))
-        scripted.answers(Answer(200, headers={"ETag": '"x"'}), part(DATA, 3, 9))
-        s3.put("a", DATA)
-        assert s3.get_range("a", 3, 6) == DATA[3:9]
-        assert [is_botos(request) for request in scripted.requests[-2:]] == [True, False]
+def test_obstore_reads_and_boto3_writes(s3: S3Storage, scripted: ScriptedServer) -> None:
+    keys = [f"{PREFIX}/log/1", f"{PREFIX}/log/2"]
+    scripted.answers(Answer(200, DATA), part(DATA, 3, 9), part(DATA, 1004, 1024), listing(*keys), Answer(200))
+    assert s3.get("a") == DATA
+    assert s3.get_range("a", 3, 6) == DATA[3:9]
+    assert s3.get_suffix("a", 20) == (DATA[-20:], 1024)
+    listed = s3.list("log/", start_after="log/0")
+    assert list(listed) == [ObjectInfo(f"log/{number}", 1, 1_793_491_200_000) for number in (1, 2)]
+    s3.put("a", DATA)
+    assert [is_botos(request) for request in scripted.requests] == [False] * 4 + [True]
+    assert {request.path for request in scripted.requests if "?" not in request.path} == {
+        "/bucket/pre%20fix/%C3%A4~%2B/a"
+    }
 
 
 def test_the_uri_can_choose_boto3(scripted: ScriptedServer) -> None:
@@ -111,79 +106,29 @@ def test_the_uri_can_choose_boto3(scripted: ScriptedServer) -> None:
         open_storage("s3://bucket?client=curl")
 
 
-def under_mock(*, bucket: str = "bucket") -> None:
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=bucket)
-    with S3Storage(bucket, "p", S3Options(region="us-east-1")) as storage:
-        storage.put(NAME, DATA)
-        assert storage.get_range(NAME, 3, 10) == DATA[3:13]
-        assert storage.get_suffix(NAME, 10) == (DATA[-10:], 1024)
-        assert [info.name for info in storage.list()] == [NAME]
-        assert storage.head(NAME).size_bytes == 1024
-        with pytest.raises(ObjectNotFound):
-            storage.get("data/gone")
-
-
-@mock_aws
-def test_moto_around_a_function() -> None:
-    under_mock()
-
-
-@mock_aws
-class TestMotoAroundAClass:
-    def test_first(self) -> None:
-        under_mock()
-
-    def test_second(self) -> None:
-        under_mock()
-
-
-def test_moto_around_code_at_module_level() -> None:
-    script = (
-        "from moto import mock_aws\nmock = mock_aws()\nmock.start()\n"
-        "from tests.storage.test_s3_clients import under_mock\nunder_mock()\nmock.stop()\n"
-    )
-    assert subprocess.run([sys.executable, "-W", "error", "-c", script], check=False).returncode == 0
-
-
-def test_a_storage_that_is_older_than_the_mock_reads_the_mock(scripted: ScriptedServer) -> None:
-    with S3Storage("bucket", "p", S3Options(region="us-east-1")) as storage:
-        with mock_aws():
-            boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
-            storage.put("a", DATA)
-            assert storage.get("a") == DATA
-
-
-def read_in_child(endpoint_url: str, _: object) -> bool:
-    signal.alarm(HANGS_S)
-    with S3Storage("bucket", PREFIX, S3Options(endpoint_url=endpoint_url)) as storage:
-        return storage.get_range(NAME, 0, 10) == DATA[:10]
+def test_motos_mock_has_all_requests_also_those_of_an_older_storage() -> None:
+    with S3Storage("bucket", "p", S3Options(region="us-east-1")) as older, mock_aws():
+        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+        older.put(NAME, DATA)
+        with S3Storage("bucket", "p", S3Options(region="us-east-1")) as newer:
+            for storage in (older, newer):
+                assert storage.get_range(NAME, 3, 10) == DATA[3:13]
+                assert [info.name for info in storage.list()] == [NAME]
+                with pytest.raises(ObjectNotFound):
+                    storage.get("data/gone")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_child_of_multiprocessing_reads_without_the_threads_of_its_parent(
-    s3: S3Storage, scripted: ScriptedServer
-) -> None:
-    """obstore would wait for them permanently."""
-    scripted.answers(part(DATA, 0, 10))
-    s3.get_range(NAME, 0, 10)
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(read_in_child, (scripted.endpoint_url, None))
-    assert [is_botos(request) for request in scripted.requests] == [False, True]
+def test_a_forked_child_reads_and_collects_no_garbage_of_its_parent(s3: S3Storage, scripted: ScriptedServer) -> None:
+    """obstore would wait for threads that do not exist in the child."""
 
+    class Garbage:
+        def __init__(self) -> None:
+            self.own, self.made_by = self, os.getpid()
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_storage_of_the_parent_opens_its_clients_again_in_a_forked_child(
-    s3: S3Storage, scripted: ScriptedServer
-) -> None:
-    scripted.answers(part(DATA, 0, 10))
-    s3.get_range(NAME, 0, 10)
-    child = os.fork()
-    if not child:
-        signal.alarm(HANGS_S)
-        os._exit(0 if s3.get_range(NAME, 0, 10) == DATA[:10] else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert s3.get_range(NAME, 0, 10) == DATA[:10]
-    assert [is_botos(request) for request in scripted.requests] == [False, True, False]
+        def __del__(self) -> None:
+            if os.getpid() != self.made_by:
+                os._exit(7)
 
     scripted.script = lambda request: part(DATA, 0, 10) if request.method == "GET" else Answer(200)
     s3.get_range(NAME, 0, 10)
@@ -194,6 +139,7 @@ def test_a_storage_of_the_parent_opens_its_clients_again_in_a_forked_child(
         Garbage()
         child = os.fork()
         if not child:
+            signal.alarm(HANGS_S)
             gc.collect()
             s3.put("a", b"x")
             os._exit(0 if s3.get_range(NAME, 0, 10) == DATA[:10] else 1)
@@ -206,18 +152,14 @@ def test_a_storage_of_the_parent_opens_its_clients_again_in_a_forked_child(
     assert [is_botos(request) for request in scripted.requests] == [False, True, True, True, False]
 
 
-class Forgetting(dict[str, Any]):
-    """Another thread finds another region, and drops the client, after each look at it."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.pop(key, default)
-
-
-def test_a_read_goes_on_while_another_thread_drops_the_client(scripted: ScriptedServer) -> None:
-    with opened(scripted) as storage:
-        client = storage._reads
-        storage._clients = Forgetting(storage._clients)
-        assert client is not None and storage._reads is client
+def test_reads_go_on_while_another_thread_closes_the_clients(s3: S3Storage, scripted: ScriptedServer) -> None:
+    """As when it finds that the bucket is in another region."""
+    scripted.answers(part(DATA, 0, 10))
+    with ThreadPoolExecutor(4) as pool:
+        reads = [pool.submit(s3.get_range, NAME, 0, 10) for _ in range(100)]
+        while not all(read.done() for read in reads):
+            s3.close()
+    assert {read.result() for read in reads} == {DATA[:10]}
 
 
 APPLICATION = """
@@ -260,25 +202,6 @@ def test_a_worker_of_gunicorn_reads_although_its_master_has_read(tmp_path: Path,
 # Addresses
 
 
-def test_a_request_is_signed_as_botocore_signs(s3: S3Storage, scripted: ScriptedServer) -> None:
-    """botocore's signer makes the signature again from the request on the wire."""
-    scripted.answers(part(DATA, 3, 9))
-    s3.get_range("data/b-2", 3, 6)
-    [request] = scripted.requests
-    sent = request.lowered
-    scope, signed, _ = sent["authorization"].split(", ")
-    assert scope.split("/")[2:] == ["eu-central-1", "s3", "aws4_request"]
-    again = AWSRequest("GET", scripted.endpoint_url + request.path, headers={"Range": sent["range"]})
-    again.context["timestamp"] = sent["x-amz-date"]
-    signer = S3SigV4Auth(Credentials("AKIASCRIPTED", "scripted-secret"), "s3", "eu-central-1")
-    again.headers["X-Amz-Date"] = sent["x-amz-date"]
-    again.headers["X-Amz-Content-SHA256"] = signer.payload(again)
-    assert signed == f"SignedHeaders={signer.signed_headers(signer.headers_to_sign(again))}"
-    signature = signer.signature(signer.string_to_sign(again, signer.canonical_request(again)), again)
-    assert sent["authorization"].endswith(f"Signature={signature}")
-    assert request.path == "/bucket/pre%20fix/%C3%A4~%2B/data/b-2"
-
-
 ENDPOINT = "AWS_ENDPOINT_URL_S3"
 
 
@@ -313,7 +236,7 @@ def test_both_clients_have_the_same_address(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with S3Storage(bucket, "", S3Options(**options)) as storage:
-        assert storage._place.base_url == base_url
+        assert find_place(bucket, "s3://bucket", S3Options(**options)).base_url == base_url
         sent: list[str] = []
 
         def catch(request: Any, **_: object) -> None:
@@ -326,41 +249,30 @@ def test_both_clients_have_the_same_address(
         assert sent == [f"{base_url}/a"]
 
 
-def test_a_directory_bucket_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use a general purpose bucket"):
-        open_storage("s3://bucket--use1-az4--x-s3")
+def has_session() -> bool:
+    return find_place("bucket", "s3://bucket", S3Options()).session is not None
 
 
 @pytest.mark.parametrize("place", ["config", "credentials"])
-def test_files_of_amazons_are_read_by_boto3s_session(tmp_path: Path, place: str) -> None:
-    def session() -> object:
-        return find_place("bucket", "s3://bucket", S3Options()).session
-
-    assert session() is None
+def test_files_of_amazons_are_read_by_boto3s_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    assert not has_session()
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / place).write_text("")
-    assert session() is None
+    assert not has_session()
     (tmp_path / ".aws" / place).write_text("[default]\nregion = eu-west-3\n")
-    assert session() is not None
+    assert has_session()
+    # a home that does not exist, and a file that can't be looked at
+    for unreadable in ("~no-such-user/config", f"/{'x' * 300}"):
+        monkeypatch.setenv("AWS_CONFIG_FILE", unreadable)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", unreadable)
+        assert not has_session()
 
 
-@pytest.mark.parametrize("has_name", [False, True])
-def test_a_home_that_cannot_be_read_has_no_files_of_amazons(monkeypatch: pytest.MonkeyPatch, has_name: bool) -> None:
-    def refuse(path: object, *_: object, **__: object) -> os.stat_result:
-        if ".aws" in str(path):
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path)  # type: ignore[call-overload, no-any-return]
-
-    stat = os.stat
-    if has_name:
-        monkeypatch.setattr(os, "stat", refuse)
-    else:
-        monkeypatch.delenv("HOME")
-        monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
-    assert find_place("bucket", "s3://bucket", S3Options()).session is None
-
-
-def test_an_endpoint_of_the_environment_that_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_and_endpoints_of_the_environment_that_can_not_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="use a general purpose bucket"):
+        open_storage("s3://bucket--use1-az4--x-s3")
     for endpoint in ("http://[::1", "http://key:secret@host"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         with pytest.raises(StorageMisconfigured, match="AWS_ENDPOINT_URL") as caught:
@@ -392,12 +304,7 @@ def test_variables_that_obstore_alone_reads_change_nothing(
 
 
 @pytest.mark.parametrize("status", [400, 301])
-def test_another_region_is_found_once_for_both_clients(
-    s3: S3Storage, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    closed: list[bool] = []
-    monkeypatch.setattr(s3.client, "close", lambda: closed.append(True))
-
+def test_another_region_is_found_once_for_both_clients(s3: S3Storage, scripted: ScriptedServer, status: int) -> None:
     def script(request: Request) -> Answer:
         if "/eu-west-3/" in request.lowered.get("authorization", ""):
             told = Answer(200, headers={"x-amz-bucket-region": "eu-west-3"})
@@ -412,8 +319,6 @@ def test_another_region_is_found_once_for_both_clients(
         assert s3.get_range(NAME, 0, 10) == DATA[:10]
     # refused, asked for the region by boto3, which follows to it, and read
     assert [request.method for request in scripted.requests] == ["GET", "HEAD", "HEAD", "GET", "GET"]
-    # the client of the wrong region, which had connections of its own
-    assert closed == [True]
     s3.put("a", b"x")
     assert len(scripted.requests) == 6
 
@@ -451,7 +356,7 @@ def test_a_key_that_obstore_cannot_list_names_the_other_client(s3: S3Storage, sc
         list(s3.list("log/"))
 
 
-def test_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ipv6_address() -> None:
     with scripted_server("::1") as server:
         server.answers(part(DATA, 0, 10), Answer(200))
         with opened(server) as storage:
@@ -616,12 +521,17 @@ def test_credentials_of_an_instance_role_are_renewed_before_they_expire(
         # due at once: obstore renews credentials five minutes before they expire
         metadata.script = lambda request: metadata_answer(request, role(next(numbers), 250))
         scripted.answers(part(DATA, 0, 10))
-        until_s = time.monotonic() + 30
-        tokens: set[str] = set()
-        while len(tokens) < 2 and time.monotonic() < until_s:
-            storage.get_range(NAME, 0, 10)
-            tokens.add(scripted.requests[-1].lowered["x-amz-security-token"])
-    assert len(tokens) == 2
+        until_renewed(scripted, lambda: storage.get_range(NAME, 0, 10))
+
+
+def until_renewed(scripted: ScriptedServer, act: Callable[[], object]) -> None:
+    """Act until the requests have had two sessions' tokens."""
+
+    def is_renewed() -> bool:
+        act()
+        return len({request.lowered["x-amz-security-token"] for request in scripted.requests}) == 2
+
+    until(is_renewed, within_s=30)
 
 
 @pytest.mark.parametrize(
@@ -652,7 +562,7 @@ def test_both_clients_find_credentials_at_another_host(
             monkeypatch.setenv(name, value.replace("URL", url).replace("FILE", str(tmp_path / "token")))
         scripted.answers(part(DATA, 0, 10), Answer(200))
         with opened(scripted) as storage:
-            assert (storage._place.session is not None) == is_by_session
+            assert has_session() == is_by_session
             assert storage.get_range(NAME, 0, 10) == DATA[:10]
             storage.put("a", b"x")
     assert [is_botos(request) for request in scripted.requests] == [False, True]
@@ -663,35 +573,26 @@ def test_credentials_of_a_session_are_asked_for_again(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A profile, SSO or an assumed role: botocore renews them."""
+    # due at once: botocore renews credentials that expire within ten minutes, and obstore those within five
+    monkeypatch.setattr(reads, "CREDENTIALS_HOLD", timedelta(minutes=5))
+    (tmp_path / "renew.py").write_text(RENEWING)
     (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-central-1\n")
-    rounds: list[int] = []
+    (tmp_path / ".aws" / "config").write_text(
+        f"[profile renewing]\nregion = eu-central-1\ncredential_process = {sys.executable} {tmp_path}/renew.py\n"
+    )
+    scripted.script = lambda request: part(DATA, 0, 10) if request.method == "GET" else Answer(200)
+    with opened(scripted, profile="renewing") as storage:
+        for act in (lambda: storage.get_range(NAME, 0, 10), lambda: storage.put("a", b"x")):
+            scripted.requests.clear()
+            until_renewed(scripted, act)
 
-    def renewed() -> dict[str, str]:
-        rounds.append(1)
-        # due at once, because botocore renews credentials that expire within ten minutes, and refuses expired ones
-        expires = datetime.now(UTC) + timedelta(minutes=9)
-        key = {"access_key": f"AKIA{len(rounds)}", "secret_key": "s"}
-        return key | {"token": f"token-{len(rounds)}", "expiry_time": expires.isoformat()}
 
-    # obstore keeps credentials that are valid for more than five minutes
-    monkeypatch.setattr(reads, "_CREDENTIALS_HOLD", timedelta(minutes=5))
-    with opened(scripted) as storage:
-        session = storage._place.session
-        assert session is not None
-        session._session._credentials = RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")
-        scripted.answers(part(DATA, 0, 10))
-        until_s = time.monotonic() + 30
-        tokens: set[str] = set()
-        while len(tokens) < 2 and time.monotonic() < until_s:
-            storage.get_range(NAME, 0, 10)
-            tokens.add(scripted.requests[-1].lowered["x-amz-security-token"])
-        assert len(tokens) == 2
-        assert not any(map(is_botos, scripted.requests))
-        scripted.answers(Answer(200))
-        for _ in range(2):
-            storage.put("a", b"x")
-        assert len({request.lowered["x-amz-security-token"] for request in scripted.requests[-2:]}) == 2
+RENEWING = """
+import datetime, json, secrets
+until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=9)
+keys = {"Version": 1, "AccessKeyId": "AKIA1", "SecretAccessKey": "s", "SessionToken": secrets.token_hex(8)}
+print(json.dumps(keys | {"Expiration": until.isoformat()}))
+"""
 
 
 def test_a_session_without_credentials_says_what_to_set(
@@ -705,8 +606,8 @@ def test_a_session_without_credentials_says_what_to_set(
         "[profile sso]\nsso_start_url = https://x.awsapps.com/start\nsso_region = eu-central-1\n"
         "sso_account_id = 1\nsso_role_name = r\n[profile none]\nregion = eu-central-1\n"
     )
-    for profile, said in (("none", "AWS_ACCESS_KEY_ID"), ("sso", "SSO")):
-        with opened(scripted, profile=profile) as storage, pytest.raises(StorageMisconfigured, match=said):
+    for profile, said in (("none", "AWS_ACCESS_KEY_ID"), ("sso", "SSO"), ("no-such-profile", "no-such-profile")):
+        with pytest.raises(StorageMisconfigured, match=said), opened(scripted, profile=profile) as storage:
             storage.get_range(NAME, 0, 10)
     assert scripted.requests == []
 
@@ -727,4 +628,4 @@ def test_a_profile_gives_both_clients_endpoint_region_and_keys(
         storage.put("a", DATA)
         assert storage.get_range("a", 3, 6) == DATA[3:9]
         assert isinstance(storage, S3Storage)
-        assert storage._place.options.region == "eu-west-3" and storage._clients.keys() == {"_boto3", "_obstore"}
+        assert storage.client.meta.region_name == "eu-west-3"

@@ -9,6 +9,7 @@ import pytest
 from tests.storage.conftest import WAYS
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
+from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.context import deadline_at
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
@@ -55,7 +56,6 @@ def s3(request: pytest.FixtureRequest, scripted: ScriptedServer, waits: Waits) -
     storage.close()
 
 
-UPLOAD = "object", "object", "upload"
 READS: tuple[Callable[[S3Storage], object], ...] = (
     lambda s3: s3.get("object"),
     lambda s3: s3.get_range("object", 0, 10),
@@ -67,8 +67,7 @@ WRITES: tuple[Callable[[S3Storage], object], ...] = (
     lambda s3: s3.put("object", b"x"),
     lambda s3: s3.put_if_absent("object", b"x"),
     lambda s3: s3.delete("object"),
-    lambda s3: s3._writes.complete(*UPLOAD, [{"PartNumber": 1, "ETag": '"tag"'}]),
-    lambda s3: s3._writes.abort(*UPLOAD),
+    lambda s3: s3.open_writer("object").write(bytes(PART_BYTES + 1)),
 )
 
 

@@ -10,13 +10,13 @@ from tests.storage.sqlite_probes import check_sound, output
 from tests.support.processes import started
 
 CRASHER = """
-import json, os, shutil, signal, sys
+import json, os, shutil, signal, sqlite3, sys
 from pathlib import Path
 from tiered_index.storage import sqlite
-from tiered_index.storage.sqlite import SqliteStorage, _Connection
+from tiered_index.storage.sqlite import SqliteStorage
 
-sqlite.CHUNK_BYTES, sqlite._MOST_BYTES = 1000, 2000
-sqlite._PRAGMAS = (*sqlite._PRAGMAS, "synchronous=OFF")  # a kill is no power cut
+sqlite.CHUNK_BYTES, sqlite.MOST_BYTES = 1000, 2000
+sqlite.PRAGMAS = (*sqlite.PRAGMAS, "synchronous=OFF")  # a kill is no power cut
 OLD, NEW = b"old" * 1500, b"new version" * 500
 folder, operation = Path(sys.argv[1]), sys.argv[2]
 
@@ -34,16 +34,16 @@ def act(storage):
         writer.close()
 
 def die_at(nth):
-    opened, statements = _Connection._opened, [0]
+    connect, statements = sqlite3.connect, [0]
     def count(statement):
         statements[0] += 1
         if statements[0] == nth:
             os.kill(os.getpid(), signal.SIGKILL)
-    def traced(self, file, make):
-        connection = opened(self, file, make)
+    def traced(*place, **settings):
+        connection = connect(*place, **settings)
         connection.set_trace_callback(count)
         return connection
-    _Connection._opened = traced
+    sqlite3.connect = traced
 
 with SqliteStorage(folder / "template.db") as storage:
     storage.put("object", OLD)
@@ -79,7 +79,7 @@ STATES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 @pytest.mark.parametrize("operation", STATES)
 def test_a_kill_at_any_statement_leaves_old_or_new(tmp_path: Path, operation: str) -> None:
     old, new = ({**state, "other": "kept"} for state in STATES[operation])
-    with child(CRASHER, tmp_path, operation) as process:
+    with started([sys.executable, "-c", CRASHER, str(tmp_path), operation]) as process:
         reports = [json.loads(line) for line in output(process).splitlines()]
     assert [report["crashed"] for report in reports] == [True] * (len(reports) - 1) + [False]
     assert len(reports) > 5

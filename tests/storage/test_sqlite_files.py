@@ -1,7 +1,8 @@
-"""Wrong files, full disks, missing permissions: refused with the file's name, and left unchanged."""
+"""Wrong files, full disks, missing permissions: refused with the file's name, and left unchanged; rows of objects."""
 
 import errno
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.sqlite_probes import count, raw
-from tiered_index.errors import CorruptFile, DiskFull, StorageMisconfigured, StorageUnavailable, UnsupportedVersion
+from tests.storage.sqlite_probes import check_sound, connections, count, raw
+from tiered_index.errors import (
+    CorruptFile,
+    DiskFull,
+    ObjectExists,
+    StorageMisconfigured,
+    StorageUnavailable,
+    UnsupportedVersion,
+)
 from tiered_index.storage import sqlite
-from tiered_index.storage.sqlite import APPLICATION_ID, SqliteStorage
+from tiered_index.storage.sqlite import APPLICATION_ID, CHUNK_BYTES, SqliteStorage
 
 
 def write_by_parts(storage: SqliteStorage, name: str, data: bytes) -> None:
@@ -24,7 +32,7 @@ def write_by_parts(storage: SqliteStorage, name: str, data: bytes) -> None:
 
 def test_a_full_disk_refuses_whole_and_the_next_put_works(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # 8 MiB: SQLite then answers as it does to ENOSPC
-    monkeypatch.setattr(sqlite, "_PRAGMAS", (*sqlite._PRAGMAS, "max_page_count=500"))
+    monkeypatch.setattr(sqlite, "PRAGMAS", (*sqlite.PRAGMAS, "max_page_count=500"))
     with SqliteStorage(path) as storage:
         storage.put("object", b"old")
         for write in (
@@ -40,20 +48,26 @@ def test_a_full_disk_refuses_whole_and_the_next_put_works(path: Path, monkeypatc
             storage.put("object", b"old")
 
 
-def test_a_fault_of_the_temporary_file_leaves_the_old_object(storage: SqliteStorage, path: Path) -> None:
-    def fail(most_bytes: int) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
+class Failing:
+    """The temporary file of a stream, whose reads fail or end early."""
 
+    def __init__(self, short_by: int) -> None:
+        self._short_by = short_by
+
+    def seek(self, position: int) -> None:
+        pass
+
+    def read(self, most_bytes: int) -> bytes:
+        if not self._short_by:
+            raise OSError(errno.EIO, "Input/output error")
+        return bytes(most_bytes - self._short_by)
+
+
+def test_a_fault_of_the_temporary_file_leaves_the_old_object(storage: SqliteStorage, path: Path) -> None:
     storage.put("object", b"old")
-    for read, told in (
-        (fail, "Input/output error"),
-        (lambda most_bytes: bytes(most_bytes - 1), "gave 262143 of 262144 bytes"),
-    ):
-        writer = storage.open_writer("object")
-        writer.write(bytes(9 << 20))
-        writer._content.read = read
+    for content, told in ((Failing(0), "Input/output error"), (Failing(1), "gave 262143 of 262144 bytes")):
         with pytest.raises(StorageUnavailable, match=told):
-            writer.close()
+            storage.insert("object", content, 9 << 20)
         assert storage.get("object") == b"old"
         assert count(path, "chunks") == 1
 
@@ -90,21 +104,19 @@ def test_no_database_of_ours_is_refused_and_left_as_it_was(tmp_path: Path) -> No
     assert caught.value.found == 1
 
 
-def test_the_file_identifies_itself(storage: SqliteStorage, path: Path) -> None:
-    storage.put("object", b"x")
-    storage.close()
-    header = path.read_bytes()[:100]
-    assert header[68:72] == APPLICATION_ID.to_bytes(4, "big") == b"TIDX"
-    assert header[60:64] == (2).to_bytes(4, "big")
-    assert int.from_bytes(header[16:18], "big") == 16_384
-
-
-def test_an_empty_file_is_an_empty_storage(storage: SqliteStorage, path: Path) -> None:
+def test_an_empty_file_is_an_empty_storage_and_one_with_objects_identifies_itself(
+    storage: SqliteStorage, path: Path
+) -> None:
     path.touch()
     assert list(storage.list()) == []
     assert path.stat().st_size == 0
     storage.put("object", b"x")
     assert storage.get("object") == b"x"
+    storage.close()
+    header = path.read_bytes()[:100]
+    assert header[68:72] == APPLICATION_ID.to_bytes(4, "big") == b"TIDX"
+    assert header[60:64] == (2).to_bytes(4, "big")
+    assert int.from_bytes(header[16:18], "big") == 16_384
 
 
 def test_damage_is_named(storage: SqliteStorage, path: Path) -> None:
@@ -122,8 +134,16 @@ def test_damage_is_named(storage: SqliteStorage, path: Path) -> None:
             assert caught.value.file == str(path)
 
 
-def test_a_missing_table_is_damage(storage: SqliteStorage, path: Path) -> None:
-    storage.put("object", b"x")
+def test_a_missing_table_and_values_of_another_kind_are_damage(storage: SqliteStorage, path: Path) -> None:
+    for column in ("first", "size_bytes", "modified_ms"):
+        for value in ("x", -1, 0.5, b"\xff"):
+            storage.put("object", b"bytes")
+            with raw(path) as connection:
+                connection.execute(f"UPDATE objects SET {column} = ?", (value,))
+                with pytest.raises(CorruptFile):
+                    storage.get("object")
+                connection.execute("DELETE FROM objects")
+    storage.put("object", b"bytes")
     with raw(path) as connection:
         connection.execute("DROP TABLE chunks")
     with pytest.raises(CorruptFile, match="chunks"):
@@ -185,3 +205,99 @@ def test_a_forbidden_path_is_misconfigured() -> None:
     finally:
         folder.chmod(0o700)
         shutil.rmtree(folder)
+
+
+def test_ranges_across_rows(storage, path, small_rows):
+    data = random.Random(1).randbytes(7 * small_rows + 123)
+    storage.put("object", data)
+    assert count(path, "chunks") == 8
+    edges = [at + d for at in range(0, len(data), small_rows) for d in (-1, 0, 1)] + [len(data) - 1]
+    for begin, end in [(a, b) for a in edges for b in edges if 0 <= a < b]:
+        assert storage.get_range("object", begin, end - begin) == data[begin:end]
+    assert storage.get_suffix("object", 1500) == (data[-1500:], len(data))
+    assert storage.get("object") == data
+
+
+def test_a_read_touches_only_the_rows_it_needs(storage, path, small_rows):
+    data = random.Random(3).randbytes(5 * small_rows)
+    storage.put("object", data)
+    with raw(path) as connection:
+        connection.execute("DELETE FROM chunks WHERE number = 3")
+    assert storage.get_range("object", 0, 2 * small_rows) == data[: 2 * small_rows]
+    assert storage.get_range("object", 3 * small_rows, 2 * small_rows) == data[3 * small_rows :]
+    for start, length in ((2 * small_rows, 1), (2 * small_rows - 1, 2), (0, len(data)), (3 * small_rows - 1, 2)):
+        with pytest.raises(CorruptFile, match=r"objects\.db"):
+            storage.get_range("object", start, length)
+    for value in ("x'00'", "'text'"):
+        with raw(path) as connection:
+            connection.execute(f"UPDATE chunks SET data = {value} WHERE number = 1")
+        with pytest.raises(CorruptFile, match="length"):
+            storage.get_range("object", 0, 1)
+
+
+def test_room_of_deleted_objects_is_used_again(storage, path):
+    data = bytes(3 * CHUNK_BYTES)
+    sizes = []
+    for _ in range(6):
+        storage.put("object", data)
+        storage.delete("object")
+        with raw(path) as connection:
+            sizes.append(connection.execute("PRAGMA page_count").fetchone()[0])
+    assert sizes[-1] <= sizes[1]
+
+
+def test_a_replaced_aborted_or_deleted_object_leaves_no_rows(storage, path, small_rows):
+    big = bytes(9 * small_rows)
+    for data in (big, b"small", big, b"", big):
+        storage.put("object", data)
+        assert storage.get("object") == data
+    aborted, abandoned = storage.open_writer("object"), storage.open_writer("object")
+    aborted.write(big)
+    abandoned.write(big)
+    aborted.abort()
+    del abandoned
+    storage.put("object", b"one")
+    assert [count(path, table) for table in ("objects", "chunks")] == [1, 1]
+    storage.delete("object")
+    assert [count(path, table) for table in ("objects", "chunks")] == [0, 0]
+
+
+def test_many_objects_are_deleted_in_few_transactions(storage, path, monkeypatch):
+    """Each transaction waits for the disk, and has the bytes of its objects in the log."""
+    monkeypatch.setattr(sqlite, "MOST_BYTES", 1000)
+    opened = connections(monkeypatch)
+    for number in range(40):
+        storage.put(f"object/{number:02}", bytes(100))
+    storage.put("kept", b"x")
+    statements = []
+    for connection in opened:
+        connection.set_trace_callback(statements.append)
+    storage.delete_many(f"object/{number:02}" for number in range(50))
+    assert statements.count("BEGIN IMMEDIATE") == 5
+    assert [info.name for info in storage.list()] == ["kept"]
+    check_sound(path)
+
+
+def test_an_object_that_exists_is_refused_with_all_its_rows(storage, path, small_rows):
+    storage.put_if_absent("object", b"winner")
+    with pytest.raises(ObjectExists):
+        storage.put_if_absent("object", bytes(40 * small_rows))
+    assert storage.get("object") == b"winner"
+    assert count(path, "chunks") == 1
+
+
+def test_objects_side_by_side_keep_their_rows(storage, path, small_rows):
+    """The numbers of deleted rows at the end are used again."""
+    contents = {name: random.Random(name).randbytes(size) for name, size in (("a", 2500), ("b", 0), ("c", 3000))}
+    for name, data in contents.items():
+        storage.put(name, data)
+    storage.delete_many(["c", "missing"])
+    storage.put("d", contents["c"])
+    storage.delete("a")
+    storage.put("e", contents["a"])
+    assert {info.name: storage.get(info.name) for info in storage.list()} == {
+        "b": b"",
+        "d": contents["c"],
+        "e": contents["a"],
+    }
+    check_sound(path, small_rows)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.children import open_files
-from tests.storage.sqlite_probes import HookedClock, raw
+from tests.storage.sqlite_probes import HookedClock, connections, open_files, raw
 from tiered_index.errors import IndexClosed, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.sqlite import SqliteStorage, translate
 
@@ -53,30 +52,29 @@ def test_threads_wait_for_one_another_within_the_bound(path: Path) -> None:
 def test_a_closed_storage_has_no_open_file(path: Path) -> None:
     entered, release = threading.Event(), threading.Event()
 
-    def wait(connection: sqlite3.Connection) -> str:
+    def wait(_: int) -> None:
         entered.set()
         assert release.wait(30)
-        return str(connection.execute("SELECT name FROM objects").fetchone()[0])
 
-    with SqliteStorage(path) as storage, ThreadPoolExecutor(2) as pool:
-        storage.put("object", b"x")
-        reading = pool.submit(lambda: storage._reads.transact("reading", wait))
+    with SqliteStorage(path, clock=HookedClock(wait)) as storage, ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(storage.put, "object", b"x")
         assert entered.wait(30)
         closing = pool.submit(storage.close)
         release.set()
         closing.result(30)
-        assert reading.result(30) == "object"
+        writing.result(30)
     assert open_files(path) == 0
     for call in (lambda: storage.get("object"), lambda: storage.put("object", b""), lambda: list(storage.list())):
         with pytest.raises(IndexClosed, match="closed"):
             call()
 
 
-def test_a_commit_waits_for_the_disk(storage: SqliteStorage) -> None:
-    storage.put("object", b"x")
-    for name, value in (("synchronous", 2), ("journal_mode", "wal")):  # 2: FULL
-        asked = storage._writes.transact("looking", lambda c, name=name: c.execute(f"PRAGMA {name}").fetchone())
-        assert asked == (value,)
+def test_a_commit_waits_for_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = connections(monkeypatch)
+    with SqliteStorage(path) as storage:
+        storage.put("object", b"x")
+        for name, value in (("synchronous", 2), ("journal_mode", "wal")):  # 2: FULL
+            assert opened[-1].execute(f"PRAGMA {name}").fetchone() == (value,)
 
 
 def test_a_listing_blocks_no_writer(storage: SqliteStorage, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

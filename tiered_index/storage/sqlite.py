@@ -44,7 +44,7 @@ VERSION = 2
 # Bytes of a chunk; an object's last one is shorter
 CHUNK_BYTES = 1 << 18
 # Content of a stream that is in memory (more is in a file), and deleted bytes with which a transaction ends
-_MOST_BYTES = 8 << 20
+MOST_BYTES = 8 << 20
 # SQLite's own wait for locks does not cover the making of a database
 _ATTEMPTS = 8
 _TABLES = f"""BEGIN IMMEDIATE;
@@ -56,7 +56,7 @@ PRAGMA user_version={VERSION};
 COMMIT"""
 # Larger pages make a chunk's list of pages shorter, smaller ones make commits of small objects cheaper. FULL: a commit
 # is on the disk when it returns. Deleted bytes are overwritten: an erasure promises that none is left.
-_PRAGMAS = ("page_size=16384", "synchronous=FULL", "trusted_schema=0", "secure_delete=1", "journal_size_limit=67108864")
+PRAGMAS = ("page_size=16384", "synchronous=FULL", "trusted_schema=0", "secure_delete=1", "journal_size_limit=67108864")
 _MARKS = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
 _OBJECTS = """SELECT name, first, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ?
@@ -115,7 +115,7 @@ class SqliteStorage(SizedStorage):
         self._writes.transact(doing, insert, make=True)
 
     def open_writer(self, name: str) -> _SqliteWriter:
-        """As `Storage.open_writer`; bytes beyond the first `_MOST_BYTES` are in a temporary file meanwhile."""
+        """As `Storage.open_writer`; bytes beyond the first `MOST_BYTES` are in a temporary file meanwhile."""
         return _SqliteWriter(self, name)
 
     def head(self, name: str) -> ObjectInfo:
@@ -132,12 +132,12 @@ class SqliteStorage(SizedStorage):
             yield from (info for _, info in page)
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove objects durably, in transactions of `_MOST_BYTES` or more: the log needs room for all bytes of one."""
+        """Remove objects durably, in transactions of `MOST_BYTES` or more: the log needs room for all bytes of one."""
         doomed = [check_name(name) for name in names]
 
         def delete(database: sqlite3.Connection) -> int:
             removed_bytes = count = 0
-            while count < len(doomed) and removed_bytes < _MOST_BYTES:
+            while count < len(doomed) and removed_bytes < MOST_BYTES:
                 removed_bytes += self._remove(doomed[count], database) or 0
                 count += 1
             return count
@@ -219,7 +219,7 @@ class _SqliteWriter(Writer):
         self._storage, self._doing = storage, f"writing {name!r}"
         # Beside the database, where there is room. It has no name: a kill leaves nothing. Without a buffer: a forked
         # child would write its own
-        self._content: Any = tempfile.SpooledTemporaryFile(_MOST_BYTES, buffering=0, dir=str(storage.path.parent))  # noqa: SIM115
+        self._content: Any = tempfile.SpooledTemporaryFile(MOST_BYTES, buffering=0, dir=str(storage.path.parent))  # noqa: SIM115
 
     def _write(self, data: memoryview) -> None:
         with typed_errors(self._doing, needs_folder=True):
@@ -299,7 +299,7 @@ class _Connection:
         with ExitStack() as unfinished:
             database = sqlite3.connect(where, self._timeout_s, uri=True, isolation_level=None, check_same_thread=False)
             unfinished.callback(database.close)
-            for pragma in _PRAGMAS:
+            for pragma in PRAGMAS:
                 database.execute(f"PRAGMA {pragma}")
             if not self._has_tables(database):
                 if is_stored and not make:

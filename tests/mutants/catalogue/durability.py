@@ -23,7 +23,7 @@ disk-space-only-promised: the next file's space is a hole without blocks, so tha
 disk-rename-before-sync: a compacted file gets its name before its bytes are durable
   in Disk.write_file
   - self.sync(descriptor)
-  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]
+  tests/storage/test_local_crashes.py::test_a_published_file_is_whole_after_a_power_cut
 disk-publish-without-folder-sync: a published file's name is not durable when its predecessor is deleted
   in Disk.publish
   - self.rename(temporary, target)
@@ -89,17 +89,17 @@ local-put-name-unsynced: an object's name is not durable when the put returns
   in _LocalWriter._name
   - self._disk.sync_folder(self._target.parent)
   + pass
-  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put_if_absent]
+  tests/storage/test_local_crashes.py::test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new[put_if_absent-before]
 local-folder-unsynced: an object's folder is not durable when the put returns
   in LocalStorage._make_folder
   - # Also for an existing folder: another process may have made it without syncing its parent yet.
   - self._disk.sync_folder(folder.parent)
-  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]
+  tests/storage/test_local_crashes.py::test_the_name_of_every_folder_is_synced_also_if_another_process_made_it[False]
 local-delete-unsynced: a deleted object can come back after a power cut
   in LocalStorage.delete_many
   - self._sync_removed(parent)
   + pass
-  tests/storage/test_local_crashes.py::test_a_delete_is_durable_when_it_returns
+  tests/storage/test_local_crashes.py::test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new[delete-before]
 sqlite-commit-unsynced: a commit does not wait for the disk
   in _Connection._opened
   - database.execute(f"PRAGMA {pragma}")
@@ -239,7 +239,7 @@ writer-shows-half-an-object: an object appears although its writer failed in the
 local-stream-unsynced: the last bytes of a large object are named before they are durable
   in _LocalWriter._send_part
   - self._disk.sync(self._open[1])
-  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[stream]
+  tests/storage/test_local_crashes.py::test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new[stream-before]
 orphans-of-any-age: uploads in progress are deleted before they can be published
   in find_orphans
   - if info.modified_ms < before_ms or info.name in over]

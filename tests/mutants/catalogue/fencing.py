@@ -145,5 +145,5 @@ sqlite-put-if-absent-replaces: put-if-absent replaces an object that appeared me
   in SqliteStorage.insert
   - if self._remove(name, database) is not None and if_absent:
   + if self._remove(name, database) is not None and False:
-  tests/storage/test_sqlite_rows.py::test_an_object_that_exists_is_refused_with_all_its_rows
+  tests/storage/test_sqlite_files.py::test_an_object_that_exists_is_refused_with_all_its_rows
 """)

@@ -42,7 +42,7 @@ _METADATA = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::25
 _SOURCES = ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
 # Validity of a session's credentials. obstore renews them five minutes before its end, so after a minute. botocore
 # renews credentials ten minutes before they expire: obstore never uses expired ones.
-_CREDENTIALS_HOLD = timedelta(minutes=6)
+CREDENTIALS_HOLD = timedelta(minutes=6)
 # obstore sends no others for reads
 _OF_ROLES = r"performing (PUT|POST) |GET http\S*(latest/meta-data|169\.254\.170\.)"
 _NO_KEYS = r"Missing (Access|Secret)|None from session"
@@ -95,7 +95,7 @@ def _opened(place: Place, bucket: str) -> Any:
     settings = dict(_NOT_OF_ENVIRONMENT)
     if place.session is not None:
         provider = pkgutil.resolve_name("obstore.auth.boto3:Boto3CredentialProvider")
-        settings["credential_provider"] = provider(place.session, ttl=_CREDENTIALS_HOLD)
+        settings["credential_provider"] = provider(place.session, ttl=CREDENTIALS_HOLD)
     elif os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not _OTHER_SOURCES & os.environ.keys():
         raise ValueError("Missing AccessKeyId")
     elif metadata := os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
