@@ -12,7 +12,7 @@ import pyarrow as pa
 from tiered_index.config import IndexConfig
 from tiered_index.format.schema import Schema
 from tiered_index.service.reader import IndexReader
-from tiered_index.spark.lookup.answers import Answers
+from tiered_index.spark.lookup.answers import TaskLookups
 from tiered_index.spark.lookup.keys import LOOKUP
 from tiered_index.storage.base import Storage
 from tiered_index.types import Lookup
@@ -30,13 +30,13 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class HereAnswers(Answers):
+class HereAnswers(TaskLookups):
     """The answers of a task that reads `storage`."""
 
     storage: Storage | None = None
 
     def open_reader(self) -> IndexReader:
-        """See `Answers`."""
+        """See `TaskLookups`."""
         return IndexReader(self.config, storage=self.storage)
 
 
@@ -58,7 +58,7 @@ def rows_of(lookups: Sequence[Lookup]) -> pa.RecordBatch:
 
 
 def looked_up(
-    answers: Answers, lookups: Sequence[Lookup], *, batch_rows: int = 64
+    answers: TaskLookups, lookups: Sequence[Lookup], *, batch_rows: int = 64
 ) -> list[tuple[str, list[dict[str, Any]], Any]]:
     """Return the answer to each lookup: (status, entries as dicts, failed)."""
     rows = rows_of(lookups)

@@ -28,7 +28,7 @@ from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.spark import register
 from tiered_index.spark.addresses import READ
 from tiered_index.spark.datasource import messages as module
-from tiered_index.spark.datasource.messages import MessageReader, MessageSettings, MessageSource
+from tiered_index.spark.datasource.messages import CommitLogDataSource, MessageReader, MessageSettings
 from tiered_index.spark.writing import log_sources
 from tiered_index.spark.writing.sources import entry_frame
 
@@ -62,7 +62,7 @@ def segments(store):
 
 
 def source(path, **options):
-    return MessageSource({"path": str(path), **options})
+    return CommitLogDataSource({"path": str(path), **options})
 
 
 def batch(path, **options):

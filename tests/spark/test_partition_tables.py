@@ -28,7 +28,7 @@ from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.log.log import Checkpoints, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StreamBatch
 from tiered_index.spark.datasource import writing
-from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, EntryWriter, PartitionJob, Written
 from tiered_index.spark.writing import build as build_module
 from tiered_index.spark.writing import plan as plan_module
@@ -376,7 +376,9 @@ def prepare(uri: str, columns: dict[str, str] = KINDS, **given: str) -> None:
     schema = StructType()
     for name, kind in columns.items():
         schema.add(name, kind)
-    writing.prepared(Options("tiered_index", {"path": uri, **given}, writing.WRITE_OPTIONS), schema, streams=False)
+    writing.prepared(
+        DataSourceOptions("tiered_index", {"path": uri, **given}, writing.WRITE_OPTIONS), schema, streams=False
+    )
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -431,7 +433,7 @@ def test_the_writer_that_commits_compares_the_index_with_that_of_the_tasks(tmp_p
     uri, schema = f"file://{tmp_path}/index", StructType()
     for name, kind in KINDS.items():
         schema.add(name, kind)
-    options = Options("tiered_index", {"path": uri, "slots": "64"}, writing.STREAM_OPTIONS)
+    options = DataSourceOptions("tiered_index", {"path": uri, "slots": "64"}, writing.STREAM_OPTIONS)
     message = EntryStreamWriter(options, schema).write(iter(FEW.to_batches(70)))
     with open_storage(uri) as storage:
         geometry = IndexConfig(slots=64, preset="rocketmq").geometry()

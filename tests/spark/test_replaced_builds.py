@@ -22,7 +22,7 @@ from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.spark import build
-from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import EntryStreamWriter, EntryWriter
 from tiered_index.spark.writing.build import entries_by_topic, publish_tables
 from tiered_index.spark.writing.positions import BatchContent, MicroBatch
@@ -99,7 +99,7 @@ def test_a_stream_is_a_live_writer(pipeline: Pipeline, tmp_path: Path) -> None:
     schema = StructType()
     for name, kind in zip(LIVE.schema.names, ("string", "integer", "string", "long", "integer", "long"), strict=True):
         schema.add(name, kind)
-    options = Options("tiered_index", {"path": f"file://{tmp_path}/streamed"}, ())
+    options = DataSourceOptions("tiered_index", {"path": f"file://{tmp_path}/streamed"}, ())
     assert EntryStreamWriter(options, schema)._job.origin == "writer"
     assert EntryWriter(options, schema, "append")._job.origin == "build"
     plan = replace(planned(LIVE, origin="writer"), genesis=pipeline.log.state.genesis)

@@ -9,7 +9,7 @@ from typer import Argument
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import InvalidArgument
-from tiered_index.storage.probe import Finding, probe, probe_folder
+from tiered_index.storage.probe import AbilityFinding, probe, probe_folder
 
 
 @command
@@ -39,7 +39,7 @@ def doctor(
     if config.storage is None and root is None:
         raise InvalidArgument("nothing to check: give the URI of a storage, --root DIR, or both")
     document: dict[str, Any] = {"status": "ok"}
-    findings: list[tuple[str, Finding]] = []
+    findings: list[tuple[str, AbilityFinding]] = []
     if config.storage is not None:
         with config.open_storage() as storage:
             document["storage"] = storage.uri

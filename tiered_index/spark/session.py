@@ -150,11 +150,11 @@ def register(spark: SparkSession) -> None:
 
     from tiered_index.spark.datasource.entries import EntrySource
     from tiered_index.spark.datasource.lookup_function import NAME, LookupFunction
-    from tiered_index.spark.datasource.messages import MessageSource
+    from tiered_index.spark.datasource.messages import CommitLogDataSource
 
     with _active(spark):
         spark.dataSource.register(EntrySource)
-        spark.dataSource.register(MessageSource)
+        spark.dataSource.register(CommitLogDataSource)
         function: Any = udtf(LookupFunction)
         spark.udtf.register(NAME, function)
     warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))

@@ -104,7 +104,7 @@ def _complete(future: Future[T], call: Callable[[], T], end: Callable[[], object
         future.set_result(result)
 
 
-class _Work:
+class _PoolState:
     """The state that a pool shares with its threads, without a reference to the pool, so that it can be collected."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class DaemonPool:
         self._threads: list[threading.Thread] = []
         # calls whose thread was replaced
         self._replaced: set[Future[Any]] = set()
-        self._work = _Work()
+        self._work = _PoolState()
         self._end = weakref.finalize(self, self._work.queue.put, None)
         self._end.atexit = False
 

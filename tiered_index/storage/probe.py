@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AbilityFinding:
     """The finding of a probe about one ability.
 
     - `what`: the ability.
@@ -93,7 +93,7 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
         raise StorageMisconfigured.lacking(f"{storage.uri} {problem}")
 
 
-def probe(storage: Storage, clock: Clock | None = None, *, uploads: bool = True) -> list[Finding]:
+def probe(storage: Storage, clock: Clock | None = None, *, uploads: bool = True) -> list[AbilityFinding]:
     """Return what is found about each ability of a storage; `uploads`: also about multipart uploads.
 
     `clock` is this machine's. Raises `StorageError` if the storage can't be used at all, for example without access.
@@ -101,7 +101,7 @@ def probe(storage: Storage, clock: Clock | None = None, *, uploads: bool = True)
     return _Probe(storage, clock or SystemClock(), uploads).findings()
 
 
-def probe_folder(folder: Path, disk: Disk | None = None) -> Iterator[Finding]:
+def probe_folder(folder: Path, disk: Disk | None = None) -> Iterator[AbilityFinding]:
     """Yield what is found about each ability of the disk of `folder`, in which a root may be made.
 
     The folder may be missing: then its next existing parent is probed. Raises `StorageMisconfigured` if this user can't
@@ -124,9 +124,9 @@ def probe_folder(folder: Path, disk: Disk | None = None) -> Iterator[Finding]:
             for what, needed_for, step in steps:
                 try:
                     step()
-                    yield Finding(what, needed_for, "ok", "yes")
+                    yield AbilityFinding(what, needed_for, "ok", "yes")
                 except LacksAbility as error:
-                    yield Finding(what, needed_for, "missing", str(error.strerror))
+                    yield AbilityFinding(what, needed_for, "missing", str(error.strerror))
         finally:
             disk.close(descriptor)
             disk.unlink(path)
@@ -191,7 +191,7 @@ class _Probe:
         self._skew_ms = 0
         self._is_older = self._is_clean = False
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[AbilityFinding]:
         """Try each ability, and return the findings. Delete the objects, if the last steps have not."""
         steps: list[tuple[str, str, Callable[[], str]]] = [
             ("put-if-absent", "one of two writers wins", self._put_if_absent),
@@ -202,7 +202,7 @@ class _Probe:
             (BULK_DELETES, "checkpoints, merges, erasures", self._deletes),
             ("clock", "ages of orphans", self._times),
         ]
-        found: list[Finding] = []
+        found: list[AbilityFinding] = []
         try:
             for what, needed_for, step in steps:
                 found.append(self._found(what, needed_for, step, is_first=not found))
@@ -215,23 +215,23 @@ class _Probe:
                         self._storage.delete(name)
         return found
 
-    def _found(self, what: str, needed_for: str, step: Callable[[], str], *, is_first: bool) -> Finding:
+    def _found(self, what: str, needed_for: str, step: Callable[[], str], *, is_first: bool) -> AbilityFinding:
         try:
             problem = step()
         except (StorageMisconfigured, InvalidArgument, ObjectNotFound) as error:
             # without a bucket or access to it, no other step can succeed
             if is_first and error.exit_code != ConfigError.exit_code:
                 raise
-            return Finding(what, needed_for, "missing", str(error), without_frames(error))
+            return AbilityFinding(what, needed_for, "missing", str(error), without_frames(error))
         if problem:
-            return Finding(what, needed_for, "missing", problem)
+            return AbilityFinding(what, needed_for, "missing", problem)
         if instead := self._storage.shortfalls().get(what):
-            return Finding(what, needed_for, "worked round", f"the service {instead}")
+            return AbilityFinding(what, needed_for, "worked round", f"the service {instead}")
         if what == "clock" and abs(self._skew_ms) > _NOTABLE_SKEW_MS:
             ahead = "ahead of" if self._skew_ms > 0 else "behind"
             seconds = f"{abs(self._skew_ms) / 1000:,.0f} s {ahead} this machine's: set both clocks"
-            return Finding(what, needed_for, "worked round", f"the storage's clock is {seconds}")
-        return Finding(what, needed_for, "ok", "yes")
+            return AbilityFinding(what, needed_for, "worked round", f"the storage's clock is {seconds}")
+        return AbilityFinding(what, needed_for, "ok", "yes")
 
     def _put_if_absent(self) -> str:
         problem = _problem(self._storage, self._first)

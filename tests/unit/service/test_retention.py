@@ -11,7 +11,7 @@ from tiered_index.errors import ConfigError
 from tiered_index.format.metadata import TopicStats
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import NOTHING, Expired, Horizon, Retention, parse_bytes, parse_duration
-from tiered_index.service.jobs.expiry import SegmentSums, plan_expiry, with_sums
+from tiered_index.service.jobs.expiry import SegmentTotals, plan_expiry, with_sums
 from tiered_index.service.log.records import ArchivedSegment, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
@@ -152,7 +152,7 @@ def test_a_plan_lists_the_first_segments_and_counts_all():
     state = LogState(archive={one.name: one for one in segments})
     plan = plan_expiry(Retention(segments_age_s=DAY_S), state, NOW_MS)
     assert plan.segments == tuple(segments[:1000])
-    assert (plan.segments_expired, plan.size_bytes) == (SegmentSums.of(segments), 1500 * 150)
+    assert (plan.segments_expired, plan.size_bytes) == (SegmentTotals.of(segments), 1500 * 150)
 
 
 def test_archived_segments_expire_by_the_age_of_their_topic():
@@ -172,12 +172,12 @@ def test_archived_segments_expire_by_the_age_of_their_topic():
     plan = plan_expiry(rule, state, NOW_MS)
     assert plan.segments == (mixed[0], *debug, other[0])
     told = with_sums(plan, Segments(state))
-    assert told.segments_kept == told.segments_of_age == SegmentSums.of((mixed[1], *audit, other[1]))
+    assert told.segments_kept == told.segments_of_age == SegmentTotals.of((mixed[1], *audit, other[1]))
     # without an age for all, only the named topics have one
     plan = plan_expiry(Retention(topics={"o*": 20 * DAY_S}, segments_topics=topics), state, NOW_MS)
     assert plan.segments == tuple(debug)
     # entries of orders expire, which a log of many topics may have, too
-    assert with_sums(plan, Segments(state)).segments_of_age == SegmentSums.of((*mixed, other[0]))
+    assert with_sums(plan, Segments(state)).segments_of_age == SegmentTotals.of((*mixed, other[0]))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typer import Option
 from tiered_index.cli.output import counted, describe_object, human_bytes, unknown_topic
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.errors import ConfigError, listed
-from tiered_index.service.jobs.expiry import ExpiryPlan, SegmentSums
+from tiered_index.service.jobs.expiry import ExpiryPlan, SegmentTotals
 from tiered_index.service.jobs.expiry import expire as expire_index
 from tiered_index.service.read.cold_path import ColdSettings
 from tiered_index.types import format_time
@@ -109,7 +109,7 @@ def _tell_archive(session: Session, plan: ExpiryPlan, *, yes: bool) -> None:
         )
 
 
-def _told(sums: SegmentSums) -> str:
+def _told(sums: SegmentTotals) -> str:
     topics = [f"{topic}: {counted(offsets, 'offset')}" for topic, offsets in sums.offsets_by_topic.items()]
     details = "; ".join([human_bytes(sums.bytes), *([listed(topics)] if topics else [])])
     return f"{counted(sums.segments, 'segment')} ({details})" if sums.segments else "no segment"

@@ -44,7 +44,7 @@ Stats = Mapping[str, NamedStats]
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentSums:
+class SegmentTotals:
     """The number of archived segments, the bytes of their objects, and their offsets by topic."""
 
     segments: int = 0
@@ -52,7 +52,7 @@ class SegmentSums:
     offsets_by_topic: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, segments: Iterable[ArchivedSegment]) -> SegmentSums:
+    def of(cls, segments: Iterable[ArchivedSegment]) -> SegmentTotals:
         """Return the sums of segments, which are read one by one."""
         count = size_bytes = 0
         offsets: dict[str, int] = {}
@@ -63,7 +63,7 @@ class SegmentSums:
         return cls(count, size_bytes, offsets)
 
 
-NO_SEGMENTS = SegmentSums()
+NO_SEGMENTS = SegmentTotals()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class ExpiryPlan:
     mixed_entries: int = 0
     unknown_topics: tuple[str, ...] = ()
     known_topics: frozenset[str] = frozenset()
-    segments_expired: SegmentSums = NO_SEGMENTS
-    segments_kept: SegmentSums = NO_SEGMENTS
-    segments_of_age: SegmentSums = NO_SEGMENTS
+    segments_expired: SegmentTotals = NO_SEGMENTS
+    segments_kept: SegmentTotals = NO_SEGMENTS
+    segments_of_age: SegmentTotals = NO_SEGMENTS
     rewritten: int = 0
     entries_removed: int = 0
 
@@ -133,7 +133,7 @@ def plan_expiry(
                 first.append(segment)
             yield segment
 
-    sums = SegmentSums.of(expiring())
+    sums = SegmentTotals.of(expiring())
     left = sum(_expired_entries(stats[stored.name], expired) for stored in mixed if stats and stored.name in stats)
     return ExpiryPlan(expired, tuple(objects), tuple(first), tuple(mixed), left, segments_expired=sums)
 
@@ -146,7 +146,7 @@ def with_sums(plan: ExpiryPlan, segments: Segments) -> ExpiryPlan:
         return (segment for segment in segments if segment.end > expired.segments.get(segment.store, 0))
 
     of_age = (segment for segment in staying() if segment.published_ms < _entries_before_ms(segment, expired))
-    return replace(plan, segments_kept=SegmentSums.of(staying()), segments_of_age=SegmentSums.of(of_age))
+    return replace(plan, segments_kept=SegmentTotals.of(staying()), segments_of_age=SegmentTotals.of(of_age))
 
 
 def _newly_expired(segments: Segments, expired: Expired) -> Iterator[ArchivedSegment]:

@@ -65,7 +65,7 @@ class _StoredLease(Struct):
 
 
 @dataclass(frozen=True)
-class _Found:
+class _NewestLease:
     """The newest lease, with its `name` and the time of its renewal by the storage's clock."""
 
     lease: _StoredLease
@@ -146,7 +146,7 @@ class LeaseWatch:
         )
 
 
-def _has_ended(current: _Found) -> bool:
+def _has_ended(current: _NewestLease) -> bool:
     """Return whether the holder's host is this one, and has no such process. A container does not see all processes."""
     if current.lease.host != socket.gethostname():
         return False
@@ -173,7 +173,7 @@ def writer_of(storage: Storage) -> Writer | None:
     return Writer(state, current.lease.host, current.lease.pid, current.written_ms)
 
 
-def _current(storage: Storage) -> _Found | None:
+def _current(storage: Storage) -> _NewestLease | None:
     """Return the newest lease; None: there is none, or it can't be read."""
     for _ in range(10):  # a renewal may delete a lease that was just listed
         listed = list(own_objects(storage, LEASE_PREFIX))
@@ -181,7 +181,7 @@ def _current(storage: Storage) -> _Found | None:
             return None
         name = listed[-1].name
         try:
-            return _Found(decoded(storage.get(name), _StoredLease, name, "lease"), name, listed[-1].modified_ms)
+            return _NewestLease(decoded(storage.get(name), _StoredLease, name, "lease"), name, listed[-1].modified_ms)
         except ObjectNotFound:
             continue
         except CorruptFile as error:

@@ -127,7 +127,7 @@ def search_file(
         return
     trailer = source.trailer()
     directory = trailer.directory
-    search = _Search(source, trailer, batch)
+    search = _GroupSearch(source, trailer, batch)
     groups, lookups = search.chosen()
     if away is not None and away.any():
         here = ~away[lookups]
@@ -171,7 +171,7 @@ def _asking(runs: Sequence[Run], starts: Int64, lookups: Int64) -> dict[int, tup
     return {run.offset: (run, lookups[start:stop]) for run, (start, stop) in zip(runs, ends, strict=True)}
 
 
-class _Search:
+class _GroupSearch:
     """Chooses the slot groups of one file for a batch, reads their runs, and picks the rows that answer lookups.
 
     By position of a damaged run, `damaged` has its error, and `lacking` the lookups that need it.
@@ -342,7 +342,7 @@ class _GiantSlot:
 
 
 def _with_giants(
-    search: _Search, asking: dict[int, tuple[Run, Int64]], giants: Sequence[_GiantSlot]
+    search: _GroupSearch, asking: dict[int, tuple[Run, Int64]], giants: Sequence[_GiantSlot]
 ) -> Iterator[Matches]:
     """Yield the rows of runs and of giant slots. Their runs are read together, by position."""
     gathered = MatchAccumulator(search.batch, search.schema)

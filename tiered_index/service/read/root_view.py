@@ -149,7 +149,7 @@ class RootLook(NamedTuple):
     reads: dict[str, int]
 
 
-class _Found(NamedTuple):
+class _FilesSoFar(NamedTuple):
     """The files of one look so far.
 
     `counts` has the number of durable entries by journal. `reads` has how much of topics was read, by file.
@@ -205,7 +205,7 @@ class RootView:
             raise disk_error(error, f"reading {self._root.path}") from error
 
     def _look(self) -> RootLook:
-        found = _Found({}, {}, {}, {}, {})
+        found = _FilesSoFar({}, {}, {}, {}, {})
         handles, unsealed, opened = found.handles, found.unsealed, found.opened
         # read before the folders: a file leaves the list before it is deleted
         listed = self._listed(handles)
@@ -265,7 +265,7 @@ class RootView:
         all_reads: dict[str, int] = reduce(max_positions, reads.values(), {})
         return RootLook(list(handles.values()), all_reads)
 
-    def _find_unsealed(self, found: _Found, file_id: str) -> bool:
+    def _find_unsealed(self, found: _FilesSoFar, file_id: str) -> bool:
         """Read a journal. Return False if the file has moved to its next state, or lacks a part."""
         try:
             view = self._view(file_id, found.reads)
@@ -280,7 +280,7 @@ class RootView:
             found.handles[file_id] = found.unsealed[file_id] = view
         return True
 
-    def _find_compacted(self, found: _Found, file_id: str, state: str) -> bool:
+    def _find_compacted(self, found: _FilesSoFar, file_id: str, state: str) -> bool:
         """Open a file in `state`, or in the state after it. Return False if it has left the root."""
         for place in (COMPACTED, UPLOADED)[state == UPLOADED :]:
             try:
@@ -294,7 +294,7 @@ class RootView:
             return True
         return False
 
-    def _find_moved(self, found: _Found, file_id: str) -> None:
+    def _find_moved(self, found: _FilesSoFar, file_id: str) -> None:
         """Find a file that has left `unsealed`. One whose journal is still there lacks its entries."""
         if self._find_compacted(found, file_id, COMPACTED):
             return

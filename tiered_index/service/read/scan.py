@@ -160,7 +160,7 @@ class Scan(ABC):
             self.errors.append((note(), error))
 
 
-class _Search:
+class _FileSearch:
     """The search of one file. Its thread or the lookup ends it; the first of both makes its report."""
 
     def __init__(self, run: LookupRun, scan: Scan, handle: Handle) -> None:
@@ -241,7 +241,7 @@ class _Pace:
         self.excluded(min(len(self._reasons) + _LOOK_AHEAD, len(self._ordered)) - 1)
         return missing if 2 * self._excluded >= self._stored else _FIRST_FILES
 
-    def note(self, ended: Sequence[_Search]) -> None:
+    def note(self, ended: Sequence[_FileSearch]) -> None:
         """Adjust the pace to the results of the searches that ended."""
         counts = [search.matched or 0 for search in ended]
         self._searched, self._matched = len(counts), sum(counts)
@@ -278,7 +278,7 @@ class FileReader:
         ordered = (
             sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         )
-        searching: dict[Future[None], _Search] = {}
+        searching: dict[Future[None], _FileSearch] = {}
         pace: _Pace | None = None
         timed = run.budget.is_timed
         try:
@@ -290,7 +290,7 @@ class FileReader:
                     scan.note(handle, "skipped_budget", handle.place)
                     continue
                 if timed and run.budget.remaining_s() == 0:
-                    _Search(run, scan, handle).end_late()
+                    _FileSearch(run, scan, handle).end_late()
                     continue
                 if handle.is_local:
                     if (damaged := _look(scan, handle)) is None:
@@ -301,11 +301,11 @@ class FileReader:
                     continue
                 if not (timed or searching) and place == len(ordered) - 1:
                     # the only stored file, so no thread is needed
-                    self._search(_Search(run, scan, handle))
+                    self._search(_FileSearch(run, scan, handle))
                 else:
                     pace = pace or _Pace(scan, ordered)
                     self._wait_for_turn(run, scan, pace, handle, searching)
-                    self._begin(_Search(run, scan, handle), searching)
+                    self._begin(_FileSearch(run, scan, handle), searching)
             while searching and not all(scan.can_skip(search.handle.second_max) for search in searching.values()):
                 if not self._collect(run, scan, searching):
                     break
@@ -317,7 +317,7 @@ class FileReader:
                 search.end("skipped_budget")
 
     def _wait_for_turn(
-        self, run: LookupRun, scan: Scan, pace: _Pace, handle: Handle, searching: dict[Future[None], _Search]
+        self, run: LookupRun, scan: Scan, pace: _Pace, handle: Handle, searching: dict[Future[None], _FileSearch]
     ) -> None:
         """Wait until one more search may begin, or is no longer needed."""
         while True:
@@ -335,7 +335,7 @@ class FileReader:
             if scan.can_skip(handle.second_max):
                 return
 
-    def _begin(self, search: _Search, searching: dict[Future[None], _Search]) -> None:
+    def _begin(self, search: _FileSearch, searching: dict[Future[None], _FileSearch]) -> None:
         """Search a file in another thread, if it is still needed and there is time."""
         run, scan = search.run, search.scan
         if scan.can_skip(search.handle.second_max):
@@ -355,9 +355,9 @@ class FileReader:
             scan.done = scan.done or queue.SimpleQueue()
             future.add_done_callback(scan.done.put)
 
-    def _collect(self, run: LookupRun, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
+    def _collect(self, run: LookupRun, scan: Scan, searching: dict[Future[None], _FileSearch]) -> list[_FileSearch]:
         """Wait until a search ends, and return all that have ended. If the time is up, end all and return none."""
-        ended: list[_Search] = []
+        ended: list[_FileSearch] = []
         while searching and not ended:
             ended = self._ended(scan, searching, run.budget.remaining_s())
             if not ended and run.budget.remaining_s() == 0:
@@ -366,9 +366,9 @@ class FileReader:
                 searching.clear()
         return ended
 
-    def _ended(self, scan: Scan, searching: dict[Future[None], _Search], wait_s: float | None) -> list[_Search]:
+    def _ended(self, scan: Scan, searching: dict[Future[None], _FileSearch], wait_s: float | None) -> list[_FileSearch]:
         """Wait until a search ends, and return all that have ended."""
-        ended: list[_Search] = []
+        ended: list[_FileSearch] = []
         assert scan.done is not None
         with contextlib.suppress(queue.Empty):
             # a queue, because `wait` takes the locks of all futures each time
@@ -379,7 +379,7 @@ class FileReader:
                 future = scan.done.get_nowait()
         return ended
 
-    def _search_needed(self, search: _Search) -> None:
+    def _search_needed(self, search: _FileSearch) -> None:
         """Search a file, in a thread of the pool, unless it is no longer needed."""
         scan = search.scan
         if scan.stop or (scan.errors and search.run.fails(scan)):
@@ -391,7 +391,7 @@ class FileReader:
         else:
             self._search(search)
 
-    def _search(self, search: _Search) -> None:
+    def _search(self, search: _FileSearch) -> None:
         usage = Usage(self._prices)
         search.count(usage)
         outer = request_context.get()

@@ -22,7 +22,7 @@ from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.datasource.options import Options, TaskPartition
+from tiered_index.spark.datasource.options import DataSourceOptions, TaskPartition
 from tiered_index.spark.datasource.reading import EntrySelection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.rows import OF_ROWS, RowWriter
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
@@ -57,12 +57,12 @@ class EntrySource(DataSource):
         EntrySelection.of_options(options)
         return columns_of(_schema_of(StorageAddress(options.path).state()))
 
-    def reader(self, schema: StructType) -> EntryReader:
+    def reader(self, schema: StructType) -> EntryScan:
         """Return a reader of the entries that the options select."""
         options = self._options()
         selection = EntrySelection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
-        return EntryReader(StorageAddress(options.path), selection, size, schema)
+        return EntryScan(StorageAddress(options.path), selection, size, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> EntryWriter | RowWriter:
         """Return the writer of a DataFrame, of rows of files with the option `files`."""
@@ -79,13 +79,13 @@ class EntrySource(DataSource):
             raise InvalidArgument("a stream appends to an index: use outputMode append")
         return EntryStreamWriter(self._options(STREAM_OPTIONS), schema)
 
-    def _options(self, known: tuple[str, ...] = _OPTIONS) -> Options:
-        return Options(self.name(), dict(self.options), known)
+    def _options(self, known: tuple[str, ...] = _OPTIONS) -> DataSourceOptions:
+        return DataSourceOptions(self.name(), dict(self.options), known)
 
 
 @dataclass(eq=False)
 @told_plainly
-class EntryReader(DataSourceReader):
+class EntryScan(DataSourceReader):
     """Plans and reads one scan of the entries that the options select."""
 
     address: StorageAddress

@@ -32,7 +32,7 @@ from tiered_index.service.read.segments import Segments
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.options import Options, TaskPartition
+from tiered_index.spark.datasource.options import DataSourceOptions, TaskPartition
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of, gathered
 from tiered_index.spark.workers import told_plainly
 from tiered_index.spark.writing.log_sources import archive_in, archived_segments, check_is_here
@@ -63,7 +63,7 @@ class MessageSettings:
     @classmethod
     def of(cls, format_name: str, texts: Mapping[str, str]) -> MessageSettings:
         """Return the settings of a user's options. Raises `InvalidArgument`, `ConfigError`."""
-        options = Options(format_name, texts, _OPTIONS)
+        options = DataSourceOptions(format_name, texts, _OPTIONS)
         body = options.choice("body", ("plain", "stored", "none"))
         columns = from_arrow_schema(arrow_schema(_COLUMNS + (", body binary" if body != "none" else "")))
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
@@ -227,7 +227,7 @@ _OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {
 
 
 @told_plainly
-class MessageSource(DataSource):
+class CommitLogDataSource(DataSource):
     """`format("rocketmq_commitlog")` for `spark.read` and `spark.readStream`: messages as rows."""
 
     @classmethod

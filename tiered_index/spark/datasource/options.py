@@ -14,7 +14,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
 
 
-class Options:
+class DataSourceOptions:
     """The user's options for the source `name`. Raises `InvalidArgument` for unknown options, no or several paths."""
 
     def __init__(self, name: str, texts: Mapping[str, str], known: Sequence[str]) -> None:

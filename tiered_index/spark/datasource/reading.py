@@ -32,7 +32,7 @@ from tiered_index.service.read.cold_path import ColdPath, ColdSettings, MissingO
 from tiered_index.service.read.compacted import StorageBytes
 from tiered_index.service.read.file_search import scan_runs
 from tiered_index.service.read.rows import check_range, check_topic
-from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.storage.base import Storage
 
 # Bounds of seconds beyond those of all entries.
@@ -49,7 +49,7 @@ class EntrySelection:
     second_max: int = LATEST
 
     @classmethod
-    def of_options(cls, options: Options) -> EntrySelection:
+    def of_options(cls, options: DataSourceOptions) -> EntrySelection:
         """Return the selection of the options topic, queues, beginMs and endMs (inclusive), by the rules of `query`."""
         topic = options.text("topic")
         begin, end = options.number("beginMs"), options.number("endMs")

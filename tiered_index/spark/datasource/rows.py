@@ -34,7 +34,7 @@ from tiered_index.sources.chains import as_it_is
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, listed_files
 from tiered_index.sources.rows import ParquetFile, RowBatch, rows_of_columns, way_of
-from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import Written, abort_writes, joined_index, write_tables
 from tiered_index.spark.frames import arrow_schema_of
 from tiered_index.spark.workers import told_plainly
@@ -68,7 +68,7 @@ def _place(uri: str) -> str:
 class RowWriter(DataSourceArrowWriter):
     """One write of a DataFrame with the rows of files."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: DataSourceOptions, schema: StructType) -> None:
         self._rows = _rows_of(options)
         mapping = self._rows.mapping()
         kinds = arrow_schema_of(schema)
@@ -178,7 +178,7 @@ class RowWriter(DataSourceArrowWriter):
         abort_writes(self._job, messages)
 
 
-def _rows_of(options: Options) -> RowsOfFiles:
+def _rows_of(options: DataSourceOptions) -> RowsOfFiles:
     """Return the fields of rows by the options. Raises `InvalidArgument`."""
     topic, keys = options.text("topic"), options.text("keys")
     if topic is None or keys is None:

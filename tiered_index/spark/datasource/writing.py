@@ -38,7 +38,7 @@ from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.sources.columns import each_key
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.frames import arrow_schema, arrow_type_of
 from tiered_index.spark.workers import told_plainly
 from tiered_index.spark.writing.build import publish_batch, publish_tables, stored_genesis
@@ -209,14 +209,14 @@ class Written(WriterCommitMessage):
 Messages = Sequence[WriterCommitMessage | None]
 
 
-def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[PartitionJob, EntryColumns]:
+def prepared(options: DataSourceOptions, schema: StructType, *, streams: bool) -> tuple[PartitionJob, EntryColumns]:
     """Join the index; return the arguments of tasks, and the fields of entries. See `joined_index`."""
     kinds = {column.name: arrow_type_of(column.dataType) for column in schema}
     return joined_index(options, partial(EntryColumns.of, kinds), streams=streams)
 
 
 def joined_index(
-    options: Options, checked: Callable[[Schema], CheckedT], *, streams: bool = False
+    options: DataSourceOptions, checked: Callable[[Schema], CheckedT], *, streams: bool = False
 ) -> tuple[PartitionJob, CheckedT]:
     """Join the index; return the arguments of tasks, and `checked` of its schema. Driver.
 
@@ -261,7 +261,7 @@ def _created(storage: Storage, log: StorageLog, wanted: IndexDescriptor) -> Inde
 class EntryWriter(DataSourceArrowWriter):
     """One write of a DataFrame; mode ``append``, or ``replace`` for the windows that it has."""
 
-    def __init__(self, options: Options, schema: StructType, mode: str) -> None:
+    def __init__(self, options: DataSourceOptions, schema: StructType, mode: str) -> None:
         self._job, self._columns = prepared(options, schema, streams=False)
         self._mode = mode
 
@@ -291,7 +291,7 @@ _StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", object)
 class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
     """The writer of one micro-batch. Spark creates one for each batch, and another one to commit it."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: DataSourceOptions, schema: StructType) -> None:
         job, self._columns = prepared(options, schema, streams=True)
         self._job = replace(job, origin="writer")
 

@@ -71,7 +71,7 @@ def _arrow_type(column: StoredColumn) -> pa.DataType:
 
 
 @dataclass(frozen=True)
-class Answers:
+class TaskLookups:
     """Looks up the rows of tasks. `names` are those of the rows' columns by field, for messages.
 
     `spent` is an accumulator: requests, bytes and cost of the tasks, and a count for each (file,) that was read.

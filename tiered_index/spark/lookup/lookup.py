@@ -18,7 +18,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cleaned_up_on_error, large_batches, repartitioned
-from tiered_index.spark.lookup.answers import SKIPPED, Answers, column_names
+from tiered_index.spark.lookup.answers import SKIPPED, TaskLookups, column_names
 from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.keys import LOOKUP, keys_of
 from tiered_index.spark.lookup.messages import check_place, with_messages
@@ -118,7 +118,7 @@ def look_up(
     # a task reads each slot group once, so a cache of them would only take memory; and it stays at its log position
     per_task = {"storage": address.uri, "root": None, "item_type": None, "block_cache_bytes": 0}
     reader = settings.changed(**per_task, refresh_interval_s=3600.0)
-    answers = Answers(reader, layout.schema, keys.names, max_count, allow_partial, skip_null, spent)
+    answers = TaskLookups(reader, layout.schema, keys.names, max_count, allow_partial, skip_null, spent)
     tasks = _TASKS_A_CORE * max(1, spark.sparkContext.defaultParallelism)
     asked = keys.rows()
     slot = hash_key(F.col(f"{LOOKUP}.topic"), F.col(f"{LOOKUP}.key")) % layout.slots

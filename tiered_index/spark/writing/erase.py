@@ -71,7 +71,7 @@ def erase(
     address = StorageAddress(storage, s3)
     with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened)
-        work = _Work(spark, meter, address)
+        work = _EntryFinder(spark, meter, address)
         log.open()
         done = erase_by(
             opened,
@@ -92,7 +92,7 @@ def erase(
 
 
 @dataclass(frozen=True)
-class _Work:
+class _EntryFinder:
     """Finds entries in tasks."""
 
     spark: SparkSession

@@ -141,7 +141,7 @@ class FilePart:
 
 
 @dataclass(frozen=True)
-class FileReader:
+class LinkedPartsReader:
     """Reads parts of files in tasks. A split has parts: number of the file, segment, begin, end (None: to its end),
     and the number of lines before (None: not known).
     """
@@ -418,7 +418,7 @@ def link_files(
             _check_queue(storage, rows.topic, settings)
         _decide(plan, mapping)
         rows = replace(rows, unit=mapping.unit)
-        reader = FileReader(
+        reader = LinkedPartsReader(
             rows, settings.changed(storage=storage, root=None), meter.sources(settings.s3, storage), skip_bad
         )
         result = LinkedResult(known=plan.known, changed=tuple(plan.changed), held_back=tuple(plan.held_back))
@@ -498,7 +498,7 @@ def _decide(plan: FilePlan, mapping: RowMapping) -> None:
 
 
 def _counted(
-    spark: SparkSession, plan: FilePlan, reader: FileReader, scale: WindowScale, max_windows: int
+    spark: SparkSession, plan: FilePlan, reader: LinkedPartsReader, scale: WindowScale, max_windows: int
 ) -> tuple[Census, list[FilePart]]:
     """Read all files once, in tasks."""
 
