@@ -2,12 +2,15 @@
 
 import os
 
+import numpy as np
 import pytest
 
+from tests.support.core import using
 from tests.support.rounds import upload
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.names import JOURNAL_SUFFIX
+from tiered_index.kernels import compiled
 from tiered_index.service.jobs.verify import check_root
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.reads import read_name
@@ -109,3 +112,30 @@ def columns(numbers):
         "size": [1] * len(numbers),
         "timestamp_ms": [T_MS + 1_000 * number for number in numbers],
     }
+
+
+OFTEN = 300
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+def test_each_flush_is_found_beside_what_was_read_before(growing, with_core):
+    (index, root), random = growing, np.random.default_rng(5)
+    put = {}
+    with using(compiled() if with_core else None), IndexReader.open(root=root, environment=False) as reader:
+        for flush in range(12):
+            keys = [f"key-{number}" for number in random.integers(0, 20 + flush, 25)]
+            keys += ["often"] * (OFTEN // 10) + [f"only-{flush}"]
+            for number, key in enumerate(keys):
+                # times fall, too, and each flush has a topic of its own
+                topic, offset = ("t", f"t-{flush}")[number % 2], 1_000 * flush + number
+                index.put(topic, 0, key, offset, 1, T_MS + 1_000 * (number - 7 * flush))
+                put.setdefault((topic, key), set()).add(offset)
+            at_ms = T_MS + 1_000_000 + 1_000 * flush
+            index.put("t", 0, "newest", flush, 1, at_ms)
+            index.flush()
+            assert [item.offset for item in reader.query("t", "newest", at_ms, at_ms)] == [flush]
+            for (topic, key), offsets in put.items():
+                assert {item.offset for item in reader.query(topic, key, max_count=10_000)} == offsets
+            answers = reader.query_many([Lookup(topic, key, max_count=10_000) for topic, key in put])
+            assert [{item.offset for item in answer} for answer in answers] == [*put.values()]
+            assert not reader.query("t", "absent").items
