@@ -9,11 +9,13 @@ from tests.support.core import using
 from tests.support.rounds import upload
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import CorruptFile
+from tiered_index.format.layout import NATIVE
 from tiered_index.format.names import JOURNAL_SUFFIX
 from tiered_index.kernels import compiled
 from tiered_index.service.jobs.verify import check_root
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.reads import read_name
+from tiered_index.service.read import unsealed
 from tiered_index.service.read.root_view import RootView
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
@@ -139,3 +141,17 @@ def test_each_flush_is_found_beside_what_was_read_before(growing, with_core):
             answers = reader.query_many([Lookup(topic, key, max_count=10_000) for topic, key in put])
             assert [{item.offset for item in answer} for answer in answers] == [*put.values()]
             assert not reader.query("t", "absent").items
+
+
+def test_a_reader_verifies_each_entry_once(growing, monkeypatch):
+    index, root = growing
+    verified, real = [], unsealed.crc32
+    monkeypatch.setattr(unsealed, "crc32", lambda data, *crc: verified.append(len(data)) or real(data, *crc))
+    with IndexReader.open(root=root, environment=False) as reader:
+        for flush in range(5):
+            index.put_batch(columns(range(100 * flush, 100 * flush + 100)))
+            index.flush()
+            verified.clear()
+            for key in ("k0", f"k{100 * flush}", "absent"):
+                assert len(reader.query("t", key)) == (key != "absent")
+            assert sum(verified) == 100 * NATIVE.schema.entry.itemsize
