@@ -373,3 +373,9 @@ def test_hidden_entries_of_every_window_are_counted(life, monkeypatch):
     assert sum(one.hidden for one in whole.values()) == 9 * len(KEYS)
     monkeypatch.setattr(find, "_WINDOW_BYTES", 1)
     assert find_hidden(life.storage, objects, stones, schema) == whole
+
+
+def test_requests_that_no_erasure_can_have():
+    for given in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
+        with pytest.raises(InvalidArgument):
+            EraseRequest(**given)

@@ -184,7 +184,7 @@ def test_archived_segments_expire_by_the_age_of_their_topic():
     "wrong",
     each(
         age_s=(0, float("nan"), "a week", 365, "365"),
-        topics=({"x": -1}, {"": 10}, {"debug-*": 7}),
+        topics=({"x": -1}, {"": 10}, {"debug-*": 7}, {"audit": True}),
         segments_topics=({"x": -1}, {"": 10}, {"debug-*": 7}),
         max_bytes=(-1, "many"),
         segments_age_s=(0.5, 90.0),

@@ -82,3 +82,9 @@ def test_a_dict_of_columns_takes_timestamps(index, times):
 def test_an_invalid_time_is_refused(index, times):
     with pytest.raises(InvalidArgument, match="timestamp_ms"):
         index.put_batch(batch(2, timestamp_ms=times))
+
+
+def test_days_are_their_midnight(index):
+    day = np.array(["2023-11-14", "2023-11-15"], "M8[D]")
+    index.put_batch(batch(2, timestamp_ms=day))
+    assert [item.timestamp_ms % 86_400_000 for item in index.query("t", "k")] == [0, 0]
