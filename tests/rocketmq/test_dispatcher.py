@@ -18,7 +18,7 @@ from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, check,
 from tests.rocketmq.messages import blank
 from tests.support.disk_faults import FaultDisk
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BackPressure, ConfigError, DiskFull, StorageUnavailable
+from tiered_index.errors import BackPressure, ConfigError, DiskFull, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.follow.fingerprints import Scrubber
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
@@ -75,7 +75,8 @@ def test_an_empty_store_is_followed_from_its_first_message_and_its_files_stay_as
 def test_only_what_is_selected_is_put(followed):
     """This also applies to the last messages of a live log, which the dispatcher reads twice."""
     selection = Selection(exclude=("pay*",), tags=True, prepared=True)
-    chosen = followed.dispatcher(reader=CommitLogReader(followed.path / "commitlog", selection=selection))
+    reader = CommitLogReader(followed.path / "commitlog", selection=selection, chunk_bytes=1_500)
+    chosen = followed.dispatcher(reader=reader)
     followed.writer.put("SCHEDULE_TOPIC_XXXX", 0, keys="k1")
     followed.writer.put("orders", 0, keys="half", tags="paid", sys_flag=TRANSACTION_PREPARED)
     followed.writer.put("orders", 0, keys="never", tags="paid", sys_flag=TRANSACTION_ROLLBACK)
@@ -224,6 +225,8 @@ def test_one_index_is_of_one_store_and_of_one_kind_of_offsets(followed, tmp_path
     assert followed.dispatcher(store_name="elsewhere", restart=True).run_once().messages == 3
     followed.index.flush()
     assert followed.dispatcher(store_name="elsewhere").resumed_from == followed.writer.next_offset
+    with pytest.raises(InvalidArgument, match="name"):
+        followed.dispatcher(store_name=" ")
     made = Followed(tmp_path / "custom", offset_space="custom")
     made.index.close()
     made.settings["offset_space"] = "commitlog"

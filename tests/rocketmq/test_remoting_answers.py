@@ -515,6 +515,9 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
             intact = [m for m in found if m.encode() in answer.body]
             assert wanted not in intact and len(intact) == int(remark[2]) - int(remark[1])
             assert answer.body == b"".join(m.encode() for m in intact)
+            if wanted.uniq_key:
+                alone = asked(broker, QUERY, **by_unique_key(topic, wanted.uniq_key))
+                assert told(alone) == (1, "1 of 1 messages are damaged; the server's log says why", b"")
             view = asked(broker, VIEW, offset=str(wanted.physical_offset))
             assert told(view) == (1, "the message is damaged; the server's log says why", b"")
         assert name in caplog.text

@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -435,6 +436,20 @@ async def test_a_server_among_others_of_one_loop_ends_what_is_under_way():
     with pytest.raises(OSError, match=r".*"):
         await asyncio.open_connection("127.0.0.1", port)
     await server.close()
+
+
+@run
+async def test_a_connection_that_is_made_while_the_server_closes_ends_at_once():
+    server = RemotingServer(FakeBroker(), port=0)
+    await server.start()
+    await server.close()
+    aborted = []
+
+    class Writer:
+        transport = SimpleNamespace(abort=lambda: aborted.append(True))
+
+    await asyncio.wait_for(server._connected(asyncio.StreamReader(), Writer()), 60)
+    assert aborted == [True] and server.connections == 0
 
 
 @run
