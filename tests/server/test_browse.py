@@ -1,6 +1,7 @@
 """`GET /v1/browse`: a topic's messages around a moment, from a store or archived segments, for permitted tokens."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,8 @@ from tests.rocketmq.test_archived_queues import archive, made
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexReader, erase
+from tiered_index.rocketmq.remoting.browsing import Browser
+from tiered_index.rocketmq.remoting.pulling import StoreQueues
 from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 
@@ -194,3 +197,17 @@ def test_a_topic_of_very_many_queues_wants_one_to_be_chosen(tmp_path):
         got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
         assert (got.status_code, "choose one by queue_id" in got.text) == (400, True)
         assert places(browse(client, at_ms=T, queue_id=64)) == [(64, 0)]
+
+
+def test_a_page_has_the_room_of_messages_that_are_gone(tmp_path):
+    messages = made(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(30)))
+    left = 3 * messages[-1].size
+
+    def claim(size, is_read_anyway):
+        nonlocal left
+        left -= size
+        return left >= 0
+
+    expired = SimpleNamespace(begin_of=lambda _: messages[20].store_ms // 1000, erased_of=lambda _: None)
+    page = Browser(StoreQueues(tmp_path / "store", None), expired, claim).page("orders", None, None, "later:0=0", 10)
+    assert len(page) == 3 and left < 0

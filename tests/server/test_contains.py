@@ -1,5 +1,7 @@
 """Messages in answers over HTTP: excerpts of their bodies, and a filter by a text in them."""
 
+import time
+
 import pytest
 
 from tests.rocketmq.archived_store import index_log
@@ -7,10 +9,12 @@ from tests.rocketmq.test_archived_queues import made
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tests.support.memory import traced_memory
+from tiered_index.errors import BudgetExceeded
 from tiered_index.rocketmq.archive.messages import Containing
 from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 from tiered_index.service.read.messages import Fetched
+from tiered_index.storage.context import deadline_at
 
 T = 1_700_000_000_000
 BODIES = [b"Paid 17 EUR", b"refused: card", b"\xff\0binary", "Grüße".encode() * 100, b"paid 18 EUR", b"PAID"]
@@ -113,3 +117,25 @@ def test_the_search_of_a_large_body_takes_little_memory_and_misses_nothing(held)
             assert one.carries_key and traced()[1] < 4 << 20
     (one,) = Containing(Given([large]), "GRÜSSE-G").fetch([None], "orders", "k")
     assert not one.carries_key
+
+
+def test_a_hot_key_is_searched_in_pieces_that_say_how_many_messages_they_read(held, monkeypatch):
+    monkeypatch.setattr("tiered_index.server.lookups._MOST_SEARCHED", 2)
+    index, store, _ = held
+    with serving(index, store=store) as client:
+        pieces, cursor = [], None
+        while not pieces or cursor:
+            answer = ask(client, contains="17 eur", **({"cursor": cursor} if cursor else {}))
+            pieces.append((len(answer["messages"]), answer["collisions"], answer["status"]))
+            cursor = answer["cursor"]
+        assert pieces == [(0, 2, "truncated"), (0, 2, "truncated"), (1, 1, "complete")]
+        # without a text nothing is left out, and the bound does not hold
+        assert len(ask(client)["messages"]) == len(BODIES)
+
+
+def test_messages_that_the_deadline_leaves_unsearched_are_none_without_the_text(held):
+    _, _, messages = held
+    source = Containing(Given(messages), "nowhere")
+    with deadline_at(time.monotonic() - 1):
+        found = source.fetch([None] * len(messages), "orders", "k")
+    assert {(one.state, one.message, type(one.error)) for one in found} == {("missing", None, BudgetExceeded)}

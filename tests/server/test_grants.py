@@ -105,3 +105,10 @@ def test_two_tokens_are_a_bad_request(tmp_path):
                 400,
                 "the header Authorization is given more than once",
             )
+
+
+def test_a_key_may_have_any_name(tmp_path):
+    path = tmp_path / "keys.json"
+    path.write_text('{"topic": {"secret": "x", "topics": []}, "": {"secret": "y"}}')
+    keys = read_keys(path)
+    assert not keys["topic"].sees("") and keys[""].sees("any")

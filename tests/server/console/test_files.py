@@ -71,3 +71,8 @@ def test_the_wheel_has_every_file_and_the_licence():
     assert len(files) > 10 and files <= shipped
     licences = {path for one in described["project"]["license-files"] for path in ROOT.glob(one)}
     assert FOLDER / "vendor" / "uplot" / "LICENSE" in licences
+
+
+def test_other_paths_are_no_files(client):
+    for path in ("/console/none.js", "/console/../app.py", "/console/%2e%2e/app.py", "/console/__init__.py"):
+        assert client.get(path).status_code == 404

@@ -22,7 +22,7 @@ from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
-from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss
+from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -356,3 +356,19 @@ def test_no_distance_is_told_while_a_part_of_the_source_cannot_be_read(capsys):
     progress = SimpleNamespace(update=lambda position, detail: shown.append(detail))
     StatusLines(Output(as_json=False), progress, records=False)(follower)
     assert shown == ["5 entries, lag unknown; source: away"]
+
+
+@pytest.mark.parametrize("uploads", [8, 0])
+def test_the_last_flush_waits_as_long_as_files_are_uploaded(uploads, monkeypatch):
+    monkeypatch.setattr("tiered_index.follow._PUT_PAUSE_S", 0.05)
+    left = 8
+
+    def flush():
+        nonlocal left
+        if left:
+            left -= uploads > 0
+            raise DiskFull("full")
+
+    index = SimpleNamespace(flush=flush, health=lambda: {"unpublished": {"files": left}})
+    with contextlib.nullcontext() if uploads else pytest.raises(DiskFull):
+        PatientPut(index, patience_s=0.15).finish()

@@ -603,3 +603,13 @@ def test_a_row_that_does_not_carry_the_key_is_dropped(tmp_path, where, ingest, f
         index.put("orders", 0, "stranger", 0, len(lines(0, 1)) - 1, BEGIN_S * 1000)
     assert found("c0")[0] == [0]
     assert found("stranger") == ([], [])
+
+
+def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
+    (tmp_path / "a.json").write_text('[{"order_id": 1}]\n')
+    done = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--json")
+    assert "jq -c '.[]'" in done.error["message"]
+    followed = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--json")
+    assert (followed.code, followed.error["message"]) == (2, done.error["message"])
+    both = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--dry-run", "--json")
+    assert "--dry-run" in both.error["message"]

@@ -12,6 +12,7 @@ import pytest
 from tiered_index.cli.explaining import print_explained, print_failed, print_not_read
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
 from tiered_index.cli.paging import CommandBudget, Pages, Question
+from tiered_index.cli.query import GrowingPages
 from tiered_index.errors import BudgetExceeded
 from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.context import remaining_s
@@ -188,3 +189,18 @@ def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
         assert (pages.seen()["as_of_ms"], pages.seen()["freshness"][0]["not_asked"]) == (BEGIN_MS, "no answer")
         assert pages.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
         assert pages.totals(0)["lost"] == [gone.to_dict()] and "except" in pages.conclusion
+
+
+def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0.0)
+    with open("/dev/full", "w") as full, ProgressDisplay("ingesting", 2, quiet=False, stream=full) as shown:
+        shown.update(1)
+        shown.update(2)
+
+
+def test_pages_up_to_the_end_grow():
+    asked = []
+    look_up = GrowingPages(lambda max_count, cursor: asked.append((max_count, cursor)), 1000).next
+    for number in range(6):
+        look_up(cursor=str(number))
+    assert asked == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]

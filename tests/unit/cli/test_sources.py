@@ -532,3 +532,22 @@ def test_a_uuid_of_parquet_is_its_bytes(make_message, tmp_path):
     (batch,) = open_source(path, Fields(schema=Schema.of(Order))).batches(0)
     assert batch.columns["uuid"].to_pylist() == [uuid.bytes for uuid in uuids]
     assert [record.message.own for record in batch.records()] == [(uuid.bytes,) for uuid in uuids]
+
+
+def test_a_last_line_without_an_end_is_taken_once(write_lines, make_message):
+    path = write_lines([make_message(0), make_message(1)])
+    path.write_bytes(path.read_bytes()[:-1])
+    source = ndjson(path)
+    assert len(read(source)) == 2
+    size = path.stat().st_size
+    with path.open("ab") as handle:
+        handle.write(b"\n" + json.dumps(make_message(2)).encode() + b"\n")
+    assert [record.message.offset for record in read(ndjson(path), size)] == [2]
+
+
+def test_a_damaged_gzip_file_is_corrupt(make_message, tmp_path):
+    data = gzip.compress(b"".join(json.dumps(make_message(i)).encode() + b"\n" for i in range(500)))
+    packed = tmp_path / "m.ndjson.gz"
+    packed.write_bytes(data[:-20])
+    with pytest.raises(CorruptFile, match="gzip"):
+        read(ndjson(packed))

@@ -11,15 +11,19 @@ import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from tiered_index.cli import spark as sharing
 from tiered_index.cli.options import SparkOptions
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session
-from tiered_index.errors import ConfigError
+from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark import session
+from tiered_index.spark.frames import large_batches
+from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.spark.versions import check_classic
+from tiered_index.spark.writing.sources import column_of, has_log_offsets
 
 
 def test_an_interrupt_waits_for_the_session(monkeypatch):
@@ -70,3 +74,26 @@ def test_java_that_a_command_starts_writes_apart_unless_asked(capfd, monkeypatch
 def test_a_version_that_is_too_old_is_said_before_a_stage_runs(found, old):
     with pytest.raises(ConfigError, match=f"Spark {found} is too old: .* needs 4.0") if old else nullcontext():
         check_classic(SimpleNamespace(version=found))
+
+
+def test_jobs_side_by_side_leave_a_session_as_it_was():
+    settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
+    session = SimpleNamespace(conf=SimpleNamespace(get=settings.get, set=settings.__setitem__))
+    first, second = large_batches(session), large_batches(session)
+    first.__enter__()
+    assert list(settings.values()) == ["131072"]
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert list(settings.values()) == ["10000"]
+
+
+def test_a_frame_of_pandas_is_refused_by_name():
+    frame = pd.DataFrame({"topic": ["t"], "key": ["k"]})
+    with pytest.raises(InvalidArgument, match=r"not pandas.*DataFrame: make a DataFrame by spark.createDataFrame"):
+        has_log_offsets(frame)
+    with pytest.raises(InvalidArgument, match="the keys are a DataFrame of Spark, not pandas"):
+        keys_of(frame, {}, ())
+    twice = SimpleNamespace(columns=["key", "topic", "Key"])
+    with pytest.raises(InvalidArgument, match="two columns 'key'"):
+        column_of(twice, "key", "key", "the source has")

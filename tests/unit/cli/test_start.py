@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.loaded import loaded
 from tiered_index import IndexService
-from tiered_index.cli.main import run
+from tiered_index.cli.main import alone, run
+from tiered_index.cli.session import Session, command
 from tiered_index.storage.disk import Disk
 
 # the modules of this package that every command line loads. --version and --help load no more
@@ -165,3 +166,13 @@ def test_streams_that_are_closed_or_full(root, redirect, arguments, code, word):
     assert "Traceback" not in done.stderr
     assert word is None or (word in done.stderr if word else not done.stderr)
     assert ("complete" in done.stdout) == (redirect.startswith("2") and code == 0)
+
+
+def test_too_little_memory_is_an_error_of_the_set_up(capsys):
+    def hungry(session: Session) -> int:
+        raise MemoryError("unable to allocate 8.00 GiB")
+
+    with pytest.raises(SystemExit, match="3"):
+        run([], alone(command(hungry)))
+    said = capsys.readouterr().err
+    assert "too little memory" in said and said.endswith(": unable to allocate 8.00 GiB\n")
