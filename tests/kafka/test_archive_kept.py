@@ -124,7 +124,7 @@ def test_verify_finds_damage_anywhere_and_a_copy_repairs_it(uri, tmp_path):
     assert pq.read_table(paths(uri)).num_rows == COUNT
 
 
-@pytest.mark.parametrize(("key", "count"), [("k7", 1), ("h7", 1), ("7", COUNT // 10)])
+@pytest.mark.parametrize(("key", "count"), [("h7", 1), ("7", COUNT // 10)])
 def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topic, key, count):
     before = names(uri)
     certificate = erase(uri, topic, keys=key, yes=True, now=True, grace_s=0)
@@ -145,17 +145,6 @@ def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topi
         # its range of offsets stays archived
         assert {segment.start for segment in reader.archived()} == {int(name.split("/")[2]) for name in before}
         assert sum(segment.rows for segment in reader.archived()) == COUNT - count
-
-
-def test_a_reader_from_before_an_erasure_finds_what_was_kept(uri, topic):
-    """The two records are neighbours in one segment."""
-    with IndexReader.open(uri) as reader:
-        source = KafkaMessages(reader.segment_archives)
-        assert source.at(topic, 0, 8 // PARTITIONS).state == "archived"
-        erase(uri, topic, keys="k12", yes=True, now=True, grace_s=0)
-        kept = source.at(topic, 0, 8 // PARTITIONS)
-        assert (kept.state, kept.message and kept.message.key) == ("archived", b"k8")
-        assert source.at(topic, 0, 12 // PARTITIONS).state == "erased"
 
 
 def test_a_partition_or_a_time_is_erased(uri, tmp_path, topic):
@@ -184,30 +173,6 @@ def test_segments_expire_and_are_counted(uri, topic, servers, tmp_path):
     # and are not archived again
     with IndexService.open(root=tmp_path / "root", storage=uri, background=False) as index:
         assert archive(index, servers, topic).archiving.archived == 0
-
-
-def test_a_rule_of_a_topic_for_its_archive_and_what_stays_without_one(uri, topic, monkeypatch):
-    """Entries and archived records have the same age; the records stay unless the rule names them."""
-    files, now_ms = names(uri), SystemClock().now_ms()
-    monkeypatch.setattr(SystemClock, "now_ms", lambda clock: now_ms + 60_000)
-    entries = ("expire", "--storage", uri, "--set", "retention.age_s=1s")
-    planned = run(*entries)["archive"]
-    kept = {"segments": len(files), "offsets_by_topic": {topic: COUNT}}
-    assert planned["to_expire"] == {"segments": 0, "bytes": 0, "offsets_by_topic": {}}
-    assert planned["kept"].items() >= kept.items() and planned["kept_of_expired_age"]["segments"] == len(files)
-    told = run_here(*entries, "--yes")
-    assert (
-        f"archive: expired: no segment; kept: {len(files)} segments (" in told.out
-        and f"; {topic}: 600 offsets)" in told.out
-    )
-    assert "retention.segments_topics.TOPIC" in told.err + told.out
-    assert names(uri) == files
-    by_topic = ("expire", "--storage", uri, "--set", f"retention.segments_topics.{topic[:-1]}*=1s")
-    assert "no file that was read" not in run_here(*by_topic).err
-    done = run(*by_topic, "--set", "retention.segments_topics.nope=9d", "--yes")
-    assert done["archive"]["expired"].items() >= kept.items() and done["unknown_topics"] == ["nope"]
-    assert names(uri) == []
-    assert found(uri, topic, "k7") == []
 
 
 def test_a_rebuild_names_records_and_what_to_do_instead(uri, tmp_path):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
 import struct
 import threading
 import time
@@ -17,8 +15,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import programs, section
 from tests.support.hanging import until
 from tiered_index import IndexReader
-from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker, read_settings
+from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages
 
 T_MS = 1_700_000_000_000
@@ -95,11 +92,9 @@ def test_the_program_of_the_page_indexes_by_a_function_of_its_own(run, servers, 
     ("options", "problem"),
     [
         (("--kafka", "sasl.pasword=secret"), "sasl.pasword"),
-        (("--kafka", "security.protocol=secret"), "security.protocol"),
         (("--kafka", "secret"), "NAME=VALUE"),
         (("--kafka", "enable.auto.commit=true"), "leave --kafka enable.auto.commit out"),
         (("--key", "json:a["), "JMESPath"),
-        (("--skip-bad",), "--skip-bad is for a file"),
         (("--skip-corrupt",), "--skip-corrupt is for a RocketMQ store"),
     ],
 )
@@ -127,8 +122,6 @@ sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule require
     ("text", "problem"),
     [
         (JAAS, "line 2: sasl.jaas.config is a setting of Java's clients"),
-        (JAAS, "write sasl.username=... and sasl.password=... in its place"),
-        ("# jks\nssl.truststore.location=/etc/t.jks\n", "line 2: ssl.truststore.location is a setting"),
         ("ssl.truststore.location=/etc/t.jks\n", "write ssl.ca.location=FILE.pem"),
         ("max.poll.records=500\n", "leave it out"),
     ],
@@ -144,11 +137,6 @@ def test_settings_of_javas_clients_are_named_with_those_to_use(run, tmp_path, te
     assert not (tmp_path / "store").exists()
 
 
-def test_a_file_of_settings_may_have_a_byte_order_mark(tmp_path):
-    (tmp_path / "client.properties").write_bytes(b"\xef\xbb\xbfclient.id=indexer\r\n")
-    assert read_settings(tmp_path / "client.properties") == {"client.id": "indexer"}
-
-
 def test_options_of_kafka_are_of_kafka(run, tmp_path):
     (tmp_path / "messages.ndjson").touch()
     for option, reason in {("--archive",): "--archive is for Kafka", ("--key", "key"): "--topic is missing"}.items():
@@ -160,13 +148,6 @@ def test_a_wrong_address_makes_no_index(run, tmp_path):
     places = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
     assert run("ingest", "kafka://user:password@h:1/t", *places).code == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_report_names_the_first_values_that_are_no_json(run, servers, producing, topic, tmp_path):
-    producing.send(topic, [{"value": "{", "partition": 0}] * 12)
-    storage = ("--storage", (tmp_path / "store").as_uri())
-    done = run("ingest", f"kafka://{servers}/{topic}", "--key", "json:id", *storage)
-    assert (done.code, (done.out + done.err).count("no JSON: ")) == (1, 10), done.err
 
 
 @pytest.mark.parametrize(
@@ -191,40 +172,6 @@ def test_a_run_that_indexes_nothing_tells_why(run, servers, producing, topic, tm
     assert run("ingest", *where).code == 0  # it read nothing
 
 
-def test_keys_that_are_too_long_are_counted_as_that(run, servers, producing, topic, tmp_path):
-    producing.send(topic, [{"key": "x" * 32_768, "partition": 0}, {"key": "k", "partition": 0}, {"partition": 0}])
-    done = run("ingest", f"kafka://{servers}/{topic}", "--storage", (tmp_path / "store").as_uri(), "--json")
-    assert [done.document[name] for name in ("messages", "entries", "left_out", "too_long")] == [3, 1, 1, 1]
-
-
-def test_a_signal_archives_what_is_indexed_before_the_command_ends(
-    run, servers, producing, topic, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("tiered_index.kafka.source._MESSAGES", 20)
-    monkeypatch.setattr("tiered_index.kafka.source._HELD", 20)
-    monkeypatch.setattr("tiered_index.kafka.source._ROUND_S", 0)
-    producing.send(topic, [{"key": f"k{n}", "partition": 0} for n in range(200)])
-    take = Follower._take
-
-    def interrupted(follower, batch):
-        take(follower, batch)
-        if batch.messages and not follower.stop.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
-            assert follower.stop.wait(60)
-
-    monkeypatch.setattr(Follower, "_take", interrupted)
-    where = (f"kafka://{servers}/{topic}", "--storage", (tmp_path / "store").as_uri(), "--archive")
-    ended = run("ingest", *where, "--json")
-    assert (ended.code, ended.document["status"]) == (130, "stopped"), ended.err
-    assert 0 < ended.document["messages"] < 200
-    with IndexReader.open((tmp_path / "store").as_uri()) as reader:
-        assert sum(segment.end - segment.start for segment in reader.archived()) == ended.document["messages"]
-    monkeypatch.undo()
-    assert run("ingest", *where).code == 0
-    with IndexReader.open((tmp_path / "store").as_uri()) as reader:
-        assert sum(segment.end - segment.start for segment in reader.archived()) == 200
-
-
 def test_numbers_of_serializers_are_indexed_and_erased_by_each_spelling(run, servers, producing, topic, tmp_path):
     numbers = [0, 42, 200, -1, 2**40 + 5]
     uri = (tmp_path / "store").as_uri()
@@ -247,7 +194,7 @@ def test_numbers_of_serializers_are_indexed_and_erased_by_each_spelling(run, ser
 
 def test_a_first_run_that_cannot_read_its_topics_makes_no_index(run, servers, topic, producing, tmp_path, monkeypatch):
     producing.send(topic, [{"key": "k", "value": "v"}])
-    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.5)
     store = "--storage", (tmp_path / "storage").as_uri()
     missing = run("ingest", f"kafka://{servers}/{topic.upper()}x", *store)
     assert (missing.code, "there is no topic" in missing.err) == (2, True), missing.err

@@ -38,10 +38,7 @@ def test_the_key_is_its_text_or_its_hexadecimal_digits():
         ("key", struct.pack(">q", 42), "0x000000000000002a"),
         ("key:int64", struct.pack(">q", 42), "42"),
         ("key:int64", struct.pack(">q", -1), "-1"),
-        ("key:int32", struct.pack(">i", 70_000), "70000"),
-        ("key:int16", struct.pack(">h", -7), "-7"),
         ("key:float64", struct.pack(">d", 0.1), "0.1"),
-        ("key:float32", struct.pack(">f", 0.1), "0.1"),
         ("key:uuid", ID.bytes, str(ID)),
         ("key:uuid", str(ID).upper().encode(), str(ID)),
         # not of the type: as without it
@@ -55,16 +52,6 @@ def test_keys_of_serializers_are_typed_as_one_writes_them(rule, data, text):
     some = keys.plain_keys([data, data])
     assert some is None or some.to_pylist() == [text, text]
     assert keys.plain_keys([data, None]) is None
-
-
-def test_a_header_may_have_a_colon_in_its_name():
-    assert RecordKeys(("header:ce:id",)).take(record(None, None, ("ce:id", b"1"))) == ["1"]
-
-
-@pytest.mark.parametrize("key", ["k\t1", "", "x" * 32_768])
-def test_one_key_that_is_no_short_text_leaves_all_to_the_slow_way(key):
-    assert RecordKeys().plain_keys([b"plain", key.encode()]) is None
-    assert RecordKeys().plain_keys([b"plain", b"text"]).to_pylist() == ["plain", "text"]
 
 
 WRITTEN = ["12345678901234567.25", "12345678901234567.75", "10.50", "1E+3", "-0", "0", "-0.0", "4711", "1" * 40]
@@ -84,10 +71,8 @@ def test_numbers_of_json_are_keys_as_they_were_written(rule):
         b'{"order": {"id": "j"}}',
         b'\xef\xbb\xbf{"order": {"id": "j"}}',
         '{"order": {"id": "j"}}'.encode("utf-16"),
-        b'\r\n {"order": {"id": "j"}} \n',
         b'\0\0\0\0\7{"order": {"id": "j"}}',
         b'{"order": {"id": "first"}, "order": {"id": "j"}}',
-        b'{"order": {"id": "j"}, "n": NaN}',
         b'{"half": "\\ud83d", "order": {"id": "j"}}',
     ],
 )
@@ -112,13 +97,6 @@ def test_a_null_key_and_an_empty_one_are_counted():
     assert keys.take(record(None)) == keys.take(record(b"")) == keys.take(record(b"x" * 32_768)) == []
     assert (keys.without_key, keys.too_long) == (2, 1)
     assert keys.take(record(b"x" * 32_767))
-
-
-def test_headers_by_name_each_occurrence():
-    keys = RecordKeys(("header:trace", "key"))
-    found = keys.take(record(b"k", None, ("trace", b"1"), ("other", b"2"), ("trace", b"3"), ("trace", None)))
-    assert found == ["k", "1", "3"]
-    assert not keys.only_key
 
 
 def test_fields_of_json_arrays_give_several_keys():
@@ -149,7 +127,7 @@ def test_a_function_gives_keys_of_any_format():
     assert not keys.only_key
 
 
-@pytest.mark.parametrize("text", ["keys", "header:", "json:", "json:a[", "avro:id", ""])
+@pytest.mark.parametrize("text", ["keys", "header:", "json:a[", ""])
 def test_what_is_no_key_is_refused(text):
     with pytest.raises(InvalidArgument, match="--key"):
         RecordKeys((text,))
@@ -159,12 +137,7 @@ def test_what_is_no_key_is_refused(text):
     ("path", "value"),
     [
         ("items[?contains(n, t)].id", b'{"items": [{"n": "x", "t": 7, "id": 1}]}'),
-        ("merge(a, b)", b'{"a": {}}'),
-        ("max_by(items, &n)", b'{"items": [{"n": 1}, {"n": "x"}]}'),
         ("ceil(n)", b'{"n": 1e999}'),
-        ("floor(n)", b'{"n": NaN}'),
-        ("items[::0]", b'{"items": [1]}'),
-        ("&id", b'{"id": 1}'),
         ("sum(n)", b'{"n": [' + b"9" * 4300 + b", " + b"9" * 4300 + b"]}"),
     ],
 )
@@ -191,11 +164,7 @@ def test_arrays_of_more_levels_than_the_stack_of_python(monkeypatch, path, found
     assert RecordKeys((f"json:{path}", "key")).take(record(b"k", b"[]")) == ["k", *found]
 
 
-@pytest.mark.parametrize("path", ["lower(id)", "items[].lower(id)", "length(a, b)", "{a: [lower(id)]}"])
+@pytest.mark.parametrize("path", ["items[].lower(id)", "length(a, b)"])
 def test_a_function_that_jmespath_does_not_have_is_refused_at_once(path):
     with pytest.raises(InvalidArgument, match="can't be read as JMESPath"):
         RecordKeys((f"json:{path}",))
-
-
-def test_a_rule_of_an_index_with_an_unknown_function_finds_no_key():
-    assert RecordKeys(("json:lower(id)", "key"), are_new=False).take(record(b"k", b'{"id": "A"}')) == ["k"]

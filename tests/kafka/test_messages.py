@@ -6,7 +6,6 @@ import json
 import time
 from concurrent.futures import Future
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -17,13 +16,9 @@ from tests.server.conftest import serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.kafka import open_kafka_messages
-from tiered_index.clock import SystemClock
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages, parse_place
-from tiered_index.service.jobs.catalogs import merge_catalogs
-from tiered_index.service.jobs.lost import give_up
-from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 
@@ -41,12 +36,6 @@ def sent(count, name="k"):
         {"key": f"{name}{n}", "value": f"{name} value {n}", "partition": 0, "timestamp": TIME_MS + n}
         for n in range(count)
     ]
-
-
-@pytest.fixture
-def run_here_in(tmp_path):
-    index = ("--root", tmp_path / "words", "--storage", (tmp_path / "storage").as_uri())
-    return lambda *arguments: run_here(*arguments, *index)
 
 
 def test_a_record_is_shown_from_the_broker_and_from_the_archive_once_that_has_deleted_it(
@@ -79,20 +68,6 @@ def test_a_record_that_nobody_has_any_more_is_expired(index, cluster, servers, p
     assert (found.state, found.problem) == ("missing", "no archive has it, and no broker was given")
 
 
-def test_records_of_a_lost_catalog_are_named(index, servers, producing, topic):
-    producing.send(topic, sent(9))
-    archive(index, servers, topic)
-    log = StorageLog(index.storage, SystemClock())
-    log.open()
-    merge_catalogs(log)
-    (catalog,) = log.state.catalogs
-    index.storage.delete(catalog)
-    give_up(index.storage, log, [catalog])
-    index.segment_archive.refresh()
-    (found,) = index.messages(topic, "k7", source=messages_of(index)).messages
-    assert found.state == "missing" and f"{catalog}, which listed segments of " in found.problem
-
-
 def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, servers, producing, topic, monkeypatch):
     producing.send(topic, sent(9))
     archive(index, servers, topic)
@@ -112,29 +87,6 @@ def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, 
     for _ in range(3):
         assert source.at(topic, 0, 7).state == "archived"
     assert asked == [(topic, 0)] * 2
-
-
-def test_a_client_that_reads_while_the_broker_is_closed_leaves_after_its_record(servers, producing, topic, monkeypatch):
-    producing.send(topic, sent(9))
-    broker, closed = KafkaBroker({"bootstrap.servers": servers}), []
-
-    class Consumer:
-        def unassign(self):
-            pass
-
-        def close(self):
-            closed.append(self)
-
-        def assign(self, _):
-            broker.close()
-
-        def consume(self, *_):
-            return [told]
-
-    told = SimpleNamespace(error=lambda: None, offset=lambda: 8)
-    monkeypatch.setattr("tiered_index.kafka.client.open_consumer", lambda *_: Consumer())
-    assert list(broker.records((topic, 0), 7, 8)) == []
-    assert len(closed) == 1
 
 
 @pytest.mark.parametrize("with_broker", [True, False])
@@ -167,17 +119,6 @@ def test_records_of_a_log_before_are_shown_out_of_its_archive(index, cluster, se
             assert found.message.value == f"{name} value 7".encode()
         # by its place alone the newest log is meant
         assert source.at(topic, 0, 7).message.value == b"new value 7"
-
-
-def test_every_kind_of_key_is_checked_and_a_function_is_asked_for(index, servers, producing, topic):
-    value = json.dumps({"order": {"id": 4711}})
-    producing.send(topic, [{"key": "k", "value": value, "headers": [("h", "v")], "partition": 0}])
-    archive(index, servers, topic, keys=("json:order.id",))
-    archive(index, servers, topic, keys=("header:h",), restart=True)
-    source = messages_of(index, keys=("header:h",))
-    for key in ("4711", "v"):
-        (found,) = index.messages(topic, key, source=source).messages
-        assert found.message.value == value.encode()
 
 
 def test_keys_of_a_function_need_the_function(index, servers, producing, topic):
@@ -279,7 +220,7 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
 TOPIC_REFUSED = 29
 
 
-def test_no_topic_no_right_no_answer_and_a_deleted_record_are_four_states(
+def test_each_reason_why_a_record_cannot_be_shown_is_a_state_of_its_own(
     index, cluster, servers, producing, topic, monkeypatch
 ):
     cluster.create(topic)
@@ -287,77 +228,31 @@ def test_no_topic_no_right_no_answer_and_a_deleted_record_are_four_states(
     ingest(index, servers, topic)
     cluster.trim(topic, 0, 3)
     index.flush()
-    monkeypatch.setattr("tiered_index.kafka.client._AWAY_S", 0.0)
+    for name, seconds in (("_AWAY_S", 0.0), ("STEP_S", 0.5), ("TIMEOUT_S", 0.5)):
+        monkeypatch.setattr(f"tiered_index.kafka.client.{name}", seconds)
 
-    def state(key="k7", servers=servers):
-        source = messages_of(index, servers)
-        answer = index.messages(topic, key, source=source, allow_partial=True)
-        source.close()
-        (found,) = answer.messages
-        assert found.message is None or found.state == "local"
-        assert answer.to_dict()["messages"][0]["state"] == found.state
-        return found.state, found.problem, type(found.error)
-
-    assert state()[0] == "local"
-    assert state("k1")[0] == "expired"
-    cluster.fail_topic(topic, TOPIC_REFUSED)
-    refused, problem, error = state()
-    assert (refused, error) == ("refused", StorageMisconfigured) and "allow the client's login to READ it" in problem
-    cluster.fail_topic(topic, 0)
-    cluster.delete(topic)
-    assert state() == ("no_topic", f"the cluster has no topic {topic}; no archive has it", type(None))
-    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.0)
-    unavailable, problem, error = state(servers="127.0.0.1:1")
-    assert (unavailable, error) == ("unavailable", StorageUnavailable) and "127.0.0.1" not in problem.split(":")[0]
-    source = messages_of(index, servers)
-    assert source.at(topic, 0, 7).state == "no_topic"
-    source.close()
-
-
-def test_the_states_of_records_that_cannot_be_read_are_told_over_http(
-    index, cluster, servers, producing, topic, monkeypatch
-):
-    cluster.create(topic)
-    producing.send(topic, sent(9))
-    ingest(index, servers, topic)
-    index.flush()
-    monkeypatch.setattr("tiered_index.kafka.client._AWAY_S", 0.0)
-
-    def away(*_):
-        raise StorageUnavailable("its broker does not answer")
-
-    def asked():
-        """Return the state of k7, the status of its answer, and the status of the record's place."""
+    def asked(key="k7", servers=servers):
+        """Return the state of a record and its problem, over HTTP the status of its answer, and that of its place."""
         source = messages_of(index, servers)
         with serving(index, records=lambda _: source) as client:
-            key = {"topic": topic, "key": "k7", "allow_partial": True}
-            answer, place = client.get("/v1/messages", params=key), client.get(f"/v1/messages/kafka:{topic}/0/7")
+            params = {"topic": topic, "key": key, "allow_partial": True}
+            answer, place = client.get("/v1/messages", params=params), client.get(f"/v1/messages/kafka:{topic}/0/7")
         source.close()
-        assert "127.0.0.1" not in place.text
         (one,) = answer.json()["messages"]
-        assert one["problem"] and one["message"] is None
-        return one["state"], answer.json()["status"], place.status_code
+        assert (one["message"] is None) == (one["state"] != "local") == bool(one["problem"])
+        assert place.status_code == 200 or "127.0.0.1" not in place.text
+        return one["state"], one["problem"], answer.json()["status"], place.status_code
 
+    assert asked()[0] == "local"
+    assert asked("k1")[0] == "expired"
     cluster.fail_topic(topic, TOPIC_REFUSED)
-    assert asked() == ("refused", "partial", 502)
+    state, problem, *codes = asked()
+    assert (state, codes) == ("refused", ["partial", 502]) and "allow the client's login to READ it" in problem
     cluster.fail_topic(topic, 0)
     cluster.delete(topic)
-    assert asked() == ("no_topic", "complete", 404)
-    monkeypatch.setattr(KafkaBroker, "record", away)
-    assert asked() == ("unavailable", "partial", 502)
-
-
-def test_commands_have_kafkas_words_for_places(run_here_in, cluster, servers, producing, topic):
-    producing.send(topic, sent(9))
-    assert run_here_in("ingest", f"kafka://{servers}/{topic}").code == 0
-    cluster.trim(topic, 0, 9)
-    assert "partition   offset" in run_here_in("query", topic, "k7").out
-    shown = run_here_in("query", topic, "k7", "--messages", "--kafka", f"bootstrap.servers={servers}").out
-    assert "partition 0  offset 7  expired: the broker has deleted it" in shown
-    shown = run_here_in("query", topic, "k7", "--messages").out
-    assert "partition 0  offset 7  missing: no archive has it, and no broker was given" in shown
-    browsed = run_here_in("message", "--topic", topic, "--queue-id", 0, "--offset", 7)
-    assert (browsed.code, "it is a topic of Kafka" in browsed.err) == (2, True), browsed.err
+    assert asked() == ("no_topic", f"the cluster has no topic {topic}; no archive has it", "complete", 404)
+    state, problem, *codes = asked(servers="127.0.0.1:1")
+    assert (state, codes) == ("unavailable", ["partial", 502]) and "127.0.0.1" not in problem.split(":")[0]
 
 
 def test_a_partition_that_a_topic_does_not_have_is_named(index, servers, producing, topic):
@@ -366,12 +261,6 @@ def test_a_partition_that_a_topic_does_not_have_is_named(index, servers, produci
     found = source.at(topic, 99, 7)
     assert (found.state, f"the topic {topic} has no partition 99" in found.problem) == ("no_topic", True)
     source.close()
-
-
-def test_a_command_that_asks_only_a_broker_ends_in_its_time():
-    asked = ("message", "kafka:orders/0/0", "--kafka", "bootstrap.servers=127.0.0.1:1", "--timeout", 0.2, "--json")
-    done = run_here(*asked)
-    assert (done.code, done.error["type"]) == (6, "BudgetExceeded"), done.err
 
 
 def test_a_unique_key_needs_the_index_beside_a_broker_too():

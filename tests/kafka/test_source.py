@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,7 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.cli.kafka import kafka_messages
-from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.client import KafkaBroker, kafka, record_of
 from tiered_index.kafka.names import Name
@@ -33,53 +31,6 @@ def test_every_record_of_every_partition_is_found_by_its_key(index, servers, pro
     assert set(follower.source.positions().values()) == {100}
     lag = follower.source.lag()
     assert (lag.bytes, lag.end_offset) == (0, 400)
-
-
-KEYS = {
-    "key": {"keys": ("key",)},
-    "json": {"keys": ("json:id",)},
-    "all": {"keys": ("key", "header:h", "json:id")},
-    "function": {"function": lambda record: [record.key.decode()]},
-}
-
-
-@pytest.mark.parametrize("kind", KEYS)
-def test_records_that_the_client_returns_in_parts_are_put_by_partition(
-    index, servers, producing, topic, kind, monkeypatch
-):
-    """Messages of the client are not held until a put, and the entries of a partition are one put all the same."""
-    monkeypatch.setattr("tiered_index.kafka.source._HELD", 7)
-    sent = [
-        {"key": f"k{n}", "value": f'{{"id":"k{n}"}}', "headers": [("h", f"h{n}")], "partition": n % PARTITIONS}
-        for n in range(400)
-    ]
-    producing.send(topic, sent)
-    with contextlib.closing(source_of(index, servers, topic, **KEYS[kind])) as source:
-
-        def parts():
-            left = len(sent)
-            while left:
-                yield (messages := source._consumer.consume(min(left, 7), 0.2))
-                left -= sum(one.error() is None for one in messages)
-
-        source._take_in(parts())
-        reads = [read for read in source._pending if read.batch.messages]
-        assert sum(read.batch.messages for read in reads) == 400 and len(reads) == PARTITIONS
-        for batch in source._hand_over():
-            index.put_batch(batch.columns, batch.source, batch.position)
-    for n in range(400):
-        for key in (f"k{n}", f"h{n}") if kind == "all" else (f"k{n}",):
-            (found,) = index.query(topic, key).items
-            size = len(f"k{n}") + len(sent[n]["value"]) + len(f"hh{n}")
-            assert (found.queue_id, found.offset, found.size) == (n % PARTITIONS, n // PARTITIONS, size)
-
-
-def test_the_lag_is_told_without_waiting_for_the_client(index, servers, producing, topic, monkeypatch):
-    """Calls of a client wait for each other, and the follower's thread makes one after the other."""
-    producing.send(topic, ({"key": "a", "partition": n} for n in range(PARTITIONS)))
-    source = ingest(index, servers, topic).source
-    monkeypatch.setattr(source, "_consumer", None)
-    assert (source.lag().bytes, source.lag().end_offset) == (0, PARTITIONS)
 
 
 def test_the_lag_counts_what_waits_before_and_while_it_is_put(index, servers, producing, topic):
@@ -122,11 +73,6 @@ def test_a_start_waits_for_a_topic_that_the_brokers_can_not_describe(
         until(lambda: follower.messages == 1)
 
 
-def test_the_name_of_a_cluster_has_no_slash(index, servers, topic):
-    with pytest.raises(InvalidArgument, match="--store-name"):
-        source_of(index, servers, topic, cluster="prod/eu")
-
-
 def test_it_goes_on_at_the_durable_positions(index, servers, producing, topic):
     producing.send(topic, ({"key": "a", "partition": 1} for _ in range(3)))
     assert ingest(index, servers, topic).messages == 3
@@ -134,15 +80,6 @@ def test_it_goes_on_at_the_durable_positions(index, servers, producing, topic):
     assert ingest(index, servers, topic).messages == 2
     assert ingest(index, servers, topic).messages == 0
     assert places(index, topic, "b") == {(1, 3), (2, 0)}
-
-
-def test_restart_reads_every_partition_from_its_begin(index, servers, producing, topic):
-    producing.send(topic, ({"key": "a", "partition": 0} for _ in range(3)))
-    ingest(index, servers, topic)
-    assert ingest(index, servers, topic, restart=True).messages == 3
-    assert len(places(index, topic, "a")) == 3
-    # and the new generation's positions count from now on
-    assert ingest(index, servers, topic).messages == 0
 
 
 def test_a_batch_that_was_not_put_comes_again(index, servers, producing, topic):
@@ -192,34 +129,6 @@ def test_no_setting_is_in_the_text_of_a_source_or_a_broker(index, servers, topic
     source.close()
 
 
-def test_a_pattern_means_topics_of_later_and_not_those_of_kafka_itself(index, servers, producing, topic):
-    producing.send(f"{topic}-a", [{"key": "k"}])
-    producing.send(f"__{topic}", [{"key": "k"}])
-    source = source_of(index, servers, f"*{topic}*", follow=True)
-    with Follower(index, source) as follower:
-        follower.in_background()
-        until(lambda: follower.messages == 1)
-        producing.send(f"{topic}-b", [{"key": "k"}])
-        source._looked_s = 0.0
-        until(lambda: follower.messages == 2)
-    assert {Name.parse(name).topic for name in source.positions()} == {f"{topic}-a", f"{topic}-b"}
-
-
-def test_a_pattern_that_matches_nothing_is_told_and_that_patterns_are_globs(index, servers, producing, topic):
-    producing.send(topic, [{"key": "k"}])
-    notes = []
-    for pattern in (f"{topic}-?", f"{topic}-.*"):
-        source_of(index, servers, pattern, note=notes.append).close()
-    plain = f"no topic matches the pattern '{topic}-?'"
-    assert notes == [plain, f"no topic matches the pattern '{topic}-.*'{GLOBS}"]
-    with pytest.raises(InvalidArgument) as refused:
-        source_of(index, servers, f"^{topic}$")
-    assert str(refused.value).endswith(GLOBS)
-
-
-GLOBS = "; patterns are globs (orders-*), not regular expressions (orders-.*)"
-
-
 def test_a_topic_that_is_not_there_is_an_error_with_the_nearest(index, servers, producing, topic):
     producing.send(topic, [{"key": "k"}])
     with pytest.raises(InvalidArgument, match=f"did you mean '{topic}'"):
@@ -232,28 +141,19 @@ def test_a_topic_that_is_not_there_is_an_error_with_the_nearest(index, servers, 
 TOPIC_REFUSED, LIST_OFFSETS = 29, 2
 
 
-def test_a_topic_that_the_login_may_not_read_is_named_as_refused(index, cluster, servers, producing, topic):
-    producing.send(topic, [{"key": "k", "partition": 0}])
-    cluster.fail_topic(topic, TOPIC_REFUSED)
-    with pytest.raises(StorageMisconfigured, match=f"{topic}: .*authorization failed: allow the .* login to READ it"):
-        source_of(index, servers, topic)
-    cluster.fail_topic(topic, 0)
-    cluster.fail(LIST_OFFSETS, *[TOPIC_REFUSED] * 4)
-    with pytest.raises(StorageMisconfigured, match=f"{topic}/[0-3]: .*authorization failed: allow"):
-        source_of(index, servers, topic)
-    cluster.forgive(LIST_OFFSETS)
-    assert ingest(index, servers, topic).messages == 1
-
-
 def test_an_index_is_of_one_cluster(index, servers, producing, topic):
     producing.send(topic, [{"key": "k"}])
     ingest(index, servers, topic)
     with pytest.raises(ConfigError, match="another root"):
         source_of(index, servers, topic, cluster="another")
+    with pytest.raises(InvalidArgument, match="--store-name"):
+        source_of(index, servers, topic, cluster="prod/eu")
+    with pytest.raises(InvalidArgument, match="--commit-group"):
+        source_of(index, servers, topic, commit_group="")
 
 
 def test_a_cluster_that_is_not_there_is_unavailable(index, monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.5)
     with pytest.raises(StorageUnavailable):
         source_of(index, "127.0.0.1:1", "orders")
 
@@ -274,37 +174,6 @@ def test_the_records_that_wait_for_a_put_are_bounded(index, topic):
             follower.run()
         assert follower.messages == 2_000
         assert proxy.passed > 8_000_000
-
-
-def told(topic, code, offset=0):
-    """An error of partition 0, as the client returns one among its records."""
-    values = {"topic": topic, "partition": 0, "offset": offset, "error": kafka.KafkaError(code)}
-    return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
-
-
-def test_records_that_come_with_a_reset_of_their_partition_are_put(index, servers, producing, topic):
-    producing.send(topic, [{"key": f"k{n}", "partition": 0} for n in range(20)])
-    with contextlib.closing(source_of(index, servers, topic, follow=True)) as source:
-        records: list[Any] = []
-        while len(records) < 20:
-            records += [one for one in source._consumer.consume(20, 1.0) if one.error() is None]
-        source._take_in([[*records, told(topic, kafka.KafkaError._AUTO_OFFSET_RESET)]])
-        assert [read.batch.position for read in source._pending if read.partition.key == (topic, 0)] == [20]
-        assert (topic, 0) in source._waiting
-
-
-def test_only_partitions_that_are_not_read_to_their_end_keep_a_run_waiting(index, servers, producing, topic):
-    producing.send(topic, [{"key": "k", "partition": 0}])
-    with contextlib.closing(source_of(index, servers, topic)) as source:
-        end = told(topic, kafka.KafkaError._PARTITION_EOF, 1)
-        source._heard_s = 0.0
-        source._take_in([[end]])
-        assert source._heard_s > 0
-        # offsets without a record are passed
-        assert [read.batch.position for read in source._pending if read.partition.key == (topic, 0)] == [1]
-        source._heard_s = 0.0
-        source._take_in([[end]])
-        assert source._heard_s == 0
 
 
 def test_headers_with_a_name_that_is_no_text_are_left_out():
@@ -340,71 +209,12 @@ def test_the_clients_log_by_the_logger_of_the_project(index, topic, caplog, capf
     assert "|FAIL|tiered-index" not in capfd.readouterr().err
 
 
-def test_a_line_of_the_client_is_passed_once_a_minute_with_the_number_of_those_between(caplog, monkeypatch):
-    now_s = [1_000.0]
-    monkeypatch.setattr("tiered_index.kafka.client.time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    logger = logging.getLogger("tiered_index.kafka.client")
-
-    def lines(*given):
-        caplog.clear()
-        for broker, passed_ms in given:
-            logger.error("%s [%s] %s", "FAIL", "client", f"{broker}: refused (after {passed_ms}ms in state CONNECT)")
-        return [line.removeprefix("FAIL [client] ") for line in caplog.messages]
-
-    assert lines(("a", 1), ("a", 2), ("b", 1), ("a", 3)) == [
-        "a: refused (after 1ms in state CONNECT)",
-        "b: refused (after 1ms in state CONNECT)",
-    ]
-    now_s[0] += 59.0
-    assert lines(("a", 4)) == []
-    now_s[0] += 1.0
-    assert lines(("a", 5), ("a", 6)) == ["a: refused (after 5ms in state CONNECT) (3 more such lines were left out)"]
-    now_s[0] += 60.0
-    assert lines(("a", 7), ("b", 8)) == [
-        "a: refused (after 7ms in state CONNECT) (1 more such lines were left out)",
-        "b: refused (after 8ms in state CONNECT)",
-    ]
-
-
 def test_names_of_positions_can_be_read_again():
     topic_id = "8f9a870252ae49a3b4d95fe305a3a2be"
     for name in (Name("c", "orders", 3), Name("c", "orders", 3, 2), Name("c", "orders", 3, 2, topic_id)):
         assert Name.parse(str(name)) == name
     assert str(Name("c", "orders", 3)) == "kafka:c/orders/3"
     assert Name.parse("rocketmq:/store") is None
-
-
-def test_partitions_are_found_at_once_on_a_host_that_has_just_started(index, servers, producing, topic, monkeypatch):
-    producing.send(topic, [{"key": "k", "partition": 0}])
-    begun_s = time.monotonic()
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() - begun_s, sleep=time.sleep)
-    monkeypatch.setattr("tiered_index.kafka.source.time", clock)
-    assert ingest(index, servers, topic).messages == 1
-
-
-def test_puts_that_wait_are_no_silence_of_the_brokers(index, servers, producing, topic, monkeypatch):
-    producing.send(topic, ({"key": f"{n}", "partition": 0} for n in range(40)))
-    late_s = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late_s[0], sleep=time.sleep)
-    monkeypatch.setattr("tiered_index.kafka.source.time", clock)
-    for most in ("_MESSAGES", "_HELD"):
-        monkeypatch.setattr(f"tiered_index.kafka.source.{most}", 10)
-    taken = 0
-    with contextlib.closing(source_of(index, servers, topic)) as source:
-        while taken < 40:
-            for batch in source.batches():
-                taken += batch.messages
-                late_s[0] += 100.0 if batch.messages else 0.0
-    assert taken == 40
-
-
-def test_records_of_a_partition_that_is_done_do_not_hide_the_silence_of_another(index, servers, producing, topic):
-    producing.send(topic, [{"key": "k", "partition": 0}])
-    with contextlib.closing(source_of(index, servers, topic)) as source:
-        source._heard_s = heard_s = time.monotonic() - 50.0
-        source._pending.append(source._passed(source._partitions[topic, 0], 1))
-        assert [batch.position for batch in source._hand_over()] == [1]
-        assert source._heard_s < heard_s + 10.0
 
 
 # Kafka's numbers of the search for a group's coordinator, and of the refusal of a group
@@ -417,13 +227,6 @@ def test_the_login_needs_no_access_to_the_clients_group(index, topic):
         cluster.fail(FIND_COORDINATOR, *[GROUP_REFUSED] * 100)
         assert archive(index, cluster.servers, topic).messages == 1
         assert [record.key for record in archived(index)] == [b"k"]
-
-
-def test_an_error_of_the_clients_group_is_no_error_of_a_partition(index, servers, producing, topic):
-    producing.send(topic, [{"key": "k", "partition": 0}])
-    with contextlib.closing(source_of(index, servers, topic)) as source:
-        source._take_in([[told(None, kafka.KafkaError.GROUP_AUTHORIZATION_FAILED)]])
-        assert source._problem is None and source.trouble is None
 
 
 def test_a_record_without_a_time_gets_the_time_at_which_it_is_read(index, servers, producing, topic):

@@ -19,10 +19,10 @@ from pyspark.sql.streaming import StreamingQuery
 
 from tiered_index.spark import open_session, register
 
-__all__ = ["ENTRIES", "entries_of", "failing_once", "start"]
+__all__ = ["failing_once"]
 
 
-ENTRIES = "topic string, queue_id int, keys array<string>, offset long, size int, timestamp_ms long"
+ENTRIES = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
 
 
 def entries_of(spark: SparkSession, source: str) -> DataFrame:

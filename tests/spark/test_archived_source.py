@@ -9,7 +9,7 @@ import pytest
 from tests.spark.entries import BEGIN_MS, states
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
+from tiered_index.errors import CorruptFile
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.spark import build
@@ -77,28 +77,6 @@ def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_pat
     # a build of one store has the answers of its queue only
     build(spark, f"archive:{archived.uri}?store=broker%20a", storage=one, config=CONFIG)
     assert answers(one) == {key: [item for item in items if item[2] == 0] for key, items in answers(local).items()}
-    # each pass over the source reads a table and one range per small segment, and the probe of the new storage one each
-    segments, used = len(states(archived.uri).archive), result.metrics
-    assert (used.requests["get_suffix"], used.requests["get_range"]) == (2 * segments + 1, 2 * segments + 1)
-    # the driver reads both logs
-    assert 2 * archived.closed_bytes < used.bytes_read < 2 * archived.closed_bytes + 1_000 * segments + 10_000
-
-
-@pytest.mark.long
-def test_sources_that_are_no_archive(spark, archived, storage, tmp_path):
-    for source, error, message in (
-        (
-            f"archive:{archived.uri}?store=nobody",
-            InvalidArgument,
-            "of store 'nobody'; stores with some: 'broker a', 'broker-b'",
-        ),
-        ("archive:/tmp", InvalidArgument, "archive:STORAGE-URI"),
-        (f"archive:{archived.uri}?store=", InvalidArgument, "give store= once"),
-        ([f"archive:{archived.uri}", archived.folders[0]], InvalidArgument, "be mixed with files"),
-        (f"archive:file://{tmp_path}/nothing", NotAnIndex, "nothing"),
-    ):
-        with pytest.raises(error, match=message):
-            build(spark, source, storage=storage, config=CONFIG)
 
 
 @pytest.mark.long

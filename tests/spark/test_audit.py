@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
@@ -24,17 +22,13 @@ from tests.support.merging import RegionItem
 from tests.unit.format.test_verify import rebuilt
 from tiered_index import IndexConfig, IndexService, hash_key
 from tiered_index.clock import ManualClock
-from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
-from tiered_index.format.layout import PRESETS
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
-from tiered_index.spark.audit import differences
-from tiered_index.spark.audit import entries as read_entries
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.audit.differences import Target
-from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 
@@ -96,13 +90,6 @@ def damage_the_filter(storage: Storage, stored: StoredObject) -> None:
     flip_object(storage, stored.name, stored.trailer_position)
 
 
-def miscount(storage: Storage, stored: StoredObject) -> None:
-    def counted(record: LogRecord) -> LogRecord:
-        return replace(record, add=tuple(replace(o, count=o.count + (o.name == stored.name)) for o in record.add))
-
-    _rewritten(storage, counted)
-
-
 def name_a_shard_twice(storage: Storage, stored: StoredObject) -> None:
     name = stored.name.replace(".index", "0.index")
     storage.put(name, storage.get(stored.name))
@@ -129,29 +116,22 @@ def harm(index: Path, seed: Callable[[Storage, StoredObject], None], stored: Sto
         seed(storage, stored)
 
 
-DEFECTS: dict[str, list[tuple[Callable[[Storage, StoredObject], None], str]]] = {
-    "bytes": [
-        (damage_an_item, "run"),
-        (damage_the_filter, "filter"),
-        (lambda storage, stored: flip_object(storage, stored.name, stored.size_bytes - 20), "tail"),
-        (lambda storage, stored: storage.put(stored.name, storage.get(stored.name)[:-1]), "object"),
-    ],
-    "objects": [
-        (lambda storage, stored: storage.delete(stored.name), "object"),
-        *((swap_two_items, "order"), (miscount, "object"), (name_a_shard_twice, "table")),
-    ],
-}
+DEFECTS: list[tuple[Callable[[Storage, StoredObject], None], str]] = [
+    (damage_an_item, "run"),
+    (swap_two_items, "order"),
+    (name_a_shard_twice, "table"),
+    (lambda storage, stored: storage.delete(stored.name), "object"),
+]
 
 
-@pytest.mark.parametrize("seeds", DEFECTS.values(), ids=DEFECTS.keys())
-def test_each_seeded_defect_is_found_once(spark, copy, seeds):
-    """Each defect is in an object of its own."""
+def test_each_seeded_defect_is_found_once(spark, copy):
+    """Each defect is in an object of its own. `tests/unit/format/test_verify_shard.py` has every part of an object."""
     objects = list(states(f"file://{copy}").objects.values())
-    for (seed, _), stored in zip(seeds, objects, strict=True):
+    for (seed, _), stored in zip(DEFECTS, objects, strict=True):
         harm(copy, seed, stored)
     result = audited(spark, copy)
-    assert result.status == "findings" and len(result.report.findings) == len(seeds)
-    for (_, part), stored in zip(seeds, objects, strict=True):
+    assert result.status == "findings" and len(result.report.findings) == len(DEFECTS)
+    for (_, part), stored in zip(DEFECTS, objects, strict=True):
         assert [defect.part for defect in result.report.findings if stored.file_id in defect.file] == [part]
 
 
@@ -193,71 +173,40 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
     assert all(one.expected for one in found.listed if one.kind != "extra")
 
 
-@pytest.mark.parametrize("lacking", ["day", "file"])
-def test_only_objects_of_periods_that_differ_are_read_again(spark, copy, table, tmp_path, monkeypatch, lacking):
-    """Everything else is deleted after the first comparison."""
-    days = np.array(table["timestamp_ms"]) // DAY_MS
-    source = tmp_path / "source"
-    source.mkdir()
-    for day in set(days.tolist()):
-        write_parquet(table.filter(pa.array(days == day)), source / f"{day}.parquet")
-    last = source / f"{days[-1]}.parquet"
-    rows = pq.read_table(last).to_pylist()
-    if lacking == "day":
-        last.unlink()
-    else:
-        rows[5]["size"] += 1
-        write_parquet(pa.Table.from_pylist(rows, table.schema), last)
-    objects = states(f"file://{copy}").objects.values()
-    earlier = [stored for stored in objects if stored.second_max < days[-1] * DAY_MS // 1000]
-    assert 0 < len(earlier) < len(objects)
-    sums = differences._sums
-
-    def then_delete(*arguments: Any) -> Any:
-        found = sums(*arguments)
-        with open_storage(f"file://{copy}") as storage:
-            storage.delete_many([stored.name for stored in earlier])
-        return found
-
-    monkeypatch.setattr(differences, "_sums", then_delete)
-    result = audited(spark, copy, str(source))
-    counts = {"extra": len(rows)} if lacking == "day" else {"wrong": 1}
-    assert (result.differences.counts, result.report.unchecked) == ({"missing": 0, "extra": 0, "wrong": 0} | counts, [])
+def test_only_objects_of_periods_that_differ_are_read_again(spark, sound, table, tmp_path):
+    """One entry of the last day differs: the objects of the other day are read once less."""
+    rows = table.to_pylist()
+    rows[-5]["size"] += 1
+    source = write_parquet(pa.Table.from_pylist(rows, table.schema), tmp_path / "source.parquet")
+    result = audited(spark, sound / "index", source)
+    assert result.differences.counts == {"missing": 0, "extra": 0, "wrong": 1}
+    every = audited(spark, sound / "index", str(sound / "source.parquet"))
+    size = sum(stored.size_bytes for stored in states(f"file://{sound}/index").objects.values())
+    assert 0 < result.metrics.bytes_read - every.metrics.bytes_read < size * 0.7
 
 
-@pytest.mark.parametrize("lacking", ["index", "source"])
-def test_a_source_that_changes_between_the_passes_is_an_error(spark, copy, table, tmp_path, monkeypatch, lacking):
+def test_a_source_that_changes_between_the_passes_is_an_error(spark, sound, table, tmp_path):
     """The first pass found a difference that the second one can't name."""
-    lines = [json.dumps(row) + "\n" for row in table.to_pylist()]
-    added = json.dumps(table.slice(7, 1).to_pylist()[0] | {"offset": 10**9}) + "\n"
-    first, second = ([*lines, added], lines) if lacking == "index" else (lines[1:], lines)
-    source = tmp_path / "source.ndjson"
-    source.write_text("".join(first))
-    sums = differences._sums
+    seen = tmp_path / "seen"
 
-    def then_change(*arguments: Any) -> Any:
-        found = sums(*arguments)
-        source.write_text("".join(second))
-        return found
+    def fewer(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch if seen.exists() else batch.slice(1)
+        seen.touch()
 
-    monkeypatch.setattr(differences, "_sums", then_change)
+    frame = spark.createDataFrame(table).coalesce(1)
     with pytest.raises(InvalidArgument, match="the source changed while it was compared"):
-        audited(spark, copy, str(source))
+        audited(spark, sound / "index", frame.mapInArrow(fewer, frame.schema))
 
 
-@pytest.mark.parametrize("kind", ["missing", pytest.param("extra", marks=pytest.mark.long)])
-def test_an_entry_of_only_one_side_is_reported_once(spark, copy, table, tmp_path, kind):
+def test_an_entry_of_only_one_side_is_reported_once(spark, sound, table, tmp_path):
     """Some entries are there twice, and different tasks read them. Some have two values."""
     added = [{**row, "offset": row["offset"] + 10**9} for row in table.slice(0, 40).to_pylist()]
     added += [{**row, "size": row["size"] + 1} for row in added[:5]]
     tables = [table, *(pa.Table.from_pylist(rows, table.schema) for rows in (added, added[::2]))]
     source = [write_parquet(one, tmp_path / f"{number}.parquet") for number, one in enumerate(tables)]
-    if kind == "extra":
-        source, more = source[:1], source[1:]
-        for one in more:
-            build(spark, one, storage=f"file://{copy}", mode="append", config=LATE)
-    found = audited(spark, copy, source).differences
-    assert found.counts == dict.fromkeys(found.counts, 0) | {kind: 45} and len(found.listed) == 45
+    found = audited(spark, sound / "index", source).differences
+    assert found.counts == {"missing": 45, "extra": 0, "wrong": 0} and len(found.listed) == 45
 
 
 def test_entries_that_an_append_doubled_are_reported(spark, sound, copy):
@@ -355,57 +304,26 @@ def merged_and_swept(spark: Any, index: Path) -> None:
     sweep(f"file://{index}")
 
 
-def each_object_damaged(spark: Any, index: Path) -> None:
-    for stored in states(f"file://{index}").objects.values():
-        harm(index, damage_an_item, stored)
+@pytest.mark.parametrize("step", ["objects", "compare"])
+def test_entries_that_are_merged_and_swept_meanwhile_are_not_missing(spark, sound, copy, monkeypatch, step):
+    """The objects are gone when they are checked, or sound then and gone during the comparison."""
+    module: Any = sys.modules["tiered_index.spark.audit.audit"]  # the name `spark.audit` is also a function
+    described = module.described
 
+    def afterwards(session: Any, text: str) -> Any:
+        if text.startswith(f"{step}: "):
+            monkeypatch.undo()
+            merged_and_swept(spark, copy)
+        return described(session, text)
 
-@pytest.mark.parametrize("happens", [merged_and_swept, each_object_damaged])
-def test_entries_lost_between_check_and_comparison_are_not_missing(spark, sound, copy, monkeypatch, happens):
-    """The objects are sound during the check, and gone or damaged during the comparison."""
-    compare = differences.compare
-
-    def afterwards(*arguments: Any) -> Any:
-        happens(spark, copy)
-        return compare(*arguments)
-
-    # the name `spark.audit` is also a function
-    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "compare", afterwards)
+    monkeypatch.setattr(module, "described", afterwards)
     result = audited(spark, copy, str(sound / "source.parquet"))
-    assert (result.status, result.report.findings, len(result.report.unchecked)) == ("incomplete", [], 4)
-    assert "run it again" in str(result.report.unchecked[0][1])
-    assert result.differences.findings == 0
-    if happens is merged_and_swept:
-        assert result.differences.unproven == COUNT
-    else:
-        assert 0 < result.differences.unproven < COUNT  # each object lost a run
-
-
-def test_an_object_of_another_schema_is_an_error(sound):
-    """All its bytes are right by its own trailer, but they are not entries of this index."""
-    stored = newest(sound / "index")
-    with open_storage(f"file://{sound}/index") as storage, pytest.raises(SchemaMismatch, match=stored.name):
-        list(stored_entries(stored, storage, PRESETS["rocketmq"].schema, Picked(*ALL_TIME)))
-
-
-def test_an_object_is_read_whole_in_small_windows_and_parts(sound, monkeypatch):
-    stored = newest(sound / "index")
-
-    def read():
-        with open_storage(f"file://{sound}/index") as storage:
-            parts = list(stored_entries(stored, storage, PRESETS["native"].schema, Picked(*ALL_TIME)))
-        return len(parts), sorted(offset for part in parts for offset in part.columns["offset"].tolist())
-
-    count, whole = read()
-    monkeypatch.setattr(read_entries, "_WINDOW_BYTES", 1)
-    monkeypatch.setattr(read_entries, "_BATCH_ROWS", 7)
-    more, found = read()
-    assert (len(whole), found) == (stored.count, whole) and more > count
-
-
-def test_no_index_is_an_error(spark, tmp_path):
-    with pytest.raises(NotAnIndex):
-        audited(spark, tmp_path / "nothing")
+    report = result.report
+    assert (result.status, report.findings, report.missing) == ("incomplete", [], [])
+    assert len({what for what, _ in report.unchecked}) == 4
+    assert "run it again" in str(report.unchecked[0][1])
+    assert not [note for note in report.notes if "without a log record" in note]
+    assert result.differences.findings == 0 and result.differences.unproven == COUNT
 
 
 def test_the_command_reports_findings_and_its_status(spark, copy):
@@ -449,17 +367,3 @@ def test_a_wrong_second_beyond_a_bound_is_missing_or_extra(spark, sound, table, 
     by_kind = {kind: sorted(d.offset - base for d in found.listed if d.kind == kind) for kind in found.counts}
     into, out_of = ([n for n in sorted(by_s) if (1000 <= n <= 2000) == inward] for inward in (False, True))
     assert by_kind["extra"] == sorted([1600, 1601, 1602, *out_of]) and by_kind["missing"][:15] == [200, 201, 202, *into]
-
-
-def test_objects_that_are_merged_during_the_check_are_not_called_missing(spark, copy, monkeypatch):
-    module = sys.modules["tiered_index.spark.audit.audit"]
-    check_on = module._check_on
-
-    def afterwards(*arguments: Any) -> None:
-        merged_and_swept(spark, copy)
-        check_on(*arguments)
-
-    monkeypatch.setattr(module, "_check_on", afterwards)
-    report = audited(spark, copy).report
-    assert (report.status, report.findings, report.missing, len(report.unchecked)) == ("incomplete", [], [], 4)
-    assert not [note for note in report.notes if "without a log record" in note]

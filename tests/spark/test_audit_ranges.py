@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from tiered_index.format.layout import PRESETS
 from tiered_index.spark.audit.differences import (
@@ -24,74 +23,10 @@ from tiered_index.spark.audit.differences import (
     may_hold,
 )
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
-from tiered_index.spark.audit.ranges import Ranges, sums_of
 
 SCHEMA = PRESETS["native"].schema
 IDENTITY, VALUE = identity_dtype(SCHEMA), value_dtype(SCHEMA)
-NAMES = [(name, kind[name]) for kind in (IDENTITY, VALUE) for name in kind.names or ()]
 Entry = tuple[bytes, bytes, str | None, str | None, str | None]
-
-
-def drawn(rng: Any, count: int, side: int, topics: str = "ab") -> Part:
-    """Return entries of ten days; `topics` are letters, none: unknown."""
-    columns = {name: rng.integers(0, 2**31, count).astype(kind) for name, kind in NAMES}
-    columns["second"] = rng.integers(0, 864_000, count)
-    names = [topics[number % len(topics)] for number in range(count)] if topics else []
-    return Part(side, columns, pa.array(names, pa.string()).dictionary_encode() if topics else None)
-
-
-def taken(part: Part, places: Any, side: int) -> Part:
-    columns = {name: values[places] for name, values in part.columns.items()}
-    return Part(side, columns, None if part.topics is None else part.topics.take(pa.array(places)))
-
-
-def added_up(ranges: Ranges, *parts: Part | str) -> Any:
-    """Return the sums of both sides (i64, 2 x 3 x ranges), and the names of unread objects."""
-    sums, unread = np.zeros((2, 3, len(ranges)), np.int64), []
-    for row in (row for batch in sums_of(parts, ranges, NAMES) for row in batch.to_pylist()):
-        if row["range"] < 0:
-            unread.append(row["unread"])
-        else:
-            sums[row["side"], :, row["range"]] += [row["entries"], row["low"], row["high"]]
-    return sums, unread
-
-
-def test_ranges_differ_that_have_other_entries_whatever_their_order_and_batches() -> None:
-    rng = np.random.default_rng(7)
-    source = drawn(rng, 5_000, 0)
-    ranges = Ranges.of([SimpleNamespace(second_min=0, second_max=863_999)], 1 << 20)  # type: ignore[list-item]
-    assert 256 <= len(ranges) <= 1 << 16
-    cut = np.array_split(rng.permutation(5_000), 3)
-    same = [taken(source, places, 1) for places in cut]
-    sums, unread = added_up(ranges, source, same[0], "an object", *same[1:])
-    assert (sums[0] == sums[1]).all() and sums[0][0].sum() == 5_000 and unread == ["an object"]
-    for name, value in (("size", 1), ("second", 86_400), ("fingerprint", 1)):
-        other = taken(source, np.arange(5_000), 1)
-        other.columns[name][7] += value
-        sums, _ = added_up(ranges, source, other)
-        differ = (sums[0] != sums[1]).any(axis=0)
-        marked = ranges.marking(differ)
-        # an entry with another second is in another range
-        assert np.count_nonzero(differ) == (2 if name == "second" else 1)
-        assert marked.differ(source.columns)[7] and marked.differ(other.columns)[7]
-        seconds = [int(one.columns["second"][7]) for one in (source, other)]
-        stored: Any = [SimpleNamespace(second_min=second, second_max=second) for second in seconds]
-        assert all(map(marked.may_differ, stored))
-        away = (seconds[0] + 432_000) % 864_000
-        assert not marked.may_differ(SimpleNamespace(second_min=away, second_max=away))  # type: ignore[arg-type]
-    for topics, changed in (("ba", True), ("", True)):
-        other = Part(1, source.columns, drawn(rng, 5_000, 1, topics).topics)
-        sums, _ = added_up(ranges, source, other)
-        assert (sums[0] != sums[1]).any() == changed and (sums[0][0] == sums[1][0]).all()
-
-
-@pytest.mark.parametrize("entries, count", [(0, 64), (1 << 20, 1 << 10), (10**9, 1 << 16)])
-def test_the_number_of_ranges_is_bounded_and_each_entry_has_one(entries: int, count: int) -> None:
-    ranges = Ranges.of([SimpleNamespace(second_min=5, second_max=9_000)], entries)  # type: ignore[list-item]
-    assert count // 4 <= len(ranges) <= count * 4 and len(ranges) <= 1 << 16
-    seconds, hashes = np.array([-(2**40), 5, 9_000, 2**40]), np.array([0, 2**31 - 1, 0, 2**31 - 1], np.int32)
-    numbers = ranges.numbers({"second": seconds, "key_hash": hashes})
-    assert numbers.min() >= 0 and numbers.max() == len(ranges) - 1 and numbers[0] < numbers[1] < numbers[2] < numbers[3]
 
 
 def test_remarks_of_repeated_entries_and_of_nothing() -> None:

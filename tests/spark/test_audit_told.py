@@ -5,11 +5,9 @@ These tests need no Spark.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +15,9 @@ import pytest
 from tests.integration.cli.command_lines import Outcome, run_here
 from tests.spark.commands import told as told_here
 from tiered_index.cli.spark import reading
-from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.errors import StorageUnavailable
 from tiered_index.service.jobs.verify_report import Report
-from tiered_index.spark.audit.audit import AuditResult, audit
+from tiered_index.spark.audit.audit import AuditResult
 from tiered_index.spark.audit.differences import Difference, Differences
 
 
@@ -67,54 +65,12 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(told):
     assert "4 entries of the source may be in damaged objects" in out and "9 " in out
 
 
-def test_an_impossible_time_is_printed_as_stored(told):
-    odd = Difference("extra", None, None, 5, 0, 1, None, {"second": 2**45, "size": 10}, "data/a.index")
-    done = told(result_of([odd], {"extra": 1}))
-    assert done.code == 1 and f"second {2**45}" in done.out
-
-
-def test_an_empty_comparison_is_reported(told):
-    nothing = AuditResult(Report(), Differences({"missing": 0, "extra": 0, "wrong": 0}, (), 0, 0, 0), 100, 1, 3)
-    done = told(nothing, "--begin", "2030-01-01")
-    assert done.code == 0 and re.search(r"source entries +0\n +index entries +0\n", done.out)
-
-
-def test_further_columns_of_bytes_and_nan_become_json(told):
-    result = result_of([difference("wrong", 1, tag=b"\xff\x00", weight=float("nan"))], {"wrong": 1})
-    done = told(result, "--json")
-
-    def refuse(text: str) -> None:
-        raise AssertionError(f"{text} is not JSON")
-
-    (one,) = json.loads(done.out, parse_constant=refuse)["differences"]["listed"]
-    assert done.code == 1 and one["found"] == {"second": 1_700_000_060, "size": 10, "tag": "ff00", "weight": "nan"}
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"begin_ms": "2023"}, "begin_ms"),
-        ({"end_ms": 1.5}, "end_ms"),
-        ({"most_listed": -1}, "most_listed"),
-        ({"most_listed": "all"}, "most_listed"),
-        (
-            {"begin_ms": 1_700_000_060_000, "end_ms": 1_700_000_000_000},
-            "begin_ms 1700000060000 is after end_ms 1700000000000",
-        ),
-    ],
-)
-def test_options_of_another_kind_are_refused(options: dict[str, Any], named: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=named):
-        audit(None, storage=f"file://{tmp_path}", **options)  # type: ignore[arg-type]
-
-
 SOURCE = "--storage file:///tmp/x --source s.parquet"
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("", "--storage"),
         ("--storage file:///tmp/x --begin 2026-01-01", "--source"),
         (f"{SOURCE} --constant size=much", "size=much"),
         (

@@ -18,29 +18,11 @@ from tiered_index.spark import build
 from tiered_index.storage.opening import open_storage
 
 
-def ndjson(table, *, keys="keys"):
-    lines = []
-    for row in table.to_pylist():
-        row[keys] = [row.pop("key")] if keys == "keys" else row.pop("key")
-        lines.append(json.dumps(row))
-    return ("\n".join(lines) + "\n").encode()
-
-
-def test_folders_of_ndjson_plain_and_gzipped(spark, storage, config, tmp_path):
-    first, second = messages(400), messages(300, seed=2)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.ndjson").write_bytes(ndjson(first))
-    (tmp_path / "in" / "b.ndjson.gz").write_bytes(gzip.compress(ndjson(second, keys="key")))
-    (tmp_path / "in" / "_SUCCESS").write_text("")
-    without = {"topic": "orders", "queue_id": 0, "keys": [], "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
-    (tmp_path / "in" / "c.jsonl").write_text(json.dumps(without) + "\n")
-    with_id = {**without, "topic": "with an id", "keys": ["a", "b"], "topic_id": 77}
-    (tmp_path / "in" / "d.ndjson").write_text(json.dumps(with_id) + "\n")
-    result = build(spark, tmp_path / "in", storage=storage, config=config)
-    assert (result.entries, result.without_key) == (702, 1)
-    check(storage, first, second)
-    with IndexReader.open(storage) as reader:
-        assert [i.topic_id for i in reader.query("with an id", "b").items] == [77]
+def ndjson(table):
+    rows = ({name: value for name, value in row.items() if name != "key"} for row in table.to_pylist())
+    return "".join(
+        json.dumps(row | {"keys": [key]}) + "\n" for row, key in zip(rows, table["key"].to_pylist(), strict=True)
+    ).encode()
 
 
 def test_columns_of_ndjson_are_mapped_as_ingest_maps_them(spark, storage, tmp_path):

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, stored_rows
-from tiered_index import IndexReader, IndexService, hash_key
+from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import merge, register
-from tiered_index.spark.datasource import lookup_function
 from tiered_index.spark.failures import typed_errors
 from tiered_index.storage.opening import open_storage
 
@@ -54,30 +52,6 @@ def found(frame):
     return Counter(
         (r.topic, r.key_hash, r.queue_id, r.offset, r.size, int(r.timestamp.timestamp())) for r in frame.collect()
     )
-
-
-CASES = {
-    "queues": (
-        "topic = 'orders' and size > 5000 and queue_id in (1, 2)",
-        {"topic": "orders", "queues": "1,2"},
-        lambda r: r["topic"] == "orders" and r["queue_id"] in (1, 2) and r["size"] > 5000,
-    ),
-    "topic_and_time": (
-        f"topic = 'payments' and timestamp >= timestamp_millis({BEGIN_MS + DAY_MS}) "
-        f"and timestamp < timestamp_millis({BEGIN_MS + 2 * DAY_MS})",
-        {"TOPIC": "payments", "beginMs": str(BEGIN_MS + DAY_MS), "endms": str(BEGIN_MS + 2 * DAY_MS)},
-        lambda r: r["topic"] == "payments" and DAY_MS <= r["timestamp_ms"] // 1000 * 1000 - BEGIN_MS < 2 * DAY_MS,
-    ),
-}
-
-
-@pytest.mark.parametrize(("case", "on"), [("queues", "true"), ("topic_and_time", "true"), ("topic_and_time", "false")])
-def test_filters_and_options_give_the_same(session, written, case, on):
-    uri, rows = written
-    condition, options, keep = CASES[case]
-    session.conf.set(PUSHDOWN, on)
-    kept = stored_rows(filter(keep, rows))
-    assert kept and found(load(session, uri, **options).filter(condition)) == kept
 
 
 def test_filters_on_one_frame_do_not_disturb_each_other(session, written):
@@ -136,21 +110,6 @@ def test_lookups_from_sql(session, written):
             session.sql(f"SELECT * FROM tiered_index_lookup({call})").collect()
 
 
-def test_the_table_function_returns_an_entry_of_two_pages_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(lookup_function, "_PAGE", 2)
-    uri = f"file://{tmp_path}/storage"
-    with IndexService.open(root=tmp_path / "root", storage=uri, background=False) as index:
-        for second, offset in enumerate((7, 1, 2, 7)):
-            index.put("orders", 0, "k", offset, 100, BEGIN_MS + second * 1000)
-        index.seal()
-        index.run_lifecycle()
-    function = lookup_function.LookupFunction()
-    try:
-        assert [row[4] for row in function.eval(uri, "orders", "k")] == [7, 2, 1]
-    finally:
-        function.terminate()
-
-
 def test_errors_and_schemas_of_the_user_reach_spark(session, written):
     uri, _ = written
     with pytest.raises(InvalidArgument, match=r"'begin'.*beginMs"), typed_errors("reading"):
@@ -178,21 +137,3 @@ def test_an_index_that_is_merged_between_planning_and_reading(session, tmp_path)
     with pytest.raises(StorageUnavailable, match=r"log position \d+; load the index again"), typed_errors("reading"):
         frame.collect()
     assert load(session, uri).count() == 300
-
-
-def test_an_exported_file_is_a_table(spark, tmp_path):
-    with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/s", slots=10, items=200) as index:
-        for n in range(100):
-            index.put("orders", 0, f"order-{n}", n, 10, 1_700_000_000_000 + n * 1000)
-        with index.export() as export, pq.ParquetWriter(tmp_path / "entries.parquet", export.schema) as writer:
-            for batch in export:
-                writer.write_batch(batch)
-        item = index.query("orders", "order-7")[0]
-    entries = spark.read.parquet(str(tmp_path / "entries.parquet"))
-    assert ", ".join(" ".join(column) for column in entries.dtypes) == (
-        "topic string, topic_id int, queue_id int, offset bigint, size int, timestamp_ms bigint, key_hash int, "
-        "fingerprint bigint"
-    )
-    (row,) = entries.where(f"topic = 'orders' AND key_hash = {hash_key('orders', 'order-7')}").collect()
-    assert row.asDict() == {name: value for name, value in item.to_dict().items() if name != "source"}
-    assert entries.count() == 100

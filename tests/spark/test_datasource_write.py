@@ -5,7 +5,6 @@ micro-batches repeat.
 from __future__ import annotations
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -33,6 +32,7 @@ def write(frame, uri, mode="append", **options):
 def test_append_and_overwrite_by_window(session, storage):
     first, second = messages(600, days=2), messages(300, days=1, seed=2, begin_ms=BEGIN_MS + DAY_MS)
     write(session.createDataFrame(first).coalesce(1), storage, slots="64")
+    assert {shards[0].shard.origin for shards in states(storage).tables.values()} == {"build"}
     assert len(states(storage).tables) == 2
     check(storage, first, keys=10)
     write(session.createDataFrame(second).repartition(2), storage)
@@ -123,6 +123,8 @@ def test_a_repeated_micro_batch_is_published_once(spark, storage, tmp_path, capl
     check(storage, joined(tables), keys=10)
     before = states(storage)
     [(stream, last)] = before.positions.items()
+    # no later build with mode replace removes what a stream wrote
+    assert {stored.shard.origin for stored in before.objects.values()} == {"writer"}
     assert last == 1 and stream.startswith("spark:") and total(storage) == 350
     # the driver died after its record and before Spark's own record: the batch comes again
     for name in ("1", ".1.crc"):
@@ -155,9 +157,7 @@ def test_a_micro_batch_whose_task_failed_is_published_once_when_it_comes_again(s
 
 @pytest.mark.parametrize(("settings", "warned"), [
     ({}, False),
-    ({"spark.speculation": "true"}, False),
     ({"spark.speculation": "true", "spark.task.maxFailures": "4"}, False),
-    ({"spark.speculation": "TRUE", "spark.task.maxFailures": "3"}, True),
     ({"spark.speculation": "true", "spark.task.maxFailures": "1"}, True),
     ({"spark.task.maxFailures": "1"}, False),
 ])  # fmt: skip
@@ -165,24 +165,3 @@ def test_settings_by_which_a_denied_attempt_fails_a_write_are_warned_of(settings
     warn_of_denials(lambda name, default: settings.get(name, default))
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
     assert not warned or f"maxFailures is {settings['spark.task.maxFailures']}" in caplog.text
-
-
-def test_register_warns_by_the_settings_of_its_session(caplog):
-    settings = {"spark.speculation": "true", "spark.task.maxFailures": "1"}
-    formats = []
-    conf = SimpleNamespace(get=settings.get, set=settings.__setitem__, isModifiable=lambda name: True)
-    sources = SimpleNamespace(register=lambda source: formats.append(source.name()))
-    functions = SimpleNamespace(register=lambda name, function: formats.append(name))
-    register(SimpleNamespace(conf=conf, dataSource=sources, udtf=functions))
-    assert formats == ["tiered_index", "rocketmq_commitlog", "tiered_index_lookup"]
-    [record] = caplog.records
-    assert record.levelname == "WARNING" and "maxFailures is 1" in record.getMessage()
-
-
-def test_each_session_of_an_application_registers_for_itself(session, storage):
-    write(session.createDataFrame(messages(10, days=1)).coalesce(1), storage)
-    other = session.newSession()
-    register(other)
-    assert other.read.format("tiered_index").load(storage).count() == 10
-    active = session._jvm.org.apache.spark.sql.classic.SparkSession.getActiveSession()
-    assert active.get().equals(session._jsparkSession)  # as before

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import fields
 from functools import partial
 
@@ -21,7 +20,6 @@ from tests.support.log_records import open_log
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, erase
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import InvalidArgument
 from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.retention import Retention
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
@@ -102,19 +100,6 @@ def test_the_remaining_bytes_are_those_of_an_erasure_without_spark(spark, origin
     assert (again.status, again.entries, again.messages_erased) == ("erased", 0, 0)
 
 
-def test_arguments_are_checked_before_anything_is_done(origin, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.spark.writing.spark_of", lambda *_, **__: pytest.fail("Spark was started"))
-    for given in ({"keys": ()}, {"topic": ""}, {"keys": "k", "queue_id": 1}, {"grace_s": -1}, {"shard_bytes": 256}):
-        with pytest.raises(InvalidArgument):
-            erase_on(None, **{"storage": f"file://{origin}", "topic": "orders", "yes": True, **given})
-    command = f"erase --topic orders --storage file://{origin}"
-    assert "--queue needs --before" in told(f"{command} --queue 1 --yes", code=2).error["message"]
-    small = told(f"{command} --key k-3 --yes --shard-bytes 256", code=2)
-    assert "at least 1048576" in small.error["message"]
-    planned = told(f"{command} --key k-3").document
-    assert planned["status"] == "planned" and planned["entries"] > 0
-
-
 def test_the_command_answers_as_without_spark(spark, origin, tmp_path):
     shutil.copytree(origin, tmp_path / "index")
     uri = f"file://{tmp_path}/index"
@@ -125,9 +110,7 @@ def test_the_command_answers_as_without_spark(spark, origin, tmp_path):
         assert not len(reader.query("orders", "k-3")) and len(reader.query("orders", "k-4"))
 
 
-def test_an_audit_checks_archived_segments_of_catalogs(spark, origin, tmp_path, monkeypatch):
-    """Some at a time: of a million segments, no list is made."""
-    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "_SEGMENTS_AT_ONCE", 1)
+def test_an_audit_checks_archived_segments_of_catalogs(spark, origin, tmp_path):
     shutil.copytree(origin, tmp_path / "copy")
     storage = LocalStorage(tmp_path / "copy")
     log = open_log(storage, SystemClock())

@@ -11,13 +11,11 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, write_parquet
-from tests.spark.looked_up import answers_in, looked_up
 from tests.spark.test_audit import audited, damage_an_item, harm
 from tests.spark.test_datasource_reading import scan
-from tiered_index import IndexConfig, IndexReader, Lookup, hash_key
-from tiered_index.spark import build, merge
+from tiered_index import IndexConfig, IndexReader, hash_key
+from tiered_index.spark import build, look_up, merge
 from tiered_index.spark.audit.differences import Target
-from tiered_index.storage.opening import open_storage
 
 SETTINGS = {"preset": "rocketmq", "slots": 64, "items": 100_000, "max_late_s": 10**10}
 
@@ -47,14 +45,16 @@ def check(uri, table, folder, spark):
     by_key = {pair: [] for pair in pairs}
     for row in sorted(rows, key=lambda row: -row["offset"]):
         by_key[row["topic"], row["key"]].append(row["offset"])
-    lookups = [Lookup(topic=topic, key=key, max_count=10_000) for topic, key in pairs]
-    with IndexReader.open(uri) as reader, open_storage(uri) as storage:
-        answers = reader.query_many(lookups)
-        found = looked_up(answers_in(storage, reader.genesis.layout.schema, max_count=10_000), lookups)
-        for pair, answer, (status, entries, _) in zip(pairs, answers, found, strict=True):
-            assert sorted((item.offset for item in answer), reverse=True) == by_key[pair]
-            assert (status, [e["offset"] for e in entries]) == ("complete", [item.offset for item in answer])
-            assert {e["key_hash"] for e in entries} == {item.key_hash for item in answer} == {hash_key(*pair)}
+    result = look_up(spark, spark.createDataFrame(pairs, "topic string, key string"), storage=uri, max_count=10_000)
+    found = {pair: [] for pair in pairs}
+    for row in result.frame.sort("position").collect():
+        assert (row.status, row.key_hash) == ("complete", hash_key(row.topic, row.key))
+        found[row.topic, row.key].append(row.offset)
+    result.release()
+    with IndexReader.open(uri) as reader:
+        for pair in pairs:
+            offsets = [item.offset for item in reader.query(*pair, max_count=10_000)]
+            assert found[pair] == offsets and sorted(offsets, reverse=True) == by_key[pair]
     topic, key = sorted(negative)[0]
     hashes = {hash_key(topic, key), hash_key(topic, key, "mask")}
     picked = [row for part in scan(uri, topic=topic) for row in part.to_pylist() if row["key_hash"] in hashes]

@@ -15,8 +15,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import told
 from tiered_index import FileRows, IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
-from tiered_index.sources import rows
-from tiered_index.spark import Dialect, register
+from tiered_index.spark import register
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.writing import linked
 from tiered_index.spark.writing.linked import RowsOfFiles, link_files
@@ -89,9 +88,7 @@ def answers_of(uri):
     return told
 
 
-def test_a_build_of_files_is_the_same_as_ingest(spark, storage, config, logs, ingested, monkeypatch):
-    monkeypatch.setattr(linked, "_PART_ROWS", 30)
-    monkeypatch.setattr(linked, "_TASK_FILES", 2)
+def test_a_build_of_files_is_the_same_as_ingest(spark, storage, config, logs, ingested):
     result = link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
     assert (result.files, result.rows, result.entries, result.unit) == (7, 700, 1400, "s")
     assert result.held_back == ((logs / "a b" / "3.ndjson").as_uri(),)
@@ -129,35 +126,6 @@ def test_files_are_indexed_once_and_lines_that_follow_are_added(spark, storage, 
         "--json",
     )  # fmt: skip
     assert (done.code, done.document["rows"]) == (0, 0), done.err
-
-
-def test_csv_with_a_given_delimiter_and_quote_comes_back(spark, storage, config, tmp_path):
-    log = tmp_path / "a.txt"
-    records = [f"{n % 40}^'c{n % 7}'^{BEGIN_S + n}^5\" x, {n}" for n in range(100)]
-    log.write_text("\n".join(["order_id^customer.id^at^n", *records, ""]))
-    rows_of = RowsOfFiles(("order_id", "customer.id"), "at", None, "orders", dialect=Dialect("^", "'"))
-    result = link_files(spark, [str(log)], rows_of, storage=storage, config=config)
-    assert (result.rows, result.entries) == (100, 200)
-    with IndexReader.open(storage) as reader, FileRows(reader) as source:
-        found = reader.messages("orders", "c3", source=source, max_count=100)
-        assert [one.message.text.decode() for one in found] == [records[n] for n in range(99, -1, -1) if n % 7 == 3]
-
-
-def test_a_text_longer_than_its_bound_has_further_segments(spark, storage, config, tmp_path, ingested, monkeypatch):
-    monkeypatch.setattr(rows, "_RATIO", 1)
-    monkeypatch.setattr(rows, "_LEAST_BOUND", 20_000)
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    for number in range(2):
-        (logs / f"{number}.gz").write_bytes(gzip.compress(lines(number * 500, number * 500 + 500)))
-    link_files(spark, [str(logs)], ROWS, storage=storage, config=config)
-    uri = ingested(logs)
-    assert len(segments_of(uri)) == 4
-    # `ingest` reserves the further segments round by round
-    assert [{**one, "start": 0, "length": 0} for one in segments_of(storage)] == [
-        {**one, "start": 0, "length": 0} for one in segments_of(uri)
-    ]
-    assert [rows for _, rows in answers_of(storage).values()] == [rows for _, rows in answers_of(uri).values()]
 
 
 def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, logs, ingested):

@@ -4,49 +4,58 @@ meanwhile.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.rocketmq.archived_store import index_log
 from tests.spark.commands import told
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, sweep, write_parquet
+from tests.spark.entries import BEGIN_MS, DAY_MS, TOPICS, messages, put_files, states, sweep
+from tests.spark.in_process import build_here
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
-from tiered_index import IndexConfig, IndexReader, IndexService, KeyedIndexItem, column
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.format.layout import PRESETS
-from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.service.jobs.merge_run import MergeOptions
-from tiered_index.spark import audit, build, look_up, lookup, merge, register
+from tiered_index.spark import audit, build, look_up, lookup, merge
 from tiered_index.spark.lookup.answers import column_names
 from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.types import format_time, parse_time
 
 KEYS = "topic string, key string, begin_ms long, end_ms long, id int"
+OF_ONE_HASH = [("t", "xAa"), ("t", "xBB"), ("orders", "xAa"), ("orders", "xBB")]
 ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint")
 
 
 @pytest.fixture(scope="module")
 def index(spark, tmp_path_factory):
-    """A storage with files of a live writer and tables of builds, and all their messages."""
+    """A storage with files of a live writer, one of them of wrong clocks, and tables of builds in shards, some of them
+    in parts of a giant key. Two keys of different topics have one hash, and "xAa" has that of "xBB".
+    """
     folder = tmp_path_factory.mktemp("index")
     storage = f"file://{folder}/storage"
     table = messages(2_000, days=3)
-    put_files(storage, folder / "root", table, rows=700)
-    more = messages(400, seed=5)
-    config = IndexConfig(slots=64, items=100_000)
-    build(spark, write_parquet(more, folder / "m.parquet"), storage=storage, window="1d", config=config)
+    like = table.slice(0, 1).to_pylist()[0]
+    times = (BEGIN_MS, BEGIN_MS + DAY_MS, BEGIN_MS - 400 * DAY_MS)
+    odd = [
+        {**like, "topic": topic, "key": key, "offset": n, "timestamp_ms": time}
+        for n, (topic, key, time) in enumerate(itertools.product(("t", "orders"), ("xAa", "xBB"), times))
+    ]
+    put_files(storage, folder / "root", table, pa.Table.from_pylist(odd, table.schema), rows=700)
+    build_here(storage, messages(1_000, seed=5), shards=3, piece_items=50)
+    shards = [stored.shard for stored in states(storage).objects.values() if stored.shard is not None]
+    assert 1 < len({(shard.slot_low, shard.slot_high) for shard in shards}) < len(shards)
     return storage
 
 
@@ -62,10 +71,12 @@ ROWS = [
     ("orders", "key-0", None, None, 2),
     ("orders", "key-0", BEGIN_MS, BEGIN_MS + DAY_MS, 3),
     ("orders", "key-7", None, BEGIN_MS + 2 * DAY_MS, 4),
-    ("überweisung", "key-7", None, None, 5),
-    ("orders", "nobody", None, None, 6),
-    ("nowhere", "key-0", None, None, 7),
-    *(("payments", f"key-{n}", None, None, 100 + n) for n in range(40)),
+    ("orders", "nobody", None, None, 5),
+    ("nowhere", "key-0", None, None, 6),
+    ("orders", "xAa", BEGIN_MS - 500 * DAY_MS, BEGIN_MS, 7),
+    ("t", "xAa", BEGIN_MS + DAY_MS - 2_000, BEGIN_MS + DAY_MS, 8),
+    *((topic, key, None, None, 10 + n) for n, (topic, key) in enumerate([*OF_ONE_HASH, ("other", "xAa")])),
+    *((topic, f"key-{n}", None, None, 100 * at + n) for at, topic in enumerate(TOPICS, 1) for n in range(15)),
 ]
 
 
@@ -83,6 +94,7 @@ def check(storage, rows, max_count):
             assert said == {(topic, key, answer.status, None)}
             entries = [tuple(row[name] for name in ENTRY) for row in mine if row["position"] is not None]
             assert entries == [tuple(getattr(item, name) for name in ENTRY) for item in answer]
+            assert entries or key == "nobody" or topic in ("nowhere", "other") or number in range(100, 400)
 
 
 def offsets_by(name, rows):
@@ -95,25 +107,18 @@ def offsets_by(name, rows):
 
 def test_answers_are_a_readers(spark, index):
     frame = spark.createDataFrame(ROWS, KEYS)
-    result = look_up(spark, frame, storage=index, max_count=5)
-    check(index, [row.asDict() for row in result.frame.collect()], 5)
-    assert (result.rows, result.skipped_null, result.failed) == (len(ROWS), 0, ())
-    assert sum(result.statuses.values()) == len(ROWS) and set(result.statuses) == {"complete", "truncated"}
-    state = states(index)
-    assert result.objects == len(state.files) + len(state.tables) and result.log_number == state.number
-    assert 2 * len(state.objects) <= result.requests and result.bytes_read > 0 and result.cost_usd > 0
-    result.release()
-
-
-def test_more_keys_than_a_batch(spark, index):
-    frame = spark.createDataFrame(ROWS, KEYS).coalesce(1)
-    none = spark.range(7_000).selectExpr("'payments'", "concat('none-', id)", "NULL", "NULL", "-1")
-    result = look_up(spark, frame.unionAll(none), storage=index, max_count=5)
+    # more keys than a batch
+    none = spark.range(1_500).selectExpr("'payments'", "concat('none-', id)", "NULL", "NULL", "-1")
+    result = look_up(spark, frame.coalesce(1).unionAll(none), storage=index, max_count=5)
     rows = [row.asDict() for row in result.frame.collect()]
     check(index, [row for row in rows if row["id"] > 0], 5)
     none = [row for row in rows if row["id"] < 0]
-    assert len(none) == 7_000 and {(row["status"], row["position"]) for row in none} == {("complete", None)}
-    assert sum(result.statuses.values()) == result.rows == len(ROWS) + 7_000
+    assert len(none) == 1_500 and {(row["status"], row["position"]) for row in none} == {("complete", None)}
+    assert (result.rows, result.skipped_null, result.failed) == (len(ROWS) + 1_500, 0, ())
+    assert sum(result.statuses.values()) == len(ROWS) + 1_500 and set(result.statuses) == {"complete", "truncated"}
+    state = states(index)
+    assert result.objects == len(state.files) + len(state.tables) and result.log_number == state.number
+    assert 2 * len(state.objects) <= result.requests and result.bytes_read > 0 and result.cost_usd > 0
     result.release()
 
 
@@ -130,14 +135,6 @@ def test_columns_by_name_constants_and_timestamps(spark, index):
             answer = reader.query("orders", key, BEGIN_MS + DAY_MS, max_count=1000)
             assert found == [item.offset for item in answer]
     assert {row["my id"] for row in rows} == {"a", "b"}
-
-
-def test_no_keys_and_no_files_in_range(spark, index):
-    empty = look_up(spark, spark.createDataFrame([], KEYS), storage=index)
-    assert (empty.frame.collect(), empty.rows, empty.requests, empty.statuses) == ([], 0, 0, {})
-    early = look_up(spark, spark.createDataFrame([("orders", "key-0", 0, 1000, 1)], KEYS), storage=index)
-    (row,) = early.frame.collect()
-    assert (row.status, row.position, early.objects) == ("complete", None, 0)
 
 
 def test_rows_with_nulls_are_named_or_counted(spark, index):
@@ -168,65 +165,31 @@ def test_rows_with_nulls_are_named_or_counted(spark, index):
     assert [(row["k"], row["position"]) for row in some] == [("key-1", 0)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Told(KeyedIndexItem):
-    status: int = column(">u2")
-    Region: int = column(">u2")
+BAD = [
+    ("topic string", {}, "column 'key' is missing; the keys have topic"),
+    ("topic string, key string", {"key": "kye"}, r"column 'kye' \(key\) is missing"),
+    ("topic string, key string", {"offset": "key"}, "'offset' is not a field of a lookup"),
+    ("topic string, key string", {"topic": 5}, r"topic .*not 5"),
+    ("topic string, key int", {}, "column 'key' is int; text is needed"),
+    ("topic string, key array<string>", {}, "column 'key' is array<string>; text is needed"),
+    ("topic string, key string, at date", {"end_ms": "at"}, r"'at' \(end_ms\) is date; integers"),
+    ("topic string, key string, begin_ms timestamp_ntz", {}, "column 'begin_ms' is timestamp_ntz"),
+    ("topic string, key string, Offset int", {}, "'Offset' of the keys has the name of a column of answers"),
+    ("topic string, key string, a int, A int", {}, "two columns 'a'"),
+]
 
 
-def test_columns_of_entries_that_have_names_of_answers(spark, tmp_path, monkeypatch):
-    storage = f"file://{tmp_path}/storage"
-    config = IndexConfig(root=tmp_path / "root", storage=storage, slots=64, item_type=Told, background=False)
-    with monkeypatch.context() as patch:
-        # as an older version made it
-        patch.setattr(Schema, "clashing", lambda *_: None)
-        writer = IndexService.open(config)
-    with writer:
-        writer.put("orders", 0, "key-1", 1, 2, BEGIN_MS, status=3, Region=4)
-        writer.seal()
-        writer.run_lifecycle()
-    keys = spark.createDataFrame([("orders", "key-1")], "topic string, key string")
-    with pytest.raises(InvalidArgument, match=r"entries have a column 'status'.*function tiered_index_lookup"):
-        lookup(spark, keys, storage=storage)
-    register(spark)
-    [row] = spark.sql(f"SELECT * FROM tiered_index_lookup('{storage}', 'orders', 'key-1')").collect()
-    assert (row.status, row.Region) == (3, 4)
-
-
-def test_names_of_answers_are_accepted_in_any_case_of_letters(spark):
-    with pytest.raises(InvalidArgument, match="column 'region' of the keys"):
-        keys_of(spark.createDataFrame([], "topic string, key string, region int"), {}, ["Region"])
-
-
-BAD = {
-    "missing": ("topic string", {}, "column 'key' is missing; the keys have topic"),
-    "missing_named": ("topic string, key string", {"key": "kye"}, r"column 'kye' \(key\) is missing"),
-    "unknown": ("topic string, key string", {"offset": "key"}, "'offset' is not a field of a lookup"),
-    "number": ("topic string, key int", {}, "column 'key' is int; text is needed"),
-    "nested": ("topic string, key struct<id: string>", {}, "column 'key' is struct<id:string>; text is needed"),
-    "list": ("topic string, key array<string>", {}, "column 'key' is array<string>; text is needed"),
-    "decimal_bound": ("topic string, key string, begin_ms decimal(20,0)", {}, "'begin_ms' is decimal"),
-    "date_bound": ("topic string, key string, at date", {"end_ms": "at"}, r"'at' \(end_ms\) is date; integers"),
-    "fraction": ("topic string, key string, end_ms double", {}, "column 'end_ms' is double; integers"),
-    "local time": ("topic string, key string, begin_ms timestamp_ntz", {}, "column 'begin_ms' is timestamp_ntz"),
-    "clash": ("topic string, key string, Offset int", {}, "'Offset' of the keys has the name of a column of answers"),
-    "twice": ("topic string, key string, a int, A int", {}, "two columns 'a'"),
-    "key twice": ("topic string, key string, key string", {}, "two columns 'key'"),
-}
-
-
-def test_invalid_keys_of_lookups(spark, index):
-    with pytest.raises(InvalidArgument, match=r"topic .*not 5"):
-        lookup(spark, spark.createDataFrame([], KEYS), storage=index, columns={"topic": 5})
+def test_bad_columns_are_named(spark, index):
+    for schema, columns, message in BAD:
+        with pytest.raises(InvalidArgument, match=message):
+            lookup(spark, spark.createDataFrame([], schema), storage=index, columns=columns)
+    stream = spark.readStream.format("rate").load().selectExpr("'t' AS topic", "'k' AS key")
     with pytest.raises(InvalidArgument, match="stream"):
-        lookup(spark, spark.readStream.format("rate").load().selectExpr("'t' AS topic", "'k' AS key"), storage=index)
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_columns_are_named(spark, index, case):
-    schema, columns, message = BAD[case]
-    with pytest.raises(InvalidArgument, match=message):
-        lookup(spark, spark.createDataFrame([], schema), storage=index, columns=columns)
+        lookup(spark, stream, storage=index)
+    taken = column_names(PRESETS["native"].schema, messages="archive")
+    for name in ("_lookup", "OFFSET"):
+        with pytest.raises(InvalidArgument, match=f"column '{name}' of the keys"):
+            keys_of(spark.createDataFrame([], f"topic string, key string, {name} string"), {}, taken)
 
 
 def test_bad_calls_and_bad_rows(spark, index, tmp_path):
@@ -260,13 +223,12 @@ def test_keys_with_a_collation_are_those_that_were_written(spark, tmp_path):
         assert {row.key: row.offset for row in lookup(spark, keys, storage=storage).collect()} == found
 
 
-@pytest.mark.parametrize("column", ["topic", "key", "begin_ms"])
-def test_text_that_is_not_utf_8_is_named(spark, index, column):
-    columns = {"topic": "'orders'", "key": "'key-1'", "begin_ms": "'0'"} | {column: "CAST(x'ff41' AS STRING)"}
-    keys = spark.range(1).selectExpr(*(f"{text} AS {name}" for name, text in columns.items()))
-    named = {"topic": "a topic", "key": "a key"}.get(column, "column 'begin_ms'")
-    with pytest.raises(InvalidArgument, match=f"{named} has bytes that are not UTF-8"):
-        lookup(spark, keys, storage=index)
+def test_text_that_is_not_utf_8_is_named(spark, index):
+    for name, named in (("key", "a key"), ("begin_ms", "column 'begin_ms'")):
+        columns = {"topic": "'orders'", "key": "'key-1'", "begin_ms": "'0'"} | {name: "CAST(x'ff41' AS STRING)"}
+        keys = spark.range(1).selectExpr(*(f"{text} AS {other}" for other, text in columns.items()))
+        with pytest.raises(InvalidArgument, match=f"{named} has bytes that are not UTF-8"):
+            lookup(spark, keys, storage=index)
 
 
 def test_damage_is_reported_by_slot_group(spark, copied):
@@ -294,44 +256,15 @@ def test_damage_is_reported_by_slot_group(spark, copied):
         look_up(spark, frame, storage=copied)
 
 
-def test_a_lookup_that_fails_leaves_no_file_on_the_drivers_disk(spark, copied):
-    for stored in states(copied).objects.values():
-        (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
-        flip(path, 100)
-    folder = Path(spark.sparkContext._temp_dir)
-    before = {*folder.rglob("*")}
-    with pytest.raises(CorruptFile):
-        lookup(spark, spark.createDataFrame(ROWS, KEYS), storage=copied)
-    assert {*folder.rglob("*")} <= before
-
-
-def test_a_sentence_of_the_product_is_the_first_line_of_an_error(spark, copied, tmp_path):
-    """The worker's traceback is for bugs."""
-    register(spark)
-    for stored in states(copied).objects.values():
-        (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
-        flip(path, 100)
-    for place, kind in ((copied, "CorruptFile: data/"), (f"file://{tmp_path}/none", "NotAnIndex: file://")):
-        with pytest.raises(PySparkException) as raised:
-            spark.read.format("tiered_index").load(place).collect()
-        # Spark's words, and the sentence
-        lines = str(raised.value).splitlines()
-        assert f"tiered_index.errors.{kind}" in " ".join(lines[:2]) and len(lines) <= 3
-    with pytest.raises(CorruptFile) as raised:
-        lookup(spark, spark.createDataFrame(ROWS, KEYS), storage=copied)
-    # a notebook prints no error of Spark before it
-    assert raised.value.__cause__ is None and raised.value.__suppress_context__
-
-
 def test_an_index_that_is_merged_meanwhile_and_objects_that_are_lost(spark, copied):
     frame = spark.createDataFrame(ROWS, KEYS)
-    result = look_up(spark, frame, storage=copied, max_count=5)
+    result = look_up(spark, frame, storage=copied, max_count=1000)
     assert merge(spark, storage=copied, window="30d", options=MergeOptions(shard_bytes=1 << 20)).jobs > 0
     assert sweep(copied) > 0
-    check(copied, [row.asDict() for row in result.frame.collect()], 5)
+    check(copied, [row.asDict() for row in result.frame.collect()], 1000)
     # as if Spark had lost the rows: tasks look them up again, in the objects of now
     result.release()
-    check(copied, [row.asDict() for row in result.frame.select("*").collect()], 5)
+    check(copied, [row.asDict() for row in result.frame.select("*").collect()], 1000)
     LocalStorage(Path(urlsplit(copied).path)).delete_many(sorted(states(copied).objects))
     with pytest.raises(CorruptFile, match="storage does not"):
         lookup(spark, frame, storage=copied)
@@ -381,6 +314,8 @@ def test_the_command(spark, index, tmp_path):
     for command, message in (
         (f"{lookup} {keys} --out {out}", "exists already"),
         (f"{of_csv} --out {stored}", "has objects already"),
+        (f"{of_csv} --out sqlite:///{tmp_path}/answers.ndjson", "answers in a storage are Parquet"),
+        (f"{lookup} s3://bucket/k.ndjson --out {tmp_path}/no", "keys in a storage are Parquet"),
         (of_csv, "no folder for the answers"),
         (f"{of_csv} --column topic=order_id --out {tmp_path}/no", "by --column and for all rows"),
         (f"{lookup} {tmp_path}/none.csv --out {tmp_path}/no", "no such file"),
@@ -388,17 +323,12 @@ def test_the_command(spark, index, tmp_path):
         assert message in told(command, code=2).error["message"]
 
 
-@pytest.fixture
-def store(tmp_path):
-    with StoreWriter(tmp_path / "store", segment_bytes=1 << 12) as writer:
+@pytest.mark.long
+def test_messages_are_joined(spark, tmp_path):
+    storage, store = f"file://{tmp_path}/storage", tmp_path / "store"
+    with StoreWriter(store, segment_bytes=1 << 12) as writer:
         for n in range(120):
             writer.put("t", 0, b"body %d" % n, keys=[f"k{n % 10}"], tags="tag", store_ms=BEGIN_MS + n * 1000)
-    return tmp_path / "store"
-
-
-@pytest.mark.long
-def test_messages_are_joined(spark, store, tmp_path):
-    storage = f"file://{tmp_path}/storage"
     settings = {"slots": 97, "items": 5_000, "background": False, "offset_space": "commitlog", "max_late_s": 1e10}
     with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
         messages = {m.physical_offset: m for m in index_log(index, store)}
@@ -424,9 +354,3 @@ def test_messages_are_joined(spark, store, tmp_path):
         assert row.message_body == (messages[row.offset].body() if row.offset < archived else None)
     with pytest.raises(ConfigError, match="has no commitlog/"):
         look_up(spark, frame, storage=storage, messages=str(tmp_path))
-
-
-def test_the_column_of_joined_messages_replaces_none_of_the_callers(spark):
-    taken = column_names(PRESETS["native"].schema, messages="archive")
-    with pytest.raises(InvalidArgument, match="column '_lookup' of the keys"):
-        keys_of(spark.createDataFrame([], "topic string, key string, _lookup string"), {}, taken)

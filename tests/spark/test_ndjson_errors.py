@@ -1,6 +1,4 @@
-"""A line of NDJSON that is not a message: a task reports the same error as `ingest` and the service, with file and
-line.
-"""
+"""Files of NDJSON as tasks read them: each line once, with the keys that `ingest` takes of it."""
 
 from __future__ import annotations
 
@@ -23,18 +21,6 @@ from tiered_index.spark.writing import sources
 from tiered_index.storage.memory import MemoryStorage
 
 PLACE = {"topic": "t", "queue_id": 1, "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
-GOOD = {**PLACE, "keys": ["k"]}
-WRONG = {
-    "text": {"offset": "abc"},
-    "fraction": {"size": 1.5},
-    "truth": {"queue_id": True},
-    "list": {"keys": "k"},
-    "null": {"keys": None},
-    "null key": {"keys": ["k", None]},
-    "time": {"timestamp_ms": "yesterday"},
-    "large": {"offset": 2**63},
-    "topic": {"topic": ""},
-}
 
 
 class Stored:
@@ -62,23 +48,7 @@ def rows(*splits, address_of=None):
 
 
 def lines(*changes):
-    return b"".join(json.dumps({**GOOD, **change}).encode() + b"\n" for change in changes)
-
-
-@pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("name", ["m.ndjson", "m.ndjson.gz"])
-def test_a_task_says_what_ingest_and_the_service_say(case, name, tmp_path):
-    stored, data = Stored(), lines({}, {}, WRONG[case], WRONG[case])
-    assert stored.read(name, lines({}, {}))["offset"].to_pylist() == [1, 1]
-    (tmp_path / "m.ndjson").write_bytes(data)
-    (batch,) = NdjsonSource(LocalFile(tmp_path / "m.ndjson")).batches(0)
-    record = list(batch.records())[2]
-    with pytest.raises(InvalidArgument) as caught:
-        stored.read(name, data)
-    assert str(caught.value) == f"s3://bucket/p/{name}, line 3: {record.problem}"
-    with pytest.raises(InvalidArgument) as caught:
-        parsed(data, wire.NDJSON, 1 << 20)
-    assert str(caught.value) == f"line 3: {record.problem}"
+    return b"".join(json.dumps({**PLACE, "keys": ["k"], **change}).encode() + b"\n" for change in changes)
 
 
 def test_a_task_and_the_service_take_the_keys_that_ingest_takes(tmp_path):
@@ -92,9 +62,7 @@ def test_a_task_and_the_service_take_the_keys_that_ingest_takes(tmp_path):
     assert pa.table(parsed(data, wire.NDJSON, 1 << 20).columns)["key"].to_pylist() == keys
 
 
-def test_a_task_names_a_line_that_is_no_json():
-    with pytest.raises(InvalidArgument, match=r"m\.ndjson, line 2: not JSON"):
-        Stored().read("m.ndjson", lines({}) + b"this is none\n")
+def test_a_task_names_the_end_of_a_file_that_is_cut():
     with pytest.raises(InvalidArgument, match=r"m\.ndjson: the last line has no newline"):
         Stored().read("m.ndjson", lines({}) + lines({})[:-9])
 
@@ -116,11 +84,3 @@ def test_parts_of_a_file_have_each_line_once(tmp_path):
     (tmp_path / "m").write_bytes(gzip.compress(data))
     zipped = [["", str(tmp_path / "m"), begin, begin + 64] for begin in (0, 64)]
     assert rows(*zipped)["offset"].to_pylist() == list(range(40))
-
-
-@pytest.mark.parametrize("name", ["m.ndjson", "m.ndjson.gz"])
-def test_a_file_is_read_in_large_blocks(name):
-    stored = Stored()
-    data = b"".join(lines({"keys": [str(n * 2654435761 % 2**32)]}) for n in range(20_000))
-    assert stored.read(name, data).num_rows == 20_000
-    assert len(stored.storage.reads) <= 2 + len(data) // (1 << 20)

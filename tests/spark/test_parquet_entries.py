@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from functools import partial
 from typing import Any
 
@@ -15,14 +14,12 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tests.spark.entries import messages
-from tests.support.damage import flip
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.layout import PRESETS
 from tiered_index.service.write.validation import TopicTable, batch_columns
-from tiered_index.sources import parquet as bounds
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.lookup.keys import frame_of_keys, read_keys
-from tiered_index.spark.writing import folders, parquet
+from tiered_index.spark.writing import folders
 from tiered_index.spark.writing.parquet import HAS_KEY
 from tiered_index.spark.writing.sources import FIELDS, Entries, check_source, entries_of, entry_frame
 from tiered_index.storage.opening import open_storage
@@ -75,25 +72,22 @@ SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
     "null keys": (lambda table: with_column(table, "key", pa.array(["k", None, "l"] * (COUNT // 3))), {}),
     "a category": (lambda table: with_column(table, "topic", table["topic"].dictionary_encode()), {}),
     "zoned": (partial(timed, pa.timestamp("us", "Europe/Berlin")), {}),
-    "naive": (partial(timed, pa.timestamp("us")), {}),
     "int96": (partial(timed, pa.timestamp("us")), {"use_deprecated_int96_timestamps": True}),
     "unsigned": (lambda table: with_column(table, "offset", table["offset"].cast(pa.uint32())), {}),
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Any, monkeypatch: Any, shape: str) -> None:
-    made, options = SHAPES[shape]
-    monkeypatch.setattr(parquet, "_LEAST_ROWS", 600)
-    pq.write_table(made(messages(COUNT)), tmp_path / "m.parquet", row_group_size=300, **options)
-    entries = entries_in(spark, tmp_path / "m.parquet")
-    assert entries.frame.rdd.getNumPartitions() == 3  # 5 row groups of 300 rows; a task reads up to two
-    found = read_whole(entries, list(FIELDS))
-    theirs = entry_frame(spark.read.parquet(str(tmp_path / "m.parquet")), {}, SCHEMA).toArrow().to_batches()
-    assert numbers(found) == numbers(theirs) and len(numbers(found)) >= 900
-    counted = read_whole(entries, ["topic", "timestamp_ms", HAS_KEY])
-    keyed = np.concatenate([batch.column(HAS_KEY).to_numpy(zero_copy_only=False) for batch in counted])
-    assert (len(keyed), keyed.sum()) == (sum(map(len, theirs)), len(numbers(theirs)))
+def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Any) -> None:
+    for shape, (made, options) in SHAPES.items():
+        path = tmp_path / f"{shape}.parquet"
+        pq.write_table(made(messages(COUNT)), path, row_group_size=300, **options)
+        entries = entries_in(spark, path)
+        found = read_whole(entries, list(FIELDS))
+        theirs = entry_frame(spark.read.parquet(str(path)), {}, SCHEMA).toArrow().to_batches()
+        assert numbers(found) == numbers(theirs) and len(numbers(found)) >= 900, shape
+        counted = read_whole(entries, ["topic", "timestamp_ms", HAS_KEY])
+        keyed = np.concatenate([batch.column(HAS_KEY).to_numpy(zero_copy_only=False) for batch in counted])
+        assert (len(keyed), keyed.sum()) == (sum(map(len, theirs)), len(numbers(theirs))), shape
 
 
 def test_columns_by_name_and_constants_are_read_by_tasks(spark: Any, tmp_path: Any) -> None:
@@ -126,38 +120,20 @@ def put_all(tables: dict[str, pa.Table], folder: Any, kind: str, **layout: int) 
     return where
 
 
-@pytest.mark.parametrize("kind", ["local", "stored"])
-def test_files_of_a_table_whose_columns_changed_in_time(spark: Any, tmp_path: Any, kind: str) -> None:
+def test_files_of_a_table_whose_columns_changed_in_time(spark: Any, tmp_path: Any) -> None:
     """As in Iceberg's tables, columns get added, moved and renamed, and get wider types."""
     first = messages(10)
     second = with_column(first, "offset", first["offset"].cast(pa.int32()))
     second = timed(pa.timestamp("us", "UTC"), second).append_column("note", second["key"])
     tables = {"a": timed(pa.timestamp("ms"), first), "b": second.select(second.column_names[::-1])}
-    source = put_all(tables, tmp_path, kind)
+    source = put_all(tables, tmp_path, "stored")
     found = entries_in(spark, source)
     assert numbers(read_whole(found, list(FIELDS))) == sorted(2 * numbers(first.to_batches()))
     with pytest.raises(InvalidArgument, match=r"column 'note' \(key\) is missing; the source has topic"):
         entries_in(spark, source, {"key": "note"})
 
 
-@pytest.mark.parametrize("renamed", ["a", "b"])
-def test_a_field_that_not_all_files_have_is_missing(spark: Any, tmp_path: Any, renamed: str) -> None:
-    """Spark's reader gives nulls for the other files: messages without a key, or nulls that no file has."""
-    for name in ("a", "b"):
-        table = messages(10).rename_columns({"key": "order_id"}) if name == renamed else messages(10)
-        # columns in which later files may differ
-        table = table.append_column("topic_id", pa.array(range(10))) if name == "b" else table
-        pq.write_table(table.append_column(f"of {name}", table["size"]), tmp_path / f"{name}.parquet")
-    for column in ("key", "order_id"):
-        with pytest.raises(InvalidArgument, match=rf"column '{column}'( \(key\))? is missing; the source has"):
-            entries_in(spark, tmp_path, {"key": column})
-    found = entries_in(spark, tmp_path, {"key": "topic"})
-    ids = pa.Table.from_batches(read_whole(found, ["offset", "topic_id"]))["topic_id"].to_pylist()
-    assert sorted(ids, key=str) == [*range(10), *[None] * 10]
-
-
-@pytest.mark.parametrize("kind", ["local", "stored"])
-@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize(("kind", "listed"), [("local", False), ("stored", True)])
 def test_a_needed_column_without_a_type_is_an_error(spark: Any, tmp_path: Any, kind: str, listed: bool) -> None:
     """Pandas writes an empty column without a type. If the build skipped it, its rows would be messages without a
     key.
@@ -174,14 +150,6 @@ def test_a_needed_column_without_a_type_is_an_error(spark: Any, tmp_path: Any, k
     found = entries_in(spark, source, {"key": "topic"})
     ids = [row for batch in read_whole(found, ["topic_id"]) for row in batch.column(0).to_pylist()]
     assert sorted(one or 0 for one in ids) == [0] * 20 + [7] * 10
-
-
-def test_a_missing_column_is_named_beside_a_constant(tmp_path: Any) -> None:
-    source = put_all({"a": messages(10)}, tmp_path, "local")
-    columns = {"topic": F.lit("orders")}
-    check_source(source, columns, SCHEMA, ADDRESS_OF)
-    with pytest.raises(InvalidArgument, match="column 'none' \\(offset\\) is missing"):
-        check_source(source, columns | {"offset": "none"}, SCHEMA, ADDRESS_OF)
 
 
 @pytest.mark.parametrize("kind", ["local", "stored"])
@@ -213,27 +181,17 @@ def test_hidden_folders_and_tables_are_no_folder_of_files(tmp_path: Any, kind: s
             found()
 
 
-@pytest.mark.parametrize("kind", ["local", "stored"])
-def test_columns_that_files_have_of_several_kinds_are_no_field(spark: Any, tmp_path: Any, kind: str) -> None:
+def test_columns_that_files_have_of_several_kinds_are_no_field(spark: Any, tmp_path: Any) -> None:
     """Parquet stores a date as a number of days."""
     first = messages(10)
     tables = {"a": first, "b": with_column(first, "timestamp_ms", pa.array(range(10), pa.int32()).cast(pa.date32()))}
     with pytest.raises(InvalidArgument, match=r"'timestamp_ms' is date32.* in .*b\.parquet, and int64 in .*a\.pa"):
-        entries_in(spark, source := put_all(tables, tmp_path, kind))
+        entries_in(spark, source := put_all(tables, tmp_path, "local"))
     found = entries_in(spark, source, {"timestamp_ms": "offset"})
     assert sum(map(len, read_whole(found, ["timestamp_ms"]))) == 20
 
 
-def test_unsigned_numbers_are_read(spark: Any, tmp_path: Any) -> None:
-    table = messages(10)
-    stored = put_all({"a": with_column(table, "offset", table["offset"].cast(pa.uint64()))}, tmp_path, "stored")
-    assert numbers(read_whole(entries_in(spark, stored), list(FIELDS))) == numbers(table.to_batches())
-    row = frame_of_keys(spark, read_keys(stored, S3Options())).orderBy("offset").first()
-    assert (row.offset, type(row.offset).__name__) == (min(table["offset"].to_pylist()), "Decimal")
-
-
-@pytest.mark.parametrize("kind", ["local", "stored"])
-@pytest.mark.parametrize("rows", [1, 7, 5])
+@pytest.mark.parametrize(("kind", "rows"), [("local", 1), ("local", 5), ("stored", 7)])
 def test_a_file_that_another_one_replaced_is_an_error(spark: Any, tmp_path: Any, kind: str, rows: int) -> None:
     """A build would skip row groups that were added after the driver listed the file's groups.
 
@@ -265,6 +223,7 @@ def test_columns_that_go_through_spark_under_another_type(spark: Any, tmp_path: 
     """Spark's JVM knows neither bytes of fixed size nor large lists, and no zone means `timestamp_ntz`."""
     table = timed(pa.timestamp("us"), messages(10))
     table = table.append_column("id", pa.array([bytes(16)] * 10, pa.binary(16)))
+    table = table.append_column("large", pa.array([2**64 - 1] * 10, pa.uint64()))
     table = table.append_column("tags", pa.array([["a"]] * 10, pa.large_list(pa.large_string())))
     view, coded = pa.string_view(), pa.array(["a"] * 10).dictionary_encode()
     table = table.set_column(table.column_names.index("topic"), "topic", table["topic"].cast(view))
@@ -276,6 +235,7 @@ def test_columns_that_go_through_spark_under_another_type(spark: Any, tmp_path: 
     pq.write_table(table, tmp_path / "m.parquet")
     (row, *_) = frame_of_keys(spark, read_keys(str(tmp_path), S3Options())).collect()
     assert (row.id, row.tags, row.views, row.coded) == (bytes(16), ["a"], ["a"], ["a"])
+    assert (row.large, type(row.large).__name__) == (2**64 - 1, "Decimal")
     assert row.inside.asDict() == {"d": "a", "v": "a"}
 
 
@@ -327,75 +287,7 @@ def test_a_folder_is_read_by_sparks_own_rules(spark: Any, tmp_path: Any, kind: s
         assert sorted(map(tuple, theirs)) == sorted(ours)
 
 
-def test_what_folders_and_files_both_have_is_refused_where_it_is_taken(tmp_path: Any) -> None:
-    for name in ("topic=x/a.parquet", "topic=y/b.parquet"):
-        (tmp_path / name).parent.mkdir()
-        pq.write_table(messages(10), tmp_path / name)
-    check_source(str(tmp_path), {"topic": "key"}, SCHEMA, ADDRESS_OF)
-    with pytest.raises(InvalidArgument, match=r"column 'topic' is in .*a\.parquet and in the name of its folder"):
-        check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
-    pq.write_table(messages(10), tmp_path / "c.parquet")
-    with pytest.raises(InvalidArgument, match="are named for other columns"):
-        check_source(str(tmp_path), {"topic": "key"}, SCHEMA, ADDRESS_OF)
-
-
-def test_folders_of_lines_and_of_other_files(tmp_path: Any) -> None:
-    (tmp_path / "topic=x").mkdir()
-    (tmp_path / "topic=x" / "part-0").write_text("{}")
-    named = "folders have values of 'topic' in their names, but fields of"
-    with pytest.raises(InvalidArgument, match=f"{named} NDJSON must be"):
-        check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
-    (tmp_path / "topic=x" / "part-0").write_text("?")
-    with pytest.raises(InvalidArgument, match=r"part-0 \(1 files\)"):
-        check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
-    (tmp_path / "topic=x" / "part-0").rename(tmp_path / "topic=x" / "keys.csv")
-    with pytest.raises(InvalidArgument, match=f"{named} CSV must be"):
-        read_keys(str(tmp_path), S3Options())
-
-
-def test_a_task_compares_pages_with_their_checksums(tmp_path: Any) -> None:
-    """As `ingest` does: a changed value would look like a written one."""
-    path = tmp_path / "m.parquet"
-    table = pa.table({"offset": pa.array(range(1_000), pa.int64())})
-    pq.write_table(table, path, write_page_checksum=True, use_dictionary=False, compression="none")
-    files = parquet.ParquetFiles.of([("", str(path))], StorageAddress)
-    (whole,) = files.batches((0, [0]), ["offset"])
-    assert whole.column(0).to_pylist() == list(range(1_000))
-    written_ns = path.stat().st_mtime_ns
-    flip(path, path.read_bytes().index((500).to_bytes(8, "little")))
-    os.utime(path, ns=(written_ns, written_ns))  # a bad disk changes no time
-    with pytest.raises(CorruptFile, match=r"m\.parquet"):
-        list(files.batches((0, [0]), ["offset"]))
-
-
-def test_a_task_refuses_a_row_without_bound_by_file_and_row(tmp_path: Any, monkeypatch: Any) -> None:
-    """A file of some kilobytes can represent any number of keys."""
-    keys = pa.array([["k"]] * 7 + [[""] * 1_000] + [["k"]] * 2, pa.list_(pa.string()))
-    monkeypatch.setattr(bounds, "MAX_ROW_KEYS", 999)
-    path = tmp_path / "m.parquet"
-    pq.write_table(with_column(messages(10), "key", keys), path, row_group_size=5)
-    files = parquet.ParquetFiles.of([("", str(path))], StorageAddress)
-    read = parquet.EntryReader(files, files.parts(1), {name: (name, None) for name in FIELDS})
-    with pytest.raises(InvalidArgument, match=r"m\.parquet, row 8: it has 1,000 keys; 999 are allowed"):
-        list(read([pa.record_batch({"id": pa.array([0])})], FIELDS))
-
-
-def test_a_task_never_holds_what_rows_share_once_a_row(tmp_path: Any, monkeypatch: Any) -> None:
-    count = 100
-    topics = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), ["x" * 1_000])
-    keys = pa.array([["k"] * 100] * count, pa.list_(pa.string()))
-    path = tmp_path / "m.parquet"
-    pq.write_table(with_column(with_column(messages(count), "topic", topics), "key", keys), path)
-    monkeypatch.setattr(bounds, "TEXT_BYTES", 10_000)
-    monkeypatch.setattr(bounds, "TABLE_KEYS", 2_000)
-    files = parquet.ParquetFiles.of([("", str(path))], StorageAddress)
-    rows = list(files.batches((0, [0]), ["topic", "key"], ["topic"]))
-    assert sum(map(len, rows)) == count
-    assert max(map(len, rows)) < 15
-    assert pa.types.is_dictionary(rows[0].column("topic").type)
-
-
-def test_folders_that_cant_be_read_are_not_left_out_in_silence(tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_link_to_a_folder_is_not_left_out_in_silence(tmp_path: Any) -> None:
     files, elsewhere = tmp_path / "files", tmp_path / "elsewhere"
     for folder in (files / "day=1", elsewhere):
         folder.mkdir(parents=True)
@@ -405,47 +297,3 @@ def test_folders_that_cant_be_read_are_not_left_out_in_silence(tmp_path: Any, mo
     (files / "day=2").symlink_to(elsewhere)
     with pytest.raises(InvalidArgument, match="day=2 is a link to a folder"):
         folders.files_below(files)
-    (files / "day=2").unlink()
-    scan = os.scandir
-
-    def denied(path: Any) -> Any:
-        if str(path).endswith("day=1"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", denied)
-    with pytest.raises(InvalidArgument, match="day=1: Permission denied"):
-        folders.files_below(files)
-
-
-@pytest.mark.parametrize(
-    ("nullable", "statistics", "nulls", "least", "is_read"),
-    [
-        (False, False, 0, 1, False),
-        (True, True, 0, 1, False),
-        (True, True, 1, 1, True),
-        (True, False, 0, 1, True),
-        (True, True, 0, COUNT + 1, True),
-    ],
-)
-def test_schema_and_statistics_say_whether_a_count_reads_the_keys(
-    spark: Any, tmp_path: Any, monkeypatch: Any, nullable: bool, statistics: bool, nulls: int, least: int, is_read: bool
-) -> None:
-    """The keys of a small row group are always read if they may be null."""
-    monkeypatch.setattr(bounds, "BATCH_ROWS", least)
-    table = messages(COUNT)
-    keys = [*table["key"].to_pylist()[: COUNT - nulls], *[None] * nulls]
-    table = table.set_column(table.schema.get_field_index("key"), "key", pa.array(keys, pa.string()))
-    table = table.cast(pa.schema([field.with_nullable(nullable) for field in table.schema]))
-    path = tmp_path / "a.parquet"
-    # a page has a few keys: the damaged one is not in the first page
-    small: dict[str, Any] = {"data_page_size": 1 << 10, "write_batch_size": 16, "write_page_checksum": True}
-    pq.write_table(table, path, compression="none", use_dictionary=["topic"], write_statistics=statistics, **small)
-    flip(path, path.read_bytes().rindex(keys[COUNT - 9].encode()))
-    counted = entries_in(spark, path)
-    if is_read:
-        with pytest.raises(CorruptFile, match="row group 0 can't be read"):
-            read_whole(counted, ["topic", HAS_KEY])
-    else:
-        found = read_whole(counted, ["topic", HAS_KEY])
-        assert sum(map(len, found)) == COUNT and all(pc.all(batch.column(HAS_KEY)).as_py() for batch in found)

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from tests.spark.entries import check_answers, messages
 from tests.spark.in_process import GENESIS, SCALE, Address, build_here, count, left_over, opened
-from tests.support.log_records import open_log, publish
+from tests.support.log_records import open_log
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.clock import ManualClock, SystemClock
@@ -37,7 +37,6 @@ from tiered_index.spark.writing.build import publish_batch, publish_tables
 from tiered_index.spark.writing.positions import BatchContent, MicroBatch
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import open_storage
 
 TABLE = messages(2_000, days=3)
 FIRST, SECOND = MicroBatch("spark:q", 0, BatchContent(2_000, 1)), MicroBatch("spark:q", 1, BatchContent(10, 2))
@@ -77,37 +76,6 @@ def test_a_task_writes_a_table_for_each_window(monkeypatch, clock, small):
     assert left_over(storage, clock) == 0
 
 
-def test_a_list_of_keys_is_an_entry_for_each_different_one() -> None:
-    kinds = {"topic": pa.string(), "keys": pa.list_(pa.string()), "timestamp_ms": pa.timestamp("us", "UTC")}
-    kinds |= {"size": pa.int32(), "offset": pa.int64(), "queue_id": pa.int16()}
-    columns = EntryColumns.of(kinds, KEYED_SCHEMA)
-    keys = pa.array([["a", "b", None, "a"], [], None, ["c"]], pa.list_(pa.string()))
-    number = pa.array([0, 1, 2, 3])
-    given = {"topic": pa.array(list("wxyz")), "keys": keys, "timestamp_ms": number, "size": number}
-    batch = pa.record_batch({**given, "offset": number, "queue_id": number})
-    [entries] = columns.batches([batch.slice(3), batch.slice(0, 3)][1:])
-    found = zip(entries["topic"].to_pylist(), entries["key"].to_pylist(), strict=True)
-    assert sorted(found) == [("w", "a"), ("w", "b")]
-    [entries] = columns.batches([batch.slice(1)])
-    assert entries.to_pylist() == [{"topic": "z", "queue_id": 3, "key": "c", "offset": 3, "size": 3, "timestamp_ms": 3}]
-
-
-BAD = {
-    "no_topic": ("topic", pa.nulls(2_000, pa.string()), "column 'topic' has .* nulls in rows that have a key"),
-    "no_time": ("timestamp_ms", pa.nulls(2_000, pa.int64()), "'timestamp_ms' has .* nulls in rows that have a key"),
-    "large": ("size", pa.array([1 << 40] * 2_000), "size 1099511627776 is outside"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_values_that_no_entry_has_are_refused_and_named(case: str) -> None:
-    name, values, text = BAD[case]
-    storage = MemoryStorage()
-    with pytest.raises(InvalidArgument, match=text):
-        written(TABLE.set_column(TABLE.schema.get_field_index(name), name, values), storage)
-    assert not list(storage.list("data/"))
-
-
 def test_a_batch_is_in_the_log_once_and_its_repeat_is_deleted(clock: ManualClock) -> None:
     storage = MemoryStorage()
     log = opened(storage, clock)
@@ -122,17 +90,6 @@ def test_a_batch_is_in_the_log_once_and_its_repeat_is_deleted(clock: ManualClock
         writer.commit([Written(tuple(written(TABLE, storage)), "q", FIRST.content)], 0)
     assert count(storage, clock) == 2_010 and objects.items() <= log.refresh().objects.items()
     assert left_over(storage, clock) == 0
-
-
-def test_a_batch_stays_published_when_its_objects_are_gone(clock: ManualClock) -> None:
-    storage = MemoryStorage()
-    log = StorageLog(storage, clock, checkpoint_every=1)
-    log.create(GENESIS)
-    publish_batch(written(TABLE, storage), FIRST, storage, log)
-    publish(log, 0, remove=tuple(log.state.objects))
-    fresh = StorageLog(storage, clock)
-    assert not publish_batch(written(TABLE, storage), FIRST, storage, fresh)
-    assert not fresh.refresh().objects and fresh.state.positions == {"spark:q": 0}
 
 
 def test_two_drivers_publish_one_batch_at_once(clock: ManualClock) -> None:
@@ -152,26 +109,6 @@ def test_two_drivers_publish_one_batch_at_once(clock: ManualClock) -> None:
     assert not publish_batch(mine, FIRST, storage, log)
     assert set(log.state.objects) == {shard.stored.name for shard in other}
     assert left_over(storage, clock) == 0
-
-
-class Killed(BaseException):
-    """Ends the driver."""
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("operation", ["head", "put_if_absent"])
-def test_a_driver_killed_while_it_commits_a_batch(clock: ManualClock, operation: str, when: Any) -> None:
-    inner = MemoryStorage()
-    opened(inner, clock)
-    shards = written(TABLE, inner)
-    struck = FaultStorage(inner)
-    struck.fail(operation, when=when, error=Killed)
-    with pytest.raises(Killed):
-        publish_batch(shards, FIRST, struck, StorageLog(struck, clock))
-    was = (operation, when) == ("put_if_absent", "after")
-    assert publish_batch(written(TABLE, inner), FIRST, inner, StorageLog(inner, clock)) != was
-    assert count(inner, clock) == 2_000
-    assert left_over(inner, clock) == (0 if was else len(shards))
 
 
 def a_writer(kind: Any, storage: Storage, **more: Any) -> Any:
@@ -324,9 +261,7 @@ ROW = FEW.slice(7, 1).to_pylist()[0]
 OTHERS = {
     "more": pa.concat_tables([FEW, messages(30, seed=2)]),
     "fewer": FEW.slice(0, 399),
-    "topic": {"topic": "elsewhere"},
     "key": {"key": "of nobody"},
-    "queue": {"queue_id": ROW["queue_id"] + 1},
     "size": {"size": ROW["size"] + 1},
     "offset": {"offset": ROW["offset"] + 1},
     "second": {"timestamp_ms": ROW["timestamp_ms"] + 1_000},
@@ -383,14 +318,10 @@ def prepare(uri: str, columns: dict[str, str] = KINDS, **given: str) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "missing": ({"columns": WITHOUT_QUEUE}, InvalidArgument, "column 'queue_id' is missing; the DataFrame has"),
-    "unknown": ({"columns": KINDS | {"colour": "integer"}}, InvalidArgument, "'colour' is not a field of an entry"),
     "no_option": ({"slot": "3"}, InvalidArgument, r"'slot'.*slots"),
-    "no_slots": ({"slots": "0"}, ConfigError, "slots must be at least 1"),
     "no_items": ({"items": "0"}, ConfigError, "items must be at least 2"),
-    "slots": ({"slots": "65"}, SchemaMismatch, "64 slots, not native and 65"),
     "items": ({"items": "77"}, SchemaMismatch, "with 100,000 items a file, not 77"),
     "offset_space": ({"offsetSpace": "commitlog"}, SchemaMismatch, "'custom', not in 'commitlog'"),
-    "no_window": ({"window": ""}, InvalidArgument, "a window is like 1h"),
 }
 
 
@@ -408,15 +339,6 @@ def test_options_that_are_not_the_indexs_are_refused(storage: str, tmp_path: Pat
     prepare(storage)
 
 
-def test_an_index_is_created_as_the_options_say(storage: str) -> None:
-    prepare(storage, slots="65", items="77", offsetSpace="commitlog")
-    prepare(storage, items="77")
-    with open_storage(storage) as opened:
-        genesis = StorageLog(opened, SystemClock()).open().genesis
-    assert genesis is not None
-    assert (genesis.layout.slots, genesis.layout.items, genesis.offset_space) == (65, 77, "commitlog")
-
-
 def test_an_index_that_was_made_meanwhile_with_another_schema_is_refused(clock: ManualClock) -> None:
     storage = MemoryStorage()
     shards = written(TABLE, storage)
@@ -425,23 +347,6 @@ def test_an_index_that_was_made_meanwhile_with_another_schema_is_refused(clock: 
     with pytest.raises(SchemaMismatch, match="stores IndexItem"):
         a_writer(EntryStreamWriter, storage).commit([Written(tuple(shards), "q", FIRST.content)], 0)
     assert count(storage, clock) == 0 and left_over(storage, clock) == 0
-
-
-def test_the_writer_that_commits_compares_the_index_with_that_of_the_tasks(tmp_path: Path, monkeypatch) -> None:
-    """Spark makes it after the tasks, so it finds the index that another writer has made meanwhile."""
-    monkeypatch.setattr(writing, "TaskContext", _Task)
-    uri, schema = f"file://{tmp_path}/index", StructType()
-    for name, kind in KINDS.items():
-        schema.add(name, kind)
-    options = DataSourceOptions("tiered_index", {"path": uri, "slots": "64"}, writing.STREAM_OPTIONS)
-    message = EntryStreamWriter(options, schema).write(iter(FEW.to_batches(70)))
-    with open_storage(uri) as storage:
-        geometry = IndexConfig(slots=64, preset="rocketmq").geometry()
-        log = StorageLog(storage, SystemClock())
-        log.create(IndexDescriptor("another", geometry, "commitlog"))
-        with pytest.raises(SchemaMismatch, match="stores IndexItem"):
-            EntryStreamWriter(options, schema).commit([message], 0)
-        assert not log.refresh().objects and not list(storage.list("data/"))
 
 
 def test_tables_that_a_record_names_are_not_deleted_whatever_fails_behind_it(monkeypatch, clock: ManualClock) -> None:
@@ -456,19 +361,3 @@ def test_tables_that_a_record_names_are_not_deleted_whatever_fails_behind_it(mon
         a_writer(EntryWriter, storage).commit([Written(tuple(written(TABLE, storage)), None, BatchContent())])
     # `left_over` asserts that the objects are those that the log names
     assert count(storage, clock) == 2_000 and left_over(storage, clock) == 0
-
-
-def test_a_task_that_is_killed_leaves_no_file(monkeypatch, tmp_path: Path, clock: ManualClock) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    storage = MemoryStorage()
-    opened(storage, clock)
-    names: list[Any] = []
-
-    def entries() -> Any:
-        for batch in TABLE.to_batches(300):
-            yield batch
-            names.append(list(tmp_path.iterdir()))
-
-    seen = lambda *_: names.append(list(tmp_path.iterdir()))  # noqa: E731
-    assert writing.write_tables(entries(), job(storage), seen).entries == 2_000
-    assert len(names) > 6 and not any(names)

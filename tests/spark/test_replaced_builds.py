@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.types import StructType
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, check_stored, joined, messages
 from tests.spark.in_process import planned, shards_of, written
@@ -22,10 +21,7 @@ from tiered_index.service.jobs.merge_run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.spark import build
-from tiered_index.spark.datasource.options import DataSourceOptions
-from tiered_index.spark.datasource.writing import EntryStreamWriter, EntryWriter
 from tiered_index.spark.writing.build import entries_by_topic, publish_tables
-from tiered_index.spark.writing.positions import BatchContent, MicroBatch
 from tiered_index.storage.opening import open_storage
 
 NIGHTS = 30
@@ -93,20 +89,6 @@ def test_rewritten_tables_keep_their_origin(pipeline: Pipeline) -> None:
     tables = pipeline.log.state.tables
     assert sorted(str(shards[0].origin) for shards in tables.values()) == ["build", "writer"]
     assert sum(one.count for shards in tables.values() for one in shards if one.origin == "writer") == len(LIVE)
-
-
-def test_a_stream_is_a_live_writer(pipeline: Pipeline, tmp_path: Path) -> None:
-    schema = StructType()
-    for name, kind in zip(LIVE.schema.names, ("string", "integer", "string", "long", "integer", "long"), strict=True):
-        schema.add(name, kind)
-    options = DataSourceOptions("tiered_index", {"path": f"file://{tmp_path}/streamed"}, ())
-    assert EntryStreamWriter(options, schema)._job.origin == "writer"
-    assert EntryWriter(options, schema, "append")._job.origin == "build"
-    plan = replace(planned(LIVE, origin="writer"), genesis=pipeline.log.state.genesis)
-    shards = shards_of(written(LIVE, plan, pipeline.storage, now_ms=pipeline.clock.now_ms()))
-    publish_tables(shards, "append", pipeline.storage, pipeline.log, MicroBatch("spark:q", 0, BatchContent()))
-    assert pipeline.build(BATCH) == 0
-    check_stored(pipeline.uri, LIVE, BATCH)
 
 
 def test_an_old_table_is_not_replaced_unless_all_are(pipeline: Pipeline) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.spark.commands import told
 from tests.spark.entries import messages, states
 from tests.spark.in_process import build_here
 from tests.storage.scripted_server import error
@@ -17,8 +16,7 @@ from tests.support.counting_proxy import Action, CountingProxy, Exchange, counti
 from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, QueryResult
 from tiered_index.errors import StorageMisconfigured
-from tiered_index.spark import look_up, lookup, register
-from tiered_index.spark.failures import typed_errors
+from tiered_index.spark import look_up, lookup
 
 ROWS = [("orders", "key-0"), ("payments", "key-7"), ("orders", "nobody's")]
 ROWS += [("orders", f"key-{n}") for n in range(20, 60)]
@@ -66,13 +64,6 @@ def asked(spark: Any) -> Any:
     return spark.createDataFrame(ROWS, "topic string, key string")
 
 
-def rows_of_key(spark: Any, uri: str) -> list[Any]:
-    register(spark)
-    frame = spark.sql(f"SELECT * FROM tiered_index_lookup('{uri}', 'orders', 'key-0')")
-    with typed_errors("reading"):
-        return list(frame.select("offset").collect())
-
-
 def test_a_lookup_reports_the_requests_that_were_sent(spark: Any, stored: Stored) -> None:
     result = look_up(spark, asked(spark), storage=stored.uri, max_count=5)
     seen = stored.of_objects()
@@ -87,14 +78,12 @@ def test_a_lookup_reports_the_requests_that_were_sent(spark: Any, stored: Stored
     result.release()
 
 
-def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, s3: S3Server) -> None:
+def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored) -> None:
     queried(stored)
     name = stored.of_objects()[0].key.partition("/index/")[2]
     stored.deny(name)
     with pytest.raises(StorageMisconfigured, match=name):
         lookup(spark, asked(spark), storage=stored.uri)
-    with pytest.raises(StorageMisconfigured, match=name):
-        rows_of_key(spark, stored.uri)
     result = look_up(spark, asked(spark), storage=stored.uri, allow_partial=True)
     assert result.frame is not None and result.objects == 2
     ((failed, why),) = result.failed
@@ -104,19 +93,3 @@ def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, s3: S3Serve
     statuses = Counter(row.status for row in answers.values())
     assert result.statuses == statuses and statuses.keys() == {"partial", "complete"}
     result.release()
-    document = told(f"audit --storage {stored.uri}", code=3, **s3.environment).document
-    assert (document["status"], document["findings"]) == ("incomplete", [])
-    (unchecked,) = document["unchecked"]
-    assert (unchecked["what"], unchecked["type"]) == (name, "StorageMisconfigured")
-    assert "grant s3:GetObject" in unchecked["message"]
-
-
-@pytest.mark.parametrize(("limit", "rows", "objects"), [(5, 5, 1), (None, 2_000, 6)])
-def test_a_scan_makes_two_requests_for_an_object_and_with_a_limit_reads_one_partition(
-    spark, stored, limit, rows, objects
-):
-    register(spark)
-    frame = spark.read.format("tiered_index").option("maxPartitionBytes", "5m").load(stored.uri)
-    assert len((frame if limit is None else frame.limit(limit)).collect()) == rows
-    seen = stored.of_objects()
-    assert (len(seen), len({exchange.key for exchange in seen})) == (2 * objects, objects)

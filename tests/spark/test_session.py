@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tiered_index.spark import session
 from tiered_index.spark.session import _JAVA_VARIABLES
 
 _PROGRAM = """
@@ -20,30 +17,6 @@ spark = open_session("local[1]", settings=dict(pair.split("=", 1) for pair in sy
 beans = spark._jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
 print([bean.getName() for bean in beans])
 """
-
-
-@pytest.mark.parametrize(
-    ("settings", "defaults", "variable", "has"),
-    [
-        ({"spark.ui.enabled": "false"}, "spark.ui.enabled false\n", "", False),
-        ({"spark.driver.extraJavaOptions": "-Xss4m"}, "", "", True),
-        ({}, "spark.driver.extraJavaOptions -XX:+UseG1GC\n", "", True),
-        ({}, None, "", False),
-        ({}, "export JDK_JAVA_OPTIONS=-XX:+UseZGC\n", "", True),
-        *(({}, "", name, True) for name in _JAVA_VARIABLES),
-    ],
-)
-def test_options_of_java_that_the_user_gives(
-    monkeypatch: Any, tmp_path: Path, settings: dict[str, str], defaults: str | None, variable: str, has: bool
-) -> None:
-    for name in _JAVA_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    if defaults is not None:
-        (tmp_path / "spark-defaults.conf").write_text(defaults)
-    if variable:
-        monkeypatch.setenv(variable, "-XX:+UseSerialGC")
-    assert session._has_options_of_java(settings) is has
 
 
 @pytest.mark.long

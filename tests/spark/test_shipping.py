@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -16,13 +17,11 @@ from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CloudPickleSerializer
 
-from tests.spark.commands import told
+from tests.integration.cli.command_lines import TOP
 from tests.spark.entries import check, messages, total, write_parquet
-from tests.spark.in_process import build_here
 from tests.support.core import compiled_core
 from tests.support.s3_server import CREDENTIALS
-from tiered_index.cli.spark import reading
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import NotAnIndex
 from tiered_index.format.bloom import filter_hash
 from tiered_index.spark import build, merge
 from tiered_index.spark.session import pack_package
@@ -149,22 +148,6 @@ def test_executors_unpack_the_compiled_core_or_say_that_it_is_missing(tmp_path, 
     assert core == f"False False {filter_hash(1, 2)}" and "NumPy does its work" in said
 
 
-@pytest.mark.parametrize("given", [[], ["--ship"]])
-def test_a_lookup_ships_the_package_by_its_option(tmp_path, monkeypatch, given):
-    build_here(f"file://{tmp_path}/index", messages(20))
-    (tmp_path / "keys.csv").write_text("topic,key\norders,key-0\n")
-    asked = []
-
-    def spark_of(_, on):
-        asked.append((on.master, on.ship))
-        raise InvalidArgument("no session is begun here")
-
-    monkeypatch.setattr(reading, "spark_of", spark_of)
-    command = f"lookup --keys {tmp_path}/keys.csv --storage file://{tmp_path}/index --out {tmp_path}/answers"
-    assert "no session is begun here" in told(f"{command} --master yarn", *given, code=2).error["message"]
-    assert asked == [("yarn", bool(given))]
-
-
 def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypatch):
     """No secret is in the descriptions of jobs, which Spark's pages show, either."""
     secret = "a-secret-of-the-driver-alone"
@@ -200,11 +183,14 @@ def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "mode",
-    [(), ("--deploy-mode", "client"), ("--deploy-mode", "cluster"), ("--conf", "spark.submit.deployMode=cluster")],
-    ids="-".join,
+    ("mode", "archive"),
+    [
+        ((), True),
+        (("--deploy-mode", "client"), False),
+        (("--deploy-mode", "cluster"), True),
+        (("--conf", "spark.submit.deployMode=cluster"), False),
+    ],
 )
-@pytest.mark.parametrize("archive", [True, False])
 def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mode, archive):
     submit = tmp_path / "bin" / "spark-submit"
     submit.parent.mkdir()
@@ -219,3 +205,29 @@ def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mo
     told = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout.split()
     node = "./environment/bin/python" if archive else "/opt/python"
     assert told == [node if "cluster" in "".join(mode) else str(python), node]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_job_with_one_line(tmp_path):
+    """The driver's terminal used to show up to 96 lines of Java."""
+    source, storage = write_parquet(messages(100_000, days=1), tmp_path / "m.parquet"), f"file://{tmp_path}/storage"
+    log = "log = logging.getLogger('tiered_index.spark.metrics'); log.setLevel('INFO')"
+    code = (
+        f"import logging; {log}; log.addHandler(logging.StreamHandler()); from tiered_index.cli import main; main.run()"
+    )
+    program = [sys.executable, "-c", code, "spark", "build"]
+    options = ["--source", source, "--set", "slots=64", "--storage", storage, "--master", "local[2]"]
+    options += ["--conf", "spark.ui.enabled=false"]
+    for moment in ("count: ", "build: "):
+        command, environment = [*program, *options], os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, cwd=TOP, env=environment, **pipes) as driver:
+            assert driver.stderr is not None
+            told = next(line for line in driver.stderr if line.startswith(moment))
+            driver.send_signal(signal.SIGINT)
+            out, errors = driver.communicate(timeout=400.0)
+        steps = ("count: ", "build: ", "INFO ", "Spark ")
+        lines = [line for line in errors.splitlines() if not line.startswith(steps)]
+        assert (driver.returncode, out, lines) == (130, "", ["interrupted"]), told
+    with pytest.raises(NotAnIndex):
+        total(storage)

@@ -6,115 +6,45 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import TOP
 from tests.spark.commands import program_of
-from tests.spark.entries import BEGIN_MS, states, sweep, total
-from tests.spark.streaming_program import ENTRIES, start
-from tests.support.model import Answer, ReferenceModel
+from tests.spark.entries import check, check_stored, states, sweep, write_parquet
 from tiered_index import IndexReader
-from tiered_index.errors import InvalidArgument, NotAnIndex
-from tiered_index.spark import register
-from tiered_index.spark.failures import typed_errors
+from tiered_index.errors import NotAnIndex
+from tiered_index.spark.lookup import messages
 
 _PATIENCE_S = 300.0
-_SCHEMA = pa.schema(
-    {
-        "topic": pa.string(),
-        "queue_id": pa.int32(),
-        "keys": pa.list_(pa.string()),
-        "offset": pa.int64(),
-        "size": pa.int32(),
-        "timestamp_ms": pa.int64(),
-    }
-)
 
 
-class Messages:
-    """Writes files of messages; knows the right answers of their index."""
+class Source:
+    """Writes files of messages, one of them in a batch of the query."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = 0
-        self.model = ReferenceModel()
-        self.entries = 0
+        self.tables: list[Any] = []
+        folder.mkdir()
 
-    def fill(self, count: int, files: int = 1) -> None:
-        self._folder.mkdir(exist_ok=True)
+    def fill(self, files: int) -> None:
         for _ in range(files):
-            rows = []
-            for _ in range(count // files):
-                keys, number = [f"k-{self.entries % 9}", "all"], self.entries // 2
-                rows.append(("orders", 0, keys, number, 90, BEGIN_MS + number * 1000))
-                for key in keys:
-                    self.model.put("orders", 0, key, number, 90, BEGIN_MS + number * 1000)
-                self.entries += 2
-            columns = dict(zip(_SCHEMA.names, map(list, zip(*rows, strict=True)), strict=True))
+            number = len(self.tables)
+            self.tables.append(messages(50, days=1, seed=number + 1, hot=0.8))
             # Spark leaves hidden names out
-            hidden = self._folder / f".{self._files}.parquet"
-            pq.write_table(pa.table(columns, _SCHEMA), hidden)
-            hidden.rename(self._folder / f"{self._files}.parquet")
-            self._files += 1
-
-    def check(self, uri: str) -> None:
-        assert total(uri) == self.entries
-        with IndexReader.open(uri) as reader:
-            for key in ("all", *(f"k-{n}" for n in range(9))):
-                answer = reader.query("orders", key, max_count=100_000)
-                assert [Answer.of(item) for item in answer.items] == self.model.query("orders", key, max_count=None)
-
-
-@pytest.mark.long
-def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_path: Path) -> None:
-    """Spark plans its last batch again, with the files that came meanwhile: the same number, more rows."""
-    register(spark)
-    messages, uri, checkpoint = Messages(tmp_path / "source"), f"file://{tmp_path}/index", tmp_path / "checkpoint"
-
-    def run() -> None:
-        with typed_errors("streaming"):
-            files = spark.readStream.schema(ENTRIES).parquet(str(tmp_path / "source"))
-            start(files, tmp_path, endless=False).awaitTermination()
-
-    def restore() -> None:
-        for kind in ("offsets", "commits", "sources/0"):
-            for name in ("0", ".0.crc"):
-                (checkpoint / kind / name).unlink()
-
-    messages.fill(100)
-    run()
-    before = states(uri)
-    restore()
-    run()
-    # no file came: the batch is the same, and is done
-    assert (checkpoint / "commits" / "0").exists() and states(uri) == before
-    restore()
-    messages.fill(50)
-    with pytest.raises(InvalidArgument, match=r"micro-batch 0 .*200 entries.*checkpoint"):
-        run()
-    assert states(uri) == before and sweep(uri) == 0
-    shutil.rmtree(checkpoint)
-    run()
-    assert total(uri) == 200 + 300
-    with IndexReader.open(uri) as reader:
-        answer = reader.query("orders", "all", max_count=1_000)
-        assert [Answer.of(item) for item in answer.items] == messages.model.query("orders", "all", max_count=None)
+            write_parquet(self.tables[-1], self._folder / f".{number}.parquet")
+            (self._folder / f".{number}.parquet").rename(self._folder / f"{number}.parquet")
 
 
 @pytest.mark.slow
 def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None:
-    messages, uri = Messages(tmp_path / "source"), f"file://{tmp_path}/index"
-    messages.fill(600, files=12)
+    source, uri = Source(tmp_path / "source"), f"file://{tmp_path}/index"
+    source.fill(12)
     mark = tmp_path / "mark"
     seen = 0
     for round_number in range(3):
@@ -125,7 +55,7 @@ def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None
                 assert process.poll() is None and time.monotonic() < end
                 seen = max(seen, _found(uri, seen))
                 time.sleep(0.05)
-            messages.fill(50, files=2)
+            source.fill(2)
             if round_number == 1:  # the kill most probably comes during a batch
                 objects = len(states(uri).objects)
                 while len(states(uri).objects) == objects and time.monotonic() < end:
@@ -134,23 +64,22 @@ def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None
     assert mark.exists()  # a task failed, and ran again
     with _program(tmp_path, "UP-TO-NOW") as process:
         assert process.wait(_PATIENCE_S) == 0
-    messages.check(uri)
     sweep(uri)
-    messages.check(uri)
+    check_stored(uri, *source.tables)
+    check(uri, *source.tables, keys=5)
     assert len(states(uri).positions) == 1
 
 
 def _found(uri: str, before: int) -> int:
-    """Return the number of entries that a reader finds. Each is there once, and there are no fewer than before."""
+    """Return the number of entries of a key that a reader finds: each once, and no fewer than before."""
     try:
         with IndexReader.open(uri) as reader:
-            answer = reader.query("orders", "all", max_count=100_000)
-            stored = sum(stored.count for stored in reader.log_state.objects.values())
+            answer = reader.query("orders", "key-0", max_count=100_000)
     except NotAnIndex:
         return 0
-    assert answer.status == "complete" and stored == 2 * len(answer.items) >= 2 * before
-    assert max(Counter(item.offset for item in answer.items).values(), default=1) == 1
-    return len(answer.items)
+    offsets = [item.offset for item in answer.items]
+    assert answer.status == "complete" and len(set(offsets)) == len(offsets) >= before
+    return len(offsets)
 
 
 @contextlib.contextmanager

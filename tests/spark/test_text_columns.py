@@ -6,15 +6,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import CaseInsensitiveDict
 
-from tests.spark.entries import BEGIN_MS, messages, write_parquet
-from tiered_index import IndexConfig, IndexReader, IndexService, KeyedIndexItem, column
+from tests.spark.entries import messages, write_parquet
+from tiered_index import IndexConfig, IndexReader, KeyedIndexItem, column
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark import audit, build, lookup, register
-from tiered_index.spark.datasource import lookup_function
-from tiered_index.spark.datasource.entries import EntrySource
-from tiered_index.spark.lookup.answers import entry_columns
 
 TEXTS = ["日本語の", "Ελλάδα", "", "cafe"]
 
@@ -22,28 +18,6 @@ TEXTS = ["日本語の", "Ελλάδα", "", "cafe"]
 @dataclass(frozen=True, kw_only=True)
 class Place(KeyedIndexItem):
     town: str = column("text", width=12)
-
-
-def test_workers_read_texts_as_strings(tmp_path):
-    """The calls of Spark's workers, without a session."""
-    uri = f"file://{tmp_path}/storage"
-    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, item_type=Place) as index:
-        for offset, town in enumerate(TEXTS):
-            index.put("t", 0, "k", offset, 1, BEGIN_MS, town=town)
-        index.seal()
-        index.run_lifecycle()
-        assert dict(entry_columns(index.schema))["town"] == pa.string()
-    expected = dict(enumerate(TEXTS))
-    for options in ({}, {"topic": "t", "queues": "0"}):
-        source = EntrySource(CaseInsensitiveDict({"path": uri, **options}))
-        reader = source.reader(source.schema())
-        rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
-        assert {row["offset"]: row["town"] for row in rows} == expected
-    function = lookup_function.LookupFunction()
-    try:
-        assert {row[4]: row[-1] for row in function.eval(uri, "t", "k")} == expected
-    finally:
-        function.terminate()
 
 
 @pytest.mark.long

@@ -1,0 +1,46 @@
+"""The programs of docs/kafka.md on the archive: DuckDB opens it, and Spark builds an index of another field.
+
+`test_docs.py` has the entries of records, `tests/brokers` Spark's Kafka source, whose jar is on Maven.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tests.spark.pages import programs, section
+from tiered_index import IndexReader, IndexService
+from tiered_index.kafka.archive import encode_records
+from tiered_index.kafka.columns import RecordColumns
+from tiered_index.kafka.messages import KafkaMessages
+from tiered_index.kafka.record import KafkaRecord, TimestampType
+
+MANY, BEGIN_MS = 300, 1_700_006_400_000
+
+
+def records(partition):
+    for n in range(MANY):
+        value = json.dumps({"customer": f"c{n % 100}", "n": n}).encode() if n % 10 else None
+        headers = (("h", b"v"), ("empty", None)) if n % 3 else ()
+        time = (BEGIN_MS + n, TimestampType.CREATE)
+        yield KafkaRecord("orders", partition, n, b"k%d" % n, value, headers, *time)
+
+
+def test_the_programs_of_the_page_open_the_archive(spark, tmp_path, capsys):
+    uri, built = (tmp_path / "index").as_uri(), (tmp_path / "built").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
+        for partition in range(2):
+            file = encode_records(("orders", partition), RecordColumns.of_records(list(records(partition))), ("key",))
+            assert index.archive_columns(f"kafka:cluster/orders/{partition}", 0, MANY, file)
+    namespace = {}
+    for program in programs(section("kafka.md", "Open the archive with DuckDB or Spark")):
+        for place, own in (("s3://bucket/index", uri), ("s3://bucket/by-customer", built)):
+            program = program.replace(f'"{place}"', repr(own))
+        exec(compile(program, "docs/kafka.md", "exec"), namespace)
+    assert str(MANY - 1) in capsys.readouterr().out
+    with IndexReader.open(built) as reader, IndexReader.open(uri) as archive:
+        source = KafkaMessages(archive.segment_archives, keys=("json:customer",))
+        found = reader.messages("orders", "c7", source=source).messages
+        assert sorted((one.message.partition, one.message.offset) for one in found) == [
+            (partition, n) for partition in range(2) for n in (7, 107, 207)
+        ]
+        assert reader.query("orders", "c10").items == ()
