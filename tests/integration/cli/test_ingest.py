@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.conftest import BEGIN_MS, Made, expected_offsets, message, write_source
+from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, config
 
@@ -162,6 +163,15 @@ def test_topic_ids_may_be_mixed_and_one_of_another_topic_is_a_bad_message(ingest
     with IndexReader.open(root=made.root) as reader:
         found = [(item.offset, item.topic_id == 5) for n in range(8) for item in reader.query("orders", f"own-{n}")]
     assert found == [(n, n % 2 == 1) for n in range(8) if n != 5]
+
+
+def test_wait_ends_with_the_error_of_a_damaged_file(ingest, made):
+    write_source(made.source, 0, 10)
+    assert ingest().code == 0
+    (path,) = made.files("unsealed")
+    flip(path, 28 + 8 * 32 + 36 * 3)
+    done = ingest("--wait", "--json")
+    assert (done.code, done.error["type"]) == (4, "CorruptFile")
 
 
 @pytest.mark.parametrize(("times", "code", "state"), [(3, 0, "uploaded"), (None, 3, "compacted")])

@@ -53,6 +53,8 @@ def test_a_result_is_fields_and_parts_by_the_units_in_their_names(capsys):
     assert "file:/data/my_log_ms 1,700" in lines[3]
     assert [line.split() for line in lines].count(["a", "1,200", "2.0", "KiB", "2023-11-14T22:13:20Z"]) == 20
     assert "and 1 more objects" in lines
+    Output(as_json=False).show({"sources": {f"file:{n}_ms": 1700 for n in range(6)}})
+    assert "file:5_ms  1,700" in capsys.readouterr().out
     Output(as_json=True).show(result)
     assert json.loads(capsys.readouterr().out) == result
 
