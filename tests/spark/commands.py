@@ -24,7 +24,7 @@ def program_of(name: str, *arguments: object) -> tuple[list[str], dict[str, str]
     return command, {**os.environ, "PYTHONPATH": str(TOP), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
-def run_program(name: str, *arguments: object, timeout: float = 400, code: int = 0) -> tuple[list[dict[str, Any]], str]:
+def run_program(name: str, *arguments: object, timeout: float = 900, code: int = 0) -> tuple[list[dict[str, Any]], str]:
     """Run a program of this folder, which must end with `code`; return the lines that it prints, and its log.
 
     The call waits until Java and the executors have ended, too, since they have the same pipes.
