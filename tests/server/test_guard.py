@@ -286,6 +286,23 @@ def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, m
     assert not caplog.records
 
 
+def test_a_client_that_leaves_within_its_stream_is_no_failure_of_the_service(index, monkeypatch, caplog):
+    held, first = Held(), [index.query("orders", "order-4711", max_count=1)]
+    assert first[0].cursor is not None
+    monkeypatch.setattr(
+        IndexService, "query", lambda self, *args, **kwargs: first.pop() if first else held(*args, **kwargs)
+    )
+    with serving(index, threads=1) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+            wanted = b"GET /v1/query?topic=orders&key=order-4711&all=true&max_count=1 HTTP/1.1\r\n"
+            connection.sendall(wanted + b"Host: localhost\r\nAccept: application/x-ndjson\r\n\r\n")
+            assert held.entered.wait(PATIENCE_S)
+        until(lambda: 'route="/v1/query",status="499"' in client.get("/metrics").text)
+        held.go_on.set()
+        assert held.refused.wait(PATIENCE_S)
+    assert not caplog.records
+
+
 def test_a_client_that_disconnects_within_its_body_is_no_failure_of_the_service(index, caplog):
     head = b"POST /v1/query:batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with serving(index) as client:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -45,7 +45,6 @@ _PLACES = 4
 _PIECE_BYTES = 256 << 10
 # Time for a body of any size, and the least rate of longer bodies
 _BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
-CLIENT_GONE = 499
 
 
 class Allowance:
@@ -142,7 +141,7 @@ def _busy() -> Refused:
 
 
 async def _while_there(request: Request, awaited: asyncio.Future[Any]) -> None:
-    """Wait until `awaited` is done, with or without an error. Raises `Refused` if the client disconnects first."""
+    """Wait until `awaited` is done, with or without an error. Raises `ClientDisconnect` if the client goes first."""
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         both: list[asyncio.Future[Any]] = [awaited, gone]
@@ -150,7 +149,7 @@ async def _while_there(request: Request, awaited: asyncio.Future[Any]) -> None:
     finally:
         gone.cancel()
     if not awaited.done():
-        raise Refused(CLIENT_GONE, "the client has gone")
+        raise ClientDisconnect
 
 
 async def _disconnected(request: Request) -> None:

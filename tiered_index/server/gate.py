@@ -23,7 +23,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiered_index.errors import TieredIndexError
-from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.problems import PROTECTED, ProblemResponse, Redaction, Refused
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import ANYONE, Caller
@@ -40,6 +39,8 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 SEND_S = 30.0
 _MOST_URL_BYTES = 64 << 10
 _PROTECTED = [(name.encode(), value.encode()) for name, value in PROTECTED.items()]
+# the status in logs and metrics of a request whose client has left
+CLIENT_GONE = 499
 CONNECTION = "connection"
 """The key of the connection in the state of its requests."""
 # The caller of a path that needs no token
