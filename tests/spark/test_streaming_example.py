@@ -16,10 +16,9 @@ import pytest
 
 from tests.integration.cli.command_lines import TOP
 from tests.spark.commands import program_of
-from tests.spark.entries import check, check_stored, states, sweep, write_parquet
+from tests.spark.entries import check, check_stored, messages, states, sweep, write_parquet
 from tiered_index import IndexReader
 from tiered_index.errors import NotAnIndex
-from tiered_index.spark.lookup import messages
 
 _PATIENCE_S = 300.0
 
