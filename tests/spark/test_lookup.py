@@ -107,15 +107,15 @@ def offsets_by(name, rows):
 
 def test_answers_are_a_readers(spark, index):
     frame = spark.createDataFrame(ROWS, KEYS)
-    # more keys than a batch
-    none = spark.range(1_500).selectExpr("'payments'", "concat('none-', id)", "NULL", "NULL", "-1")
-    result = look_up(spark, frame.coalesce(1).unionAll(none), storage=index, max_count=5)
+    # more keys than one call of a task has
+    none = spark.range(7_000).selectExpr("'payments'", "concat('none-', id)", "NULL", "NULL", "-1")
+    result = look_up(spark, frame.coalesce(1).unionAll(none), storage=index, max_count=600)
     rows = [row.asDict() for row in result.frame.collect()]
-    check(index, [row for row in rows if row["id"] > 0], 5)
+    check(index, [row for row in rows if row["id"] > 0], 600)
     none = [row for row in rows if row["id"] < 0]
-    assert len(none) == 1_500 and {(row["status"], row["position"]) for row in none} == {("complete", None)}
-    assert (result.rows, result.skipped_null, result.failed) == (len(ROWS) + 1_500, 0, ())
-    assert sum(result.statuses.values()) == len(ROWS) + 1_500 and set(result.statuses) == {"complete", "truncated"}
+    assert len(none) == 7_000 and {(row["status"], row["position"]) for row in none} == {("complete", None)}
+    assert (result.rows, result.skipped_null, result.failed) == (len(ROWS) + 7_000, 0, ())
+    assert sum(result.statuses.values()) == len(ROWS) + 7_000 and set(result.statuses) == {"complete", "truncated"}
     state = states(index)
     assert result.objects == len(state.files) + len(state.tables) and result.log_number == state.number
     assert 2 * len(state.objects) <= result.requests and result.bytes_read > 0 and result.cost_usd > 0
