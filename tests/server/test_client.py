@@ -348,3 +348,13 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
         data = client.get("/v1/query", params=wanted, headers={"accept": "application/vnd.apache.arrow.stream"}).content
         *_, (_, metadata) = pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata()
         assert "status" not in json.loads(metadata[b"tiered_index.status"])
+
+
+@pytest.mark.parametrize("after", [b"99999999", b"Wed, 21 Oct 2099 07:28:00 GMT", b"soon"])
+def test_a_service_that_requests_a_long_wait_is_asked_again_soon(monkeypatch, after):
+    monkeypatch.setattr("tiered_index.client.client._MOST_WAIT_S", 0.0)
+    busy = BUSY.replace(b"After: 0", b"After: " + after)
+    with answering(busy, busy) as (url, requests), IndexClient(url, tries=2) as asking:
+        with pytest.raises(StorageUnavailable):
+            asking.topics()
+    assert len(requests) == 2

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -230,6 +231,21 @@ def test_bodies_are_bounded_in_time(index, monkeypatch):
     with serving(index) as client:
         monkeypatch.setattr(calls, "_BODY_S", 0.0)
         assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_long_body_has_more_time(client, monkeypatch):
+    """What has arrived gives the rest time."""
+    line = b'{"topic": "t", "queue_id": 0, "key": "slow", "offset": 1, "size": 1, "timestamp_ms": 1762000000000}\n'
+    monkeypatch.setattr(calls, "_BODY_S", 1.0)
+    monkeypatch.setattr(calls, "_LEAST_BYTES_PER_S", 1)
+
+    def pieces():
+        yield line
+        time.sleep(1.5)
+        yield line.replace(b'"offset": 1', b'"offset": 2')
+
+    headers = {"content-type": wire.NDJSON}
+    assert client.post("/v1/entries", content=pieces(), headers=headers).json().get("entries") == 2
 
 
 class Held:

@@ -341,3 +341,21 @@ def test_an_error_of_a_job_hides_one_of_cleaning_up():
         raise ValueError("the first")
     with pytest.raises(ConnectionRefusedError), cleaned_up(clean):
         pass
+
+
+def test_a_malformed_source_of_archived_segments_is_named(spark, storage, config, tmp_path):
+    with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/old", background=False):
+        pass
+    archive = f"archive:file://{tmp_path}/old"
+    for source, error, message in (
+        ("archive:/tmp", InvalidArgument, "given as archive:STORAGE-URI"),
+        (f"{archive}?store=", InvalidArgument, "give store= once"),
+        (f"{archive}?store=a&store=b", InvalidArgument, "give store= once"),
+        (f"{archive}?store=nobody", InvalidArgument, "nobody"),
+        ([archive, str(tmp_path)], InvalidArgument, "be mixed with files"),
+        (f"archive:file://{tmp_path}/none", NotAnIndex, "none"),
+    ):
+        with pytest.raises(error, match=message):
+            build(spark, source, storage=storage, config=config)
+    with pytest.raises(NotAnIndex):
+        total(storage)

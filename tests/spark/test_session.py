@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from pyspark.sql import SparkSession
 
+from tiered_index.spark import open_session
 from tiered_index.spark.session import _JAVA_VARIABLES
 
 _PROGRAM = """
@@ -28,3 +30,29 @@ def test_the_collector_of_the_driver(settings: tuple[str, ...], collector: str) 
     command = [sys.executable, "-c", _PROGRAM, "spark.driver.host=127.0.0.1", *settings]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert f"'{collector}'" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "defaults", "variable", "is_users"),
+    [
+        ({"spark.ui.enabled": "false"}, "spark.ui.enabled false\n", "", False),
+        ({"spark.driver.extraJavaOptions": "-Xss4m"}, "", "", True),
+        ({}, "spark.driver.extraJavaOptions -XX:+UseG1GC\n", "", True),
+        *(({}, "", name, True) for name in _JAVA_VARIABLES),
+    ],
+)
+def test_the_collector_is_the_users_choice_if_they_give_options_of_java(
+    monkeypatch, tmp_path, settings, defaults, variable, is_users
+):
+    """Java does not start with two collectors."""
+    begun = []
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: begun.append(dict(builder._options)))
+    for name in _JAVA_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
+    if variable:
+        monkeypatch.setenv(variable, "-XX:+UseSerialGC")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    open_session(settings=settings)
+    assert any("ParallelGC" in str(value) for value in begun[0].values()) == (not is_users)

@@ -10,7 +10,9 @@ import pytest
 
 from tests.integration.cli.command_lines import Outcome, run_here
 from tests.support.cold_index import ColdIndex, cold_index
+from tiered_index import IndexService
 from tiered_index.storage.opening import open_storage
+from tiered_index.types import format_time
 
 FILES = 6
 REQUESTS = 2 * FILES
@@ -177,3 +179,17 @@ def test_several_indexes_give_one_answer_with_the_source_of_each_entry(query, cl
     assert re.search(r"topic id\s+source", text)
     assert text.count(cluster.uri("b")) >= 2 * 2  # each of its entries and files
     assert f"{FILES + 2} files read, 0 skipped" in text
+
+
+def test_an_answer_of_several_indexes_is_as_old_as_the_oldest_and_names_those_with_nothing_published(
+    query, cluster, tmp_path
+):
+    empty = f"file://{tmp_path}/empty"
+    IndexService.open(root=tmp_path / "root", storage=empty, background=False).close()
+    both, more = (cluster.uri("a"), cluster.uri("b")), (cluster.uri("a"), empty)
+    oldest = min(query("--json", storages=both).document["freshness"], key=itemgetter("as_of_ms"))
+    when = format_time(oldest["as_of_ms"])
+    assert f" as of {when} ({oldest['source']}, the oldest of 2)" in query(storages=both).out
+    assert f"({cluster.uri('a')}, the oldest of 2; of 1 nothing is published yet)" in query(storages=more).out
+    topics = run_here("topics", *(word for uri in both for word in ("--storage", uri)), "--json")
+    assert (topics.code, len(topics.document["freshness"])) == (0, 2)

@@ -335,3 +335,11 @@ def test_a_segment_that_is_missing_in_between_is_never_passed_over_unsaid(run_he
     done = run_here("ingest", f"archive:{old}", "--storage", new, "--skip-missing", "--json")
     assert done.code == 0 and done.document["skipped"], done
     assert of_index(run_here, new, tmp_path) == of_archive(run_here, old, 0, "--skip-missing")
+
+
+def test_a_comparison_of_several_stores_is_refused_before_the_work(run_here, place):
+    old = f"file://{place}/store"
+    more = ("--root", place / "root", "--storage", old, "--store-name", "c", "--restart", "--archive-segments")
+    assert run_here("ingest", place / "broker", *more, "--wait").code == 0
+    done = run_here("ingest", f"archive:{old}", "--dry-run", "--json")
+    assert (done.code, "--dry-run" in done.error["message"]) == (2, True)

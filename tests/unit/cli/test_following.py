@@ -372,3 +372,12 @@ def test_the_last_flush_waits_as_long_as_files_are_uploaded(uploads, monkeypatch
     index = SimpleNamespace(flush=flush, health=lambda: {"unpublished": {"files": left}})
     with contextlib.nullcontext() if uploads else pytest.raises(DiskFull):
         PatientPut(index, patience_s=0.15).finish()
+
+
+def test_a_lag_beyond_its_bound_and_one_that_is_not_known_are_problems():
+    for seconds, said in ((None, "is not known"), (61.0, "61 seconds behind"), (60.0, None)):
+        lag = Lag(1000, 100, seconds)
+        follower = Follower(None, SimpleNamespace(lag=lambda lag=lag: lag, unit="bytes"))
+        assert follower.problems() == []
+        problems = follower.problems(60.0)
+        assert problems == [] if said is None else said in problems[0]
