@@ -352,9 +352,17 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
 
 @pytest.mark.parametrize("after", [b"99999999", b"Wed, 21 Oct 2099 07:28:00 GMT", b"soon"])
 def test_a_service_that_requests_a_long_wait_is_asked_again_soon(monkeypatch, after):
-    monkeypatch.setattr("tiered_index.client.client._MOST_WAIT_S", 0.0)
+    waits = []
+
+    async def sleep(wait_s):
+        waits.append(wait_s)
+
+    async def topics(url):
+        async with AsyncIndexClient(url, tries=2) as asking:
+            await asking.topics()
+
+    monkeypatch.setattr(AsyncIndexClient, "_sleep", staticmethod(sleep))
     busy = BUSY.replace(b"After: 0", b"After: " + after)
-    with answering(busy, busy) as (url, requests), IndexClient(url, tries=2) as asking:
-        with pytest.raises(StorageUnavailable):
-            asking.topics()
-    assert len(requests) == 2
+    with answering(busy, busy) as (url, requests), pytest.raises(StorageUnavailable):
+        asyncio.run(topics(url))
+    assert (len(requests), len(waits)) == (2, 1) and waits[0] <= 10

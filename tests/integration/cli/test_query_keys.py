@@ -184,3 +184,11 @@ def test_entries_of_files_have_a_file_and_row_and_no_fields_of_messages(run_here
     assert by_line["file"] == events.as_uri()
     assert by_line["row"] == 27
     assert by_line.keys().isdisjoint({"queue_id", "offset", "size", "topic_id", "key_hash", "fingerprint"})
+
+
+def test_a_day_as_an_end_of_a_row_is_the_whole_day(run_here, cluster, keys):
+    day = datetime.fromtimestamp(BASE_MS / 1000, UTC).date().isoformat()
+    asked = keys("ndjson", [("t", "k1", day, day)])
+    done = run_here("query", "--keys", asked, "--storage", cluster.uris[0], "--json")
+    assert done.code == 0, done.err
+    assert [one["offset"] for one in done.records[:-1]] == [*range(28, 0, -3)]
