@@ -1,5 +1,7 @@
 """Permissions and sizes of requests, and the end of lookups whose client has gone."""
 
+import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -9,6 +11,7 @@ import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -21,10 +24,11 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, St
 from tiered_index.follow import FOLLOWED
 from tiered_index.server import calls, wire
 from tiered_index.server import tokens as token_files
-from tiered_index.server.served import Audit
+from tiered_index.server.served import Audit, Caps
 from tiered_index.server.tokens import Caller, Tokens, add_token
 from tiered_index.storage.base import Call
 from tiered_index.storage.context import active_context
+from tiered_index.storage.prices import PriceTable
 
 QUERY = {"topic": "orders", "key": "order-4711"}
 
@@ -495,3 +499,27 @@ def test_probes_without_a_token_get_only_the_parts_with_problems(index, made):
             )
         told = client.get("/v1/health", headers=bearer(made[1]["reader"])).json()["problems"]
         assert [one["reason"] for one in told] == [problem, problem, behind]
+
+
+def test_the_time_of_a_stream_is_that_of_its_lookups(monkeypatch):
+    """A client may take any time for the whole answer."""
+    now_s = [0.0]
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    allowance = calls.Allowance(Caps(), PriceTable())
+    served = SimpleNamespace(lookups=SimpleNamespace(config=SimpleNamespace(prices=PriceTable())))
+
+    def pages():
+        for number in range(3):
+            assert allowance.left_s() > 0
+            yield b"%d" % number
+
+    async def main():
+        with contextlib.closing(calls.Calls(1, 1)) as pool:
+            response = await calls.Handlers(served, pool, None).answer(None, allowance, pages, wire.NDJSON)
+            found = b""
+            async for piece in response.body_iterator:
+                found += piece
+                now_s[0] += 1000.0
+            return found
+
+    assert asyncio.run(main()) == b"012"

@@ -416,3 +416,16 @@ def test_an_index_of_a_file_has_no_words_of_a_store(run_here, tmp_path):
         assert not re.search("commit log|segment|store|broker", done.out + done.err), done.out
     done = run_here("message", "--topic", "orders", "--queue-id", 0, "--offset", 40, *places)
     assert (done.code, "only topics of RocketMQ have queues" in done.err) == (2, True), done.err
+
+
+def test_a_message_by_its_id_within_limits(run_here, made):
+    first = made.messages[0]
+    by_place = ("message", first.offset_msg_id, "--storage", made.uri)
+    by_key = ("message", first.uniq_key, "--topic", first.topic, "--storage", made.uri)
+    for line in (by_place, by_key):
+        assert run_here(*line, "--max-requests", 20, "--timeout", 1000).code == 0
+        for flags in (("--max-requests", 0), ("--max-bytes", 10), ("--timeout", 1e-9)):
+            done = run_here(*line, *flags, "--json")
+            told = (done.code, done.document["status"], done.document["error"])
+            assert told == (6, "partial", done.error) and done.error["type"] == "BudgetExceeded", (line, flags)
+            assert all(one["message"] is None for one in done.document["messages"])

@@ -343,3 +343,11 @@ def test_a_comparison_of_several_stores_is_refused_before_the_work(run_here, pla
     assert run_here("ingest", place / "broker", *more, "--wait").code == 0
     done = run_here("ingest", f"archive:{old}", "--dry-run", "--json")
     assert (done.code, "--dry-run" in done.error["message"]) == (2, True)
+
+
+def test_the_byte_that_differs_from_the_local_copy_is_named(run_here, damaged):
+    first, *_ = damaged.objects()
+    at = first.stat().st_size // 2 + 7
+    flip(first, at)
+    found = run_here("verify", "--deep", "--root", damaged.root, "--json").document["findings"]
+    assert [one["offset"] for one in found if one["part"] == "copy"] == [at]
