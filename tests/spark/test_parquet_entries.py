@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from functools import partial
 from typing import Any
 
@@ -297,3 +298,19 @@ def test_a_link_to_a_folder_is_not_left_out_in_silence(tmp_path: Any) -> None:
     (files / "day=2").symlink_to(elsewhere)
     with pytest.raises(InvalidArgument, match="day=2 is a link to a folder"):
         folders.files_below(files)
+
+
+def test_a_folder_that_may_not_be_read_is_not_left_out_in_silence(tmp_path: Any, monkeypatch: Any) -> None:
+    for day in ("day=1", "day=2"):
+        (tmp_path / day).mkdir()
+        pq.write_table(messages(10), tmp_path / day / "a.parquet")
+    scan = os.scandir
+
+    def denied(path: Any) -> Any:
+        if str(path).endswith("day=1"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(InvalidArgument, match="day=1: Permission denied"):
+        folders.files_below(tmp_path)

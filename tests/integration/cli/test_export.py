@@ -313,21 +313,3 @@ def test_messages_with_a_column_that_is_called_key_hash_are_messages(run_here, t
     where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--slots", 10, "--items", 100)
     assert run_here("ingest", path, "--column", "key=order", *where).code == 0
     assert len(run_here("query", "t", "o-1", "--root", tmp_path / "root", "--json").document["items"]) == 1
-
-
-@pytest.mark.parametrize("form", ["parquet", "ndjson"])
-def test_the_hash_rule_is_exported_with_the_entries(tmp_path, run_here, original, form):
-    made = ("--root", tmp_path / "one", "--storage", f"file://{tmp_path}/s1", *GEOMETRY)
-    done(run_here("ingest", original.source, *made, "--preset", "rocketmq", "--hash", "mask", "--json"))
-    line = ("export", "--root", tmp_path / "one", "--out", tmp_path / form, "--format", form, "--json")
-    told = done(run_here(*line))
-    assert told["hash"] == "mask"
-    where = ("--root", tmp_path / "two", "--storage", f"file://{tmp_path}/s2", *GEOMETRY, "--json")
-    said = ("--preset", "rocketmq", "--hash", "mask") if form == "ndjson" else ()
-    if said:
-        assert "does not state" in run_here("ingest", tmp_path / form, *where, *said[:2]).error["message"]
-    assert done(run_here("ingest", tmp_path / form, *where, *said))["checksum"] == told["checksum"]
-    for number in range(60, 100):
-        topic, key = message(number)["topic"], f"own-{number}"
-        found = done(run_here("query", topic, key, "--root", where[1], "--json"))
-        assert [item["offset"] for item in found["items"]] == [number]
