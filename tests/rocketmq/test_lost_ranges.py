@@ -15,7 +15,7 @@ from tests.rocketmq.messages import NOW_MS
 from tests.rocketmq.remoting_client import HERE, by_key
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
-from tests.support.store_writer import checkpoint_bytes
+from tests.support.store_writer import StoreWriter, checkpoint_bytes
 from tiered_index import IndexReader
 from tiered_index.cli.explaining import lost_text
 from tiered_index.errors import CorruptFile, StorageUnavailable
@@ -282,6 +282,21 @@ def test_sound_stores_and_crashes_are_no_error(followed, state):
     follow(followed, **SKIPPING if state == "killed" else {"skip_missing": False})
     assert trouble_of(followed) == []
     assert followed.index.log_state.lost == {}
+
+
+def test_an_entry_of_a_message_that_was_cut_off_is_no_error_while_its_bytes_are_left_over(followed):
+    """A broker that cuts its log zeroes neither its segments nor its queues. Zeros of a body hide the old message."""
+    sizes = {"segment_bytes": 8 * SEGMENT, "queue_entries": 50}
+    followed.writer = StoreWriter(followed.path, **sizes)
+    followed.write(20)
+    (cut,) = followed.write(1, body=bytes(6 * SEGMENT))
+    followed.write(1, only_topic="left over")
+    followed.writer = StoreWriter(followed.path, **sizes, cut=cut)
+    followed.write(1)
+    followed.writer.close()
+    follower, _ = follow(followed, skip_missing=False)
+    assert follower.position == followed.writer.next_offset < cut + SEGMENT
+    assert trouble_of(followed) == []
 
 
 def test_the_command_line_reads_a_log_of_two_disks(followed):
