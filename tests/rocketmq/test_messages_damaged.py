@@ -155,6 +155,26 @@ def test_a_segment_that_the_log_removed_is_not_archived_any_more(tmp_path, index
         assert (fetched.state, fetched.requests) == ("expired", 1)
 
 
+def test_a_segment_that_was_lost_between_others_is_missing_and_not_expired(index, store, storage):
+    messages = index_log(index, store)
+    SegmentArchiver(index, "s", store / "commitlog").run_once()
+    _, lost, *_ = index.archived()
+    removing = LogRecord(0, "remove", 0, "", 0, remove=(lost.name,))
+    log_of(storage).append("a segment that was lost", None, lambda _: removing)
+    storage.delete(lost.name)
+    delete_segments(store, BEGIN_OF_LAST)
+    states = set()
+    with IndexReader.open(storage_backend=storage) as reader:
+        source = RocketmqMessages(store, reader.segment_archive)
+        for wanted in (message for message in messages if message.physical_offset < BEGIN_OF_LAST):
+            fetched = source.at(wanted.physical_offset, wanted.size)
+            is_lost = lost.start <= wanted.physical_offset < lost.end
+            assert fetched.state == ("missing" if is_lost else "archived")
+            assert not is_lost or f"has the offsets before {lost.end:,}: it was lost" in fetched.problem
+            states.add(fetched.state)
+    assert states == {"missing", "archived"}
+
+
 def test_the_log_is_read_before_a_message_is_called_expired(index, store, storage):
     """The message was archived and deleted by the broker since the reader last read the log."""
     messages = index_log(index, store)

@@ -57,6 +57,8 @@ from tiered_index.rocketmq.remoting.frames import (
 )
 from tiered_index.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.rocketmq.remoting.server import RemotingServer
+from tiered_index.storage.context import active_context
+from tiered_index.storage.metering import Usage
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
 GOLDEN = {"cluster": "ArchiveA", "name": "broker-a", "advertised": "127.0.0.1:10911"}
@@ -479,7 +481,15 @@ def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, mes
             storage.clear()
         assert "memory://" in caplog.text or "get_range" in caplog.text
         assert [records(asked(broker, code, **fields).body) for code, fields in (query, view)] == [[wanted]] * 2
+        # a slow lookup is logged, unless its client has left
+        caplog.clear()
         assert told(asked(ReadOnlyBroker(reader, timeout_s=1e-9), query[0], **query[1])) == BUSY
+        assert len(caplog.records) == 1
+        gone = Usage()
+        gone.cancel()
+        with active_context().counting(gone).active():
+            assert told(asked(ReadOnlyBroker(reader), query[0], **query[1])) == BUSY
+        assert len(caplog.records) == 1
 
 
 def test_topics_of_files_that_can_not_be_read_are_not_denied(index, storage, messages):
@@ -549,7 +559,7 @@ def test_wrong_offsets_look_like_no_damage_and_no_client_fills_the_log(index, me
 
 
 @run
-async def test_signed_requests(index, store, messages):
+async def test_signed_requests(index, store, messages, caplog):
     """With access keys configured, the server answers each recorded signed request, and no others."""
     seen = set()
     async with client_of(index, store=store, keys=KEYS) as client:
@@ -565,6 +575,7 @@ async def test_signed_requests(index, store, messages):
                 await client.send(replace(request, fields={**request.fields, "AccessKey": "other"}))
                 assert (await client.receive()).code == 16
     assert {code for code, signed in seen if signed} == {12, 33, 34, 35, 105, 206}
+    assert "from 127.0.0.1 is refused: it is not signed" in caplog.text
 
 
 @run
