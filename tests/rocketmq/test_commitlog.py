@@ -179,6 +179,14 @@ def test_damage_stops_before_it_or_is_skipped_and_named(log, chunk_bytes, number
     assert list(reader.messages(skip_corrupt=True)) == log.made[:number] + log.made[number + 1 :]
 
 
+def test_the_crc_of_a_body_is_checked_on_request_and_for_whole_messages(log):
+    log.patch(log.made[3].physical_offset + 90, b"#")
+    assert offsets(log.reader().batches()) == of(log.made)
+    place = log.made[3].physical_offset, log.made[4].physical_offset
+    check_damage(log, log.reader(check_crc=True), (3, 4), place, "CRC")
+    assert list(log.reader().messages(skip_corrupt=True)) == log.made[:3] + log.made[4:]
+
+
 def test_reading_does_not_continue_at_a_copy_of_a_message(log):
     """After damage, reading continues only at a message in its own place, even if a body has the bytes of another
     message.
