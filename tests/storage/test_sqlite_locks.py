@@ -116,3 +116,22 @@ def test_a_disk_without_locks_or_maps_is_named(path: Path, code: str) -> None:
     assert f"the file system of {path.parent} has no file locks, shared maps" in str(found)
     error.sqlite_errorname = "SQLITE_IOERR_READ"
     assert isinstance(translate(error, doing="writing 'a'", path=path), StorageUnavailable)
+
+
+def test_a_read_beside_writers_is_of_one_state(path: Path, small_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may replace the object between any statements of a read."""
+    opened, old, new = connections(monkeypatch), b"a" * (3 * small_rows), b"b" * (5 * small_rows)
+    with SqliteStorage(path) as writer, SqliteStorage(path) as reader:
+        writer.put("object", old)
+        others = len(opened)
+        assert reader.get("object") == old
+        (connection,) = opened[others:]
+
+        def replace(statement: str) -> None:
+            if "FROM chunks" in statement:
+                writer.put("object", new)
+
+        connection.set_trace_callback(replace)
+        assert reader.get("object") == old
+        connection.set_trace_callback(None)
+        assert reader.get("object") == new

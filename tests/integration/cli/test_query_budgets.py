@@ -105,6 +105,12 @@ def test_bytes_are_bounded_too(query):
     assert (short.code, short.document["status"]) == (6, "partial")
     assert short.document["explain"]["bytes"] < whole
     assert f"--max-bytes={whole - 1}" in short.error["message"]
+    # all pages together
+    paged = query("--json", "--all", "--max", 1).records[-1]["explain"]["bytes"]
+    assert query("--json", "--all", "--max", 1, "--max-bytes", paged).code == 0
+    short = query("--json", "--all", "--max", 1, "--max-bytes", paged - 1)
+    assert (short.code, short.records[-1]["status"]) == (6, "partial")
+    assert short.records[-1]["explain"]["bytes"] < paged
 
 
 @pytest.mark.parametrize("every", [(), ("--all",)])

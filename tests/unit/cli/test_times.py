@@ -11,6 +11,7 @@ from tiered_index.cli.options import end_option, time_option
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.parameters import BatchBody, QueryParameters, of_body, of_query
 from tiered_index.sources.columns import times_ms
+from tiered_index.sources.keys import read_lookups
 from tiered_index.spark.lookup.answers import times_of
 from tiered_index.types import format_time, parse_time
 
@@ -82,3 +83,15 @@ def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
 )
 def test_times_outside_the_range_are_clamped(text, time_ms):
     assert parse_time(text) == time_ms == time_option(text) == parse_time(format_time(time_ms))
+
+
+@pytest.mark.parametrize("text", ["2023-11-14T00:00", "2023-11-14 00:00:00", "20231114T000000Z", "1699920000000"])
+def test_a_time_at_midnight_is_an_end_as_it_is(text):
+    assert parse_time(text, end=True) == end_option(text) == 1_699_920_000_000
+
+
+def test_a_file_of_keys_has_days_as_ends(tmp_path):
+    file = tmp_path / "keys.ndjson"
+    file.write_text('{"topic": "t", "key": "k", "begin_ms": "2023-11-14", "end_ms": "2023-11-14"}\n')
+    (one,) = read_lookups(file, None, None, 1)
+    assert (one.begin_ms, one.end_ms) == (1_699_920_000_000, 1_699_920_000_000 + 86_399_999)

@@ -82,6 +82,16 @@ def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_noticed(made, ap
     assert quiet == [at for at in positions if stored.trailer_position <= at < stored.directory_position]
 
 
+def test_a_damaged_filter_that_comes_with_its_directory_hides_no_entry(made):
+    stored = made.stored[0]
+
+    def empty(data):
+        data[stored.trailer_position : stored.directory_position] = bytes(stored.filter_length)
+
+    with spoiled(made, stored.name, empty), made.reader() as reader:
+        assert check(made, reader, stored.name) == 0
+
+
 def test_objects_that_changed_places_are_named(made, tmp_path):
     older, newer = made.stored
     whole = {stored.name: made.inner.get(stored.name) for stored in made.stored}

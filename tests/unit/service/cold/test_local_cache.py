@@ -307,3 +307,13 @@ def test_an_entry_of_an_object_that_goes_while_it_is_written_is_deleted(tmp_path
     assert folder.write("data/a/b.index", "trailer", b"x" * 100)
     asked[0].join(60)
     assert folder.read("data/a/b.index", "trailer", 100) is None
+
+
+def test_entries_of_a_process_that_has_ended_are_deleted_by_another_one(tmp_path):
+    """Both use one folder. Erased entries must disappear from it, too."""
+    first, second = (CacheFolder(DiskCache(tmp_path / "cache", 1 << 30), "index") for _ in range(2))
+    assert second.write("data/a/b.index", "filter", b"x" * 100)
+    first.forget_unnamed({"data/a/b.index"})
+    assert first.read("data/a/b.index", "filter", 100) == b"x" * 100
+    first.forget_unnamed(set())
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]

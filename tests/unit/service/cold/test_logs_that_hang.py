@@ -319,6 +319,35 @@ def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(made, s
     assert storage.calls("list") <= calls + 2
 
 
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
+def test_the_first_lookup_after_an_outage_answers_at_once(made, storage, clock, reader, timeout_s):
+    """It reads the log again in place of the error of an earlier read, however short the outage was."""
+    storage.fail("list", name_prefix="log/", times=None)
+    clock.advance(11)
+    with pytest.raises(StorageUnavailable):
+        reader.query("t", "all", timeout_s=timeout_s)
+    storage.clear()
+    made.add(FILES)
+    clock.advance(0.001)
+    assert answers(reader.query("t", "all", timeout_s=timeout_s)) == made.expected("t", "all")
+
+
+def test_a_lookup_that_joins_an_old_reading_of_the_log_reads_it_again(made, storage, clock, reader):
+    """Else its answer would lack entries that were published long before it began."""
+    joined = []
+
+    def act():
+        made.add(FILES)
+        clock.advance(100_000)
+        joined.append(beside(lambda: answers(reader.query("t", "all", max_count=100))))
+        assert not joined[0].ended(0.05)
+
+    storage.meanwhile("list", act, when="after", name_prefix="log/")
+    clock.advance(11)
+    reader.query("t", "all")
+    assert joined[0]() == made.expected("t", "all")
+
+
 LONG_S = 300.0
 MANY = 10**6
 

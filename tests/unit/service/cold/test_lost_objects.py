@@ -1,6 +1,7 @@
 """Objects are missing. A lookup reads each file once and the log once, and `explain` shows each."""
 
 import contextlib
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ from tiered_index import Fetched, Lookup, LostFile
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.log.records import LostObject
+from tiered_index.service.read import scan
 
 FILES = 12
 
@@ -94,6 +96,26 @@ def test_a_file_that_a_record_removed_causes_one_more_pass(made, reader, ask):
     assert result.explain.files_read == second - len(lost)
 
 
+def test_a_lookup_ends_though_the_log_changes_at_every_try(made, reader, ask, monkeypatch):
+    """Else it would never end beside merges whose sweeps have no grace."""
+    monkeypatch.setattr(scan, "_RESTARTS_S", 0)
+    stored = {one.name: one for one in made.stored}
+    removed, lock = [], threading.Lock()
+
+    def gate(read):
+        """Remove the first file that is read after each reading of the log."""
+        with lock:
+            if made.storage.operations.count("list") == len(removed):
+                removed.append(read.name)
+                remove(made, [stored[read.name]])
+
+    made.storage.gate = gate
+    with pytest.raises(StorageUnavailable, match="again and again"):
+        ask(reader)
+    # the lookup begins again once in any case
+    assert len(removed) == 2
+
+
 class Gone:
     """A source whose messages have all expired."""
 
@@ -130,6 +152,31 @@ def test_every_answer_that_may_lack_entries_names_the_lost_object(made, writer, 
         assert writer.query("t", "all").lost == later.query("t", "all").lost == (told,)
         assert writer.log_state.lost == later.log_state.lost == {gone.name: known}
         assert later.topics().lost == later.messages("t", "all", source=Gone()).lost == (told,)
+
+
+def test_messages_name_an_object_that_was_given_up_before_a_later_page(made, reader):
+    """The newest entry is of another key, so the call reads a second page, and the first one names the object."""
+    gone, newest = made.stored[0], made.expected("t", "all")[0].offset
+
+    class Collision:
+        """A source whose newest message has another key."""
+
+        def fetch(self, items, topic, key):
+            return [Fetched(item=item, state="expired", carries_key=item.offset != newest) for item in items]
+
+    class Giving(Collision):
+        """Gives the oldest object up between both pages."""
+
+        def fetch(self, items, topic, key):
+            if items[0].offset == newest:
+                lose(made, [gone])
+                give_up(made.inner, open_log(made.inner), [gone.file_id])
+            return super().fetch(items, topic, key)
+
+    for source in (Giving(), Collision()):
+        answer = reader.messages("t", "all", max_count=FILES - 2, source=source)
+        assert (len(answer), answer.collisions, answer.status) == (FILES - 2, 1, "complete")
+        assert [one.file for one in answer.lost] == [gone.file_id]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

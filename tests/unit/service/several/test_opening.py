@@ -22,6 +22,7 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.service.read.compacted import DamagedFile
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, open_storage
 
@@ -196,6 +197,35 @@ def test_a_folder_that_becomes_an_index(tmp_path, clock):
         clock.advance(INTERVAL_S)
         answer = reader.query("t", "k", max_count=1000)
         assert (names(answer), made.answers(answer)) == (made.uris, made.expected())
+
+
+class Unlisted(WrapperStorage):
+    """Refuses listings of everything; those of a folder are answered."""
+
+    refuses = False
+
+    def list(self, prefix="", *, start_after=""):
+        if self.refuses and not prefix:
+            raise StorageUnavailable("no listing")
+        return self.inner.list(prefix, start_after=start_after)
+
+
+def test_no_answer_is_complete_while_a_prefix_cannot_be_listed(tmp_path, clock):
+    """It may lack the entries of an index that has appeared."""
+    store, made = Unlisted(MemoryStorage()), Cluster(tmp_path)
+    below = PrefixedStorage(store.inner, "broker-0")
+    made.add(below.uri, rows(0), below)
+    with IndexReader.open(storage_backend=store, clock=clock, refresh_interval_s=INTERVAL_S) as reader:
+        store.refuses = True
+        clock.advance(INTERVAL_S)
+        with pytest.raises(StorageUnavailable, match="no listing"):
+            reader.query("t", "k", timeout_s=300)
+        answer = reader.query("t", "k", max_count=1000, allow_partial=True)
+        assert (answer.status, made.answers(answer)) == ("partial", made.expected())
+        store.refuses = False
+        clock.advance(2)
+        answer = reader.query("t", "k", max_count=1000)
+        assert (answer.status, made.answers(answer)) == ("complete", made.expected())
 
 
 @pytest.mark.parametrize("what", ["schema", "copy", "damage", "no answer"])
