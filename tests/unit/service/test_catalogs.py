@@ -585,3 +585,36 @@ def test_two_merges_at_once_leave_one_result():
         later = Later(storage, 2 * 86400)
         delete_orphans(later, find_orphans(later, log))
         assert {info.name for info in storage.list("catalog/")} == log.state.catalogs.keys()
+
+
+def test_a_writer_keeps_objects_that_catalogs_no_longer_show_for_a_day(open_index, clock, monkeypatch):
+    """A segment that is hidden, and one that a merge left out because it expired, are deleted a day later."""
+    monkeypatch.setattr(segment_archive, "MOST_LINES", 1)
+    monkeypatch.setattr(catalogs, "MOST_LINES", 1)
+    storage, data = MemoryStorage(clock=clock), bytes(100)
+
+    def archive(start):
+        index = open_index("root", storage_backend=storage)
+        index.run_lifecycle()
+        index.archive("broker", start, len(data), lambda at, length: data[at : at + length])
+        log = StorageLog(storage, clock)
+        log.open()
+        index.close()
+        return log
+
+    for start in (0, 100, 200):
+        log = archive(start)
+    assert len(log.state.catalogs) == 1 and not log.state.archive
+    # since then, no record has removed their lines
+    clock.advance(2 * 86400)
+    segments = Segments(log.state, storage)
+    first, second = segments.at("broker", 0), segments.at("broker", 100)
+    append(log, **segments.removal(second))
+    append(log, expired=Expired(segments={"broker": 100}))
+    merge_catalogs(log)
+    assert not log.state.hidden
+    archive(300)
+    assert {first.name, second.name} <= {info.name for info in storage.list("segments/")}
+    clock.advance(2 * 86400)
+    archive(400)
+    assert {first.name, second.name}.isdisjoint(info.name for info in storage.list("segments/"))

@@ -432,6 +432,18 @@ def test_a_checkpoint_of_any_version_has_the_whole_state(steps):
         base = state if number % 3 == 0 else base
 
 
+def test_changes_of_an_earlier_version_need_their_own_whole_checkpoint():
+    """Those on another one would be a state that never was."""
+    logs = [a_log(MemoryStorage(), objects=60, at_once=20) for _ in range(2)]
+    base = logs[0].state
+    state = publish(logs[0], EPOCH, (an_object(1000),))
+    data = earlier_checkpoint(state, base)
+    assert LogState.decode(data, "changes", base) == state
+    for other in (None, logs[1].state, state):
+        with pytest.raises(CorruptFile, match="base is another state"):
+            LogState.decode(data, "changes", other)
+
+
 @pytest.mark.parametrize("lost", ["nothing", "whole", "changes", "both"])
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 def test_a_log_with_changes_of_an_earlier_version_is_read_and_continued(lost, how):

@@ -307,6 +307,24 @@ def test_a_target_that_was_written_to_is_let_alone(life, target, by):
     assert {name: data for name, data in bytes_of(target).items() if name in before} == before
 
 
+def test_a_writer_that_takes_the_target_over_during_a_round(life, inner):
+    """The first record at the log's end wins. The copier then has lost permanently."""
+    fill(life)
+    target = Watched(inner)
+    made = copier(life, target)
+    made.run_once()
+    fill(life, 1, first=2)
+
+    def take_over():
+        target.look = None
+        life.open("another", storage_backend=inner)
+
+    target.look = take_over
+    with pytest.raises(InvalidArgument, match="written to since it was copied"):
+        made.run_once()
+    assert StorageLog(inner, life.clock).open().epoch == 1
+
+
 def test_an_index_that_is_not_a_copy_is_refused(life, tmp_path):
     fill(life, 1)
     other = Merging(tmp_path / "other")

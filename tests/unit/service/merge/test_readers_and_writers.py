@@ -180,6 +180,15 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     life.check()
 
 
+def test_a_sweep_without_grace_finds_objects_that_a_merge_removes_while_it_looks(life):
+    """So an erasure without grace also finds the objects that a concurrent merge replaced."""
+    life.fill()
+    inputs, storage = {*life.state.objects}, FaultStorage(life.storage)
+    storage.meanwhile("list", life.merge, when="after", name_prefix="staging/")
+    found = find_orphans(storage, life.log(), older_than_s=HOUR_S, removed_s=0)
+    assert {info.name for info in found.objects} == inputs != {*life.state.objects}
+
+
 def test_memory_of_a_sweep_does_not_grow_with_the_objects_that_the_log_names(life):
     log = life.log()
     objects = tuple(an_object(number) for number in range(1, 5_001))

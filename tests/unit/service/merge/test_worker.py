@@ -14,7 +14,7 @@ from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Mergi
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import ConfigError, CorruptFile, ObjectArchived
+from tiered_index.errors import ConfigError, CorruptFile, ObjectArchived, StorageUnavailable, WriterFenced
 from tiered_index.format.layout import NATIVE, ROCKETMQ
 from tiered_index.format.slots import SlotMap
 from tiered_index.service import index as index_module
@@ -282,3 +282,31 @@ def test_a_merge_rests_for_puts_and_waits_for_flushes_and_uploads(life, monkeypa
     assert merger.run_once().jobs == 1
     # while entries are put it works a tenth of the time: it rests 90 ms after 10 ms
     assert {round(pause_s, 6) for pause_s in slept} == {0.05, 0.04}
+
+
+def test_a_fenced_writer_publishes_no_merge(faulty):
+    """It was paused between the merge's uploads and its record."""
+    life, paused = faulty, faulty.index
+    publish_at(life, 1, 3)
+    life.later(2)  # the lease is over, too
+    life.storage.meanwhile("head", lambda: life.open("second"), name_prefix="data/")
+    before = {*life.state.objects}
+    with pytest.raises(WriterFenced):
+        paused.run_merge()
+    assert {*life.state.objects} == before == {info.name for info in life.storage.list("data/")}
+    assert paused.health()["fenced"]
+    assert paused.run_merge().jobs == 0
+    life.check()
+
+
+def test_an_unavailable_storage_ends_the_round_and_the_next_one_goes_on(faulty):
+    """No window waits for an hour, as a damaged one does."""
+    life = faulty
+    publish_at(life, 1, 25)
+    life.later(2)
+    life.storage.fail("get_range", times=None)
+    with pytest.raises(StorageUnavailable):
+        life.index.run_merge()
+    assert life.index.health()["problems"] and merge_health(life.index)["waiting_windows"] == 2
+    life.storage.clear()
+    assert life.index.run_merge().jobs == 2 and not life.index.health()["problems"]
