@@ -102,6 +102,15 @@ def test_archiving_continues_in_rounds_and_reports_its_problems():
     assert archiver.stopped
 
 
+def test_finishing_tries_again_what_the_last_round_could_not_archive():
+    archiver = Archiver(StorageUnavailable("away for a moment"), 2)
+    archiver.go.set()
+    with contextlib.closing(Archiving(archiver)) as archiving:
+        archiving.poll()
+        archiving.finish()
+        assert (archiving.archived, archiving.problem) == (2, None)
+
+
 def test_skipped_segments_are_reported_once_and_stay_a_problem():
     lost = [Loss("corrupt", begin, begin + 9, None, f"not archived: {begin}") for begin in (0, 9)]
     archiver = Archiver(lost[0], StorageUnavailable("down"), lost[1], 1)

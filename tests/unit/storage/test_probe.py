@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
+from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectExists, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes, ObjectInfo, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
@@ -148,3 +149,10 @@ def test_an_index_is_not_created_where_an_ability_is_missing(
     with pytest.raises(StorageMisconfigured):
         IndexService.open(root=tmp_path, storage_backend=storage(memory), environment=False)  # type: ignore[arg-type]
     assert list(memory.list()) == []
+
+
+def test_a_clock_that_is_far_off_is_told(faulty: FaultStorage) -> None:
+    clock = ManualClock(faulty.now_ms() + 3_600_000)
+    (told,) = [one for one in probe(faulty, clock) if one.state != "ok"]
+    assert (told.what, told.state) == ("clock", "worked round")
+    assert "3,600 s behind" in told.result
