@@ -70,20 +70,6 @@ def test_a_file_that_was_merged_before_its_dead_writer_knew_counts_once(open_ind
     assert sum(one.entries for one in again.topics().topics) == before.total()
 
 
-def test_local_copies_of_merged_files_do_not_count_twice(open_index, storage, clock, tmp_path):
-    index = open_index("root")
-    put(index, range(30))
-    upload(index)
-    before = rows(index.export())
-    clock.advance(40 * 86_400)
-    merge_all(storage, clock)
-    with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as beside:
-        assert any(handle.place == "uploaded" for handle in beside.files())
-        assert rows(beside.export()) == before
-    index.run_lifecycle()
-    assert rows(index.export()) == before
-
-
 def test_an_export_stays_at_its_position_beside_writes_and_merges(open_index, storage, clock, tmp_path):
     index = open_index("root", local_keep_s=0)
     put(index, range(60))

@@ -208,3 +208,21 @@ def test_an_interrupted_opening_leaves_the_root_free(open_index, monkeypatch):
     index = open_index("root")
     index.put("t", 0, "k", 1, 1, T)
     assert len(index.query("t", "k")) == 1
+
+
+def test_of_two_states_of_a_file_the_later_one_stays(open_index, faulty, tmp_path):
+    """This holds even if the storage cannot answer, though only its log would decide."""
+    with open_index("root", storage_backend=faulty) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        upload(index)
+    (uploaded,) = (tmp_path / "root" / "uploaded").glob("*.index")
+    earlier = tmp_path / "root" / "compacted" / uploaded.name
+    shutil.copy(uploaded, earlier)
+    faulty.fail("*", times=None)
+    index = open_index("root", storage_backend=faulty)
+    assert not earlier.exists()
+    assert [handle.place for handle in index.files()] == ["uploaded"]
+    faulty.clear()
+    index.run_lifecycle()
+    assert [item.offset for item in index.query("t", "k")] == [1]
+    assert len(index.log_state.objects) == 1

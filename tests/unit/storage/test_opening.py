@@ -364,3 +364,9 @@ def test_names_of_googles_tools_without_effect_are_refused_unless_other_credenti
         google_settings(None, {name: "elsewhere"})
     with contextlib.nullcontext() if wins else pytest.raises(StorageMisconfigured, match=told):
         google_settings(None, {name: "elsewhere", "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"})
+
+
+def test_names_that_agree_with_the_usual_cloud_are_accepted():
+    google = {"GOOGLE_API_USE_MTLS_ENDPOINT": "auto", "CLOUDSDK_CORE_PROJECT": "p", "GOOGLE_CLOUD_PROJECT": "p"}
+    assert google_settings(None, google).arguments == {}
+    assert azure_settings("acc", None, {"AZURE_CLOUD": "AzureCloud"}).endpoint is None
