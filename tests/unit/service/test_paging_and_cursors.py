@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
-from tiered_index import Lookup
+from tiered_index import IndexReader, Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
@@ -197,3 +197,25 @@ def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
     assert ([item.offset for item in result], result.status) == ([2], "truncated")
     assert result.explain.files_skipped == 2
     assert [item.offset for item in index.query("t", "k", cursor=result.cursor)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "numbers", [range(6), range(5, -1, -1), (2, 5, 0, 4, 1, 3)], ids=["rising", "falling", "mixed"]
+)
+def test_the_first_answers_of_one_second_are_those_of_the_whole_answer_whichever_file_has_them(
+    open_index, storage, clock, numbers
+):
+    """A full page spares older files, and none that has entries of its last second."""
+    index = open_index("root", items=20, local_keep_s=0)
+    for number in numbers:
+        index.put("t", 0, "k", number, 1, 1_700_000_000_000)
+        index.seal()
+    for _ in range(2):
+        with IndexReader.open(storage_backend=storage, root=index.config.root, clock=clock) as reader:
+            for asked in (index, reader):
+                whole = [item.offset for item in asked.query("t", "k", max_count=10)]
+                assert sorted(whole) == list(range(6))
+                for count in range(1, 6):
+                    result = asked.query("t", "k", max_count=count)
+                    assert ([item.offset for item in result], result.status) == (whole[:count], "truncated")
+        index.run_lifecycle()
