@@ -610,6 +610,7 @@ def test_a_writer_keeps_objects_that_catalogs_no_longer_show_for_a_day(open_inde
     segments = Segments(log.state, storage)
     first, second = segments.at("broker", 0), segments.at("broker", 100)
     append(log, **segments.removal(second))
+    assert log.state.hidden and second.name not in {info.name for info in find_orphans(storage, log).objects}
     append(log, expired=Expired(segments={"broker": 100}))
     merge_catalogs(log)
     assert not log.state.hidden
