@@ -318,3 +318,18 @@ def test_of_nested_deadlines_the_nearest_holds() -> None:
         with deadline_at(past):
             pass
         check_deadline("reading")
+
+
+def test_of_several_limits_the_narrowest_holds_and_a_refusal_counts_nowhere():
+    storage = MeteredStorage(MemoryStorage())
+    storage.put("a", bytes(1000))
+    wide, narrow = Usage(max_requests=10, max_bytes=500), Usage(max_requests=2)
+    for first, second in ((wide, narrow), (narrow, wide)):
+        with measured(first), measured(second):
+            storage.get_range("a", 0, 10)
+    with measured(wide), measured(narrow), pytest.raises(BudgetExceeded, match="max_requests=2"):
+        storage.get_range("a", 0, 10)
+    assert wide.requests_by_kind == narrow.requests_by_kind == {"get_range": 2}
+    # the refused call holds no bytes
+    with measured(wide):
+        storage.get_range("a", 0, 480)

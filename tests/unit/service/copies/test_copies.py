@@ -23,7 +23,7 @@ from tests.support.copies import (
     same,
 )
 from tests.support.damage import flip_object
-from tests.support.disk_faults import FaultDisk
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S, Merging, small_shards
 from tests.support.storage_faults import FaultStorage
@@ -46,6 +46,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObj
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import hidden_in
 from tiered_index.storage.base import WrapperStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
@@ -286,6 +287,20 @@ def test_what_is_sent_is_what_was_checked(life, monkeypatch, wrong):
             copier(life, target, source).run_once()
         assert not bytes_of(target).keys() & {name}
     assert source.done > 2
+
+
+def test_an_object_that_a_killed_copier_left_outlives_a_power_cut(life, tmp_path):
+    """The copier died after an object had its name, and before the sync of its folder."""
+    fill(life, 1)
+    disk = FaultDisk()
+    made = copier(life, LocalStorage(tmp_path / "target", disk=disk))
+    disk.crash("rename", after=True)
+    with pytest.raises(SimulatedCrash):
+        made.run_once()
+    disk.revive()
+    assert copier(life, LocalStorage(tmp_path / "target", disk=disk)).run_once().kept == 1
+    disk.lose_unsynced()
+    check_target(life, LocalStorage(tmp_path / "target"))
 
 
 @pytest.mark.parametrize("by", ["a writer", "a job"])
