@@ -141,6 +141,22 @@ def test_deleted_messages_are_expired_and_lost_ones_are_missing(index, store):
         assert fetched.state == "missing" and said in fetched.problem
 
 
+def test_a_message_is_expired_whose_segment_is_deleted_after_the_folder_was_listed(index, store, monkeypatch):
+    messages = index_log(index, store)
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
+    listing = commitlog.list_segments
+
+    def then_deleted(folder):
+        found = listing(folder)
+        (folder / segment_name(0)).unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(commitlog, "list_segments", then_deleted)
+    assert wanted.physical_offset < 16_384
+    fetched = asked(index, wanted, RocketmqMessages(store))
+    assert (fetched.state, fetched.message) == ("expired", None)
+
+
 # keys of equal hash, several stores
 
 
