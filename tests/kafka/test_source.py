@@ -14,7 +14,7 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.cli.kafka import kafka_messages
-from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.client import KafkaBroker, kafka, record_of
 from tiered_index.kafka.names import Name
@@ -241,3 +241,19 @@ def test_a_record_without_a_time_gets_the_time_at_which_it_is_read(index, server
         source._take_in([messages[:1], messages[1:]])
         first, second, *others = source._pending[-1].batch.columns["timestamp_ms"].tolist()
     assert first == second >= now_ms and others == [0, 5]
+
+
+def test_a_pattern_does_not_mean_the_topics_of_kafka_itself(index, servers, producing, topic):
+    producing.send(f"{topic}-a", [{"key": "k"}])
+    producing.send(f"__{topic}", [{"key": "k"}])
+    source = ingest(index, servers, f"*{topic}*").source
+    assert {Name.parse(name).topic for name in source.positions()} == {f"{topic}-a"}
+
+
+def test_a_topic_that_the_login_may_not_read_is_named_as_refused(index, cluster, servers, producing, topic):
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    cluster.fail_topic(topic, TOPIC_REFUSED)
+    with pytest.raises(StorageMisconfigured, match=f"{topic}: .*authorization failed: allow the .* login to READ it"):
+        source_of(index, servers, topic)
+    cluster.fail_topic(topic, 0)
+    assert ingest(index, servers, topic).messages == 1

@@ -351,3 +351,13 @@ def test_the_byte_that_differs_from_the_local_copy_is_named(run_here, damaged):
     flip(first, at)
     found = run_here("verify", "--deep", "--root", damaged.root, "--json").document["findings"]
     assert [one["offset"] for one in found if one["part"] == "copy"] == [at]
+
+
+def test_a_source_of_another_name_is_told(run_here, place):
+    segment, *_ = (place / "store" / "segments%").rglob("*.log")
+    flip(segment, 5000)
+    store, source = f"file://{place}/store", place / "broker"
+    where = ("verify", "--deep", "--repair", "--storage", store, "--source", source, "--json")
+    notes = run_here(*where).document["notes"]
+    assert any("archived segments of 'b'" in note and "--store-name" in note for note in notes), notes
+    assert not any("--store-name" in note for note in run_here(*where, "--store-name", "b").document["notes"])
