@@ -366,3 +366,15 @@ def test_a_service_that_requests_a_long_wait_is_asked_again_soon(monkeypatch, af
     with answering(busy, busy) as (url, requests), pytest.raises(StorageUnavailable):
         asyncio.run(topics(url))
     assert (len(requests), len(waits)) == (2, 1) and waits[0] <= 10
+
+
+def test_pages_tell_entries_apart_by_columns_that_only_their_index_has(tmp_path):
+    where = {"root": tmp_path / "root", "storage": "memory://regions"}
+    with IndexService.open(**where, item_type=Order, background=False) as index:
+        for second, region in enumerate((1, 2, 1)):
+            own = {"region": region, "price": 1.0, "code": b"c", "town": ""}
+            index.put("orders", 0, "k", 7, 1, 1_762_000_000_000 + second * 1000, **own)
+        with serving(index) as client, IndexClient(str(client.base_url)) as asking:
+            for reader in (index, asking):
+                pages = reader.query_all("orders", "k", max_count=1)
+                assert [item.region for page in pages for item in page] == [1, 2]

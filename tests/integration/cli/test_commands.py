@@ -295,3 +295,11 @@ def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, origina
         given += [] if "--out" in arguments else ["--out", tmp_path / "answers"]
         outcome = run_here("spark", "lookup", *arguments, *given)
         assert (outcome.code, outcome.err.count("\n")) == (2, 1) and said in outcome.err
+
+
+def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here, damaged):
+    damaged.store.rename(damaged.store.with_name("away"))
+    outcome = run_here("files", "--root", damaged.root)
+    assert outcome.code == 6
+    assert "damaged" not in outcome.out
+    assert re.search(r"log +storage, not read .*is it mounted\?", outcome.out)
