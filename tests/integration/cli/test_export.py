@@ -313,3 +313,10 @@ def test_messages_with_a_column_that_is_called_key_hash_are_messages(run_here, t
     where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/store", "--slots", 10, "--items", 100)
     assert run_here("ingest", path, "--column", "key=order", *where).code == 0
     assert len(run_here("query", "t", "o-1", "--root", tmp_path / "root", "--json").document["items"]) == 1
+
+
+def test_du_says_that_it_counts_the_files_of_the_root_alone(run_here, damaged, tmp_path):
+    assert "not_asked" not in done(run_here("du", "--root", damaged.root, "--json"))
+    damaged.store.rename(tmp_path / "lost")
+    assert "is it mounted?" in done(run_here("du", "--root", damaged.root, "--json"))["not_asked"]
+    assert "the storage could not be read" in run_here("du", "--root", damaged.root).out

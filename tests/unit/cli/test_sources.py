@@ -551,3 +551,10 @@ def test_a_damaged_gzip_file_is_corrupt(make_message, tmp_path):
     packed.write_bytes(data[:-20])
     with pytest.raises(CorruptFile, match="gzip"):
         read(ndjson(packed))
+
+
+def test_row_numbers_of_ndjson_that_a_member_states_are_used(write_lines, make_message):
+    values = [make_message(i, keys=["k"], **({} if i == 2 else {"rownumber": 700 + i})) for i in range(4)]
+    (batch,) = open_source(write_lines(values), Fields({"offset": "rownumber"})).batches(0)
+    assert batch.columns["offset"].to_pylist() == [700, 701, 2, 703]
+    assert rows(batch.columns) == slow_rows(batch)
