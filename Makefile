@@ -119,7 +119,8 @@ $(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh deploy/
 # PySpark 4.0 has no streams of batches of Arrow
 test-lowest: $(LOWEST)/.stamp ## test codecs, golden files and Spark on the lowest versions of dependencies that pyproject.toml declares
 	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
-	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.boto, tiered_index.cli.main"
+	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.boto"
+	@for command in ingest query files merge; do $(LOWEST)/bin/python -m tiered_index $$command --help > /dev/null; done
 	@PYTHONPATH=$(CURDIR) $(LOWEST)/bin/python -m pytest -m "not slow and not long" -k "not micro_batch and not stream and not s3" \
 		-W ignore::DeprecationWarning tests/spark/test_versions.py tests/spark/test_build.py tests/spark/test_merge.py tests/spark/test_lookup.py \
 		tests/spark/test_audit_ranges.py tests/spark/test_datasource_entries.py tests/spark/test_datasource_write.py --durations=5 $(PYTEST_ARGS)

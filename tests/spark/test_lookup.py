@@ -220,7 +220,9 @@ def test_keys_with_a_collation_are_those_that_were_written(spark, tmp_path):
     assert audit(spark, source, storage=other).status == "ok"
     keys = spark.sql("SELECT 't' AS topic, key COLLATE UTF8_LCASE AS key FROM VALUES ('a'), ('A') AS keys(key)")
     for storage, found in ((uri, {"a": 5, "A": 5}), (other, {"a": 5, "A": None})):
-        assert {row.key: row.offset for row in lookup(spark, keys, storage=storage).collect()} == found
+        # PySpark 4.0 collects no rows that have a column with a collation
+        rows = lookup(spark, keys, storage=storage).selectExpr("CAST(key AS STRING) AS key", "offset").collect()
+        assert {row.key: row.offset for row in rows} == found
 
 
 def test_text_that_is_not_utf_8_is_named(spark, index):
