@@ -34,6 +34,8 @@ class Published:
         self._keys = tuple(keys)
         self._keyed = keyed
         self._known: dict[str, list[ModelEntry]] = {}
+        # by topic and hash: the keys, each with its fingerprint
+        self._by_hash: dict[str, dict[int, list[tuple[str, int]]]] = {}
 
     def entries(self, stored: StoredObject) -> list[ModelEntry]:
         """Return the entries of an object. An object never changes under its name, so each is read once."""
@@ -79,14 +81,19 @@ class Published:
         begin_s = metadata.begin_ms // 1000
         for row in _items(stored, data, trailer):
             topic = topics[int(row["topic_id"])]
-            (key, *_) = [key for key in self._keys if self._is_key(topic, key, row)]
+            (key, *_) = self._keys_of(topic, row)
             second = begin_s + int(row["time_diff_s"])
             yield ModelEntry(topic, key, int(row["queue_id"]), int(row["offset"]), int(row["size"]), second)
 
-    def _is_key(self, topic: str, key: str, row: np.void) -> bool:
-        if int(row["key_hash"]) not in lookup_numbers(topic, key)[:2]:
-            return False
-        return not self._keyed or fingerprint(topic, key) == row["fingerprint"]
+    def _keys_of(self, topic: str, row: np.void) -> list[str]:
+        if topic not in self._by_hash:
+            by_hash = self._by_hash[topic] = {}
+            for key in self._keys:
+                *hashes, of_key = lookup_numbers(topic, key)
+                for number in set(hashes):
+                    by_hash.setdefault(number, []).append((key, of_key))
+        known = self._by_hash[topic].get(int(row["key_hash"]), [])
+        return [key for key, of_key in known if not self._keyed or of_key == row["fingerprint"]]
 
 
 def _items(stored: StoredObject, data: bytes, trailer: Trailer) -> np.ndarray:

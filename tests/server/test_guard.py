@@ -237,7 +237,7 @@ def test_bodies_are_bounded_in_time(index, monkeypatch):
         assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_long_body_has_more_time(client, monkeypatch):
+def test_a_long_body_has_more_time(tmp_path, monkeypatch):
     """What has arrived gives the rest time."""
     line = b'{"topic": "t", "queue_id": 0, "key": "slow", "offset": 1, "size": 1, "timestamp_ms": 1762000000000}\n'
     monkeypatch.setattr(calls, "_BODY_S", 1.0)
@@ -248,8 +248,9 @@ def test_a_long_body_has_more_time(client, monkeypatch):
         time.sleep(1.5)
         yield line.replace(b'"offset": 1', b'"offset": 2')
 
-    headers = {"content-type": wire.NDJSON}
-    assert client.post("/v1/entries", content=pieces(), headers=headers).json().get("entries") == 2
+    with index_in(tmp_path) as index, serving(index) as client:
+        put = client.post("/v1/entries", content=pieces(), headers={"content-type": wire.NDJSON})
+    assert put.json().get("entries") == 2
 
 
 class Held:
