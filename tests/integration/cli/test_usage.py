@@ -128,7 +128,13 @@ def store(tmp_path_factory):
 
 
 def contents(*folders):
-    return {path: path.read_bytes() if path.is_file() else None for each in folders for path in each.rglob("*")}
+    """Return what each file holds, of large ones the size and the time of the last write."""
+
+    def of_file(path):
+        told = path.stat()
+        return path.read_bytes() if told.st_size < 1 << 20 else (told.st_size, told.st_mtime_ns)
+
+    return {path: of_file(path) if path.is_file() else None for each in folders for path in each.rglob("*")}
 
 
 @pytest.mark.parametrize(("line", "said"), LINES, ids=lambda value: value[:60])
