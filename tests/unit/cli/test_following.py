@@ -390,12 +390,3 @@ def test_a_lag_beyond_its_bound_and_one_that_is_not_known_are_problems():
         assert follower.problems() == []
         problems = follower.problems(60.0)
         assert problems == [] if said is None else said in problems[0]
-
-
-def test_the_end_of_archiving_tries_again_what_the_last_round_could_not_archive():
-    archiver = Archiver(StorageUnavailable("away for a moment"), 2)
-    archiver.go.set()
-    with contextlib.closing(Archiving(archiver)) as archiving:
-        archiving.poll()
-        archiving.finish()
-        assert (archiving.archived, archiving.problem) == (2, None)

@@ -297,15 +297,20 @@ def test_a_long_lookup_answers_as_of_its_begin(made, storage, clock, reader):
     assert made.expected("t", "all") != before
 
 
-@pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(made, storage, clock, reader, timeout_s):
-    """They once raised the error of an earlier refresh, or said that the log was too old."""
+def fail_once(made, storage, clock, reader, timeout_s):
+    """Let a lookup fail because the log can't be listed. Then it can, and has one more file."""
     storage.fail("list", name_prefix="log/", times=None)
     clock.advance(11)
     with pytest.raises(StorageUnavailable):
         reader.query("t", "all", timeout_s=timeout_s)
     storage.clear()
     made.add(FILES)
+
+
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
+def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(made, storage, clock, reader, timeout_s):
+    """They once raised the error of an earlier refresh, or said that the log was too old."""
+    fail_once(made, storage, clock, reader, timeout_s)
     clock.advance(100)
     hang = storage.hang("list", name_prefix="log/")
     calls = storage.calls("list")
@@ -322,12 +327,7 @@ def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(made, s
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_the_first_lookup_after_an_outage_answers_at_once(made, storage, clock, reader, timeout_s):
     """It reads the log again in place of the error of an earlier read, however short the outage was."""
-    storage.fail("list", name_prefix="log/", times=None)
-    clock.advance(11)
-    with pytest.raises(StorageUnavailable):
-        reader.query("t", "all", timeout_s=timeout_s)
-    storage.clear()
-    made.add(FILES)
+    fail_once(made, storage, clock, reader, timeout_s)
     clock.advance(0.001)
     assert answers(reader.query("t", "all", timeout_s=timeout_s)) == made.expected("t", "all")
 
