@@ -228,8 +228,6 @@ def test_each_reason_why_a_record_cannot_be_shown_is_a_state_of_its_own(
     ingest(index, servers, topic)
     cluster.trim(topic, 0, 3)
     index.flush()
-    for name, seconds in (("_AWAY_S", 0.0), ("STEP_S", 0.5), ("TIMEOUT_S", 0.5)):
-        monkeypatch.setattr(f"tiered_index.kafka.client.{name}", seconds)
 
     def asked(key="k7", servers=servers):
         """Return the state of a record and its problem, over HTTP the status of its answer, and that of its place."""
@@ -251,6 +249,8 @@ def test_each_reason_why_a_record_cannot_be_shown_is_a_state_of_its_own(
     cluster.fail_topic(topic, 0)
     cluster.delete(topic)
     assert asked() == ("no_topic", f"the cluster has no topic {topic}; no archive has it", "complete", 404)
+    for name in ("STEP_S", "TIMEOUT_S"):
+        monkeypatch.setattr(f"tiered_index.kafka.client.{name}", 0.5)
     state, problem, *codes = asked(servers="127.0.0.1:1")
     assert (state, codes) == ("unavailable", ["partial", 502]) and "127.0.0.1" not in problem.split(":")[0]
 

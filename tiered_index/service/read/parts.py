@@ -53,10 +53,13 @@ class ReaderParts:
         try:
             have_ended(made, remaining_s())
             unfinished = {future for future in made if not future.done()}
+            results = []
             for (doing, _), future in zip(calls, made, strict=True):
-                if future in unfinished:
+                # a part of the call may reach the same deadline first, and knows less
+                if future in unfinished or isinstance(future.exception(), BudgetExceeded):
                     raise BudgetExceeded(f"timeout_s was reached while {doing}")
-            return [future.result() for future in made]
+                results.append(future.result())
+            return results
         except BaseException:  # also an interrupted wait: `late` closes the results
             for future in made:
                 if not future.cancel():

@@ -46,6 +46,12 @@ def test_a_storage_that_hangs(made, storage, operation, prefix, beside_the_root)
         assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
 
 
+def test_a_part_of_the_opening_that_reaches_the_same_time_first(made, storage):
+    storage.fail("list", name_prefix="log/", error=BudgetExceeded)
+    with pytest.raises(BudgetExceeded, match=f"while opening {made.inner.uri}: its log was not read by then"):
+        made.reader(storage, timeout_s=LONG_S)
+
+
 def test_an_error_within_the_time_is_raised_itself(made, storage):
     storage.fail("list", name_prefix="checkpoint/")
     with pytest.raises(StorageUnavailable):
