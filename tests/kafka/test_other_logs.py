@@ -12,7 +12,7 @@ from tiered_index.errors import ConfigError
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.names import Name
-from tiered_index.kafka.source import OffsetOutOfRange
+from tiered_index.kafka.partitions import OffsetOutOfRange
 
 BEFORE = 50
 # Kafka's numbers of two requests and of an error

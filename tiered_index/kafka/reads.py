@@ -1,4 +1,4 @@
-"""The time up to which each topic is put whole: a proof by looks at the ends of its partitions' logs. Pure.
+"""The time up to which each topic is put whole: a proof by looks at the ends of its partitions' logs.
 
 A look notes the end of every partition's log, also of records that can't be read yet. Once every partition has reached
 its end, every record that the brokers had before the look is put.
@@ -6,11 +6,15 @@ its end, every record that the brokers had before the look is put.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tiered_index.follow import Batch
 from tiered_index.kafka.names import Name
+from tiered_index.kafka.partitions import NO_ENTRIES
+from tiered_index.service.index import IndexService
+from tiered_index.service.log.reads import read_name, unread_name
 
 
 class Look(NamedTuple):
@@ -58,3 +62,57 @@ class TopicRead:
             if is_known:
                 self.read_ms = max(self.read_ms, look.begun_ms)
             self._waits = self._newest if self._newest is not look else None
+
+
+@dataclass(eq=False)
+class TopicReads:
+    """The parts of all topics of a cluster that are put, and what the positions of `index` say of them. One thread."""
+
+    index: IndexService
+    cluster: str
+    # the begins of the last look and of the first
+    begun_ms: int = 0
+    first_begun_ms: int = 0
+    # the begin of the look before the last
+    before_ms: int = 0
+    # whether records came since `positions` told the last positions
+    has_moved: bool = False
+    _topics: dict[str, TopicRead] = field(default_factory=dict)
+
+    def look(self, begun_ms: int, topics: Iterable[str], ends: Mapping[str, Mapping[Name, int]]) -> None:
+        """Note a look at `topics`: the `ends` of the logs of those that could be asked for all partitions."""
+        self.before_ms, self.begun_ms = self.begun_ms, begun_ms
+        self.first_begun_ms = self.first_begun_ms or begun_ms
+        for topic in {*topics, *ends}:
+            if (read := self._topics.get(topic)) is None:
+                name, unread = (form(self._source, topic) for form in (read_name, unread_name))
+                if (told_ms := self.index.durable_position(name)) is None:
+                    # before its first record is put: nothing is known to be whole
+                    told_ms = 0
+                    self.index.put_batch(NO_ENTRIES, name, told_ms)
+                is_behind = (self.index.durable_position(unread) or 0) >= told_ms
+                read = self._topics[topic] = TopicRead(told_ms, is_behind)
+            if topic in ends:
+                read.look(Look(begun_ms, ends[topic]))
+
+    def told(self, positions: Mapping[Name, int], *, is_ending: bool) -> Generator[Batch, None, None]:
+        """Yield the positions that say up to which time topics are read whole, and which are behind.
+
+        `positions` of partitions are put. It yields them only after records, so that a topic without new ones writes
+        nothing. `is_ending`: a topic is behind if it is not whole up to the first look, otherwise the last but one.
+        """
+        has_told, whole_before_ms = False, self.first_begun_ms if is_ending else self.before_ms
+        for topic, read in self._topics.items():
+            read.reach(positions)
+            is_behind = read.read_ms < whole_before_ms
+            if read.read_ms > read.told_ms and (self.has_moved or is_behind != read.is_told_behind):
+                yield Batch(source=read_name(self._source, topic), position=read.read_ms, columns=NO_ENTRIES)
+                read.told_ms, read.is_told_behind, has_told = read.read_ms, False, True
+            if is_behind and not read.is_told_behind:
+                yield Batch(source=unread_name(self._source, topic), position=read.told_ms, columns=NO_ENTRIES)
+                read.is_told_behind = True
+        self.has_moved = self.has_moved and not has_told
+
+    @property
+    def _source(self) -> str:
+        return f"kafka:{self.cluster}"

@@ -24,7 +24,7 @@ from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages
-from tiered_index.kafka.source import OffsetOutOfRange
+from tiered_index.kafka.partitions import OffsetOutOfRange
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,102 @@
+"""A partition that is followed: its place in the index and in its log, and what was read of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tiered_index.errors import CorruptFile
+from tiered_index.follow import Batch, Loss
+from tiered_index.kafka.client import LogRange, Place
+from tiered_index.kafka.names import Name
+from tiered_index.types import format_time, inclusive
+
+NO_ENTRIES: dict[str, Any] = {n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
+"""The columns of a batch that has only a position."""
+_UNKNOWN = LogRange(0, 0, 0)
+
+
+class OffsetOutOfRange(CorruptFile):
+    """The next record of a partition, at `position`, is not in its log, which has offsets [`begin`, `end`)."""
+
+    def __init__(self, place: str, position: int, begin: int, end: int) -> None:
+        problem = f"the next offset is {position:,}, and the log has {inclusive(begin, end)}"
+        hint = "--restart-at begin or --restart-at end continues there, and reports the gap"
+        super().__init__(place, f"{problem}: {hint}")
+        self.position, self.begin, self.end = position, begin, end
+
+
+@dataclass(eq=False, slots=True)
+class Partition:
+    """One partition: `position` is the offset after its last put record, `read` after its last read one.
+
+    `newest_ms` is the time of the last put record.
+    """
+
+    name: Name
+    position: int
+    read: int
+    # The client has lost its place in the log
+    is_out_of_range: bool = False
+    # The offset at which a run without `follow` ends; None: unknown
+    target: int | None = None
+    at_end: bool = False
+    newest_ms: int | None = None
+    # The epoch of the leader that wrote the last put record; None: unknown. Earlier records have no greater one, unless
+    # the log was cut and grew again
+    epoch: int | None = None
+    # The end of the log that the client saw last
+    high: int = 0
+    # The position at which this run took it up, and the mean size of a record that it read
+    begun: int = 0
+    record_bytes: float = 0.0
+    # The log at the last look, the time at which its end was seen first, and whether that was an earlier look
+    log: LogRange = _UNKNOWN
+    seen_ms: int = 0
+    is_seen_again: bool = False
+
+    @property
+    def key(self) -> Place:
+        """Topic and number of the partition."""
+        return self.name.topic, self.name.partition
+
+    @property
+    def place(self) -> str:
+        """Topic and number of the partition, for messages."""
+        return f"{self.name.topic}/{self.name.partition}"
+
+    def is_done(self) -> bool:
+        """Return whether all records that the log had at the begin are put."""
+        return self.at_end or (self.target is not None and self.position >= self.target)
+
+    def look_at(self, log: LogRange, now_ms: int) -> None:
+        """Note the log as it is now."""
+        self.is_seen_again = self.seen_ms > 0 and log.end == self.log.end
+        if not self.is_seen_again:
+            self.seen_ms = now_ms
+        self.log, self.high = log, max(self.high, log.high)
+
+    @property
+    def held(self) -> str | None:
+        """The records behind the last stable offset, which can't be read; None: there are none."""
+        if self.position != self.log.end or self.log.high <= self.log.end:
+            return None
+        return (
+            f"{self.place}: {self.log.high - self.log.end:,} offsets can't be read: a transaction is open at the last "
+            f"stable offset, {self.log.end:,}, since {format_time(self.seen_ms)} or earlier"
+        )
+
+    def pass_to(self, end: int, *losses: Loss) -> ReadBatch:
+        """Read on from `end`, and return a batch without records that advances the position to it."""
+        self.read = end
+        batch = Batch(source=str(self.name), position=end, columns=NO_ENTRIES, losses=losses)
+        return ReadBatch(self, batch, None, None)
+
+
+class ReadBatch(NamedTuple):
+    """A batch that was read from a partition; the time and the leader's epoch are those of its last record."""
+
+    partition: Partition
+    batch: Batch
+    newest_ms: int | None
+    epoch: int | None
