@@ -194,11 +194,12 @@ def test_numbers_of_serializers_are_indexed_and_erased_by_each_spelling(run, ser
 
 def test_a_first_run_that_cannot_read_its_topics_makes_no_index(run, servers, topic, producing, tmp_path, monkeypatch):
     producing.send(topic, [{"key": "k", "value": "v"}])
-    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.5)
     store = "--storage", (tmp_path / "storage").as_uri()
     missing = run("ingest", f"kafka://{servers}/{topic.upper()}x", *store)
     assert (missing.code, "there is no topic" in missing.err) == (2, True), missing.err
-    down = run("ingest", f"kafka://127.0.0.1:1/{topic}", *store)
+    with monkeypatch.context() as patch:
+        patch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.5)
+        down = run("ingest", f"kafka://127.0.0.1:1/{topic}", *store)
     assert down.code == 3, down.err
     assert list(tmp_path.iterdir()) == []
     assert run("ingest", f"kafka://{servers}/{topic}", *store).code == 0

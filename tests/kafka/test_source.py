@@ -57,8 +57,8 @@ def test_a_topic_that_the_brokers_can_not_describe_now_is_read_to_its_end(index,
 def test_a_start_waits_for_a_topic_that_the_brokers_can_not_describe(
     index, cluster, servers, producing, topic, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 0.5)
-    monkeypatch.setattr("tiered_index.kafka.source.STEP_S", 0.5)
+    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 3.0)
+    monkeypatch.setattr("tiered_index.kafka.source.STEP_S", 3.0)
     producing.send(topic, [{"key": "k", "partition": 0}])
     cluster.fail_topic(topic, 5)
     with pytest.raises(StorageUnavailable, match=f"all of {topic}: "):

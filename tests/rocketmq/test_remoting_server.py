@@ -454,7 +454,6 @@ async def test_a_connection_that_is_made_while_the_server_closes_ends_at_once():
 
 @run
 async def test_encrypted_connections(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, "FIRST_S", 0.1)
     authority = Authority(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(authority.server_file)
@@ -465,6 +464,8 @@ async def test_encrypted_connections(tmp_path, monkeypatch):
         async with Client.open(server) as client:
             await client.send(Command(code=AT_ONCE))
             assert await client.ended()
+    monkeypatch.setattr(server_module, "FIRST_S", 0.1)
+    async with serving(tls=tls) as server:
         async with Client.open(server) as silent:
             # sooner than asyncio's timeout of a minute
             assert await asyncio.wait_for(silent.ended(), 30.0)

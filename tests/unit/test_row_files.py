@@ -92,10 +92,10 @@ def test_a_dialect_has_two_different_characters(dialect):
         Dialect(*dialect)
 
 
-def test_a_quote_that_stays_open_takes_one_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "_MOST_QUOTED", 200)
+def test_a_quote_that_stays_open_takes_one_row(tmp_path):
+    """A quoted cell has at most 1 MiB."""
     path = tmp_path / "a.csv"
-    sound = "".join(f"k{n},{BEGIN_S},x\n" for n in range(100))
+    sound = "".join(f"k{n},{BEGIN_S},{'x' * 12_000}\n" for n in range(100))
     path.write_text(f'k,at,note\n{sound}bad,{BEGIN_S},"open\n{sound}inch,{BEGIN_S},a 5" disk\n{sound}')
     entries, bad, _ = read(path)
     assert [row.where.partition(" (")[0] for row in bad] == ["line 102"]

@@ -189,7 +189,7 @@ class Output:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a test's stream has no encoding
                 stream.reconfigure(errors="backslashreplace")
-        self._terminal = _is_terminal(sys.stdout)
+        self._terminal = sys.stdout.isatty()
 
     def answer(self, document: dict[str, Any], *, streamed: bool = False) -> None:
         """Write the one JSON document of a command, or the last line of its NDJSON."""
@@ -411,10 +411,6 @@ def _can_write(text: str) -> bool:
     """Return whether stdout's encoding has the characters of a text."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "ignore").decode(encoding) == text
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty()
 
 
 def discard(stream: TextIO) -> None:

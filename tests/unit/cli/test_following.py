@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import signal
@@ -135,6 +136,13 @@ def followed(tmp_path):
     made.index.abandon()
 
 
+@pytest.fixture
+def fast(monkeypatch):
+    """Let a second pass between two looks at the clock, so that each round of a follower prints its status."""
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, time=time.time, time_ns=time.time_ns)
+    monkeypatch.setattr("tiered_index.follow.time", clock)
+
+
 class Lines:
     def __init__(self):
         self.details = []
@@ -152,8 +160,7 @@ def follower_of(followed, *, follow=True, quiet=True, disk=None, **options):
     return made
 
 
-def test_a_status_line_has_each_news_once(followed, capsys, monkeypatch):
-    monkeypatch.setattr("tiered_index.follow._STATUS_INTERVAL_S", 0.0)
+def test_a_status_line_has_each_news_once(followed, capsys, monkeypatch, fast):
     follower = follower_of(followed)
     looks = []
 
@@ -275,8 +282,7 @@ def test_a_fenced_writer_notices_even_without_messages(tmp_path, monkeypatch):
             follower.run()
 
 
-def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, capsys, monkeypatch):
-    monkeypatch.setattr("tiered_index.follow._STATUS_INTERVAL_S", 0.0)
+def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, capsys, monkeypatch, fast):
     (start,) = followed.write(6)[-1:]
     data = followed.segment(0).read_bytes()
     followed.segment(0).write_bytes(data[: start + 90] + bytes(len(data) - start - 60))
@@ -369,8 +375,17 @@ def test_no_distance_is_told_while_a_part_of_the_source_cannot_be_read(capsys):
 
 @pytest.mark.parametrize("uploads", [8, 0])
 def test_the_last_flush_waits_as_long_as_files_are_uploaded(uploads, monkeypatch):
-    monkeypatch.setattr("tiered_index.follow._PUT_PAUSE_S", 0.05)
-    left = 8
+    left, now_s = 8, 0.0
+
+    class Pauses:
+        """Lets the time of a pause pass at once."""
+
+        def is_set(self):
+            return False
+
+        def wait(self, pause_s):
+            nonlocal now_s
+            now_s += pause_s
 
     def flush():
         nonlocal left
@@ -378,9 +393,12 @@ def test_the_last_flush_waits_as_long_as_files_are_uploaded(uploads, monkeypatch
             left -= uploads > 0
             raise DiskFull("full")
 
+    monkeypatch.setattr("tiered_index.follow.time", SimpleNamespace(monotonic=lambda: now_s))
     index = SimpleNamespace(flush=flush, health=lambda: {"unpublished": {"files": left}})
     with contextlib.nullcontext() if uploads else pytest.raises(DiskFull):
-        PatientPut(index, patience_s=0.15).finish()
+        PatientPut(index, patience_s=0.5, stop=Pauses()).finish()
+    # the uploads together take longer than the patience
+    assert now_s > 1.0 if uploads else 0.5 < now_s < 1.0
 
 
 def test_a_lag_beyond_its_bound_and_one_that_is_not_known_are_problems():

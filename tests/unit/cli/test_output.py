@@ -1,6 +1,7 @@
 """Commands print one JSON document or tables, errors on stderr, and pages that add up."""
 
 import io
+import itertools
 import json
 import sys
 from contextlib import ExitStack
@@ -61,7 +62,7 @@ def test_a_result_is_fields_and_parts_by_the_units_in_their_names(capsys):
 
 @pytest.mark.parametrize("columns", [None, 20, 200])
 def test_a_row_of_a_table_is_one_line_or_a_list_of_its_cells(columns, capsys, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: columns is not None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: columns is not None)
     monkeypatch.setenv("COLUMNS", str(columns))
     out = Output(as_json=False)
     rows = [("orders", 7 * n, "中" if n == 7 else None) for n in range(1_001)]
@@ -194,7 +195,8 @@ def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
 
 
 def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.output._LINE_INTERVAL_S", 0.0)
+    # each look at the clock is a minute later
+    monkeypatch.setattr("time.monotonic", itertools.count(0, 60).__next__)
     with open("/dev/full", "w") as full, ProgressDisplay("ingesting", 2, quiet=False, stream=full) as shown:
         shown.update(1)
         shown.update(2)
