@@ -3,6 +3,7 @@
 import contextlib
 import sys
 
+import numpy as np
 import pytest
 
 from tests.support.batches import batch
@@ -12,7 +13,6 @@ from tiered_index.clock import ManualClock
 from tiered_index.format import journal
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Catalog
-from tiered_index.service.write import flusher
 from tiered_index.service.write.buffer import OpenChunk
 from tiered_index.storage.memory import MemoryStorage
 
@@ -265,20 +265,18 @@ def test_a_file_is_visible_at_every_moment_of_a_change(change):
     assert all(meetings)
 
 
-def test_a_flush_of_several_rounds_writes_all_that_was_put(open_index, monkeypatch):
-    """A round takes a bounded number of entries, so a flush of a large buffer needs several rounds."""
-    monkeypatch.setattr(flusher, "_ROUND", 25)
-    index = open_index("root")
-    for first in range(0, 100, 10):
-        index.put_batch(batch(10, offset=range(first, first + 10)), source="s", source_position=first)
+def test_a_flush_of_several_rounds_writes_all_that_was_put(open_index):
+    """A round takes 512 Ki entries, so a flush of a large buffer needs several rounds."""
+    count, puts = 120_000, 10
+    index = open_index("root", items=10**6, buffer_max_entries=2 * 10**6, buffer_max_bytes=1 << 30)
+    for number in range(puts):
+        offsets = np.arange(number * count, (number + 1) * count)
+        index.put_batch(batch(count, offset=offsets, key="k"), source="s", source_position=number)
     index.flush()
     assert index.health()["buffered_entries"] == 0
-    assert index.durable_position("s") == 90
-    assert sum(handle.count for handle in index.files()) == 100
-    index.abandon()
-    again = open_index("root")
-    assert again.durable_position("s") == 90
-    assert [item.offset for item in again.query("t", "k", max_count=1000)] == list(range(99, -1, -1))
+    assert index.durable_position("s") == puts - 1
+    assert sum(handle.count for handle in index.files()) == puts * count
+    assert [item.offset for item in index.query("t", "k", max_count=3)] == [puts * count - n for n in (1, 2, 3)]
 
 
 def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
@@ -296,23 +294,22 @@ def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
     assert open_index("root").durable_positions() == {"s": 9}
 
 
-def test_positions_alone_move_to_another_journal_once_there_are_many(open_index, clock, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.write.appenders._POSITIONS", 3)
+def test_positions_alone_move_to_another_journal_once_there_are_many(open_index, clock):
     index = open_index("root", seal_after_s=100)
-    for position in range(1, 6):
+    for position in range(1, many := 4_100):
         index.put_batch(batch(0), "s", position)
         index.flush()
     folder = index.config.root / "unsealed"
     (before,) = folder.glob("[0-9]*.journal")
     clock.advance(100)
     index.run_lifecycle()
-    assert index.durable_positions() == {"s": 5}
-    index.put_batch(batch(0), "s", 6)
+    assert index.durable_positions() == {"s": many - 1}
+    index.put_batch(batch(0), "s", many)
     index.flush()
     (after,) = folder.glob("[0-9]*.journal")
     assert after.name != before.name
     index.abandon()
-    assert open_index("root").durable_positions() == {"s": 6}
+    assert open_index("root").durable_positions() == {"s": many}
 
 
 def test_other_threads_see_a_chunk_only_after_its_space_is_free(index, monkeypatch):

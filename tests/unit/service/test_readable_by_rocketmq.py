@@ -185,21 +185,17 @@ def test_an_index_notices_that_rocketmq_opened_a_file(open_index, preset):
         open_index("root").query("t", "a-longer-key")
 
 
-def test_a_table_that_cannot_be_written_waits(life, clock, monkeypatch):
+def test_a_table_that_cannot_be_written_waits(life, disk, clock):
     """Entries and journal alone make entries durable.
 
     So the flush succeeds, and the next flush writes the table again.
     """
     life.fill(range(5))
     clock.advance(10)
-    (handle,) = life.files()
-
-    def full():
-        raise OSError(errno.ENOSPC, "no space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(handle, "_put_table", full)
-        life.fill(range(5, 9))
+    # the writes of the entries and of the journal succeed
+    disk.fail("pwrite", nth=3, times=None, error=errno.ENOSPC)
+    life.fill(range(5, 9))
+    disk.clear()
     assert len(life.query("t", "a-longer-key-1")) == 2
     life.flush()
     assert life.seen() == set(range(9))

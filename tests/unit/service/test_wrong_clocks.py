@@ -261,12 +261,14 @@ def test_a_pending_object_is_sent_again_if_its_record_waited(open_index, faulty,
     holds(storage, clock, 1)
 
 
-def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.log.log._LISTED", 3)
-    for number in range(1, 11):
+def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock):
+    """A listing has a thousand names."""
+    end = 2_500
+    for number in range(1, end + 1):
         clock.advance(10)
         storage.put(log_name(number), b"x")
     log = StorageLog(storage, clock)
-    for age_s, last in ((0, 10), (25, 10), (65, 10), (1000, 10), (65, 7), (1000, 3), (5, 4), (1000, 0)):
-        young = [n for n in range(last, 0, -1) if (10 - n) * 10 <= age_s]
+    questions = (0, end), (25, end), (9_990, end), (10_000, end), (15_000, end), (10**6, end), (9_000, 1_601), (10**6, 9), (5, 4)
+    for age_s, last in (*questions, (1000, 0)):
+        young = [n for n in range(last, 0, -1) if (end - n) * 10 <= age_s]
         assert list(log.numbers_since(last, clock.now_ms() - age_s * 1000)) == young
