@@ -23,6 +23,12 @@ def _short_waits(monkeypatch):
 
 
 @pytest.fixture
+def looking_often(monkeypatch) -> None:
+    """Let sources ask the brokers several times a second what has changed."""
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.2)
+
+
+@pytest.fixture
 def cluster(_cluster) -> Cluster:
     """A cluster whose topics have ids."""
     _cluster.control(1)

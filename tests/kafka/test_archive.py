@@ -311,8 +311,7 @@ def test_records_that_an_earlier_run_left_are_archived_first(index, servers, pro
         assert archiver.run_once() == 0
 
 
-def test_a_loss_is_told_while_topics_are_followed_and_once(index, cluster, servers, producing, topic, monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.1)
+def test_a_loss_is_told_while_topics_are_followed_and_once(index, cluster, servers, producing, topic, looking_often):
     cluster.create(topic)
     producing.send(topic, packet(30))
     source = source_of(index, servers, topic, follow=True)

@@ -47,9 +47,8 @@ def sent(producing, topic):
 
 
 @pytest.fixture
-def following(index, servers, topic, sent, monkeypatch):
+def following(index, servers, topic, sent, looking_often):
     """A follower that has read ten records of each partition, and looks often for what changed."""
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.3)
     sent(0, 10 * PARTITIONS)
     source = source_of(index, servers, topic, follow=True, settings=HASTY)
     with Follower(index, source, note=lambda _: None) as follower:
@@ -128,9 +127,8 @@ def test_a_broker_that_is_away_is_told_and_caught_up_with(cluster, index, topic,
 
 
 def test_it_starts_while_a_broker_is_away_and_takes_its_partitions_up_later(
-    cluster, index, servers, topic, sent, monkeypatch
+    cluster, index, servers, topic, sent, looking_often
 ):
-    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.3)
     count, notes = 10 * PARTITIONS, []
     sent(0, count)
     for partition in range(PARTITIONS):

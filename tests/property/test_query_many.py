@@ -63,6 +63,13 @@ def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
             assert rest.items == () and rest.status == "complete", q
 
 
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a batch join few pairs at a time, and cut rows early."""
+    monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(batches, "_FEWEST", 3)
+
+
 def opened(folder: Path, storage: Storage, **settings: Any) -> IndexService:
     return IndexService.open(root=folder / "root", storage_backend=storage, background=False, **settings)
 
@@ -105,10 +112,9 @@ def test_a_batch_equals_single_queries_in_every_state_and_for_every_reader(index
         index.query_many([Lookup(topic="t", key="k7", cursor=index.query("t", "hot", max_count=1).cursor)])
 
 
+@pytest.mark.usefixtures("small_pieces")
 def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few pairs at a time, rows cut at once, windows of one group: no answer changes."""
-    monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 50)
-    monkeypatch.setattr(batches, "_FEWEST", 10)
     monkeypatch.setattr(batches, "_HELD_ROWS", 5)
     monkeypatch.setattr(search, "_WINDOW_BYTES", 1)
     assert_same(index, lookups(random.Random(3), 200))
@@ -116,6 +122,7 @@ def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.Monkey
     assert_same(index, [Lookup(topic="t", key="hot", max_count=count, begin_ms=T + at) for at, count in many])
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("gap_bytes", [0, 700])
 @pytest.mark.parametrize("kind", ["packed", "plain", "rocketmq"])
 def test_cut_slots_equal_single_queries_and_are_read_once(
@@ -123,8 +130,6 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 ) -> None:
     """The index has blocks of a few items, times in disorder, many entries of one second, and repeated places."""
     monkeypatch.setattr(compacted, "BLOCK_BYTES", 320)
-    monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 20)
-    monkeypatch.setattr(batches, "_FEWEST", 3)
     rng = np.random.default_rng(7)
     storage = Recorder(MemoryStorage())
     settings = {"preset": "rocketmq" if kind == "rocketmq" else "native", "local_keep_s": 0, **SMALL}
@@ -156,13 +161,12 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
             assert_same(reader, asked)
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
-def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path) -> None:
     """Many entries share a second and were put in no order. Then they are in an unsealed file, also for a reader beside
     the writer.
     """
-    monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 20)
-    monkeypatch.setattr(batches, "_FEWEST", 3)
     rng = np.random.default_rng(3)
     count = 600
     every = itertools.product((0, 9_000, 15_000), (0, 4_000, 30_000), (1, 5, 60, 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from urllib.parse import quote
 
@@ -9,7 +10,6 @@ import pytest
 
 from tiered_index import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.sources import places
 from tiered_index.sources.places import StoredFile, opened_place
 from tiered_index.storage.memory import MemoryStorage
 
@@ -46,22 +46,22 @@ def test_an_index_keeps_its_rule_of_names(s3_environment: Any) -> None:
             storage.put("a:b", b"")
 
 
-DATA = bytes(range(256)) * 40
+MIB = 1 << 20
+DATA = random.Random(1).randbytes(22 * MIB)
 
 
 @pytest.fixture
-def storage(monkeypatch):
-    monkeypatch.setattr(places, "_PIECE_BYTES", 1000)
-    monkeypatch.setattr(places, "_BUFFER_BYTES", 300)
+def storage():
+    """An object that is read in pieces of 4 MiB, through a buffer of one."""
     storage = MemoryStorage()
     storage.put("x", DATA)
     return storage
 
 
-@pytest.mark.parametrize("size", [1, 299, 1000, 1001, 5000, 20_000])
+@pytest.mark.parametrize("size", [MIB // 3, 4 * MIB, 4 * MIB + 1, 30 * MIB])
 def test_all_bytes_are_read_in_order_from_any_position(storage, size):
     with StoredFile("memory://x", storage, "x", len(DATA)).ahead() as handle:
-        for begin in (0, 17, 999, len(DATA) - 1, len(DATA)):
+        for begin in (0, 17, 4 * MIB - 1, len(DATA) - 1, len(DATA)):
             assert handle.seek(begin) == begin
             pieces = [*iter(lambda: handle.read(size), b"")]
             assert b"".join(pieces) == DATA[begin:] and handle.tell() == len(DATA)
@@ -71,12 +71,12 @@ def test_an_error_of_a_piece_is_raised_where_it_is_needed(storage, monkeypatch):
     get_range = storage.get_range
 
     def failing(name, offset, length):
-        if offset >= 3000:
+        if offset >= 12 * MIB:
             raise StorageUnavailable("away")
         return get_range(name, offset, length)
 
     monkeypatch.setattr(storage, "get_range", failing)
     with StoredFile("memory://x", storage, "x", len(DATA)).ahead() as handle:
-        assert handle.read(3000) == DATA[:3000]
+        assert handle.read(12 * MIB) == DATA[: 12 * MIB]
         with pytest.raises(StorageUnavailable, match="away"):
             handle.read(1)

@@ -52,10 +52,16 @@ def exported(original, tmp_path, run_here):
     return export
 
 
-@pytest.mark.parametrize("form", ["parquet", "ndjson", "arrow"])
-def test_out_and_in_again(exported, run_here, original, tmp_path, monkeypatch, form):
+@pytest.fixture
+def few_rows(monkeypatch):
+    """Let files be written and read in pieces of few rows."""
     monkeypatch.setattr("tiered_index.cli.export._ROWS", 700)
     monkeypatch.setattr("tiered_index.cli.exported._ROWS", 500)
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("form", ["parquet", "ndjson", "arrow"])
+def test_out_and_in_again(exported, run_here, original, tmp_path, form):
     told = exported(f"entries.{form}", "--format", form)
     assert (told["entries"], told["lost"], told["format"]) == (2 * MESSAGES, [], form)
     assert told["bytes"] == (tmp_path / f"entries.{form}").stat().st_size
@@ -75,9 +81,9 @@ def test_out_and_in_again(exported, run_here, original, tmp_path, monkeypatch, f
     assert once_more["checksum"] == told["checksum"]
 
 
+@pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("is_gzipped", [False, True])
-def test_an_export_is_read_from_stdin(exported, run_here, original, tmp_path, monkeypatch, is_gzipped):
-    monkeypatch.setattr("tiered_index.cli.exported._ROWS", 500)
+def test_an_export_is_read_from_stdin(exported, run_here, original, tmp_path, is_gzipped):
     told = exported("entries.ndjson")
     lines = (tmp_path / "entries.ndjson").read_bytes()
     where = ("--root", tmp_path / "copy", "--storage", f"file://{tmp_path}/store")

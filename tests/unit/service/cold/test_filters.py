@@ -279,16 +279,17 @@ def ask(crowded, asked, first, stop, count, name):
 
 
 @pytest.fixture
-def dear(crowded, monkeypatch):
-    """Let a filter cost as much as 1,600 misses, as with 20,000,000 keys.
+def dear(crowded, monkeypatch, misses):
+    """Let a filter cost as much as `misses` misses: one of 20,000,000 keys costs as much as 1,600.
 
     Otherwise this small filter has only half the bytes of a miss.
     """
-    monkeypatch.setattr(caches_module, "_MISS_BYTES", crowded.stored[0].filter_length / 1600)
+    monkeypatch.setattr(caches_module, "_MISS_BYTES", crowded.stored[0].filter_length / misses)
 
 
+@pytest.mark.parametrize("misses", [1600])
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_filters_that_fit_stay_and_the_other_files_are_read(crowded, tmp_path, local, dear):
+def test_filters_that_fit_stay_and_the_other_files_are_read(crowded, tmp_path, local, dear, misses):
     with crowded_reader(crowded, tmp_path / "cache" if local else None) as asked:
         fetched, requests = ask(crowded, asked, 0, MANY_FILES, ABSENT, "absent")
     assert len(fetched) == len(set(fetched)) == ROOM
@@ -303,11 +304,11 @@ def test_filters_that_fit_stay_and_the_other_files_are_read(crowded, tmp_path, l
     )
 
 
+@pytest.mark.parametrize("misses", [20])
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(crowded, tmp_path, monkeypatch, local):
+def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(crowded, tmp_path, local, dear, misses):
     """The test looks up in two groups of files in turn. Each group has as many filters as fit."""
-    misses, turns = 20, 24
-    monkeypatch.setattr(caches_module, "_MISS_BYTES", crowded.stored[0].filter_length / misses)
+    turns = 24
     with crowded_reader(crowded, tmp_path / "cache" if local else None) as asked:
         ask(crowded, asked, 0, MANY_FILES, 1, "directories")
         fetched, reads = 0, MANY_FILES
