@@ -41,29 +41,31 @@ OUTCOMES = """
 | the root, the storage was away  | a backup        | WRJ | 1-30               | 2, 15, 0  | 1-30, 101-105          |
 | a clone, which took the lease   | a clone         | WRJ | 1-10, 101-107      | 1, 15, 0  | 1-15, 101-107          |
 | a clone that ran meanwhile      | a clone         | WRJ | 1-15, 106-110      | 1, 15, 0  | 1-15, 101-110          |
-| a file that had grown           | another file    | W   | 1-10               | 1, 15, 1  | 1-15                   |
+| a file that had grown           | another file    | WR  | 1-10               | 1, 15, 1  | 1-15                   |
+| a grown file that was merged    | another file    | WR  | 1-10               | 1, 15, 1  | 1-15                   |
+| a grown file that was retired   | another file    | L   | 1-10               | 1, 15, 0  | 1-15                   |
 | an earlier file                 |                 |     | 1-15               |           | 1-15                   |
 | an earlier file that went on    | another file    | WR  | 1-15               | 1, 13, 0  | 1-15, 21-23            |
 | a file, unsealed, the same      |                 |     | 1-15               |           | 1-15                   |
 | a file, compacted, the same     |                 |     | 1-15               |           | 1-15                   |
 | a file, unsealed, as many       | another file    | WR  | 1-15               | 1, 15, 0  | 1-15, 21-25            |
 | a file, compacted, as many      | another file    | WR  | 1-15               | 1, 15, 0  | 1-15, 21-25            |
-| shorter, keeping times          | two histories   | J   | two: 1-10, 100-129 |           | 1-10, 100-129          |
+| shorter, keeping times          | two histories   | wrJ | two: 1-10, 100-129 |           | 1-10, 100-129          |
 | longer, keeping times           | another history | WRJ | two: 1-10, 500-529 | 1, 10, 1  | 1-10, 100-109, 500-529 |
 | equal, keeping times            | another history | WRJ | two: 1-10, 500-509 | 1, 10, 1  | 1-10, 100-109, 500-509 |
-| shorter, keeping times, older   | two histories   | J   | two: 1-10, 100-129 |           | 1-10, 100-129          |
+| shorter, keeping times, older   | two histories   | wrJ | two: 1-10, 100-129 |           | 1-10, 100-129          |
 | longer, keeping times, older    | another history | WRJ | two: 1-10, 500-529 | 1, 10, 1  | 1-10, 100-109, 500-529 |
 | equal, keeping times, older     | another history | WRJ | two: 1-10, 500-509 | 1, 10, 1  | 1-10, 100-109, 500-509 |
-| shorter, with new times         | two histories   | J   | two: 1-10, 100-129 |           | 1-10, 100-129          |
+| shorter, with new times         | two histories   | wrJ | two: 1-10, 100-129 |           | 1-10, 100-129          |
 | longer, with new times          | another history | WRJ | two: 1-10, 500-529 | 1, 10, 1  | 1-10, 100-109, 500-529 |
 | equal, with new times           | another history | WRJ | two: 1-10, 500-509 | 1, 10, 1  | 1-10, 100-109, 500-509 |
-| shorter, with new times, older  | two histories   | J   | two: 1-10, 100-129 |           | 1-10, 100-129          |
+| shorter, with new times, older  | two histories   | wrJ | two: 1-10, 100-129 |           | 1-10, 100-129          |
 | longer, with new times, older   | another history | WRJ | two: 1-10, 500-529 | 1, 10, 1  | 1-10, 100-109, 500-529 |
 | equal, with new times, older    | another history | WRJ | two: 1-10, 500-509 | 1, 10, 1  | 1-10, 100-109, 500-509 |
-| shorter, where it lacks         | two histories   | J   | two: 1-10, 100-129 |           | 1-10, 100-129          |
+| shorter, where it lacks         | two histories   | wrJ | two: 1-10, 100-129 |           | 1-10, 100-129          |
 | longer, where it lacks          | another history | WRJ | two: 1-10, 500-529 | 1, 10, 1  | 1-10, 100-109, 500-529 |
-| equal, where it lacks           | two histories   | J   | two: 1-10, 100-109 |           | 1-10, 100-109          |
-| shorter, in a database          | two histories   | J   | two: 1-10, 100-129 |           | 1-10, 100-129          |
+| equal, where it lacks           | two histories   | wrJ | two: 1-10, 100-109 |           | 1-10, 100-109          |
+| shorter, in a database          | two histories   | wrJ | two: 1-10, 100-129 |           | 1-10, 100-129          |
 | longer, in a database           | another history | WRJ | two: 1-10, 500-529 | 1, 10, 1  | 1-10, 100-109, 500-529 |
 | equal, in a database            | another history | WRJ | two: 1-10, 500-509 | 1, 10, 1  | 1-10, 100-109, 500-509 |
 """
@@ -79,8 +81,9 @@ class Outcome:
     """A row of the table: what is said of a restore, and what is kept. The last 18 rows are of another site's history,
     which is shorter, longer or equal, and was synced over the storage.
 
-    - `said`: words of the error. `who` says it: W: a writer that opens the root, R: readers that know the root, J: jobs
-      that know the root. All others find the entries `kept`.
+    - `said`: words of the error. `who` says it: W: a writer that opens the root, L: its life cycle, before the file
+      counts as published, R: readers that know the root, J: jobs that know the root. All others find the entries
+      `kept`; w and r: they warn, and delete nothing of the other history.
     - `storage`: the entries that a reader of the storage alone has; ``bad``: it is refused because of an object;
       ``two``: it is refused, as new writers are, because there are two histories, and a copy has these entries.
     - `sent`: what `recover` reports: the numbers of files and entries that it sent, and of files that the storage has.
@@ -93,6 +96,11 @@ class Outcome:
     storage: str
     sent: str
     kept: str
+
+    @property
+    def stops_writers(self) -> bool:
+        """Whether a writer of the root can't go on."""
+        return not {"W", "L"}.isdisjoint(self.who)
 
     @property
     def error(self) -> type[TieredIndexError]:
@@ -152,7 +160,7 @@ def test_each_restore_has_a_row() -> None:
     "restored", [pytest.param(name, marks=[pytest.mark.long] * name.endswith("database")) for name in RESTORES]
 )
 def test_what_was_restored_is_said_and_its_entries_are_kept(
-    life: Life, monkeypatch: pytest.MonkeyPatch, restored: str
+    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, restored: str
 ) -> None:
     outcome = Outcome(*ROWS[restored])
     kept, where = numbers(outcome.kept), ("--root", life.root, "--storage")
@@ -162,9 +170,10 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
     if "R" in outcome.who:
         with pytest.raises(TieredIndexError), IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader:
             life.found(reader)
-    elif "W" not in outcome.who:
+    else:
         with IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader:
             assert life.found(reader) == kept
+        assert ("r" in outcome.who) == ("a root goes on with its own history" in caplog.text)
     if "J" in outcome.who:
         for job in ("merge", "orphans --yes", "erase --topic t --key k --yes", "expire --set retention.age_s=9d --yes"):
             refused = run_here(*job.split(), *where, life.uri, "--json")
@@ -172,13 +181,21 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
         told = run_here("verify", "--deep", *where, life.uri, "--json")
         assert told.code == 1
         assert {"log", "checkpoint"} & {one["part"] for one in told.document["findings"]}
-    if "W" not in outcome.who:
+    if not outcome.stops_writers:
         assert files_of(life) == before
+        if "w" in outcome.who:
+            with life.open() as index:
+                assert [problem for problem in index.health()["problems"] if outcome.said in problem]
+                stored = {path for path in files_of(life) if "data%" in str(path)}
+                life.clock.advance(40 * 86400)
+                with pytest.raises(StorageBehind, match=outcome.said):
+                    index.run_lifecycle()
+                assert stored <= {*files_of(life)}
         assert life.reopened() == kept
         assert not list((life.root / "unsealed").glob("*.journal"))
         return
     with pytest.raises(outcome.error, match=outcome.said) as caught:
-        life.open()
+        life.open() if "W" in outcome.who else life.publish_all()
     assert "tiered-index recover" in str(caught.value)
     if "J" in outcome.who:
         repaired = run_here("verify", "--deep", "--repair", "--yes", *where, life.uri, "--json")
@@ -189,7 +206,11 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
         assert files_of(life) == before
     else:
         # the opening has claimed the storage before it compared files
-        assert {path for path in before if path.suffix in (".index", ".journal")} <= {*files_of(life)}
+        files = [path for path in before if path.suffix in (".index", ".journal")]
+        if "W" in outcome.who:
+            assert {*files} <= {*files_of(life)}
+        # a life cycle has compacted them
+        assert {path.stem for path in files} <= {path.stem for path in files_of(life)}
     outcome.check_storage(life)
     done = life.begin_anew()
     assert ((done.sent, done.entries, done.stored), done.kept) == (tuple(map(int, outcome.sent.split(", "))), {})

@@ -276,7 +276,7 @@ def _a_clone_that_ran_at_the_same_time(life: Life, monkeypatch: pytest.MonkeyPat
     (life.folder / "clone").rename(life.root)
 
 
-def _a_file_that_had_grown(life: Life) -> None:
+def _a_file_that_had_grown(life: Life, *, then_merge: bool = False, then_retire: bool = False) -> None:
     index = life.open()
     life.ingest(index, 10, upload=False)
     life.keep("root")
@@ -286,6 +286,11 @@ def _a_file_that_had_grown(life: Life) -> None:
     shutil.copytree(life.folder / "root.kept", life.root)
     life.end_lease()
     life.publish_all()
+    if then_merge:
+        life.clock.advance(10 * 86400)
+        assert merge_all(LocalStorage(life.folder / "storage"), life.clock).tables == 1
+    if then_retire:
+        assert life.reopened() == entries((1, 10))
     for path in (life.folder / "grown" / "unsealed").iterdir():
         shutil.copy(path, life.root / "unsealed")
 
@@ -363,6 +368,8 @@ RESTORES: dict[str, Restore] = {
     "a clone, which took the lease": lambda life, _: _a_clone_took_the_lease(life),
     "a clone that ran meanwhile": _a_clone_that_ran_at_the_same_time,
     "a file that had grown": lambda life, _: _a_file_that_had_grown(life),
+    "a grown file that was merged": lambda life, _: _a_file_that_had_grown(life, then_merge=True),
+    "a grown file that was retired": lambda life, _: _a_file_that_had_grown(life, then_merge=True, then_retire=True),
     "an earlier file": lambda life, _: _an_earlier_file(life, 0),
     "an earlier file that went on": lambda life, _: _an_earlier_file(life, 3),
     "a file, unsealed, the same": lambda life, _: _a_file_of_as_many_entries(life, "unsealed", is_same=True),

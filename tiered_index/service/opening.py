@@ -287,7 +287,7 @@ class Parts:
             *self.lifecycle.errors.items(),
             *((f"merge of {window}", error) for window, error in list(self.merger.errors.items())),
             *((handle.file_id, handle.error) for handle in self.catalog.all() if isinstance(handle, DamagedFile)),
-            ("log", self.session.log_error),
+            ("log", self.session.log_error or self.session.mixed),
             # typed errors are reported at their origin; any other error of a worker is a defect
             *((worker.name, worker.error) for worker in workers if not isinstance(worker.error, TieredIndexError)),
             ("writer", self.session.fenced),

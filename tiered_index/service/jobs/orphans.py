@@ -70,8 +70,8 @@ def find_orphans(
     """Return objects that the log does not name and that are older than `older_than_s`.
 
     Objects that records removed `removed_s` ago are included (None: `older_than_s` ago). Ages are by the storage's
-    clock, because hosts' clocks differ. `beat` is called again and again meanwhile. Raises `InvalidArgument`, and the
-    errors of the storage.
+    clock, because hosts' clocks differ. `beat` is called again and again meanwhile. Raises `InvalidArgument`, the
+    errors of the storage, and `StorageBehind` if two histories are mixed.
     """
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(
@@ -86,8 +86,10 @@ def find_orphans(
 
     for prefix in _KEPT:
         deque(own(prefix), 0)
-    # most objects are named now: they are dropped while they are listed, so that memory does not grow with them
+    # a writer goes on beside another history, but deletes nothing of it
     before = log.refresh()
+    log.check_unmixed(again=True)
+    # most objects are named now: they are dropped while they are listed, so that memory does not grow with them
     is_known = _named(before, storage)
     listed = [info for prefix in _LISTED for info in own(prefix) if not is_known(info.name)]
     # the log after the listing, so that objects that are published meanwhile are known

@@ -21,6 +21,7 @@ from tiered_index.errors import CorruptFile, SchemaMismatch
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED
+from tiered_index.service.log.identity import exceeds, other_file
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
@@ -224,6 +225,13 @@ class LifecycleContext:
         A file that was given up is published again from its local copy. Raises the errors of the storage.
         """
         return self.session.log.removed_files(state, after) - {lost.file_id for lost in state.lost.values()}
+
+    def check_moved(self, file: CompactedFile | UnsealedFile) -> None:
+        """Raise `RootBehind` if a file that `moved_files` names was published without an entry of the local one."""
+        published = self.session.log.published_file(file.file_id)
+        if published is not None and exceeds(file, published):
+            where = f"{file.place}/{file.file_id}"
+            raise other_file(where, published.name, f"{published.count} entries", f"{file.count} others")
 
     def dispose(self, file_id: str) -> Callable[[], None]:
         """Return a function that deletes the local copy of an uploaded file."""

@@ -519,6 +519,7 @@ class Lifecycle:
     def _let_go(self, file: CompactedFile) -> None:
         """Drop a file that a record has removed, unless it has a source position beyond the log's."""
         context = self._context
+        context.check_moved(file)
         context.refresh()
         logged = context.append_positions(file)
         copy = None

@@ -65,6 +65,7 @@ class PendingFiles:
         elif (waiting := self._state.pending_of(file.file_id)) is not None:
             self._note_pending(file, waiting)
         elif file.file_id in self._context.outcome_unknown and self._is_elsewhere(file, self._state):
+            self._context.check_moved(file)
             self._take_as_published(file)
         elif self._is_for_jobs(file):
             self._upload(file)

@@ -34,6 +34,7 @@ from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.life.context import has_newer_positions, own_positions
 from tiered_index.service.life.same_file import check_same, is_published
+from tiered_index.service.log.identity import other_file
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
@@ -221,11 +222,16 @@ class _Recovery:
             path, stored = self._root.index_path(UPLOADED, file_id), self._stored(file_id)
             if state is not None and stored is None:
                 # merged or expired since: dropped, unless it has a source position beyond the log's
-                with contextlib.suppress(CorruptFile):
+                try:
                     file = open_local(path)
+                    self._check_earlier(file)
                     if has_newer_positions(file, state.positions):
                         recovered.uploaded.append(file)
                         continue
+                except RootBehind:
+                    raise
+                except CorruptFile:
+                    pass
                 recovered.drop([path], f"{path.name}: its object was removed from the log, local copy dropped")
                 self._ids[UPLOADED].discard(file_id)
                 continue
@@ -287,10 +293,10 @@ class _Recovery:
         for file_id in sorted(self._ids[UNSEALED]):
             self._journals[file_id] = self._read_journal(file_id)
         # also by the log, because a deletion that was not durable may have brought back a retired file
-        local = {file.file_id for file in (*recovered.compacted, *recovered.uploaded)}
-        later = local | {o.file_id for o in (state.objects.values() if state else ())}
+        local = {file.file_id: file for file in (*recovered.compacted, *recovered.uploaded)}
+        later = local.keys() | {o.file_id for o in (state.objects.values() if state else ())}
         claims = self._claims()
-        if local & self._ids[UNSEALED]:
+        if local.keys() & self._ids[UNSEALED]:
             # make the name of the compacted file durable before its unsealed form is deleted
             root.disk.sync_folder(root.folder(COMPACTED))
             root.disk.sync_folder(root.folder(UPLOADED))
@@ -299,7 +305,7 @@ class _Recovery:
             path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
             alone = state is not None and file_id not in local and self._has_newer_journal(file_id, state)
             if file_id in later and not alone:
-                if self._may_go(file_id):
+                if self._may_go(file_id, local.get(file_id)):
                     recovered.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
                     continue
                 alone = True
@@ -350,12 +356,26 @@ class _Recovery:
         except CorruptFile as error:
             return _ReadJournal(data, error=error)
 
-    def _may_go(self, file_id: str) -> bool:
-        """Return whether an unsealed file may be dropped, because a later form of it exists. Raises `RootBehind`."""
+    def _may_go(self, file_id: str, later: CompactedFile | None) -> bool:
+        """Return whether an unsealed file may be dropped, because a `later` form of it or its object exists.
+
+        Raises `RootBehind` if these lack an entry.
+        """
         stored, journal = self._stored(file_id), self._journals[file_id].journal
-        if stored is None or journal is None:
+        if journal is None:
             return True
-        return is_published(self._root.index_path(UNSEALED, file_id), journal, StorageBytes(self._cold, stored))
+        if stored is not None:
+            return is_published(self._root.index_path(UNSEALED, file_id), journal, StorageBytes(self._cold, stored))
+        if later is not None:
+            self._check_earlier(later)
+        return True
+
+    def _check_earlier(self, later: CompactedFile) -> None:
+        """Raise `RootBehind` if a file's unsealed form has more entries than a later form."""
+        if later.file_id in self._ids[UNSEALED]:
+            journal, path = self._read_journal(later.file_id).journal, self._root.index_path(UNSEALED, later.file_id)
+            if journal is not None and journal.count > later.count:
+                raise other_file(str(path), f"{later.place}/{later.file_id}", later.count, journal.count)
 
     def _has_newer_journal(self, file_id: str, state: LogState) -> bool:
         """Return whether a sealed file's journal has a source position beyond the log's. The life cycle appends it."""

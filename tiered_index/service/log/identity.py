@@ -6,7 +6,7 @@
 | the storage, and it went on | the record of a number has another digest than the one seen | `StorageBehind` |
 | two histories in one storage | a record names another predecessor, or a checkpoint another record | `StorageBehind` |
 | the root, or a clone of it | the log has a record of this root that the root's note of attempts lacks | `RootBehind` |
-| a file of a root or of a clone | the published file of its id has other entries: `life/same_file.py` | `RootBehind` |
+| a file of a root or of a clone | its later form or object lacks its entries: `life/same_file.py` | `RootBehind` |
 | any of them, and `recover` stopped | the root has a folder `aside/` | `RootBehind` |
 
 A writer's log asks when it is opened, and before anything is deleted or counts as published. Readers and jobs that know
@@ -71,12 +71,29 @@ def check_recovered(root: Root) -> None:
         )
 
 
-def other_file(where: str, published: str, expected: object, found: object) -> RootBehind:
-    """Return the error for a root's file `where`, whose id is that of object `published` with other entries."""
+class Counted(Protocol):
+    """A file's number of entries, and the seconds of its first and last one."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def second_min(self) -> int: ...
+    @property
+    def second_max(self) -> int: ...
+
+
+def exceeds(local: Counted, later: Counted) -> bool:
+    """Return whether a file has entries that a later form of it, or its object, lacks: by their number and times."""
+    is_inside = later.second_min <= local.second_min and local.second_max <= later.second_max
+    return local.count > later.count or not is_inside
+
+
+def other_file(where: str, later: str, expected: object, found: object) -> RootBehind:
+    """Return the error for a root's file `where`, whose id has a `later` form or object with other entries."""
     return RootBehind(
         where,
-        f"the storage has another file with this id ({published}), published by another copy of this root. Nothing "
-        f"was changed; {_WAY_ON}",
+        f"there is another file with this id ({later}), written by another copy of this root. Nothing was changed; "
+        f"{_WAY_ON}",
         expected=expected,
         found=found,
     )

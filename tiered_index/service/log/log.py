@@ -306,7 +306,8 @@ class StorageLog:
         # least time between listings before an append; 0: each append lists the log
         self.lists_every_s = 0.0
         self._listed_s = 0.0
-        self._removed: dict[int, set[str]] = {}  # ids of files whose objects a record removed, by record
+        # by record, the ids of files whose objects it removed, and the files that it published
+        self._read_files: dict[int, tuple[set[str], dict[str, StoredObject]]] = {}
         self._settled = 0  # the newest record known to be durable
         self.identity = Identity(storage.uri, self.record, self._gone, root_id=root_id, seen=seen)
         self._append_lock = threading.Lock()
@@ -383,11 +384,13 @@ class StorageLog:
         """The number of the newest record that this process or its root knows; 0: none."""
         return max(self.state.number, self.identity.seen_number)
 
-    def check_unmixed(self) -> None:
+    def check_unmixed(self, *, again: bool = False) -> None:
         """Raise `StorageBehind` if a listed checkpoint belongs to another history of the index. Usually no request.
 
-        `open` does this. Omit it only if something else decides which history is right.
+        `open` does this. Omit it only if something else decides which history is right. `again`: list them again.
         """
+        if again:
+            self._checkpoints.look()
         strays, state = self._checkpoints.foreign(self.state), self.state
         if strays:
             # list again, because a writer may have deleted them meanwhile
@@ -396,6 +399,15 @@ class StorageLog:
         unknown = self._checkpoints.unknown(state)[-_CHECKED:]
         if strays := [*strays, *(checkpoint for checkpoint in unknown if not self._is_followed(checkpoint))]:
             raise self.identity.mixed(state, max(strays))
+
+    def mixed(self) -> StorageBehind | None:
+        """Return the error of `check_unmixed` after a warning: a root goes on with its own history."""
+        try:
+            self.check_unmixed()
+        except StorageBehind as error:
+            _log.warning("a root goes on with its own history: %s", error)
+            return error
+        return None
 
     def _is_followed(self, checkpoint: _ListedCheckpoint) -> bool:
         """Return whether the log continues from the record of a checkpoint, up to the place of the next checkpoint."""
@@ -603,10 +615,16 @@ class StorageLog:
         Records are chosen by number, because hosts' clocks differ. Each record is read once.
         """
         for number in range(state.number, after, -1):
-            if number not in self._removed:
-                removed = self.record(number).remove
-                self._removed[number] = {name.split("/")[1] for name in removed if name.startswith(DATA_PREFIX)}
-        return set().union(*(self._removed[number] for number in range(after + 1, state.number + 1)))
+            if number not in self._read_files:
+                record = self.record(number)
+                removed = {name.split("/")[1] for name in record.remove if name.startswith(DATA_PREFIX)}
+                added = {made.file_id: made for made in (*record.add, *record.pending) if made.shard is None}
+                self._read_files[number] = removed, added
+        return set().union(*(self._read_files[number][0] for number in range(after + 1, state.number + 1)))
+
+    def published_file(self, file_id: str) -> StoredObject | None:
+        """Return a file as a record published it; None: no record that `removed_files` has read did."""
+        return next((added[file_id] for _, (_, added) in sorted(self._read_files.items()) if file_id in added), None)
 
     def numbers_since(self, last: int, since_ms: int) -> Iterator[int]:
         """Yield the numbers, from `last` down, of records put since `since_ms` (by the storage's clock).

@@ -31,6 +31,7 @@ from tiered_index.errors import (
     NotAnIndex,
     ObjectNotFound,
     SchemaMismatch,
+    StorageBehind,
     StorageError,
     StorageUnavailable,
     WriterFenced,
@@ -310,6 +311,7 @@ class StorageSession:
     epoch: int = 0
     fenced: WriterFenced | None = None
     log_error: StorageError | DiskFull | None = None  # why the log could not be read
+    mixed: StorageBehind | None = None  # the storage also has another history of the index
     kept_expired: Expired = NOTHING  # by the copy of the log in the root
     kept_positions: dict[str, int] = field(default_factory=dict)  # by the same copy
     _lease: Lease | None = None
@@ -357,6 +359,7 @@ class StorageSession:
         if not self.log.has_seen and not begins_anew:
             self.log.check_unmixed()
         self.log.identity.check_root(self.log.state)
+        self.mixed = self.log.mixed() if self.log.has_seen else None
         return state.genesis
 
     def claim(

@@ -24,6 +24,7 @@ from tiered_index.errors import (
     FolderDenied,
     IndexClosed,
     NotAnIndex,
+    RootBehind,
     StorageBehind,
     StorageError,
     StorageUnavailable,
@@ -31,7 +32,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
-from tiered_index.service.log.identity import RootBeside, other_file
+from tiered_index.service.log.identity import RootBeside, exceeds, other_file
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.reads import bounds_of_root
@@ -237,6 +238,8 @@ class IndexView(Polled):
         if beside is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
             # an older copy of the root may have fewer entries of files that the storage also has
             beside.check(self._log.identity, self._log.state, deep=is_first)
+            if is_first:
+                self._log.mixed()
         return state
 
     def _open_anew(self) -> LogState:
@@ -481,14 +484,14 @@ def _with_problem(
 def _backed(local: Handle, stored: Handle | None) -> Handle:
     """Return a local file with its stored copy; the stored copy alone if the local file is damaged or lacks entries.
 
-    If their numbers or times contradict each other, the local file is of another copy of the root: it fails.
+    If their numbers or times contradict each other, the local file is of another copy of the root: it fails, as one
+    whose forms contradict each other.
     """
     if not isinstance(stored, CompactedFile) or not isinstance(local, CompactedFile | UnsealedView | DamagedFile):
         return local
     if isinstance(local, DamagedFile):
-        return stored
-    is_inside = stored.second_min <= local.second_min and local.second_max <= stored.second_max
-    if local.count > stored.count or not is_inside:
+        return local if isinstance(local.error, RootBehind) else stored
+    if exceeds(local, stored):
         where, published = f"{local.place}/{local.file_id}", stored.stored.file if stored.stored is not None else ""
         other = other_file(where, published, f"{stored.count} entries", f"{local.count} others")
         return DamagedFile(local.file_id, local.place, other)

@@ -23,6 +23,7 @@ from tiered_index.format.journal import Journal, parse_journal, read_on
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.format.unsealed import UnsealedTable
+from tiered_index.service.log.identity import exceeds, other_file
 from tiered_index.service.log.reads import reads_in
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.read.batch import LookupBatch, Matches
@@ -223,6 +224,12 @@ class RootView:
             # otherwise it was found in its next folder: a writer crashed or could not delete the rest
             if file_id not in handles:
                 self._find_moved(found, file_id)
+        for file_id, view in unsealed.items():
+            # a later form has all entries, unless another copy of the root has written one of both
+            if isinstance(later := handles[file_id], CompactedFile) and exceeds(view, later):
+                counts = f"{later.count} entries", f"{view.count} entries"
+                other = other_file(str(view.path), f"{later.place}/{file_id}", *counts)
+                handles[file_id] = _damaged(file_id, UNSEALED, other)
         claims = [view.journal.predecessor for view in unsealed.values()]
         claims += [file.metadata().more.get("predecessor") for file in opened.values()]
         for file_id, claimed in (claim for claim in claims if claim):
