@@ -133,7 +133,7 @@ def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(publish
         names = tuple(log.state.objects)
         publish(log, log.state.epoch, remove=names)
         for name in names:
-            world.storage.delete(name)
+            world.storage.delete_many([name])
         for topic in ("orders", "payments"):
             result = reader.query(topic, "a", max_count=1000, allow_partial=allow_partial)
             assert (len(result), result.status) == (0, "complete")

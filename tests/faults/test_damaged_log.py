@@ -61,7 +61,7 @@ def test_a_hole_in_the_log_is_damage(without_checkpoints):
     world = without_checkpoints
     for number in range(1, world.service.log_state.number):
         good = world.storage.get(log_name(number))
-        world.storage.delete(log_name(number))
+        world.storage.delete_many([log_name(number)])
         with pytest.raises(CorruptFile, match="hole"):
             reopened(world)
         world.storage.put(log_name(number), good)
@@ -124,7 +124,7 @@ def test_a_damaged_record_behind_a_checkpoint_is_named_by_readers_and_writers(pu
     good = world.storage.get(log_name(number))
     for info in list(world.storage.list("checkpoint/")):
         if number_of(info.name) == number:
-            world.storage.delete(info.name)
+            world.storage.delete_many([info.name])
     world.abandon()
     world.storage.put(log_name(number), good.replace(b'"version":4', b'"version":3'))
     is_damage_of(log_name(number), lambda: IndexReader.open(storage_backend=world.storage, clock=world.clock))

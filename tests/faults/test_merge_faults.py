@@ -21,7 +21,7 @@ from tiered_index.service.jobs.merge_run import merge
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.storage.memory import MemoryStorage
 
-WRITING = ("put", "put_if_absent", "write", "head", "delete")
+WRITING = ("put", "put_if_absent", "write", "head", "delete_many")
 READING = ("get", "get_range")
 SLOW = pytest.mark.slow
 QUESTIONS = [("t", "hot"), ("t", "k1")]
@@ -144,7 +144,7 @@ def test_the_first_error_counts_not_that_of_deleting_objects(make_life: Callable
 
     def fail(faulty: FaultStorage) -> None:
         faulty.fail("write", nth=2, times=None, error=lambda text: StorageUnavailable("the part: " + text))
-        faulty.fail("delete", times=None)
+        faulty.fail("delete_many", times=None)
 
     with pytest.raises(StorageUnavailable, match="the part"):
         merge_through(life, fail)

@@ -20,7 +20,7 @@ from tiered_index.errors import DiskFull, LockHeld, NotAnIndex, StorageUnavailab
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
 
-WRITING = ("put", "put_if_absent", "write", "delete")
+WRITING = ("put", "put_if_absent", "write", "delete_many")
 DOWN = {"everything": ("*",), "writing": WRITING, "reading": ("get", "get_range", "get_suffix", "head", "list")}
 
 

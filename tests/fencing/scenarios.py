@@ -318,7 +318,7 @@ class FencingScenarios(LogRaceScenarios):
         with pytest.raises(ObjectExists):
             # the log gets this error for each of its records
             RepeatingStorage(storage).put_if_absent(name, b"x")
-        storage.delete(name)
+        storage.delete_many([name])
         repeating = RepeatingStorage(open_storage(uri))
         with open_index(tmp_path / "root", uri, storage_backend=repeating, checkpoint_every=2) as index:
             put_many(index, "old", 70)

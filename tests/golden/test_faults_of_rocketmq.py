@@ -147,7 +147,7 @@ FAULTS: dict[str, Callable[[Any, str], object]] = {
     "no answer": lambda storage, name: storage.fail("get_range", name_prefix=name, times=None),
     "wrong": lambda storage, name: storage.corrupt("get_range", mode="wrong", name_prefix=name, times=None),
     "short": lambda storage, name: storage.corrupt("get_range", mode="short", name_prefix=name, times=None),
-    "lost": lambda storage, name: storage.inner.delete(name),
+    "lost": lambda storage, name: storage.inner.delete_many([name]),
     "cut": lambda storage, name: storage.inner.put(name, storage.inner.get(name)[:100]),
 }
 

@@ -56,7 +56,7 @@ def every_call(storage: LocalStorage, name: str) -> list[Callable[[], object]]:
         lambda: write(storage, name, b"ours"),
         lambda: write(storage, name, bytes(PART_BYTES + 1)),
         lambda: storage.purge(FOREVER_MS),
-        lambda: storage.delete(name),
+        lambda: storage.delete_many([name]),
     ]
 
 
@@ -108,7 +108,7 @@ def test_a_link_is_not_an_object(storage: LocalStorage, outside: Path) -> None:
     assert not path.is_symlink()
     path.unlink()
     path.symlink_to(outside / "object")
-    storage.delete(name)
+    storage.delete_many([name])
     assert not path.is_symlink()
     assert content(outside) == before
 

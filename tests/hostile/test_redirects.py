@@ -25,7 +25,7 @@ OPERATIONS: dict[str, Callable[[S3Storage], object]] = {
     "purge": lambda storage: storage.purge(0),
     "put": lambda storage: storage.put("a", b"x"),
     "put_if_absent": lambda storage: storage.put_if_absent("a", b"x"),
-    "delete": lambda storage: storage.delete("a"),
+    "a single delete": lambda storage: storage.delete_many(["a"]),
     "delete_many": lambda storage: storage.delete_many(["a", "b"]),
     "begin": lambda storage: storage._writes.begin("a", "a", "1"),
     "part": lambda storage: storage._writes.part(*UPLOAD, 1, b"x"),

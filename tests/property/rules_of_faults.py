@@ -168,7 +168,7 @@ class StruckMachine(ReadingMachine):
         stored = self.service.log_state.objects[names[which % len(names)]]
         self.published.entries(stored)
         data = self.where.inner.get(stored.name)
-        self.where.inner.delete(stored.name)
+        self.where.inner.delete_many([stored.name])
         try:
             result = self.ask(who, topic, key, limits, count, many=many, allow_partial=partial)
         except CorruptFile as error:
@@ -195,7 +195,7 @@ class StruckMachine(ReadingMachine):
         session = self.service._session
         publish(session.log, session.epoch, (self.published.rewrite(old),), remove=(old.name,))
         if not keep:
-            self.where.inner.delete(old.name)
+            self.where.inner.delete_many([old.name])
 
 
 def rank(place):

@@ -186,7 +186,7 @@ def test_a_lost_object_fails_the_batch_or_is_named(index: IndexService) -> None:
     name = next(iter(index.log_state.objects))
     lost = index.log_state.objects[name]
     with IndexReader.open(storage_backend=index.storage) as reader:
-        index.storage.delete(name)
+        index.storage.delete_many([name])
         asked = [Lookup(topic="t", key="k7"), Lookup(topic="t", key="k7", begin_ms=(lost.second_max + 1) * 1000)]
         with pytest.raises(CorruptFile, match=name):
             reader.query_many(asked)

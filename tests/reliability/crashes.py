@@ -54,7 +54,7 @@ SHARES = {"crash": 1.0, "fault": 0.1, "burst": 0.03, "again": 0.005}
 _CAUSES = {"crash": "one crash", "fault": "fault, then crash", "burst": "burst, then crash"}
 _T = TypeVar("_T")
 _HANG_S = 120
-_STORAGE_CALLS = {"put", "put_if_absent", "write", "delete", "delete_many"}
+_STORAGE_CALLS = {"put", "put_if_absent", "write", "delete_many"}
 
 
 class _Watched(WrapperStorage):

@@ -7,7 +7,7 @@ last request, and the process may not have received the response.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -91,9 +91,10 @@ class Server(MemoryStorage):
         super().put_if_absent(name, data)
         self._truth.stored(name, bytes(data))
 
-    def delete(self, name: str) -> None:
-        super().delete(name)
-        self._truth.deleted(name)
+    def delete_many(self, names: Iterable[str]) -> None:
+        for name in names:
+            super().delete_many([name])
+            self._truth.deleted(name)
 
     def kept_state(self) -> Callable[[], None]:
         """Return a function that restores the present objects and their truth, as from a backup."""

@@ -427,7 +427,7 @@ class World(Writers):
         data = bytearray(self.server.get(name))
         # not by the server of the simulation, which would note a write or deletion
         if self.copying.random() < 0.5:
-            MemoryStorage.delete(self.server, name)
+            MemoryStorage.delete_many(self.server, [name])
         else:
             data[len(data) // 2] ^= 1
             MemoryStorage.put(self.server, name, data)
@@ -488,7 +488,7 @@ class World(Writers):
         self.scheduler.note(f"trouble: {kind}")
         nth, times = chance.randrange(1, 4), chance.choice([1, 1, 2, None])
         if kind == "storage":
-            operation = chance.choice(["*", "*", "put", "put_if_absent", "list", "get", "delete"])
+            operation = chance.choice(["*", "*", "put", "put_if_absent", "list", "get", "delete_many"])
             client.fail(operation, nth=nth, times=times, when=chance.choice(["before", "after"]))
         elif kind == "answers":
             operation = chance.choice(["get", "get_range", "get_suffix"])

@@ -254,7 +254,7 @@ def test_a_segment_that_can_not_be_read_is_not_written_again_and_remains(life, i
     if is_there:
         flip_object(storage, name, -100_000)
     else:
-        storage.delete(name)
+        storage.delete_many([name])
     done = erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
     assert done.status == "remains" and name in done.remaining
     assert any(name in said for said in done.unchecked)
@@ -384,7 +384,7 @@ def damage(storage):
     """Damage the first segment and delete the second."""
     first, second, *_ = sorted(names(storage))
     flip_object(storage, first, 1000)
-    storage.delete(second)
+    storage.delete_many([second])
 
 
 def repair(storage, store=None, standby=None, *, yes=True):
@@ -482,7 +482,7 @@ def test_a_repair_from_the_source_leaves_keys_of_an_equal_hash_whole(tmp_path, p
     if harm == "damaged":
         flip_object(storage, name, 1000)
     else:
-        storage.delete(name)
+        storage.delete_many([name])
     repairs, report = repair(storage, folder)
     if harm == "damaged" or preset == "native":
         assert len(repairs) == 1 and read_all(storage) == before

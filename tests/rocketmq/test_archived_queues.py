@@ -319,7 +319,7 @@ def test_a_lost_segment_or_catalog_leaves_its_offsets_unknown_and_is_named(life,
         removed = tuple(one.name for one in segments)
         state.append("test", None, lambda _: LogRecord(0, "archive", 0, "", 0, remove=removed, catalogs=catalogs))
         name, said = catalogs[0].name, f"{catalogs[0].name}, which listed"
-    storage.delete(name)
+    storage.delete_many([name])
     give_up(storage, state, [name])
     with reading(storage) as broker:
         for offset in (lost[0], lost[-1]):
@@ -455,7 +455,7 @@ def test_repairs_erasures_and_copies_keep_queue_offsets(life, tmp_path):
     storage, messages = life
     queue = in_queues(messages)["orders", 0]
     with open_index(tmp_path / "root", storage) as index:
-        storage.delete(segments_of(storage)[0].name)
+        storage.delete_many([segments_of(storage)[0].name])
         source = StoreDirectory.open(tmp_path / "s", "s")
         (done,) = SegmentRepairs(storage, log_of(storage), source=source).run(verified(storage), yes=True)
         assert done.action == "restore" and not verified(storage).findings

@@ -133,7 +133,7 @@ def test_a_spoiled_archived_segment_is_missing_with_its_reason(tmp_path, index, 
     elif change == "cut":
         storage.put(segment.name, storage.get(segment.name)[: wanted.physical_offset + 10])
     else:
-        storage.delete(segment.name)
+        storage.delete_many([segment.name])
     delete_segments(store, 2_000)
     for source in (RocketmqMessages(None, index.segment_archive), source_of(index, store)):
         fetched = asked(index, wanted, source)
@@ -147,7 +147,7 @@ def test_a_segment_that_the_log_removed_is_not_archived_any_more(tmp_path, index
     with IndexReader.open(storage_backend=storage) as reader:
         removing = LogRecord(0, "remove", 0, "", 0, remove=(segment.name,))
         log_of(storage).append("a job", None, lambda _: removing)
-        storage.delete(segment.name)
+        storage.delete_many([segment.name])
         delete_segments(store, 2_000)
         source = RocketmqMessages(store, reader.segment_archive)
         item = index.query(wanted.topic, wanted.uniq_key).items[0]
@@ -161,7 +161,7 @@ def test_a_segment_that_was_lost_between_others_is_missing_and_not_expired(index
     _, lost, *_ = index.archived()
     removing = LogRecord(0, "remove", 0, "", 0, remove=(lost.name,))
     log_of(storage).append("a segment that was lost", None, lambda _: removing)
-    storage.delete(lost.name)
+    storage.delete_many([lost.name])
     delete_segments(store, BEGIN_OF_LAST)
     states = set()
     with IndexReader.open(storage_backend=storage) as reader:

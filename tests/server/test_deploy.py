@@ -483,7 +483,7 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
     assert len(writing.purge(0)) == len(left)
     for name in ("log/00000000000000000001", "epoch/00000000000000000001"):
         with pytest.raises(StorageMisconfigured):
-            writing.delete(name)
+            writing.delete_many([name])
 
     enforcing.role = "merger"
     merging = open_storage(uri, options=options)
@@ -499,7 +499,7 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
         with pytest.raises(StorageMisconfigured):
             merging.put_if_absent(name, b"")
     with pytest.raises(StorageMisconfigured):
-        merging.delete("log/00000000000000000001")
+        merging.delete_many(["log/00000000000000000001"])
 
     enforcing.role = "reader"
     with IndexReader.open(uri, s3=options) as reader:
@@ -510,7 +510,7 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
         with pytest.raises(StorageMisconfigured):
             reading.put(f"{folder}/x", b"")
         with pytest.raises(StorageMisconfigured):
-            reading.delete(f"{folder}/x")
+            reading.delete_many([f"{folder}/x"])
     # another index's objects belong to that index
     with pytest.raises(StorageMisconfigured):
         open_storage(f"s3://{BUCKET}/elsewhere", options=options).get("log/00000000000000000001")

@@ -85,7 +85,7 @@ def test_a_damaged_archived_segment_fails_the_build_or_is_skipped(spark, archive
         segment = min(states(archived.uri).archive.values(), key=lambda s: (s.store, s.start))
         data = stored.get(segment.name)
         # only the original object is gone: a copy of the index would still have the segment
-        stored.delete(segment.name)
+        stored.delete_many([segment.name])
         stored.put(segment.name, bytes([data[0] ^ 1]) + data[1:])
         try:
             with pytest.raises(CorruptFile, match="CRC32") as caught:
@@ -95,7 +95,7 @@ def test_a_damaged_archived_segment_fails_the_build_or_is_skipped(spark, archive
                 spark, f"archive:{archived.uri}?store=broker%20a", storage=storage, config=CONFIG, skip_corrupt=True
             )
         finally:
-            stored.delete(segment.name)
+            stored.delete_many([segment.name])
             stored.put(segment.name, data)
     # the damaged piece, with the message that crosses its end
     file, begin, end = result.skipped[0][:3]

@@ -120,7 +120,7 @@ DEFECTS: list[tuple[Callable[[Storage, StoredObject], None], str]] = [
     (damage_an_item, "run"),
     (swap_two_items, "order"),
     (name_a_shard_twice, "table"),
-    (lambda storage, stored: storage.delete(stored.name), "object"),
+    (lambda storage, stored: storage.delete_many([stored.name]), "object"),
 ]
 
 

@@ -26,7 +26,7 @@ from tiered_index.spark import build, merge
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
-WRITES = ("put", "put_if_absent", "write", "delete", "delete_many")
+WRITES = ("put", "put_if_absent", "write", "delete_many")
 BUILT, OLDER = messages(240, days=1), messages(150, days=1, seed=2)
 WRITTEN = (messages(120, days=1, seed=3), messages(120, days=1, seed=4, begin_ms=BEGIN_MS + DAY_MS))
 _T = TypeVar("_T")

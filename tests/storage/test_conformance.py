@@ -114,7 +114,7 @@ class TestS3Storage(StorageConformance):
             one.put("a", b"1")
             on.put("a", b"2")
             assert [info.name for info in one.list()] == ["a"]
-            on.delete("a")
+            on.delete_many(["a"])
             assert one.get("a") == b"1"
             with pytest.raises(ObjectNotFound):
                 on.get("a")

@@ -72,7 +72,7 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
 def test_reading_makes_nothing(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "absent")
     assert list(storage.list()) == []
-    storage.delete("a")
+    storage.delete_many(["a"])
     with pytest.raises(ObjectNotFound):
         storage.head("a")
     assert list(tmp_path.iterdir()) == []
@@ -94,14 +94,14 @@ def test_a_folder_is_deleted_with_its_last_object_and_made_again(tmp_path: Path)
     other.delete_many(["lease/1/1", "data/a/1.index", "log/1"])
     assert {path.name for path in tmp_path.rglob("*%")} >= {"lease%", "1%", "data%", "log%"}
     assert not (tmp_path / "data%" / "a%").exists()
-    other.delete("lease/1/2")
+    other.delete_many(["lease/1/2"])
     assert list((tmp_path / "lease%").iterdir()) == []
     # the first one must not take the deleted folders as existing and durable
     one.put("lease/1/3", b"x")
     one.put_if_absent("data/a/2.index", b"x")
     assert [info.name for info in other.list()] == ["data/a/2.index", "lease/1/3"]
-    other.delete("data/a/never.index")
-    other.delete("never/a/1")
+    other.delete_many(["data/a/never.index"])
+    other.delete_many(["never/a/1"])
 
 
 def test_a_folder_that_can_not_be_looked_at_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_folder_that_can_not_be_looked_at_is_a_typed_error(tmp_path: Path, mon
         lambda: storage.head("data/object"),
         lambda: storage.put("data/object", b"y"),
         lambda: storage.put_if_absent("data/other", b"y"),
-        lambda: storage.delete("data/object"),
+        lambda: storage.delete_many(["data/object"]),
     ):
         with pytest.raises(StorageUnavailable, match="looking for 'data/"):
             call()

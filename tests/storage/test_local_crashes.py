@@ -33,7 +33,7 @@ def put_if_absent(storage: Storage) -> None:
 
 
 def delete(storage: Storage) -> None:
-    storage.delete("data/object")
+    storage.delete_many(["data/object"])
 
 
 def stream(storage: Storage) -> None:

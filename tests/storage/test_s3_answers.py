@@ -317,7 +317,7 @@ def test_listings_and_deletions_are_repeated_too(s3, scripted, waits):
     scripted.answers(conflict, listing("pre/fix/a"))
     assert [info.name for info in s3.list()] == ["a"]
     scripted.answers(conflict, Answer(204))
-    s3.delete("a")
+    s3.delete_many(["a"])
     assert len(waits) == 2
 
 

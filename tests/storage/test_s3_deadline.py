@@ -66,7 +66,7 @@ READS: tuple[Callable[[S3Storage], object], ...] = (
 WRITES: tuple[Callable[[S3Storage], object], ...] = (
     lambda s3: s3.put("object", b"x"),
     lambda s3: s3.put_if_absent("object", b"x"),
-    lambda s3: s3.delete("object"),
+    lambda s3: s3.delete_many(["object"]),
     lambda s3: s3.open_writer("object").write(bytes(PART_BYTES + 1)),
 )
 

@@ -155,7 +155,7 @@ def test_the_requester_pays_for_every_request_if_the_uri_says_so(scripted: Scrip
             storage.get_range("object", 0, 1)
         scripted.answers(Answer(200))
         storage.put("object", b"x")
-        storage.delete("object")
+        storage.delete_many(["object"])
     assert [request.lowered["x-amz-request-payer"] for request in scripted.requests] == ["requester"] * 4
     with pytest.raises(ConfigError, match="request_payer"):
         S3Options(request_payer="owner")

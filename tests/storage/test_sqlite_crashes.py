@@ -26,7 +26,7 @@ def act(storage):
     elif operation == "put_if_absent":
         storage.put_if_absent("fresh", NEW)
     elif operation == "delete":
-        storage.delete("object")
+        storage.delete_many(["object"])
     else:
         writer = storage.open_writer("object")
         for start in range(0, len(NEW), 700):

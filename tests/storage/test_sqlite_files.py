@@ -93,7 +93,7 @@ def test_no_database_of_ours_is_refused_and_left_as_it_was(tmp_path: Path) -> No
                 lambda: list(storage.list()),
                 lambda: storage.put("a", b""),
                 lambda: storage.put_if_absent("a", b""),
-                lambda: storage.delete("a"),
+                lambda: storage.delete_many(["a"]),
                 lambda: storage.purge(1),
             ):
                 with pytest.raises(kind, match=says) as caught:
@@ -163,7 +163,7 @@ def test_a_path_that_can_not_be_is_misconfigured(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "objects.db", tmp_path / "file" / "objects.db"):
         with SqliteStorage(path) as storage:
             assert list(storage.list()) == []
-            storage.delete("object")
+            storage.delete_many(["object"])
             assert storage.purge(1 << 60) == ()
 
 
@@ -240,7 +240,7 @@ def test_room_of_deleted_objects_is_used_again(storage, path):
     sizes = []
     for _ in range(6):
         storage.put("object", data)
-        storage.delete("object")
+        storage.delete_many(["object"])
         with raw(path) as connection:
             sizes.append(connection.execute("PRAGMA page_count").fetchone()[0])
     assert sizes[-1] <= sizes[1]
@@ -258,7 +258,7 @@ def test_a_replaced_aborted_or_deleted_object_leaves_no_rows(storage, path, smal
     del abandoned
     storage.put("object", b"one")
     assert [count(path, table) for table in ("objects", "chunks")] == [1, 1]
-    storage.delete("object")
+    storage.delete_many(["object"])
     assert [count(path, table) for table in ("objects", "chunks")] == [0, 0]
 
 
@@ -293,7 +293,7 @@ def test_objects_side_by_side_keep_their_rows(storage, path, small_rows):
         storage.put(name, data)
     storage.delete_many(["c", "missing"])
     storage.put("d", contents["c"])
-    storage.delete("a")
+    storage.delete_many(["a"])
     storage.put("e", contents["a"])
     assert {info.name: storage.get(info.name) for info in storage.list()} == {
         "b": b"",

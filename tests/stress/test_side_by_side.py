@@ -112,7 +112,7 @@ def test_a_file_published_beside_lookups_that_read_the_log_stays(open_index, sto
     index.run_lifecycle()
     index.close()
     (gone,) = [info.name for info in storage.list("data/")]
-    storage.delete(gone)
+    storage.delete_many([gone])
     index = open_index(storage_backend=storage, background=False, local_keep_s=10**6)
     ends = threading.Event()
 

@@ -206,7 +206,7 @@ def spoiled(made: ColdIndex, name: str, change: Callable[[bytearray], object]) -
 def gone(made: ColdIndex, name: str) -> Iterator[None]:
     """Remove an object from the storage until the block ends."""
     whole = made.inner.get(name)
-    made.inner.delete(name)
+    made.inner.delete_many([name])
     try:
         yield
     finally:

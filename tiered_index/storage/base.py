@@ -248,13 +248,12 @@ class Storage(ABC):
         never listed.
         """
 
-    def delete(self, name: str) -> None:
-        """Remove the object; a missing object is not an error."""
-        self.delete_many([name])
-
     @abstractmethod
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove many objects in as few requests as the backend allows. Raises if any of them was not removed."""
+        """Remove objects in as few requests as the backend allows; a missing object is not an error.
+
+        Raises if any of them was not removed.
+        """
 
     @abstractmethod
     def open_writer(self, name: str) -> Writer:
@@ -270,7 +269,7 @@ class Storage(ABC):
         try:
             return self.head(name).modified_ms
         finally:
-            self.delete(name)
+            self.delete_many([name])
 
     def shortfalls(self) -> Mapping[str, str]:
         """Return what the service was seen to lack, and the backend's way round, by ability (such as `RANGES`)."""
@@ -470,9 +469,6 @@ class WrapperStorage(Storage):
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """As `Storage.list`; one call of `_around` for each page, when the page is reached."""
         return self._pages(prefix, self.inner.list(prefix, start_after=start_after))
-
-    def delete(self, name: str) -> None:
-        self._around(Call("delete", name), lambda: self.inner.delete(self._full(name)))
 
     def delete_many(self, names: Iterable[str]) -> None:
         """As `Storage.delete_many`; one call of `_around`."""

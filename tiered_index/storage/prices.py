@@ -10,7 +10,6 @@ from tiered_index.errors import ConfigError
 
 _READS = frozenset({"get", "get_range", "get_suffix", "head"})
 _MOST_USD = 10**9
-_FREE = frozenset({"delete", "delete_many"})
 
 
 def rounded_usd(amount: float) -> float:
@@ -56,7 +55,7 @@ class PriceTable(Struct, frozen=True, kw_only=True):
         """Return the price of `requests` (operation -> count) and `bytes_read`, by `rounded_usd`."""
         total = bytes_read / 2**30 * self.egress_per_gib_usd
         for operation, count in requests.items():
-            if operation in _FREE:
+            if operation == "delete_many":
                 price = self.delete_per_1000_usd
             else:
                 price = self.get_per_1000_usd if operation in _READS else self.put_per_1000_usd

@@ -88,7 +88,7 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     finally:
         # the first error is the one to raise
         with contextlib.suppress(TieredIndexError):
-            storage.delete(unique)
+            storage.delete_many([unique])
     if problem:
         raise StorageMisconfigured.lacking(f"{storage.uri} {problem}")
 
@@ -143,7 +143,7 @@ def _problem(storage: Storage, name: str) -> str:
     of the first one.
     """
     if problem := _twice_put(storage, name):
-        storage.delete(name)
+        storage.delete_many([name])
         problem = _twice_put(storage, name)
     return problem
 
@@ -212,7 +212,7 @@ class _Probe:
             if not self._is_clean:
                 with contextlib.suppress(TieredIndexError):
                     for name in self.names:
-                        self._storage.delete(name)
+                        self._storage.delete_many([name])
         return found
 
     def _found(self, what: str, needed_for: str, step: Callable[[], str], *, is_first: bool) -> AbilityFinding:

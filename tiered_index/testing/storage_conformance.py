@@ -98,7 +98,7 @@ class StorageConformance:
         for name in ("a/b/c", "a", "kept", "a/b", "c", "d/e"):
             storage.put(name, name.encode())
         for _ in range(2):
-            storage.delete("a/b")
+            storage.delete_many(["a/b"])
             assert [storage.get(info.name) for info in storage.list()] == [b"a", b"a/b/c", b"c", b"d/e", b"kept"]
         with pytest.raises(ObjectNotFound):
             storage.get("a/b")
@@ -116,7 +116,7 @@ class StorageConformance:
             lambda: storage.put(name, b"x"),
             lambda: storage.put_if_absent(name, b"x"),
             lambda: storage.head(name),
-            lambda: storage.delete(name),
+            lambda: storage.delete_many([name]),
             lambda: storage.delete_many([name]),
             lambda: storage.open_writer(name),
         )
@@ -216,7 +216,7 @@ class StorageConformance:
         storage.put("log/2", b"put")
         with pytest.raises(ObjectExists):
             another.put_if_absent("log/2", b"second")
-        storage.delete("log/1")
+        storage.delete_many(["log/1"])
         another.put_if_absent("log/1", b"third")
         assert storage.get("log/1") == b"third"
 

@@ -168,7 +168,7 @@ def test_a_lost_catalog_of_files_is_named_and_its_offsets_are_never_used_again(t
     storage = where[2:]
     with IndexReader.open(storage[1]) as reader:
         (catalog,) = reader.log_state.catalogs
-        reader.storage.delete(catalog)
+        reader.storage.delete_many([catalog])
     done = run_here("recover", *storage, "--lost", catalog, "--json")
     assert (done.code, done.document["lost_segments"]) == (0, 1), done.err
     numbers, problems = found("10")

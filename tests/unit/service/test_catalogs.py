@@ -363,7 +363,7 @@ def test_the_certificate_names_linked_files_whose_entries_are_gone(linked_life, 
             assert not reader.query("t", "k").items
     elif how == "lost":
         gone = next(iter(log.state.objects.values()))
-        life.storage.delete(gone.name)
+        life.storage.delete_many([gone.name])
         give_up(life.storage, log, [gone.file])
     else:
         linked_of(life, queue_id=queue, before_ms=BASE_MS + 1000)
@@ -397,7 +397,7 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
     (name,) = log.state.catalogs
     life.storage.put(a_segment("a", 0).name, b"of the lost catalog")
     target.put(name, life.storage.get(name))
-    life.storage.delete(name)
+    life.storage.delete_many([name])
     report = checked(life.storage, deep=True)
     assert name in {one.file for one in report.findings}
     (repair,) = SegmentRepairs(life.storage, log, target).run(report, yes=True)
@@ -413,7 +413,7 @@ def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage
     for key in ("a", "c"):
         stored = names[key]
         if damage == "missing":
-            life.storage.delete(stored.name)
+            life.storage.delete_many([stored.name])
         else:
             life.storage.put(stored.name, flipped(life.storage.get(stored.name), 30))
     missing = {a_segment(*place).name for key in ("b", "d") for place in places[key]}
@@ -437,7 +437,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     with pytest.raises(InvalidArgument, match="whole"):
         give_up(life.storage, log, [lost.name])
     if damage == "missing":
-        life.storage.delete(lost.name)
+        life.storage.delete_many([lost.name])
     else:
         life.storage.put(lost.name, flipped(life.storage.get(lost.name), 30))
     planned = give_up(life.storage, log, [lost.name], dry_run=True)
@@ -534,7 +534,7 @@ def test_segments_that_do_not_add_up_are_not_published():
 def test_a_record_that_gives_up_a_catalog_is_refused_by_versions_before_catalogs():
     log = a_log(MemoryStorage())
     lost = add_catalog(log, [a_segment("a", 0)])
-    log.storage.delete(lost.name)
+    log.storage.delete_many([lost.name])
     give_up(log.storage, log, [lost.name])
     text = json.loads(log.storage.get(log_name(log.state.number)).rpartition(b"\n#")[0])
     assert (text["version"], text["remove"], text["lost"][0]["range"]["catalog"]) == (7, [lost.name], lost.name)

@@ -103,7 +103,7 @@ def test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes():
     for n in range(10, 13):
         publish(log, EPOCH, (an_object(n),))
     lost = log_name(stood.number + 1)
-    storage.delete(lost)
+    storage.delete_many([lost])
     for act in (reader.refresh, lambda: publish(job, EPOCH, (an_object(20),))):
         with pytest.raises(CorruptFile, match="hole"):
             act()
@@ -377,7 +377,7 @@ def test_a_checkpoint_of_another_history_is_not_used(has_digest, is_alone):
         publish(log, EPOCH, (an_object(number),))
     assert log.state.number == other.number == 8
     if is_alone:
-        storage.delete(named(log.state))
+        storage.delete_many([named(log.state)])
     name = named(other) if has_digest else checkpoint_name(8)
     before = MemoryStorage(clock=ManualClock(0))
     before.put(name, other.encode())
@@ -458,7 +458,7 @@ def test_a_log_with_changes_of_an_earlier_version_is_read_and_continued(lost, ho
     assert opened(storage) == (state, {"list": 2, "get": 2})
     for kind, name in names.items():
         if lost in (kind, "both"):
-            storage.delete(name)
+            storage.delete_many([name])
             if how == "damaged":
                 storage.put(name, b"damaged")
     assert opened(storage)[0] == state

@@ -290,7 +290,7 @@ def test_an_object_that_is_gone_or_damaged_stays_and_hinders_nothing(tmp_path, m
     life = merging(storage=LocalStorage(tmp_path / "storage"))
     fill(life, range(15))
     names = sorted(life.state.objects)
-    life.storage.delete(names[1])
+    life.storage.delete_many([names[1]])
     life.storage.put(names[2], bytes(life.state.objects[names[2]].size_bytes))
     rule = Retention(age_s=20 * HOUR_S, topics={"debug-*": HOUR_S, "orders": HOUR_S, "t": HOUR_S})
     clock = ManualClock(BASE_MS + 17 * HOUR_MS)

@@ -110,7 +110,7 @@ def test_an_unreadable_object_fails_the_export(open_index, storage):
     upload(index, rounds=2)
     names = sorted(index.log_state.objects)
     export = index.export()
-    storage.delete(names[0])
+    storage.delete_many([names[0]])
     with pytest.raises(CorruptFile, match="the log names this object"):
         list(export)
     put(index, range(30, 35))
@@ -135,7 +135,7 @@ def test_the_error_for_a_swept_object_says_begin_again(open_index, storage, cloc
             assert any(handle.place == "uploaded" for handle in beside.files())
             assert rows(beside.export()) == before
         for name in index.log_state.objects:
-            storage.delete(name)
+            storage.delete_many([name])
         with pytest.raises(StorageUnavailable, match="begin the export again"):
             list(export)
 

@@ -328,7 +328,7 @@ def test_topics_of_a_damaged_file_are_partial_if_allowed(index, storage, clock):
     publish(index, 1)
     publish(index, 5)
     lost = max(index.log_state.objects)
-    storage.delete(lost)
+    storage.delete_many([lost])
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         with pytest.raises(CorruptFile, match=lost):
             reader.topics()

@@ -101,7 +101,7 @@ def test_a_lost_object_still_counts(now, open_index, storage, clock):
     put(index, "a", [T])
     upload(index, rounds=2)
     for name in index.log_state.objects:
-        storage.delete(name)
+        storage.delete_many([name])
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         with pytest.raises(CorruptFile, match="does not have it"):
             reader.du()

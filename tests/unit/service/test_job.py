@@ -103,7 +103,7 @@ def test_a_job_that_fails_or_was_held_up_for_a_day_leaves_no_object(life):
 
 def test_a_lost_input_is_named_or_left(life):
     gone, *_ = life.state.objects
-    life.storage.delete(gone)
+    life.storage.delete_many([gone])
     with pytest.raises(InputsLost, match="--skip-lost") as caught:
         merging_job(life).run()
     assert caught.value.names == {gone}

@@ -83,5 +83,5 @@ def test_a_change_of_files_removes_the_expired_segments_of_the_catalogs_that_it_
     added = log.record(log.state.number)
     assert (added.kind, added.left_out, names_removed_by(log, added)) == ("link", 0, ())
     # a sweep has deleted the replaced catalog: its segments were left out long before
-    log.storage.delete(catalog.name)
+    log.storage.delete_many([catalog.name])
     assert names_removed_by(log, record) == (catalog.name,)

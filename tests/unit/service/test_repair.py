@@ -61,7 +61,7 @@ def flip(life, stored, position=None):
 
 
 def remove(life, stored):
-    life.storage.delete(stored.name)
+    life.storage.delete_many([stored.name])
 
 
 def checked(life, root):
@@ -243,7 +243,7 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(li
     for nth in range(1, 100):
         faulty = FaultStorage(life.storage)
         named = next(name for name in life.state.objects if name.startswith(f"data/{first.file_id}/"))
-        life.storage.delete(named)
+        life.storage.delete_many([named])
         faulty.fail(operation, nth=nth, when=when)
         state = life.state
         try:

@@ -323,7 +323,7 @@ def test_a_lost_or_damaged_segment_is_damage_and_a_removed_one_is_not_there(inde
         storage.put(first.name, changed)
         with pytest.raises(CorruptFile, match=first.name):
             index.segment_archive.table(first)
-    storage.delete(first.name)
+    storage.delete_many([first.name])
     with pytest.raises(CorruptFile, match="storage does not"):
         index.segment_archive.read(first, 0, 5)
     publish(index._session.log, index._session.epoch, remove=(first.name,))

@@ -64,7 +64,7 @@ def test_a_root_knows_the_record_whose_positions_it_took_over_without_a_claim(op
     assert unclaimed.durable_position("s") == 2
     unclaimed.abandon()
     for info in list(storage.list()):
-        storage.delete(info.name)
+        storage.delete_many([info.name])
     for name, data in backup.items():
         storage.put(name, data)
     with pytest.raises(StorageBehind):
@@ -159,7 +159,7 @@ def leave_an_upload(index, faulty):
     index.put("t", 0, "k", 1, 1, T)
     index.seal()
     faulty.fail("put", name_prefix="data/", when="after")
-    faulty.fail("delete", name_prefix="data/")
+    faulty.fail("delete_many", name_prefix="data/")
     with pytest.raises(StorageUnavailable):
         index.run_lifecycle()
     (name,) = objects(faulty)
@@ -190,7 +190,7 @@ def test_a_start_refuses_a_log_that_is_restored_while_it_lists(open_index, fault
     faulty.clear()
 
     def restore():
-        storage.delete(log_name(open_log(storage, clock).state.number))
+        storage.delete_many([log_name(open_log(storage, clock).state.number)])
 
     faulty.meanwhile("list", restore, name_prefix="data/")
     with pytest.raises(StorageBehind, match="the record is missing"):
@@ -265,7 +265,7 @@ def test_a_writer_of_files_of_less_than_a_second_reads_the_records_of_others(ope
     number = log.state.number
     for source in ("one", "other"):
         log.append_positions(index._session.epoch, {source: 1})
-    storage.delete(log_name(number + 1))
+    storage.delete_many([log_name(number + 1)])
     with pytest.raises(CorruptFile, match="hole"):
         put_and_publish(index, 9)
 
@@ -442,7 +442,7 @@ def test_a_full_storage_hides_no_interrupt_of_an_upload(faulty):
         upload.write(b"data")
         raise KeyboardInterrupt
 
-    faulty.fail("delete", error=DiskFull)
+    faulty.fail("delete_many", error=DiskFull)
     with pytest.raises(KeyboardInterrupt):
         send_object(faulty, "data/1/2.index", interrupt, 0)
 

@@ -1,6 +1,6 @@
 """The probes detect what a storage lacks, and name it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ class Sweeping(WrapperStorage):
         super().put_if_absent(name, data)
         self.puts += 1
         if self.puts == 1:
-            self.inner.delete(name)
+            self.inner.delete_many([name])
 
 
 @pytest.mark.parametrize("check", [check_storage, probe_put_if_absent])
@@ -60,7 +60,7 @@ def test_the_probe_passes_other_errors_on_and_cleans_up(faulty: FaultStorage) ->
         probe_put_if_absent(faulty, "probe/x")
     assert list(faulty.list()) == []
     faulty.fail("put_if_absent", nth=2)
-    faulty.fail("delete")
+    faulty.fail("delete_many")
     with pytest.raises(StorageUnavailable, match="put_if_absent"):
         probe_put_if_absent(faulty, "probe/x")
 
@@ -104,8 +104,10 @@ class Lying(WrapperStorage):
     def now_ms(self) -> int:
         return super().now_ms() + 1_000_000
 
-    def delete_many(self, names: object) -> None:
-        raise StorageMisconfigured("deleting 3 objects: MethodNotAllowed")
+    def delete_many(self, names: Iterable[str]) -> None:
+        if len(doomed := list(names)) > 1:
+            raise StorageMisconfigured(f"deleting {len(doomed)} objects: MethodNotAllowed")
+        super().delete_many(doomed)
 
     def shortfalls(self) -> dict[str, str]:
         return {"multipart uploads": "is slow"}

@@ -124,7 +124,7 @@ class Repairs:
         for defect in report.findings:
             if defect.part == "checkpoint":
                 if yes:
-                    self.storage.delete(defect.file)
+                    self.storage.delete_many([defect.file])
                 done.append(Repair(defect.file, "drop"))
         return done + self._repair_root(reported, {stored.name for stored in bad}, yes=yes)
 

@@ -74,7 +74,7 @@ def send_object(storage: Storage, name: str, fill: Callable[[Writer], object], b
             stream.close()
         except BaseException:
             with contextlib.suppress(StorageError, DiskFull):  # the answer may have been lost; an orphan costs space
-                storage.delete(name)
+                storage.delete_many([name])
             raise
     return SentObject(name, stream.size_bytes, began_ms)
 
@@ -204,9 +204,8 @@ class Publication:
 
 def abandon(objects: Iterable[SentObject], storage: Storage) -> None:
     """Delete objects that no record will name. After an error `orphans` deletes them later."""
-    for sent in objects:
-        with contextlib.suppress(StorageError, DiskFull):  # an orphan only costs space
-            storage.delete(sent.name)
+    with contextlib.suppress(StorageError, DiskFull):  # an orphan only costs space
+        storage.delete_many([sent.name for sent in objects])
 
 
 def stored_file(

@@ -245,7 +245,7 @@ class Lease:
             names = [info.name for info in own_objects(self.storage, LEASE_PREFIX)]
             self.storage.delete_many(name for name in names if name < own)
         elif self._number > 2:
-            self.storage.delete(lease_name(self.epoch, self._number - 1))
+            self.storage.delete_many([lease_name(self.epoch, self._number - 1)])
         self._renewed_s = self.clock.monotonic_s()
 
 

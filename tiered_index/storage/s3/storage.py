@@ -173,11 +173,8 @@ class S3Storage(BucketStorage):
         else:
             raise StorageMisconfigured(f"{doing} in {self.uri}: the response is not a listing: {NO_S3}")
 
-    def delete(self, name: str) -> None:
-        self._writes.send("delete_object", f"deleting {name!r}", name, Key=self._key(name))
-
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove many objects, 1,000 a request. The first request with failures ends the call and names them.
+        """Remove objects, 1,000 a request. The first request with failures ends the call and names them.
 
         Once the service has refused such a request as unknown or without MD5, each object is a request.
         """

@@ -99,7 +99,7 @@ class Writes:
 
     def _delete_at_once(self, keys: Sequence[str], doing: str) -> Mapping[str, Any]:
         """Delete objects by one request, or one by one if the service does not accept it. Return the failures."""
-        if not self._deletes_singly:
+        if not self._deletes_singly and len(keys) > 1:
             objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             try:
                 return self.send("delete_objects", doing, Delete=objects)

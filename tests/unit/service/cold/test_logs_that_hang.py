@@ -80,7 +80,7 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
     with made.reader(storage, block_cache_bytes=0) as reader:
         reader.query("t", "all")
         data = made.inner.get(gone.name)
-        made.inner.delete(gone.name)
+        made.inner.delete_many([gone.name])
         hang = storage.hang("list", name_prefix="log/", times=None)
         seconds = range(gone.second_min, gone.second_max + 1)
         rest = [answer for answer in made.expected("t", "all") if answer.timestamp_ms // 1000 not in seconds]
@@ -105,7 +105,7 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
 def test_a_lookup_of_a_writer_does_not_wait_longer_for_its_log(made, storage):
     gone = made.stored[1]
     with replace(made, storage=storage).writer(block_cache_bytes=0) as writer:
-        made.inner.delete(gone.name)
+        made.inner.delete_many([gone.name])
         hang = storage.hang("list", name_prefix="log/", times=None)
         result = beside(lambda: writer.query("t", "all", timeout_s=SOME_S, allow_partial=True))()
         assert hang.entered.is_set() and not hang.release.is_set()
@@ -206,7 +206,7 @@ def test_an_object_that_is_gone_and_a_damaged_log(made, storage):
     gone = made.stored[0]
     with made.reader(storage, block_cache_bytes=0) as reader:
         made.add(FILES)
-        made.inner.delete(gone.name)
+        made.inner.delete_many([gone.name])
         storage.corrupt("get", name_prefix="log/", times=None)
         limits = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
         result = reader.query("t", "all", allow_partial=True, **limits)

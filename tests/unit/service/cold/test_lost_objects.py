@@ -43,7 +43,7 @@ def ask(request):
 
 def lose(made, gone):
     for stored in gone:
-        made.inner.delete(stored.name)
+        made.inner.delete_many([stored.name])
 
 
 def remove(made, gone):

@@ -244,7 +244,7 @@ def test_nothing_damaged_is_copied_and_the_name_is_told(life, what):
     fill(life)
     target, name = MemoryStorage(clock=life.clock), sorted(life.state.objects)[1]
     if what == "lost":
-        life.storage.delete(name)
+        life.storage.delete_many([name])
     else:
         flip_object(life.storage, name, 100)
     with pytest.raises(CorruptFile) as caught:

@@ -201,7 +201,7 @@ def checked(two_days):
 
 def test_a_merge_names_the_lost_object_or_merges_the_rest(two_days):
     gone = min(two_days.state.objects.values(), key=lambda stored: stored.second_min)
-    two_days.storage.delete(gone.name)
+    two_days.storage.delete_many([gone.name])
     with pytest.raises(CorruptFile, match="--skip-lost") as caught:
         two_days.merge()
     assert (caught.value.file, caught.value.exit_code, two_days.windows()) == (gone.name, 4, [])
@@ -223,7 +223,7 @@ def test_a_table_that_lost_a_shard_answers_for_the_other_slots(two_days):
     assert 0 < len(touched) < len(KEYS) / 2
     with two_days.reader(refresh_interval_s=10**6, block_cache_bytes=0) as reader:
         reader.query("t", KEYS[0])
-        two_days.storage.delete(gone.name)
+        two_days.storage.delete_many([gone.name])
         (missing,) = checked(two_days).missing
         assert (missing.object, missing.file, missing.entries) == (gone.name, table, gone.count)
         assert missing.topics == ("t",)
@@ -249,7 +249,7 @@ def test_an_erasure_leaves_a_table_that_lost_a_shard(two_days):
     table, (gone, other, *_) = min(two_days.state.tables.items(), key=lambda pair: pair[1][0].part.begin_s)
     low, high, slots = other.part.slot_low, other.part.slot_high, other.part.slots
     key = next(key for key in KEYS if low <= slots.slot_of(key_hash("t", key)) < high)
-    two_days.storage.delete(gone.name)
+    two_days.storage.delete_many([gone.name])
 
     def erased():
         request = EraseRequest("t", (key,))

@@ -157,7 +157,7 @@ def test_orphans_are_what_nobody_names_and_old_enough(life):
 class KilledBeforeDeleting(WrapperStorage):
     """A process that is killed before its deletions."""
 
-    def delete(self, name):
+    def delete_many(self, names):
         """Do nothing."""
 
 

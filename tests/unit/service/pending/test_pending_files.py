@@ -347,7 +347,7 @@ def test_a_copy_restores_a_pending_object_which_is_then_merged(upload, storage, 
     made = Copier(storage, target, clock)
     made.open()
     made.run_once()
-    flip_object(storage, waiting.name, 9) if harm == "damage" else storage.delete(waiting.name)
+    flip_object(storage, waiting.name, 9) if harm == "damage" else storage.delete_many([waiting.name])
     # the root is lost with the object
     index.abandon()
     report = Report()
@@ -367,7 +367,7 @@ def test_a_lost_pending_object_is_given_up_and_sent_again_from_its_local_copy(
 ):
     index = upload(1, 2, 3)
     (waiting,) = index.log_state.pending.values()
-    storage.delete(waiting.name)
+    storage.delete_many([waiting.name])
     with pytest.raises(ObjectNotFound):
         Job(storage, clock).run()
     if not is_open:

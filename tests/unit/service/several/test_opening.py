@@ -244,7 +244,7 @@ def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, 
         if what == "damage":
             storage.put(next(iter(whole)), b"x")
             for info in list(storage.list("checkpoint/")):
-                storage.delete(info.name)
+                storage.delete_many([info.name])
         if what == "no answer":
             real = MemoryStorage.get
 
@@ -274,7 +274,7 @@ def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, 
                 storage.put(name, data)
         else:
             for info in list(storage.list()):
-                storage.delete(info.name)
+                storage.delete_many([info.name])
             MemoryStorage.forget(uri.removeprefix("memory://"))
             cluster.models.pop(uri, None)
         clock.advance(2)
@@ -285,7 +285,7 @@ def test_an_index_that_vanishes_is_never_left_out_unsaid(cluster, clock, reader)
     gone = cluster.uris[1]
     with open_storage(gone) as storage:
         for info in list(storage.list()):
-            storage.delete(info.name)
+            storage.delete_many([info.name])
     MemoryStorage.forget(gone.removeprefix("memory://"))
     clock.advance(INTERVAL_S)
     with pytest.raises(StorageUnavailable, match=f"{gone}: log record"):
