@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints, overload
 
 from typing_extensions import TypeVar
 
@@ -250,12 +250,22 @@ class LostFile(_Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explain:
-    """The cost of a lookup: requests to the storage, bytes read from it, estimated dollars, wall time, and each file.
+    """The cost of a lookup, or of all lookups of a batch.
 
-    `folded_entries` counts entries that were left out because another entry of the same identity, with other content
-    (time, size, further columns), is the answer. A page counts the entries between its first and last one, so the
-    pages of `query_all` together count each entry once. A batch counts all entries that it read. If it is not 0,
-    identities are not unique.
+    A page counts the `folded_entries` between its first and last entry, so the pages of `query_all` together count each
+    entry once. A batch counts all entries that it read.
+
+    - `requests`: Requests to the storage.
+    - `bytes`: Bytes read from the storage.
+    - `cost_usd`: Estimated cost of requests and traffic, by the setting `prices`.
+    - `elapsed_ms`: Wall time.
+    - `files_read`: Files that were read.
+    - `files_skipped`: Files that were not read.
+    - `files`: A report for each file; over HTTP with `explain=true`.
+    - `folded_entries`: Entries left out because another entry of the answer has the same topic, queue and offset,
+      but other content. If it is not 0, different messages share an offset.
+    - `message_requests`: Requests for messages, in answers with messages only. `requests` includes them.
+    - `message_bytes`: Bytes of messages, in answers with messages only. `bytes` includes them.
     """
 
     requests: int = 0
@@ -266,10 +276,13 @@ class Explain:
     files_skipped: int = 0
     files: tuple[FileReport, ...] = ()
     folded_entries: int = 0
+    message_requests: int | None = None
+    message_bytes: int | None = None
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict; without the reports of files if `files` is false."""
-        totals = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "files"}
+        left_out = {"files"} if self.message_requests is not None else {"files", "message_requests", "message_bytes"}
+        totals = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         return totals | {"files": [report.to_dict() for report in self.files]} if files else totals
 
 
@@ -409,7 +422,22 @@ RowT = TypeVar("RowT", covariant=True, default=Any)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Answer(Sequence[RowT]):
-    """Base class of answers: a sequence of rows. `QueryResult` documents the fields and properties."""
+    """Base class of answers: a sequence of rows.
+
+    - `status`: `complete`; `truncated`: continue with `cursor`; `partial`: `failed` names the files that the answer
+      lacks.
+    - `failed`: Files that could not be read. Without `allow_partial` only folders that the user may not read, below a
+      prefix of several indexes.
+    - `explain`: The cost.
+    - `unknown_topics`: Has the topic if no file in the time range has it. Otherwise empty.
+    - `as_of_ms`: Time of the newest published entry outside the quarantine, or of the last upload if that is
+      earlier. For topics of Kafka also no later than the time up to which every partition was read; 0: never to the
+      end. With several indexes or topics, the earliest of their times. The answer may lack earlier entries that
+      were published later. Null: none was published, or `freshness` is empty.
+    - `freshness`: The state of each index that was read from its storage, or whose source is behind for the topic.
+    - `lost`: Lost files that may have had entries of the answer.
+    - `expired_before_ms`: Entries before this time have expired. Null: nothing expired in the range.
+    """
 
     # default factories, because a class attribute would hide the fields that `QueryResult` makes later
     status: Status
@@ -418,8 +446,16 @@ class Answer(Sequence[RowT]):
     seen: Provenance = field(default_factory=lambda: _NOTHING_SEEN)
 
     # the name of the field that has the rows, and the names of further fields in `to_dict`
-    rows_field: ClassVar[str]
+    rows_field: ClassVar[str] = ""
     own_fields: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    @functools.cache
+    def members(cls) -> dict[str, Any]:
+        """Return the type of each member of `to_dict`. The service describes answers by them; clients read them so."""
+        hints = get_type_hints(cls) | get_type_hints(Provenance) | {"as_of_ms": int | None}
+        names = cls.rows_field, "status", *cls.own_fields, "failed", "explain", *Provenance().to_dict()
+        return {name: hints[name] for name in names if name in hints}
 
     @property
     def rows(self) -> tuple[RowT, ...]:
@@ -519,20 +555,22 @@ class LaterFields(Protocol):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class QueryResult(Answer[ItemT]):
-    """The answer to one lookup: a sequence of its entries.
+    """The answer to the lookup of one key.
 
-    `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete``
-    (nothing is missing), ``truncated`` (not proven complete: continue with `cursor`; the last page may be empty), or
-    ``partial`` (only with `allow_partial`: `failed` names each file that could not be read, and why).
+    It is a sequence of its entries in answer order: second descending, offset descending, queue_id ascending.
 
     If several entries have the same identity, only the newest is in the answer; within a second, the one with the
     greatest `size`, then the greatest further columns. This holds for each page by itself: an identity that was put at
-    two times can be on two pages. `query_all` gives it once. `seen` is the provenance, `explain` the cost.
-    `timestamp_resolution_ms` is the unit of the entries' times. `item_type` is the class of the entries.
+    two times can be on two pages. `query_all` gives it once. The last page of a truncated answer may be empty.
 
-    `places` has the `FilePlace` of each item if the topic has files, None for an item of no file. It is None if the
-    topic has no files. The first access may read parts of catalogs from the storage: it raises `StorageUnavailable`
-    and `CorruptFile`, and so do `to_dict`, `to_arrow` and the functions that need it.
+    `item_type` is the class of the entries, `seen` has the provenance. `places` has the `FilePlace` of each item if the
+    topic has files, None for an item of no file. It is None if the topic has no files. The first access may read parts
+    of catalogs from the storage: it raises `StorageUnavailable` and `CorruptFile`, and so do `to_dict`, `to_arrow` and
+    the functions that need it.
+
+    - `items`: Entries, the newest first.
+    - `cursor`: Continues a truncated answer. Null: there is no more.
+    - `timestamp_resolution_ms`: Resolution of times: 1,000.
     """
 
     rows_field = "items"
@@ -639,10 +677,14 @@ class TopicSummary(_Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicsResult(Answer[TopicSummary]):
-    """The topics of an index: a sequence in order of their names.
+    """The topics of the index, a sequence in order of their names.
 
-    `topics` has a `TopicSummary` for each. `status`, `failed`, `explain` and `seen` are as in `QueryResult`.
-    `expired_before_ms` is the latest such time of any topic. Other topics may have older entries.
+    `seen` has the provenance, as in `QueryResult`.
+
+    - `topics`: A summary of each topic.
+    - `status`: `partial`: `failed` names the files that the answer lacks. Otherwise `complete`.
+    - `unknown_topics`: Always empty, since the request names no topic.
+    - `expired_before_ms`: The latest such time of any topic. Other topics may have older entries.
     """
 
     rows_field = "topics"

@@ -15,7 +15,6 @@ from tests.support.hanging import until
 from tests.support.memory import traced_memory
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, InvalidArgument, WriterFenced
 from tiered_index.server import wire
 from tiered_index.server.entries import parsed
@@ -292,22 +291,20 @@ def test_a_reader_takes_no_entries(index):
         assert len(client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}).json()["items"]) == 2
 
 
-def test_a_verification_is_a_job(index, tmp_path, monkeypatch):
-    slow = FaultStorage(open_storage(index.config.storage))
-    hang = slow.hang("*")
+def test_a_verification_is_a_job(tmp_path):
+    """It reads the storage with which the index was opened."""
+    slow = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
 
     def ended(client, begun):
         until(lambda: client.get(begun.headers["location"]).json()["state"] == "done")
         return client.get(begun.headers["location"]).json()
 
-    put_entries(index)
-    index.seal()
-    index.run_lifecycle()
-    with serving(index) as client:
-        with monkeypatch.context() as patched:
-            patched.setattr(IndexConfig, "open_storage", lambda *_, **__: slow)
-            begun = client.post("/v1/verify", json={"deep": True})
-            assert hang.entered.wait(PATIENCE_S)
+    with index_in(tmp_path, storage_backend=slow) as index, serving(index) as client:
+        put_entries(index)
+        index.seal()
+        index.run_lifecycle()
+        hang = slow.hang("*")
+        begun = client.post("/v1/verify", json={"deep": True})
         assert (begun.status_code, begun.json()["state"]) == (202, "running")
         assert hang.entered.wait(PATIENCE_S)
         assert client.post("/v1/verify", json={}).status_code == 409

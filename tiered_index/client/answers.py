@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from math import nan
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-# Members of every kind of answer, as the library's classes declare them
-_HINTS = get_type_hints(types.Provenance) | {
-    name: hint for name, hint in get_type_hints(types.Answer).items() if name in ("status", "failed", "explain")
-}
 # Errors whose class and message a problem document restores
 _BY_CLASS = (errors.InvalidArgument, errors.ConfigError, errors.BackPressure, errors.StorageUnavailable)
 
@@ -63,9 +59,10 @@ def items_of(documents: Iterable[dict[str, Any]], item_type: Any) -> tuple[types
     return tuple(item_type(**values | {name: decode(values[name]) for name, decode in special}) for values in columns)
 
 
-def _common(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of every kind of answer. A part of a batch lacks some of them."""
-    members = {name: typed(document[name], hint) for name, hint in _HINTS.items() if name in document}
+def _members(kind: type[types.Answer], document: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a kind of answer, without its rows, of a document. A part of a batch lacks some."""
+    hints = {name: hint for name, hint in kind.members().items() if name in document and name != kind.rows_field}
+    members = {name: typed(document[name], hint) for name, hint in hints.items() if name != "as_of_ms"}
     seen = {name: members.pop(name) for name in types.Provenance._fields if name in members}
     return {**members, "seen": types.Provenance(**seen)}
 
@@ -77,7 +74,7 @@ def result_of(response: httpx.Response) -> types.QueryResult:
 
 def _result(document: dict[str, Any], response: httpx.Response) -> types.QueryResult:
     item_type, documents = item_type_of(response.headers[COLUMNS]), document["items"]
-    page = {name: document[name] for name in ("cursor", "timestamp_resolution_ms")} | _common(document)
+    page = _members(types.QueryResult, document)
     if not {"file", "row"} & {*types.own_columns(item_type)} and any("file" in item for item in documents):
         files = (types.FilePlace(item["file"], item["row"]) if "file" in item else None for item in documents)
         page["places"] = tuple(files)
@@ -102,8 +99,8 @@ def table_of(response: httpx.Response) -> tuple[pa.Table, dict[str, Any]]:
 
 def topics_of(response: httpx.Response) -> types.TopicsResult:
     """Return the answer to a list of topics."""
-    document = document_of(response)
-    return types.TopicsResult(topics=typed(document["topics"], tuple[types.TopicSummary, ...]), **_common(document))
+    document, kind = document_of(response), types.TopicsResult
+    return kind(topics=typed(document["topics"], kind.members()["topics"]), **_members(kind, document))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +124,7 @@ def messages_of(response: httpx.Response) -> MessagesResult:
         )
         for fetched in document["messages"]
     )
-    counts = {name: document["explain"][name] for name in ("message_requests", "message_bytes")}
-    page = {name: document[name] for name in ("cursor", "collisions")} | _common(document)
-    return MessagesResult(messages=messages, **page, **counts)
+    return MessagesResult(messages=messages, **_members(MessagesResult, document))
 
 
 class NotThere(errors.InvalidArgument):

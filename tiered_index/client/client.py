@@ -94,14 +94,7 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
         self._http, self._pid = self._opened(), os.getpid()
 
     async def _call(
-        self,
-        decode: Decode[T],
-        path: str,
-        parameters: Any,
-        *,
-        accept: str = JSON,
-        is_repeatable: bool = True,
-        **sent: Any,
+        self, decode: Decode[T], path: str, parameters: Any, *, accept: str = JSON, idempotent: bool = True, **sent: Any
     ) -> T:
         """Send a request, perhaps several times, and return the decoded response. Raises the error of a problem.
 
@@ -124,7 +117,7 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
         except UnicodeEncodeError as error:
             raise InvalidArgument(f"{error.object!r:.80} is not UTF-8: it has half a surrogate pair") from error
         for tried in range(1, self._tries + 1):
-            may_repeat, after = is_repeatable and tried < self._tries, ""
+            may_repeat, after = idempotent and tried < self._tries, ""
             try:
                 response: httpx.Response = await _ready(self._http.send(request))
                 if not may_repeat or response.status_code not in _RETRIED:
@@ -224,7 +217,7 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
 
     async def verify(self, *, deep: bool = False) -> dict[str, Any]:
         """Start a verification of all checksums of the index. Return the job; pass its ``id`` to `verification`."""
-        return await self._call(answers.document_of, "/v1/verify", {}, is_repeatable=False, json={"deep": deep})
+        return await self._call(answers.document_of, "/v1/verify", {}, idempotent=False, json={"deep": deep})
 
     async def verification(self, job_id: str) -> dict[str, Any]:
         """Return a job of `verify`: its ``state`` (running, done, failed), progress and, at its end, ``report``."""
@@ -251,7 +244,7 @@ class AsyncIndexClient(AbstractAsyncContextManager["AsyncIndexClient"]):
         with pa.BufferOutputStream() as sink, pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
         parameters = {"source": source, "position": position, "after": after, "durable": durable}
-        sent: Any = {"is_repeatable": source is not None, "content": sink.getvalue().to_pybytes()}
+        sent: Any = {"idempotent": source is not None, "content": sink.getvalue().to_pybytes()}
         return await self._call(answers.document_of, "/v1/entries", parameters, **sent)
 
     async def close(self) -> None:

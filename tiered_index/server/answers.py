@@ -1,7 +1,7 @@
-"""Models of the service's answers. `description` describes answers by them, and their docstrings the members.
+"""Models of the service's answers. `operations` describes answers by them, and their docstrings the members.
 
-The answers of lookups are documents of the library (`to_dict`), which are faster to encode than a model: a test
-compares their members. The service makes its other answers as these models. Threads: any.
+The answers of lookups are documents of the library (`to_dict`), which are faster to encode than a model. Their models
+are made of the library's classes. The service makes its other answers as these models. Threads: any.
 
 A model has the name of the document that it describes, because the description (OpenAPI) publishes this name: clients
 are made from it.
@@ -9,12 +9,16 @@ are made from it.
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tiered_index.types import FileReport, Freshness, IndexItem, LostFile, TopicSummary
+from tiered_index import types
+from tiered_index.service.read import messages as read_messages
+from tiered_index.service.read.messages import MessageState
+from tiered_index.types import Explain, FileReport, IndexItem, LostFile
 
 
 class Document(Struct, kw_only=True):
@@ -23,34 +27,6 @@ class Document(Struct, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the document, JSON-ready."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
-
-
-class Explain(Document, kw_only=True):
-    """The cost of a lookup, or of all lookups of a batch.
-
-    - `requests`: Requests to the storage.
-    - `bytes`: Bytes read from the storage.
-    - `cost_usd`: Estimated cost of requests and traffic, by the setting `prices`.
-    - `elapsed_ms`: Wall time.
-    - `files_read`: Files that were read.
-    - `files_skipped`: Files that were not read.
-    - `files`: A report for each file, with `explain=true`.
-    - `folded_entries`: Entries left out because another entry of the answer has the same topic, queue and offset,
-      but other content. If it is not 0, different messages share an offset.
-    - `message_requests`: Requests for messages. `requests` includes them.
-    - `message_bytes`: Bytes of messages. `bytes` includes them.
-    """
-
-    requests: int = 0
-    bytes: int = 0
-    cost_usd: float = 0.0
-    elapsed_ms: float
-    files_read: int = 0
-    files_skipped: int = 0
-    files: list[FileReport] | UnsetType = UNSET
-    folded_entries: int = 0
-    message_requests: int | UnsetType = UNSET
-    message_bytes: int | UnsetType = UNSET
 
 
 class File(Document, kw_only=True):
@@ -107,44 +83,40 @@ class Problem(Document, kw_only=True):
     failed: list[FileReport] | UnsetType = UNSET
 
 
-class Answer(Document, kw_only=True):
-    """The members that every answer of lookups has.
+class FetchedMessage(Document, kw_only=True):
+    """An entry and its message.
 
-    - `status`: `complete`; `truncated`: continue with `cursor`; `partial`: `failed` names the files that the answer
-      lacks.
-    - `failed`: Files that could not be read. Without `allow_partial` only folders that the service's user may not
-      read, below a prefix of several indexes.
-    - `unknown_topics`: Has the topic if no file in the time range has it. Otherwise empty.
-    - `as_of_ms`: Time of the newest published entry outside the quarantine, or of the last upload if that is
-      earlier. For topics of Kafka also no later than the time up to which every partition was read; 0: never to the
-      end. With several indexes or topics, the earliest of their times. The answer may lack earlier entries that
-      were published later. Null: none was published, or `freshness` is empty.
-    - `freshness`: The state of each index that was read from its storage, or whose source is behind for the topic.
-    - `lost`: Lost files that may have had entries of the answer.
-    - `expired_before_ms`: Entries before this time have expired. Null: nothing expired in the range.
+    - `state`: Place of the message, or reason why there is none.
+    - `item`: The entry. Null: the request named a place.
+    - `message`: The message. Null: there is none.
+    - `read_from`: File or address from which the message was read.
+    - `problem`: Reason why the message could not be read.
     """
 
-    status: Literal["complete", "truncated", "partial"] = "complete"
-    failed: list[FileReport] = []
-    explain: Explain
-    unknown_topics: list[str] = []
-    as_of_ms: int | None = None
-    freshness: list[Freshness] = []
-    lost: list[LostFile] = []
-    expired_before_ms: int | None = None
+    state: MessageState
+    item: IndexItem | None
+    message: dict[str, Any] | None
+    read_from: str | None
+    problem: str | None
 
 
-class QueryResult(Answer, kw_only=True):
-    """The answer to the lookup of one key.
+def _document_of(kind: type[types.Answer], base: type[Document], **instead: Any) -> Any:
+    """Return a model of the documents of a class of the library, with its members beyond those of `base`.
 
-    - `items`: Entries, the newest first.
-    - `cursor`: Continues a truncated answer. Null: there is no more.
-    - `timestamp_resolution_ms`: Resolution of times: 1,000.
+    Its docstring has the first and the last paragraph of the class's: the meanings of the answer and of its members.
+    `instead` has the types of members that the service makes itself.
     """
+    first, *_, last = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    members = (kind.members() | instead).items()
+    own = [(name, of) for name, of in members if name not in base.__struct_fields__]
+    about: dict[str, Any] = {"__doc__": f"{first}\n\n{last}"}
+    return msgspec.defstruct(kind.__name__, own, bases=(base,), namespace=about, module=__name__, kw_only=True)
 
-    items: list[IndexItem]
-    cursor: str | None = None
-    timestamp_resolution_ms: int = 1000
+
+Answer = _document_of(types.Answer, Document)
+QueryResult = _document_of(types.QueryResult, Answer)
+TopicsResult = _document_of(types.TopicsResult, Answer)
+MessagesResult = _document_of(read_messages.MessagesResult, Answer, messages=list[FetchedMessage])
 
 
 class BatchAnswer(Document, kw_only=True):
@@ -169,7 +141,7 @@ class BatchAnswer(Document, kw_only=True):
     lost: list[LostFile] | UnsetType = UNSET
 
 
-class QueryResults(Answer, kw_only=True):
+class QueryResults(Answer, kw_only=True):  # type: ignore[call-arg, misc, valid-type]
     """The answers to a batch.
 
     - `results`: Answers in the order of `lookups`.
@@ -183,55 +155,10 @@ class QueryResults(Answer, kw_only=True):
     """
 
     results: list[BatchAnswer]
-    cursors: dict[str, str] = {}
-    partial: list[int] = []
-    timestamp_resolution_ms: int = 1000
+    cursors: dict[str, str]
+    partial: list[int]
+    timestamp_resolution_ms: int
     exceeded: str | UnsetType = UNSET
-
-
-class TopicsResult(Answer, kw_only=True):
-    """The topics of the index.
-
-    - `topics`: A summary of each topic.
-    - `status`: `partial`: `failed` names the files that the answer lacks. Otherwise `complete`.
-    - `unknown_topics`: Always empty, since the request names no topic.
-    """
-
-    topics: list[TopicSummary]
-
-
-class FetchedMessage(Document, kw_only=True):
-    """An entry and its message.
-
-    - `state`: Place of the message, or reason why there is none.
-    - `item`: The entry. Null: the request named a place.
-    - `message`: The message. Null: there is none.
-    - `read_from`: File or address from which the message was read.
-    - `problem`: Reason why the message could not be read.
-    """
-
-    state: Literal["local", "archived", "expired", "erased", "no_topic", "refused", "unavailable", "missing"]
-    item: IndexItem | None
-    message: dict[str, Any] | None
-    read_from: str | None
-    problem: str | None
-
-
-class MessagesResult(Answer, kw_only=True):
-    """The answer to a lookup of messages.
-
-    - `messages`: Entries (`item`), each with its message. `state` is `local`, `archived`, `expired`, `erased`,
-      `no_topic`, `refused`, `unavailable` or `missing` (`problem` states the reason). `expired`: the broker deleted
-      the message before it was archived. `no_topic`: the broker has no such topic. `refused`: the broker does not
-      let the service read it. `unavailable`: the broker does not answer, or can't return it yet.
-    - `cursor`: Continues a truncated answer. Null: there is no more.
-    - `collisions`: Entries left out because their messages have another key with the same hash, or lack the text
-      `contains`.
-    """
-
-    messages: list[FetchedMessage]
-    cursor: str | None = None
-    collisions: int
 
 
 class Placed(Document, kw_only=True):

@@ -109,9 +109,11 @@ line, or in the metadata `tiered_index.status` of the last, empty batch. An answ
 NDJSON of all entries has a line with `cursor` after each page but the last one: a stream that was cut continues there.
 """
 _WHERE = (answers.__name__, parameters.__name__, types.__name__)
-# Members that a document of the library leaves out if they are None
+# Members that documents of the library may lack
 _LEFT_OUT = {(types.Freshness, "not_asked"), (types.IndexItem, "source")}
+_LEFT_OUT |= {(types.Explain, name) for name in ("files", "message_requests", "message_bytes")}
 _MODELS: dict[str, Any] = {name: kind for where in (answers, parameters) for name, kind in vars(where).items()}
+_MODELS |= {kind.__name__: kind for kind in (types.Freshness, types.TopicSummary)}
 _MEMBER = re.compile(r"^- `(\w+)`: (.*?)(?=\n- `|\Z)", re.DOTALL | re.MULTILINE)
 
 

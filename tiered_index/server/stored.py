@@ -152,7 +152,7 @@ class StoredHandlers(Handlers):
         redaction = self.served.redaction
         try:
             seen = partial(_progress, job, "files"), partial(_progress, job, "objects")
-            check_index(self.served.lookups.config, report, *seen, deep=job.deep)
+            check_index(self.served.lookups.config, report, *seen, deep=job.deep, storage=self.served.lookups.storage)
             is_done = True
         except Exception as error:  # noqa: BLE001 - the job reports any error
             job.problem = answers.Problem(**problem_of(error, request_id, redaction))

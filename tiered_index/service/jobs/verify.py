@@ -591,17 +591,25 @@ def _check_file(root: Root, handle: Handle, report: Report) -> None:
 
 
 def check_index(
-    config: IndexConfig, report: Report, of_files: Progress, of_objects: Progress, *, deep: bool
+    config: IndexConfig,
+    report: Report,
+    of_files: Progress,
+    of_objects: Progress,
+    *,
+    deep: bool,
+    storage: Storage | None = None,
 ) -> tuple[dict[str, CompactedFile], bool]:
     """Check the root and the storage that `config` names, and add findings to `report`. It changes nothing.
 
+    With `storage` that one is read, which the caller has opened and closes, in place of the one that `config` names.
     Return the root's compacted files by id, and whether repairs may append to the log: it can be read, and it is the
     log that the root has seen, or that of a copy. If `deep`, every byte of every object is read. Parts that the storage
     could not return are in `report.unchecked`. Raises `NotAnIndex`, and `ConfigError` if `config` names neither.
     """
     local: dict[str, CompactedFile] = {}
     state, beside, marker, is_behind = None, None, None, False
-    uri, root = config.storage, Root(config.root, Disk()) if config.root is not None else None
+    uri = config.storage if storage is None else storage.uri
+    root = Root(config.root, Disk()) if config.root is not None else None
     if root is not None:
         marker = root.read_marker()
         if marker is None:
@@ -612,13 +620,14 @@ def check_index(
         local = check_root(root, report, of_files)
     if uri is None:
         raise ConfigError("nothing to verify: give a root, a storage, or both")
-    with contextlib.closing(config.open_storage(uri)) as storage:
+    with contextlib.ExitStack() as opened:
+        checked = storage or opened.enter_context(contextlib.closing(config.open_storage(uri)))
         try:
-            state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
+            state = check_storage(checked, local, report, of_objects, deep=deep, threads=config.query_threads)
             if state is not None and root is not None and beside is not None and marker is not None:
                 _excuse_missing(root, state, report)
                 if state.genesis is not None and state.genesis.index_id == marker.index_id:
-                    is_behind = _is_behind(storage, state, beside, report)
+                    is_behind = _is_behind(checked, state, beside, report)
                 # a copy of the index has a log of its own
                 elif state.genesis is not None and COPY_OF + marker.index_id not in state.positions:
                     other, own = state.genesis.index_id, marker.index_id

@@ -167,13 +167,19 @@ class MessageSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MessagesResult(Answer[Fetched]):
-    """The answer to a lookup of messages: a sequence of `Fetched`.
+    """The answer to a lookup of messages: at most `max_count` in answer order, also those that can't be read.
 
-    `messages` has at most `max_count` messages in answer order, including those that can't be read. `status`, `cursor`,
-    `seen` and `lost` are as in `QueryResult`. `failed` names files of the index and places of messages that could not
-    be read (status ``partial``). `collisions` counts dropped entries of other keys with an equal hash. `explain` counts
-    lookups and messages together (reports of place ``messages``); `message_requests` and `message_bytes` are those of
-    messages only.
+    It is a sequence of `Fetched`. `seen` has the provenance, as in `QueryResult`. `explain` counts lookups and
+    messages together (reports of place ``messages``).
+
+    - `messages`: Entries (`item`), each with its message. `state` is `local`, `archived`, `expired`, `erased`,
+      `no_topic`, `refused`, `unavailable` or `missing` (`problem` states the reason). `expired`: the broker deleted
+      the message before it was archived. `no_topic`: the broker has no such topic. `refused`: the broker does not
+      let the service read it. `unavailable`: the broker does not answer, or can't return it yet.
+    - `cursor`: Continues a truncated answer. Null: there is no more.
+    - `collisions`: Entries left out because their messages have another key with the same hash, or lack the text
+      `contains`.
+    - `failed`: Files of the index and places of messages that could not be read.
     """
 
     rows_field = "messages"
@@ -181,13 +187,17 @@ class MessagesResult(Answer[Fetched]):
     messages: tuple[Fetched, ...]
     cursor: str | None = None
     collisions: int = 0
-    message_requests: int = 0
-    message_bytes: int = 0
+    explain: Explain = field(default_factory=lambda: Explain(message_requests=0, message_bytes=0))
 
-    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        document = super().to_dict(files=files)
-        document["explain"] |= {"message_requests": self.message_requests, "message_bytes": self.message_bytes}
-        return document
+    @property
+    def message_requests(self) -> int:
+        """Requests for messages only."""
+        return self.explain.message_requests or 0
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of messages only."""
+        return self.explain.message_bytes or 0
 
 
 # the timeout of a lookup whose time is up, so that it reports the files that it needs
@@ -267,8 +277,6 @@ class MessageLookup:
             failed=tuple(failed.values()),
             collisions=collisions,
             explain=self._explain(reports, started),
-            message_requests=sum(fetched.requests for fetched in self.fetched),
-            message_bytes=sum(fetched.bytes for fetched in self.fetched),
             seen=seen,
         )
         if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
@@ -427,4 +435,8 @@ class MessageLookup:
         total = RequestStats(usage.requests, usage.bytes_read, usage.cost_usd)
         more = total - RequestStats.of(*explains, *reports)
         log = [more.of_log()] if more.requests else []
-        return add_up(explains, [*reports, *log], (time.perf_counter() - started) * 1000)
+        return replace(
+            add_up(explains, [*reports, *log], (time.perf_counter() - started) * 1000),
+            message_requests=sum(fetched.requests for fetched in self.fetched),
+            message_bytes=sum(fetched.bytes for fetched in self.fetched),
+        )
