@@ -4,8 +4,10 @@ import contextlib
 import gc
 import itertools
 import json
+import multiprocessing
 import os
 import re
+import runpy
 import select
 import signal
 import socket
@@ -106,16 +108,58 @@ def test_the_uri_can_choose_boto3(scripted: ScriptedServer) -> None:
         open_storage("s3://bucket?client=curl")
 
 
-def test_motos_mock_has_all_requests_also_those_of_an_older_storage() -> None:
-    with S3Storage("bucket", "p", S3Options(region="us-east-1")) as older, mock_aws():
-        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
-        older.put(NAME, DATA)
-        with S3Storage("bucket", "p", S3Options(region="us-east-1")) as newer:
-            for storage in (older, newer):
-                assert storage.get_range(NAME, 3, 10) == DATA[3:13]
-                assert [info.name for info in storage.list()] == [NAME]
-                with pytest.raises(ObjectNotFound):
-                    storage.get("data/gone")
+def write_and_read(older: S3Storage | None = None) -> None:
+    boto3.client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    with S3Storage("bucket", "p", S3Options()) as newer:
+        (older or newer).put(NAME, DATA)
+        for storage in (older or newer, newer):
+            assert storage.get_range(NAME, 3, 10) == DATA[3:13]
+            assert [info.name for info in storage.list()] == [NAME]
+            with pytest.raises(ObjectNotFound):
+                storage.get("data/gone")
+
+
+@mock_aws
+def in_a_function() -> None:
+    write_and_read()
+
+
+@mock_aws
+class InAClass:
+    def setup_method(self) -> None:
+        write_and_read()
+
+    def test(self) -> None:
+        with S3Storage("bucket", "p", S3Options()) as storage:
+            assert storage.get(NAME) == DATA
+
+
+AT_MODULE_LEVEL = """
+from moto import mock_aws
+from tests.storage.test_s3_clients import write_and_read
+mock = mock_aws()
+mock.start()
+write_and_read()
+mock.stop()
+"""
+
+
+def test_motos_mock_has_all_requests_while_it_is_active(
+    tmp_path: Path, s3: S3Storage, scripted: ScriptedServer
+) -> None:
+    """Around functions, classes, and code at module level, also those of an older storage; obstore reads afterwards."""
+    scripted.answers(part(DATA, 0, 10))
+    s3.get_range(NAME, 0, 10)
+    with S3Storage("bucket", "p", S3Options()) as older, mock_aws():
+        write_and_read(older)
+    in_a_function()
+    in_class = InAClass()
+    in_class.setup_method()
+    in_class.test()
+    (tmp_path / "module.py").write_text(AT_MODULE_LEVEL)
+    runpy.run_path(str(tmp_path / "module.py"))
+    s3.get_range(NAME, 0, 10)
+    assert [is_botos(request) for request in scripted.requests] == [False, False]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -150,6 +194,20 @@ def test_a_forked_child_reads_and_collects_no_garbage_of_its_parent(s3: S3Storag
     assert scripted.connections > connections
     assert s3.get_range(NAME, 0, 10) == DATA[:10]
     assert [is_botos(request) for request in scripted.requests] == [False, True, True, True, False]
+
+
+def first_ten(uri: str) -> bytes:
+    with open_storage(uri) as storage:
+        return storage.get_range(NAME, 0, 10)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forked_workers_of_multiprocessing_read(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(part(DATA, 0, 10))
+    s3.get_range(NAME, 0, 10)
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+        assert workers.map_async(first_ten, [s3.uri] * 4).get(HANGS_S) == [DATA[:10]] * 4
+    assert [is_botos(request) for request in scripted.requests] == [False, *[True] * 4]
 
 
 def test_reads_go_on_while_another_thread_closes_the_clients(s3: S3Storage, scripted: ScriptedServer) -> None:

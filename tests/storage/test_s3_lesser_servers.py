@@ -3,15 +3,18 @@
 import base64
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.storage.conftest import WAYS
-from tests.storage.scripted_server import Answer, ScriptedServer, error, part
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part
 from tests.storage.test_s3_answers import DATA, listing
 from tests.storage.test_s3_writer import BEGUN
+from tests.support.object_store import Store, unchunked
 from tiered_index.errors import ConfigError, InvalidArgument, StorageError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import BULK_DELETES, PART_BYTES, RANGES, START_AFTER
+from tiered_index.storage.probe import check_storage, probe
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
@@ -66,6 +69,27 @@ def test_answers_that_obstore_refuses_name_the_client_that_accepts_them(
         scripted.answers(Answer(206, CHUNKED, chunked))
         with pytest.raises(StorageUnavailable):
             storage.get_range("object", 0, 1025)
+
+
+def test_a_server_without_ranges_is_refused_with_the_name_of_the_client_that_reads_it(
+    scripted: ScriptedServer, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+
+    def script(request: Request) -> Answer:
+        headers = {name: value for name, value in request.lowered.items() if name != "range"}
+        is_framed = "aws-chunked" in headers.get("content-encoding", "")
+        body = unchunked(request.body) if is_framed else request.body
+        reply = store.answer(request.method, request.path, headers, body)
+        return Answer(reply.status, reply.body, dict(reply.headers))
+
+    scripted.script = script
+    with opened(scripted) as storage, pytest.raises(StorageMisconfigured, match=r"bytes 1000-.*add client=boto3"):
+        check_storage(storage)
+    with opened(scripted, client="boto3") as storage:
+        states = {finding.what: finding.state for finding in probe(storage, uploads=False)}
+        assert states.pop(RANGES) == "worked round"
+        assert set(states.values()) == {"ok"}
 
 
 def test_a_range_without_its_place_names_the_missing_header(s3: S3Storage, scripted: ScriptedServer) -> None:

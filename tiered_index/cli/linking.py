@@ -175,6 +175,7 @@ def _follow(
                 with listed() as files:
                     linker.run(files)
             except (FileMoved, ObjectNotFound, StorageUnavailable) as error:
+                # a follower outlives an outage and files that move while they are read
                 session.out.note(f"{error}: trying again")
                 linker.index.flush()
                 linker.begin_again()

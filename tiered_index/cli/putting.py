@@ -54,6 +54,7 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
             try:
                 work.result()
             except (StorageUnavailable, BackPressure) as error:
+                # the next round sends the files that wait, as a writer's does after an outage
                 trouble = error
             for handle in index.files():
                 if isinstance(handle, DamagedFile):

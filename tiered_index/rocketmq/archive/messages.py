@@ -463,6 +463,7 @@ def _get(
     archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, search: MessageSearch, begin: int, end: int
 ) -> _Pieces:
     """Return whole pieces of a segment by one request, counted for `search`; fetch damaged ones once more."""
+    # the transfer may have failed
     for _ in range(2):
         with _charged(segment, search):
             data = archive.read(segment, begin - segment.start, end - begin)

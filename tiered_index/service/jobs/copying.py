@@ -50,6 +50,7 @@ _DIFFER = "two reads of the same bytes differ"
 _SHORT = "a read of a window gave another number of bytes"
 COPY_OF = "copy:"
 """Begin of the source position that names the source of a copy; the index's id follows."""
+# rounds of a copy in which objects of the source were merged or expired before they were copied
 _TRIES = 10
 # fields of a state that a copy's record does not take over unchanged
 _OWN = ("number", "epoch", "genesis", "objects", "archive", "pending", "catalogs", "hidden", "roots", "digest")

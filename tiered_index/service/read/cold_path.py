@@ -522,7 +522,10 @@ class ColdPath:
         check: Callable[[bytes], T],
         again: Callable[[bytes], T] | None = None,
     ) -> T:
-        """Return the result of `check` for a range. If it is damaged, fetch the range again and use `again`."""
+        """Return the result of `check` for a range.
+
+        If it is damaged, fetch the range again and use `again`, because the transfer may have failed.
+        """
         try:
             return check(self._get(stored, start, length))
         except UnsupportedVersion:
