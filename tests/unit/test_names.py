@@ -12,7 +12,7 @@ SAY_NOTHING = {"one", "found", "given", "asked", "kept"}
 # folders, and the modules at the top of the package
 FOLDERS = [
     *(f"tiered_index/{path.name}" for path in sorted((TOP / "tiered_index").glob("*.py"))),
-    *(f"tiered_index/{name}" for name in ("sources", "kafka", "rocketmq", "cli", "server")),
+    *(f"tiered_index/{name}" for name in ("sources", "kafka", "rocketmq", "cli", "server", "client", "format")),
     *("docs/generators", "tests/support"),
 ]
 # its models have the names of the documents that they describe

@@ -101,8 +101,8 @@ class SegmentTable:
 
     def check(self, file: str, start: int, size_bytes: int, crc32: int) -> None:
         """Raise `CorruptFile` unless the table is that of a segment as the log describes it."""
-        logged, found = (start, size_bytes, crc32), (self.start, self.size_bytes, self.crc32)
-        CorruptFile.unless_equal(file, "start, size or CRC32 differ from the log", logged, found)
+        logged, own = (start, size_bytes, crc32), (self.start, self.size_bytes, self.crc32)
+        CorruptFile.unless_equal(file, "start, size or CRC32 differ from the log", logged, own)
 
     def whole_pieces(self, begin: int, end: int) -> tuple[int, int]:
         """Return the range (begin, end) of whole pieces that covers bytes [begin, end) of the segment."""

@@ -263,10 +263,10 @@ class CatalogRows:
 
 def decode_group(data: bytes, group: Group, logs: Sequence[LogRows], file: str) -> CatalogRows:
     """Return the rows of a group, after a check of its CRC32 and its first place. Raises `CorruptFile`."""
-    found = crc32(data)
-    if (len(data), found) != (group.length, group.crc32):
+    actual = crc32(data)
+    if (len(data), actual) != (group.length, group.crc32):
         problem = "a group of a catalog does not match its CRC32"
-        raise CorruptFile(file, problem, offset=group.position, expected=group.crc32, found=found)
+        raise CorruptFile(file, problem, offset=group.position, expected=group.crc32, found=actual)
     what = "a group of a catalog"
     stored = decoded(unpacked(data, _MOST_BYTES, file, what), _Rows, file, what, offset=group.position)
     with checks(file, what, offset=group.position):
@@ -357,8 +357,8 @@ def decode_end(data: bytes, file: str) -> CatalogDirectory:
     length, count, expected = _tail_of(data, file)
     directory = data[-TAIL_BYTES - length : -TAIL_BYTES]
     if len(directory) != length or crc32(directory) != expected:
-        found = crc32(directory)
-        raise CorruptFile(file, "the directory of a catalog does not match its CRC32", expected=expected, found=found)
+        problem = "the directory of a catalog does not match its CRC32"
+        raise CorruptFile(file, problem, expected=expected, found=crc32(directory))
     decoded_directory = CatalogDirectory.decode(directory, file)
     CorruptFile.unless_equal(file, "a catalog has another number of segments", count, decoded_directory.count)
     return decoded_directory

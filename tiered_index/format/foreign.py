@@ -110,8 +110,8 @@ class ForeignUnsealed:
         self.header: Header = read_header(view[:HEADER_SIZE], file)
         magics = (layout.preset.begin_magic, layout.preset.end_magic)
         if self.header.magic not in magics:
-            expected, found = [f"{m:#x}" for m in magics], f"{self.header.magic:#x}"
-            raise damage(f"not a {layout.preset.name} file", offset=0, expected=expected, found=found)
+            expected, magic = [f"{m:#x}" for m in magics], f"{self.header.magic:#x}"
+            raise damage(f"not a {layout.preset.name} file", offset=0, expected=expected, found=magic)
         if len(view) != layout.unsealed_size:
             cut_off = "file is cut off, or " if len(view) < layout.unsealed_size else ""
             geometry = f"{layout.slots} slots and {layout.items} items"
@@ -192,8 +192,8 @@ class ForeignCompacted:
         head = read_exactly(read, 0, min(HEAD_SIZE, file_size), file)
         header = read_header(head, file)
         if header.magic != ROCKETMQ.end_magic:
-            expected, found = f"{ROCKETMQ.end_magic:#x}", f"{header.magic:#x}"
-            raise damage("not a compacted rocketmq file", offset=0, expected=expected, found=found)
+            expected, magic = f"{ROCKETMQ.end_magic:#x}", f"{header.magic:#x}"
+            raise damage("not a compacted rocketmq file", offset=0, expected=expected, found=magic)
         slots = bare_slots(head[HEADER_SIZE:], file)
         items_position = HEADER_SIZE + SLOT_SIZE * slots
         if items_position > file_size:

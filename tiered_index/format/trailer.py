@@ -287,9 +287,9 @@ class Tail(NamedTuple):
         magic, version, reserved, *values, crc = _TAIL.unpack(raw)
         if magic != TAIL_MAGIC:
             raise CorruptFile(file, "no trailer", offset=start, expected=TAIL_MAGIC, found=magic)
-        found = crc32(raw[:-4])
-        if found != crc:
-            raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=found)
+        actual = crc32(raw[:-4])
+        if actual != crc:
+            raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=actual)
         if not 1 <= version <= FORMAT_VERSION or reserved:
             problem = f"format version {version} is newer than this reader: upgrade tiered_index"
             raise UnsupportedVersion(file, problem, offset=start + 8, expected=FORMAT_VERSION, found=version)
@@ -369,8 +369,8 @@ def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Traile
         ("directory", directory, tail.directory_crc32, tail.directory_position),
         ("metadata", metadata, tail.metadata_crc32, tail.directory_position + tail.directory_length),
     ):
-        if (found := crc32(part)) != crc:
-            raise CorruptFile(file, f"{name}'s CRC32 does not match", offset=offset, expected=crc, found=found)
+        if (actual := crc32(part)) != crc:
+            raise CorruptFile(file, f"{name}'s CRC32 does not match", offset=offset, expected=crc, found=actual)
     trailer = Trailer(tail, Directory.decode(directory, file), Metadata.decode(metadata, file))
     if (end := trailer.metadata.end_of_items()) not in (tail.position, None):
         problem = f"metadata's geometry and {trailer.metadata.count} items end elsewhere"
