@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.kafka.followed import archive
+from tests.kafka.followed import archive, ingest
 from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
@@ -48,6 +48,13 @@ def made(_cluster, tmp_path_factory):
         index.seal()
         index.run_lifecycle()
     return folder
+
+
+@pytest.fixture
+def topic_of_two(servers):
+    """The name of a topic with two records."""
+    Producing(servers).send("two-records", [{"key": key, "value": "{}", "partition": 0} for key in "ab"])
+    return "two-records"
 
 
 @pytest.fixture
@@ -175,6 +182,69 @@ def test_segments_expire_and_are_counted(uri, topic, servers, tmp_path):
         assert archive(index, servers, topic).archiving.archived == 0
 
 
-def test_a_rebuild_names_records_and_what_to_do_instead(uri, tmp_path):
-    refused = run_here("ingest", f"archive:{uri}", "--storage", (tmp_path / "new").as_uri())
-    assert (refused.code, "archived files of Kafka's records. Use `copy`" in refused.err) == (2, True), refused.err
+ENTRY = "queue_id", "offset", "key_hash", "fingerprint", "size", "timestamp_ms"
+
+
+def entries_of(uri):
+    """All entries of an index, each as the values of `ENTRY`."""
+    with IndexReader.open(uri) as reader, reader.export() as batches:
+        return sorted(tuple(row[name] for name in ENTRY) for batch in batches for row in batch.to_pylist())
+
+
+def test_an_index_of_the_archive_is_the_one_that_was_followed_and_goes_on(uri, topic, servers, tmp_path):
+    new = (tmp_path / "new").as_uri()
+    built = run("ingest", f"archive:{uri}", "--storage", new)
+    assert built["entries"] == 3 * COUNT and not built["skipped"]
+    assert entries_of(new) == entries_of(uri)
+    again = run("ingest", f"archive:{uri}", "--storage", new)
+    assert (again["entries"], again["messages"]) == (0, 0)
+    with IndexReader.open(uri) as old:
+        stores = old.segments().stores
+        positions = {name: at for name, at in old.log_state.positions.items() if name.startswith("kafka")}
+    for store in stores:
+        assert run("ingest", f"archive:{uri}", "--dry-run", "--store-name", store)["status"] == "same"
+    assert "several stores" in run_here("ingest", f"archive:{uri}", "--dry-run").err
+    Producing(servers).send(topic, [{"key": "later", "value": "{}", "partition": 0}])
+    with IndexService.open(root=tmp_path / "root-2", storage=new, background=False) as index:
+        told = {name: at for name, at in index.durable_positions().items() if name.startswith("kafka")}
+        assert {name: told.get(name) for name in positions if "epoch" not in name} == {
+            name: at for name, at in positions.items() if "epoch" not in name
+        }
+        follower = ingest(index, servers, topic, keys=("key", "header:h", "json:order.id"))
+        assert (follower.messages, follower.loss_count) == (1, 0)
+        assert len(index.query(topic, "later").items) == 1
+
+
+def test_what_was_erased_stays_out_of_an_index_of_the_archive_and_damage_is_said(uri, topic, tmp_path):
+    new, other = (tmp_path / "new").as_uri(), (tmp_path / "other").as_uri()
+    erase(uri, topic, keys="k7", yes=True)
+    built = run("ingest", f"archive:{uri}", "--storage", new)
+    assert (built["expired"], built["entries"]) == (1, 3 * COUNT - 1)
+    assert entries_of(new) == entries_of(uri)
+    flip(Path(paths(uri)[0]), 1_000)
+    damaged = run_here("ingest", f"archive:{uri}", "--storage", other)
+    assert (damaged.code, "CRC32" in damaged.err) == (4, True)
+    passed = run("ingest", f"archive:{uri}", "--storage", other, "--skip-corrupt")
+    (lost,) = passed["skipped"]
+    lacks = {*entries_of(uri)} - {*entries_of(other)}
+    assert {offset for _, offset, *_ in lacks} == {*range(lost["begin"], lost["end"])}
+    assert len({partition for partition, *_ in lacks}) == 1
+
+
+def test_a_file_that_was_given_up_is_never_passed_over_unsaid(uri, tmp_path):
+    with IndexReader.open(uri) as reader:
+        (before, gone, *_) = reader.segments().of(reader.segments().stores[0])
+    flip(Path(paths(uri)[1]), 1_000)
+    run("recover", "--storage", uri, "--lost", gone.name)
+    where = "ingest", f"archive:{uri}", "--storage", (tmp_path / "new").as_uri()
+    assert "no archived file has offsets" in run_here(*where).err
+    (skipped,) = run(*where, "--skip-missing")["skipped"]
+    assert (skipped["begin"], skipped["end"]) == (before.end, gone.end)
+
+
+def test_keys_of_a_function_can_not_be_made_again(servers, topic_of_two, tmp_path):
+    old = (tmp_path / "old").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=old, background=False) as index:
+        archive(index, servers, topic_of_two, function=lambda record: ["one"])
+    refused = run_here("ingest", f"archive:{old}", "--storage", (tmp_path / "new").as_uri())
+    assert (refused.code, "a function gave the keys" in refused.err) == (2, True), refused.err

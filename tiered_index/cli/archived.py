@@ -1,4 +1,5 @@
-"""`tiered-index ingest archive:URI`: indexes the archived segments of an index, as a follower would index the store.
+"""`tiered-index ingest archive:URI`: indexes the archived segments and records of an index, as a follower would index
+the store or the topics.
 
 The index stores its position with the entries: after a kill at any moment the command continues there.
 One thread beside the index's own; memory: some chunks of 16 MiB.
@@ -16,6 +17,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import structs
 
 from tiered_index.cli.options import GeometryOptions, IntakeOptions
@@ -24,12 +26,16 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex
+from tiered_index.follow import Loss
 from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.format.shard import entry_checksum
+from tiered_index.kafka.archived import archived_records, source_of, told_positions
+from tiered_index.kafka.names import Name
+from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
 from tiered_index.rocketmq.follow.dispatcher import note_tags
-from tiered_index.rocketmq.log.columns import IndexBatch, Selection, SkippedRange
+from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.index import IndexService
@@ -60,7 +66,9 @@ class ArchivedMessages:
     skip_missing: bool
     messages: int = 0
     expired: int = 0
-    skipped: list[SkippedRange] = field(default_factory=list)
+    # of the segments that were read
+    read_bytes: int = 0
+    skipped: list[SkippedRange | Loss] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # archived segments may still have erased messages
@@ -71,16 +79,34 @@ class ArchivedMessages:
         """The bytes of the segments."""
         return sum(segment.size_bytes for segments in self.stores.values() for segment in segments)
 
-    def batches(self, store: str, position: int | None) -> Iterator[tuple[IndexBatch, Any]]:
-        """Yield the batches of one store from a position on, each with the columns of the entries that are shown."""
+    def source(self, store: str) -> str:
+        """Return the name of the position of a store in the new index: that of the index of the segments."""
+        if Name.parse(store) is None:
+            return SOURCE_PREFIX + store
+        return source_of(store, self.old.log_state.positions)
+
+    @property
+    def told(self) -> dict[str, int]:
+        """The positions that say how records were indexed."""
+        return told_positions([*self.stores], self.old.log_state.positions)
+
+    def batches(self, store: str, position: int | None) -> Iterator[tuple[int, Any]]:
+        """Yield the columns of one store's entries that are shown, from a position on, and their ends in the store."""
+        archive, segments, before = self.old.segment_archive, self.stores[store], self.read_bytes
         skips = {"skip_corrupt": self.skip_corrupt, "skip_missing": self.skip_missing}
-        segments = self.stores[store]
-        for batch in archived_batches(self.old.segment_archive, segments, position, self.selection, **skips):
+        size_bytes = sum(segment.size_bytes for segment in segments)
+        for batch in (
+            archived_batches(archive, segments, position, self.selection, **skips)
+            if Name.parse(store) is None
+            else archived_records(archive, segments, position, **skips)
+        ):
             shown = _shown(batch.columns, self.hidden, self.old.genesis)
             self.expired += len(batch.columns) - len(shown)
             self.messages += batch.messages
             self.skipped += batch.skipped
-            yield batch, shown
+            part = (batch.end - segments[0].start) / (segments[-1].end - segments[0].start)
+            self.read_bytes = before + round(size_bytes * part)
+            yield batch.end, shown
 
     def document(self) -> dict[str, Any]:
         """Return the counts for the command's document."""
@@ -111,7 +137,7 @@ def ingest_archive(
     with contextlib.ExitStack() as stack:
         config = session.config()
         old = stack.enter_context(IndexReader.open(config=config.changed(storage=uri, root=None)))
-        stores = segments_by_store(old.segments(), () if store is None else (store,), uri)
+        stores = _stores(old, store, selection, uri)
         archived = ArchivedMessages(old, stores, selection, skip_corrupt, skip_missing)
         if dry_run:
             return _compare(session, archived)
@@ -125,18 +151,20 @@ def ingest_archive(
         _check_apart(config, old, uri)
         putting = stack.enter_context(Putting.open(session, config, intake))
         index = putting.index
-        _check_empty(index, stores)
+        sources = {name: archived.source(name) for name in stores}
+        _check_empty(index, {*sources.values(), *archived.told})
         # before the first entry is put
         take_over(index.storage, archived.hidden, SystemClock())
         note_tags(index, selection)
-        put, entries, read = putting.patient(), 0, 0
-        resumed = {name: index.durable_position(SOURCE_PREFIX + name) for name in stores}
+        put, entries = putting.patient(), 0
+        resumed = {name: index.durable_position(source) for name, source in sources.items()}
+        for told, at in archived.told.items():
+            index.put_batch(NO_ENTRIES, told, at)
         with putting.progress("ingesting the archive", archived.size_bytes) as progress:
-            for name, segments in stores.items():
-                for batch, columns in archived.batches(name, resumed[name]):
-                    entries += put(columns, SOURCE_PREFIX + name, batch.end)
-                    progress.update(read + batch.end - segments[0].start, f"{entries:,} entries")
-                read += sum(segment.size_bytes for segment in segments)
+            for name in stores:
+                for end, columns in archived.batches(name, resumed[name]):
+                    entries += put(columns, sources[name], end)
+                    progress.update(archived.read_bytes, f"{entries:,} entries")
         putting.settle()
         document = putting.document(
             status="complete",
@@ -151,6 +179,23 @@ def ingest_archive(
     is_empty = archived.messages and not (entries or archived.expired)
     lacks = [f"none of {archived.messages:,} messages has a key of {selection}"] if is_empty else []
     return none_indexed(session, intake, lacks)
+
+
+def _stores(old: IndexReader, store: str | None, selection: Selection, uri: str) -> dict[str, list[ArchivedSegment]]:
+    """Return the segments of each store of RocketMQ, and of each log of Kafka's selected topics (`store`: of this one).
+
+    Raises `InvalidArgument` if there are none.
+    """
+    known = old.segments()
+    names = {name: parsed for name in known.stores if (parsed := Name.parse(name)) is not None}
+    of_kafka = {
+        name: list(known.of(name))
+        for name, parsed in names.items()
+        if store in (None, name) and selection.takes(parsed.topic)
+    }
+    if of_kafka and (store is not None or not known.byte_stores):
+        return of_kafka
+    return segments_by_store(known, () if store is None else (store,), uri) | of_kafka
 
 
 def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:
@@ -196,10 +241,10 @@ def is_inside(uri: str, prefix: str) -> bool:
     return (target.scheme, target.netloc) == (above.scheme, above.netloc) and outer in inner.parents
 
 
-def _check_empty(index: IndexService, stores: dict[str, list[ArchivedSegment]]) -> None:
-    """Raise `ConfigError` if the new index has other entries."""
+def _check_empty(index: IndexService, own: set[str]) -> None:
+    """Raise `ConfigError` if the new index has other entries than those whose positions are `own`."""
     known = index.durable_positions()
-    if known.keys() - {TAGS_SOURCE, *(SOURCE_PREFIX + name for name in stores)} or (index.files() and not known):
+    if known.keys() - {TAGS_SOURCE, *own} or (index.files() and not known):
         raise ConfigError(
             f"{index.storage.uri} holds other entries, or those of an interrupted run without --root: give an "
             f"empty prefix"
@@ -218,24 +263,38 @@ def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
 
 def _compare(session: Session, archived: ArchivedMessages) -> int:
     """Compare the entries of the archive with those of its index, by count and checksum; return the exit code."""
-    if len(archived.old.segments().byte_stores) > 1:
-        raise InvalidArgument("leave --dry-run out: it can't tell the entries of several stores apart")
-    [(store, segments)] = archived.stores.items()
+    [(store, segments), *others] = archived.stores.items()
+    partition, known = Name.parse(store), archived.old.segments()
+    logs = {name: parsed for name in known.stores if (parsed := Name.parse(name)) is not None}
+    alike = (
+        {*known.byte_stores, *logs}
+        if partition is None
+        else {name for name, parsed in logs.items() if parsed[1:3] == partition[1:3]}
+    )
+    if others or len(alike) > 1:
+        raise InvalidArgument(
+            "leave --dry-run out: it can't tell the entries of several stores apart. For one partition of Kafka, pass "
+            "--store-name with the name of its log"
+        )
     schema, rule = archived.old.genesis.layout.schema, archived.old.genesis.layout.hash
     entries = checksum = 0
     with session.out.progress("reading the archive", archived.size_bytes) as progress:
         topics = TopicTable()
-        for batch, columns in archived.batches(store, None):
+        for _, columns in archived.batches(store, None):
             hashed, _ = batch_columns(columns, schema, topics, rule)
             entries, checksum = entries + len(columns), checksum + _checksum_of(hashed, topics, schema.item)
-            progress.update(batch.end - segments[0].start, f"{entries:,} entries")
+            progress.update(archived.read_bytes, f"{entries:,} entries")
     begins, ends = (np.array([getattr(segment, name) for segment in segments], np.int64) for name in ("start", "end"))
     stored = stored_checksum = 0
     with archived.old.export() as export, session.out.progress("reading the index", export.most_entries) as progress:
         for rows in export:
             offsets = rows.column("offset").to_numpy()
             place = np.searchsorted(begins, offsets, "right") - 1
-            inside = rows.filter(pa.array((place >= 0) & (offsets < ends[place])))
+            is_inside = (place >= 0) & (offsets < ends[place])
+            if partition is not None:
+                of_topic = pc.equal(rows.column("topic"), partition.topic).to_numpy(zero_copy_only=False)
+                is_inside &= of_topic & (rows.column("queue_id").to_numpy() == partition.partition)
+            inside = rows.filter(pa.array(is_inside))
             stored, stored_checksum = stored + len(inside), stored_checksum + entries_checksum(inside, schema)
             progress.update(stored)
     of_archive = {"entries": entries, "checksum": f"{checksum % 2**64:016x}"}

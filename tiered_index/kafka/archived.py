@@ -1,0 +1,107 @@
+"""The records in an index's archive as batches of entries, from which `ingest archive:URI` makes an index again.
+
+The keys of a file are those of `--key` when it was written, which its footer has. One thread. Memory: one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.follow import Loss
+from tiered_index.format.columnar import decode_columns
+from tiered_index.kafka.archive import keys_of_file, records_of
+from tiered_index.kafka.keys import FUNCTION, RecordKeys
+from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name
+from tiered_index.kafka.record import KafkaRecord
+from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
+
+
+class ArchivedRecords(NamedTuple):
+    """The entries of one archived file: columns of a batch, and the number of `messages`. `end`: where to continue.
+
+    `skipped` are ranges of offsets before `end` that are missing or damaged.
+    """
+
+    columns: pa.RecordBatch
+    end: int
+    messages: int
+    skipped: tuple[Loss, ...]
+
+
+def source_of(store: str, positions: Mapping[str, int]) -> str:
+    """Return the name of the newest position of a partition's log, by the positions of its index."""
+    names = [name for text in positions if (name := Name.parse(text)) is not None and name.store == store]
+    newest = max(names, key=lambda name: (name.generation, positions[str(name)]), default=None)
+    return store if newest is None else str(newest)
+
+
+def told_positions(stores: Sequence[str], positions: Mapping[str, int]) -> dict[str, int]:
+    """Return the positions that say which keys were indexed and where logs began, for an index of the same records."""
+    begins = {f"{BEGIN_PREFIX}{store}" for store in stores}
+    return {name: at for name, at in positions.items() if name.startswith(KEYS_PREFIX) or name in begins}
+
+
+def archived_records(
+    archive: SegmentArchive,
+    segments: Sequence[ArchivedSegment],
+    position: int | None,
+    *,
+    skip_corrupt: bool = False,
+    skip_missing: bool = False,
+) -> Iterator[ArchivedRecords]:
+    """Yield the entries of each file of a partition's log from a position on (None: from the first file).
+
+    Raises `CorruptFile` at a damaged or missing file; with `skip_corrupt` and `skip_missing` it is `skipped` instead.
+    Raises `InvalidArgument` if a function gave the keys.
+    """
+    for segment in segments:
+        if position is not None and segment.end <= position:
+            continue
+        begin, skipped, records = segment.start if position is None else position, [], list[KafkaRecord]()
+        if begin < segment.start:
+            missing = f"no archived file has offsets {inclusive(begin, segment.start)} of {segment.store}"
+            if not skip_missing:
+                raise CorruptFile(segment.name, missing)
+            skipped.append(Loss("missing", begin, segment.start, None, missing))
+            begin = segment.start
+        keys = RecordKeys()
+        try:
+            file = archive.verified(segment, 0, segment.size_bytes)
+            if FUNCTION in (told := keys_of_file(file)):
+                raise InvalidArgument(f"{segment.name}: a function gave the keys: ingest its rows as Parquet, by --key")
+            keys, records = RecordKeys.by_rules(told), records_of(decode_columns(file))
+        except CorruptFile as error:
+            if not skip_corrupt:
+                raise
+            skipped.append(Loss("corrupt", begin, segment.end, None, str(error)))
+        unread = [record for record in records if record.offset >= begin]
+        yield ArchivedRecords(_entries(unread, keys, segment), segment.end, len(unread), tuple(skipped))
+        position = segment.end
+
+
+def _entries(records: Sequence[KafkaRecord], keys: RecordKeys, segment: ArchivedSegment) -> pa.RecordBatch:
+    """Return a row for each key of each record. A record without a time gets that of its upload."""
+    name = Name.parse(segment.store)
+    assert name is not None
+    keys_of_records = [keys.of(record) for record in records]
+    rows = np.repeat(np.arange(len(records)), list(map(len, keys_of_records)))
+    times = [segment.published_ms if record.timestamp_ms is None else record.timestamp_ms for record in records]
+    numbers = {
+        "offset": [record.offset for record in records],
+        "size": [record.size for record in records],
+        "timestamp_ms": [min(time_ms, MAX_TIMESTAMP_MS) for time_ms in times],
+    }
+    topics = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), pa.array([name.topic]))
+    columns = {
+        "topic": topics,
+        "queue_id": pa.array(np.full(len(rows), name.partition, np.int64)),
+        "key": pa.array([key for of_record in keys_of_records for key in of_record], pa.string()),
+    } | {column: pa.array(np.array(values, np.int64)[rows]) for column, values in numbers.items()}
+    return pa.RecordBatch.from_pydict(columns)
