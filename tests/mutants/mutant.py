@@ -55,7 +55,8 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
     Raises `OutOfDate`.
     """
     module, _, name = mutant.function.rpartition(":")
-    found = [(path, node) for path, node in _functions(package).get(name, []) if str(path).endswith(module)]
+    files = [path for path in _files(package) if str(path).endswith(module)]
+    found = [(path, node) for path in files for node in _functions(path).get(name, [])]
     if len(found) != 1:
         raise OutOfDate(f"out of date: {len(found)} functions are called {mutant.function}, not one")
     path, node = found[0]
@@ -70,8 +71,10 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
     indent = re.match(r"[ \t]*", source[source.rfind("\n", 0, first) + 1 :])
     # an empty body is invalid: `pass` replaces a deleted statement that was the only one
     for new in (mutant.new, *(["pass"] if not mutant.new else [])):
-        mutated = source[:first] + new.replace("\n", "\n" + indent[0]) + source[last:]
-        if _is_python(mutated):
+        changed = new.replace("\n", "\n" + indent[0])
+        mutated = source[:first] + changed + source[last:]
+        # the function alone, which may be indented, is quicker to parse than its file
+        if _is_python("if True:\n" * (node.col_offset > 0) + source[start:first] + changed + source[last:end]):
             break
     else:
         raise OutOfDate("out of date: no Python with the defect in it")
@@ -89,21 +92,25 @@ def _is_python(text: str) -> bool:
 
 
 @cache
-def _functions(package: Path) -> dict[str, list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]]:
-    """Return files and functions of a package by qualified names."""
-    found: dict[str, list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]] = {}
+def _files(package: Path) -> list[Path]:
+    return sorted(package.rglob("*.py"))
+
+
+@cache
+def _functions(path: Path) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Return the functions of a file by qualified names."""
+    found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
 
     def walk(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 if not isinstance(child, ast.ClassDef):
-                    found.setdefault(prefix + child.name, []).append((path, child))
+                    found.setdefault(prefix + child.name, []).append(child)
                 walk(child, f"{prefix}{child.name}.")
             elif not isinstance(child, ast.expr):  # an expression has no functions
                 walk(child, prefix)
 
-    for path in sorted(package.rglob("*.py")):
-        walk(ast.parse(path.read_text()), "")
+    walk(ast.parse(path.read_text()), "")
     return found
 
 

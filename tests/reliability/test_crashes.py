@@ -37,9 +37,9 @@ def test_a_sample_of_crashes(life):
     [
         ("again", "lifecycle", 0.004),
         ("again", "reopening", 0.002),
-        ("fault", "lifecycle", 0.006),
+        ("fault", "lifecycle", 0.003),
         ("fault", "erasing", 0.001),
-        ("burst", "writing", 0.006),
+        ("burst", "writing", 0.003),
     ],
 )
 def test_a_sample_of_faults_and_of_second_crashes(campaign, life, share):
