@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexService
+from tiered_index import IndexConfig, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
@@ -184,17 +183,15 @@ def test_the_begin_of_a_log_without_records_does_not_count_for_the_log_after_it(
 def test_a_topic_that_was_made_again_after_a_root_was_lost_is_a_log_of_its_own(
     cluster, servers, producing, topic, tmp_path
 ):
-    storage = MemoryStorage()
-    opened = {"storage_backend": storage, "slots": 97, "items": 5_000, "background": False, "lease_ttl_s": 1}
+    storage, settings = MemoryStorage(), {"slots": 97, "items": 5_000, "background": False}
     producing.send(topic, packet(20, "old"))
-    lost_root = IndexService.open(root=tmp_path / "lost", **opened)
+    lost_root = IndexService.open(root=tmp_path / "lost", storage_backend=storage, **settings)
     archive(lost_root, servers, topic)
     lost_root.abandon()
     cluster.delete(topic)
     cluster.create(topic)
     producing.send(topic, packet(40, "new"))
-    time.sleep(1.5)  # until the lease ends
-    index = IndexService.open(root=tmp_path / "root", **opened)
+    index = IndexService(IndexConfig(root=tmp_path / "root", **settings), storage=storage, takes_over=True)
     archive(index, servers, topic)
     keys = [one.key for one in archived(index)]
     assert sorted(keys) == sorted(f"{name}{n}".encode() for name, c in (("old", 20), ("new", 40)) for n in range(c))
@@ -203,14 +200,13 @@ def test_a_topic_that_was_made_again_after_a_root_was_lost_is_a_log_of_its_own(
 
 
 def test_a_new_root_goes_on_with_the_archive_of_a_lost_one(servers, producing, topic, tmp_path):
-    opened = {"storage_backend": MemoryStorage(), "slots": 97, "items": 5_000, "background": False, "lease_ttl_s": 1}
+    storage, settings = MemoryStorage(), {"slots": 97, "items": 5_000, "background": False}
     producing.send(topic, packet(20))
-    lost_root = IndexService.open(root=tmp_path / "lost", **opened)
+    lost_root = IndexService.open(root=tmp_path / "lost", storage_backend=storage, **settings)
     archive(lost_root, servers, topic)
     lost_root.abandon()
     producing.send(topic, packet(5, "later"))
-    time.sleep(1.5)
-    index = IndexService.open(root=tmp_path / "root", **opened)
+    index = IndexService(IndexConfig(root=tmp_path / "root", **settings), storage=storage, takes_over=True)
     assert archive(index, servers, topic).messages == 25
     assert offsets(index) == [(0, n) for n in range(25)]
     index.abandon()
@@ -249,11 +245,12 @@ def test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_on
     assert {one.key[:3] for one in archived(index)} == {b"new"}
 
 
-def test_while_ids_can_not_be_asked_nothing_is_archived(index, cluster, servers, producing, topic):
+def test_while_ids_can_not_be_asked_nothing_is_archived(index, cluster, servers, producing, topic, monkeypatch):
     producing.send(topic, packet(20))
     ingest(index, servers, topic)
     cluster.control(0)
-    with pytest.raises(StorageUnavailable, match="its id is not"):
+    with monkeypatch.context() as patch, pytest.raises(StorageUnavailable, match="its id is not"):
+        patch.setattr("tiered_index.kafka.client.STEP_S", 2.0)
         archive(index, servers, topic)
     cluster.control(1)
     archive(index, servers, topic)

@@ -282,7 +282,8 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
         if form != "topics":
             assert found(key) == (expected(key, count), [])
             continue
-        of_topics = [found(key, topic) for topic in map(str, range(40))]
+        # the first key is the topic
+        of_topics = [found(key, topic) for topic in map(str, range(40 if key == "c6" else 2))]
         assert sorted(n for numbers, _ in of_topics for n in numbers) == expected(key, count)
         assert not any(problems for _, problems in of_topics)
 

@@ -25,7 +25,7 @@ from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, child_storages, open_storage
 
 FILES = 3
-SHORT_S, SOME_S, LONG_S = 0.05, 1.0, 300.0
+SHORT_S, SOME_S, LONG_S = 0.05, 2.0, 300.0
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavaila
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage
 
-SOME_S, LONG_S = 0.5, 300.0
+SOME_S, LONG_S = 2.0, 300.0
 
 
 @pytest.fixture

@@ -15,10 +15,12 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import PrefixedStorage
+from tiered_index.storage.opening import PrefixedStorage, open_storage
 
 MANY = 20
-SHORT_S = 0.5
+# time enough for an index in memory on a busy machine
+SHORT_S = 2.0
+RETRIES_S = 0.5
 
 
 def check_partial(cluster, answer, away):
@@ -92,7 +94,7 @@ def test_one_hangs_at_the_opening(tmp_path, clock, how, monkeypatch):
         storages = {uri: PrefixedStorage(shared, uri[-1]) for uri in made.uris}
         monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri=None: storages[uri or config.storage])
         given = {"storage": [away, there]}
-    given |= {"timeout_s": 2 * SHORT_S} if how == "list in time" else {"source_timeout_s": SHORT_S}
+    given |= {"timeout_s": SHORT_S} if how == "list in time" else {"source_timeout_s": SHORT_S}
     with IndexReader.open(clock=clock, refresh_interval_s=10, **given) as reader:
         assert reader.sources == (there,)
         check_partial(made, ask(reader), away)
@@ -113,11 +115,10 @@ def test_lookups_do_not_wait_for_a_log_that_hangs(cluster, opened, clock):
         for number in range(40):
             clock.advance(11 if number % 8 == 0 else 0)
             check_partial(cluster, ask(reader), away)
-        # each would wait for half a second
-        assert time.monotonic() - begun_s < 40 * SHORT_S / 2
+        assert time.monotonic() - begun_s < 40 * SHORT_S / 2, "each waited"
         # freshness has only the indexes that were read
         assert {one.source for one in ask(reader).freshness} == {*cluster.uris} - {away}
-        for _ in range(5):
+        for _ in range(2):
             with pytest.raises(StorageUnavailable, match=away):
                 reader.refresh()
         # at most two wait for the index: for the interval's refresh, and for one that a caller asked for
@@ -167,7 +168,7 @@ def raises(error):
 
 
 def refused():
-    time.sleep(SHORT_S)  # the retries
+    time.sleep(RETRIES_S)
     raise StorageUnavailable("refused")
 
 
@@ -178,7 +179,7 @@ def brokers(tmp_path, prefix, count):
     return made
 
 
-@pytest.mark.parametrize(("count", "hanging", "threads"), [(3, 1, 1), (3, 1, 2), (20, 4, 8)])
+@pytest.mark.parametrize(("count", "hanging", "threads"), [(3, 1, 1), (20, 4, 8)])
 def test_refreshes_of_the_others_do_not_queue_behind_those_that_hang(
     tmp_path, prefix, hangs, clock, count, hanging, threads
 ):
@@ -187,7 +188,7 @@ def test_refreshes_of_the_others_do_not_queue_behind_those_that_hang(
     with made.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=threads) as reader:
         for away in aways:
             hangs(away, "list", name_prefix="log/")
-        for _ in range(3):
+        for _ in range(2):
             clock.advance(11)
             assert sources(ask(reader)) == aways
             assert isinstance(beside(reader.refresh)(), StorageUnavailable)
@@ -197,9 +198,12 @@ def test_an_opening_that_gets_responses_is_awaited(cluster, reading, clock):
     slow = cluster.uris[1]
     for number in range(8):
         cluster.add(slow, rows(100 + number, 2))
-    reading[slow] = lambda: time.sleep(SHORT_S * 0.8)
+    # without a checkpoint the whole log is read, a record after the other
+    with open_storage(slow) as storage:
+        storage.delete_many([info.name for info in storage.list("checkpoint/")])
+    reading[slow] = lambda: time.sleep(SHORT_S / 16)
     begun = time.monotonic()
-    with cluster.reader(clock=clock, source_timeout_s=SHORT_S) as reader:
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=1) as reader:
         assert time.monotonic() - begun > SHORT_S
         assert set(reader.sources) == {*cluster.uris}
 
@@ -209,7 +213,7 @@ def test_an_index_that_refuses_after_retries_delays_only_one_lookup(cluster, rea
     away = cluster.uris[1]
     if since == "the opening":
         reading[away] = refused
-    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=4 * SHORT_S) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader:
         reading[away] = refused
         clock.advance(11)
         took = []
@@ -218,7 +222,7 @@ def test_an_index_that_refuses_after_retries_delays_only_one_lookup(cluster, rea
             clock.advance(0.01)
             assert sources(ask(reader)) == {away}
             took.append(time.monotonic() - begun)
-        assert sum(took[1:]) < 2 * SHORT_S
+        assert sum(took[1:]) < 4 * RETRIES_S, "more than one waited"
 
 
 def test_one_index_twice_is_refused_even_if_it_does_not_answer(cluster, reading, clock):
@@ -314,11 +318,9 @@ def test_lookups_with_a_very_short_timeout_leave_a_hanging_index(cluster, hangs,
     away = cluster.uris[1]
     with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=2) as reader:
         hangs(away, "get_range", times=None)
-        end_s = time.monotonic() + 3 * SHORT_S
-        while time.monotonic() < end_s:
-            answer = ask(reader, timeout_s=SHORT_S / 10)
-        assert sources(answer) == {away}
-        assert cluster.answers(answer) == cluster.expected([uri for uri in cluster.uris if uri != away])
+        answers = []
+        until(lambda: answers.append(ask(reader, timeout_s=0.1)) or sources(answers[-1]) == {away})
+        assert cluster.answers(answers[-1]) == cluster.expected([uri for uri in cluster.uris if uri != away])
 
 
 def test_an_index_that_is_adopted_during_a_close_is_closed(cluster, opened, reading, clock):
