@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, put_entries, serving
+from tests.support.memory import traced_memory
 from tiered_index import Lookup
 from tiered_index.client import IndexClient
 from tiered_index.encoding import STATUS
@@ -233,6 +234,27 @@ def test_stored_bytes_are_summed_up_by_some_columns(client):
     for by in ("", "topic,topic", "size"):
         got = client.get("/v1/du", params={"by": by})
         assert got.status_code == 400 and "topic, day, state" in got.json()["detail"]
+
+
+def test_long_lists_are_sent_in_pieces(client, monkeypatch):
+    places = [("/v1/files", {}), ("/v1/files", NDJSON), ("/v1/du", {}), ("/v1/topics", {})]
+    whole = [client.get(path, headers=headers) for path, headers in places]
+    # the index has one file and two topics
+    monkeypatch.setattr(wire, "ROWS", 1)
+    for (path, headers), expected in zip(places, whole, strict=True):
+        got = client.get(path, headers=headers)
+        assert (got.headers["transfer-encoding"], "content-length" in expected.headers) == ("chunked", True)
+        documents = [[json.loads(line) for line in one.text.splitlines()] for one in (got, expected)]
+        for document in (documents[0][-1], documents[1][-1]):
+            document.get("explain", {}).pop("elapsed_ms", None)
+        assert documents[0] == documents[1]
+
+
+def test_a_piece_of_a_long_list_is_in_memory_at_a_time():
+    document = {"rows": ({"topic": f"topic-{number}", "entries": number} for number in range(500_000)), "by": ["topic"]}
+    with traced_memory() as traced:
+        size = sum(map(len, wire.list_document(document, "rows", wire.JSON)))
+        assert traced()[1] < 10 << 20 < size
 
 
 def raising(error):

@@ -128,6 +128,7 @@ def files(session: Session, service: ServiceOptions) -> int:
         with session.open_reader(session.config()) as reader:
             handles = reader.files()
             document = files_document(reader.genesis.index_id, reader.log_state.number, handles, reader.segments())
+            document["files"] = list(document["files"])
             sums = {} if session.out.as_json else _archived_sums(map(_range, reader.segments()))
         broken_handles = [handle for handle in handles if isinstance(handle, DamagedFile)]
         damaged = {handle.file_id for handle in broken_handles if isinstance(handle.error, CorruptFile)}
@@ -292,6 +293,7 @@ def du(
         with session.open_reader(config) as reader:
             table = reader.du()
             document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)
+            document["rows"] = list(document["rows"])
             # a root answers without its storage
             for file in reader.files():
                 if isinstance(file, DamagedFile):

@@ -109,11 +109,11 @@ class LookupHandlers(Handlers):
         kind: str,
         what: dict[str, Any],
         look_up: Callable[[], Any],
-        encoded: Callable[[Any], bytes],
+        encoded: Callable[[Any], bytes | Iterator[bytes]],
     ) -> Response:
         """Return a lookup's answer as JSON; count and audit it."""
 
-        def act() -> bytes:
+        def act() -> bytes | Iterator[bytes]:
             return encoded(self._recorded(request, kind, what, look_up))
 
         began_s = time.monotonic()
@@ -411,8 +411,10 @@ class LookupHandlers(Handlers):
 
         redaction, files = self.served.redaction, _tells_files(request, params)
 
-        def encoded(answer: TopicsResult) -> bytes:
-            return wire.encode(wire.answer_document(answer, redaction, files=files))
+        def encoded(answer: TopicsResult) -> bytes | Iterator[bytes]:
+            document = wire.answer_document(replace(answer, topics=()), redaction, files=files)
+            topics = (topic.to_dict() for topic in answer.topics)
+            return wire.list_document(document | {"topics": topics}, "topics", wire.JSON)
 
         return await self._answer(request, allowance, "topics", {}, look_up, encoded)
 

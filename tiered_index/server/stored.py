@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import pyarrow as pa
@@ -44,18 +45,15 @@ class StoredHandlers(Handlers):
         A service of several indexes answers 400.
         """
         caller_of(request).need_every_topic("files hold entries")
-        lookups, ndjson = self.served.lookups, wire.form_of(request.headers.get("accept")) == wire.NDJSON
+        lookups, is_ndjson = self.served.lookups, wire.form_of(request.headers.get("accept")) == wire.NDJSON
+        form = wire.NDJSON if is_ndjson else wire.JSON
 
-        def act() -> bytes:
-            index_id = self.served.index_id
+        def act() -> bytes | Iterator[bytes]:
+            index_id, redacted = self.served.index_id, self.served.redaction.document
             document = files_document(index_id, lookups.log_state.number, lookups.files(), lookups.segments())
-            document = self.served.redaction.document(document)
-            if ndjson:
-                files = document.pop("files")
-                return b"".join(map(wire.encode, [*files, document]))
-            return wire.encode(document)
+            files = map(redacted, document.pop("files"))
+            return wire.list_document(redacted(document) | {"files": files}, "files", form)
 
-        form = wire.NDJSON if ndjson else wire.JSON
         return await self.answer(request, self.allowance(), act, form)
 
     @Operation(
@@ -88,7 +86,7 @@ class StoredHandlers(Handlers):
         caller, lookups = caller_of(request), self.served.lookups
         allowance = self.allowance()
 
-        def act() -> bytes:
+        def act() -> bytes | Iterator[bytes]:
             by = du_groups(params.by)
             with deadline_at(time.monotonic() + allowance.left_s()):
                 table = lookups.du()
@@ -96,7 +94,8 @@ class StoredHandlers(Handlers):
                 # rows without a topic are about all topics
                 seen = [topic is not None and caller.sees(topic) for topic in table["topic"].to_pylist()]
                 table = table.filter(pa.array(seen, pa.bool_()))
-            return wire.encode(du_document(table, by, self.served.index_id, lookups.log_state.number, self.prices))
+            document = du_document(table, by, self.served.index_id, lookups.log_state.number, self.prices)
+            return wire.list_document(document, "rows", wire.JSON)
 
         return await self.answer(request, allowance, act, wire.JSON)
 

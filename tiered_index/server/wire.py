@@ -7,8 +7,8 @@ that it can't be mistaken for a whole one. Functions are pure; use one `ArrowStr
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import orjson
@@ -23,7 +23,7 @@ from tiered_index.types import QueryResult, TopicsResult, describe_places
 __all__ = ["ARROW", "COLUMNS", "JSON", "NDJSON"]
 # Members of an answer that may have local paths
 _PLACES = ("failed", "explain", "freshness", "lost")
-# Most entries of a piece of a batch
+# Most entries of a piece of a batch, or rows of a piece of a list
 ROWS = 8192
 # Members of most answers of a batch. Shared by all of them: for encoding only
 _COMPLETE: dict[str, Any] = {"status": "complete", "cursor": None, "unknown_topics": [], "expired_before_ms": None}
@@ -68,26 +68,48 @@ def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *,
     return document
 
 
+def list_document(document: dict[str, Any], name: str, form: str) -> bytes | Iterator[bytes]:
+    """Return a document whose member `name` is an iterable of documents; of more than `ROWS`, as an iterator of pieces.
+
+    As NDJSON the document itself is the last line.
+    """
+    rows = iter(document.pop(name))
+    first = list(islice(rows, ROWS))
+    pieces = _pieces(name, chain([first], iter(lambda: list(islice(rows, ROWS)), [])), document, form)
+    return pieces if len(first) == ROWS else b"".join(pieces)
+
+
+def _pieces(name: str, lists: Iterable[list[Any]], rest: dict[str, Any], form: str) -> Iterator[bytes]:
+    """Yield the document `rest` with the member `name`, made of `lists`, in pieces. NDJSON ends with `rest`."""
+    yield b"" if form == NDJSON else b'{"%s":[' % name.encode()
+    for number, documents in enumerate(lists):
+        # of a list without its brackets
+        yield (
+            b"".join(map(encode, documents)) if form == NDJSON else (b"," if number else b"") + encode(documents)[1:-2]
+        )
+    yield encode(rest) if form == NDJSON else b"]," + encode(rest)[1:]
+
+
 def batch_pieces(results: QueryResults, redaction: Redaction, totals: dict[str, Any], form: str) -> Iterator[bytes]:
     """Yield a batch's answers in the order of the lookups, in pieces of at most `ROWS` entries, then its `totals`."""
-    if form == ARROW:
-        stream, table = ArrowStream(), table_of(results, redaction)
-        for at in range(0, max(1, len(table)), ROWS):
-            yield stream.table(table.slice(at, ROWS))
-        yield stream.end(totals)
+    if form != ARROW:
+        yield from _pieces("results", _answers(results, redaction), totals, form)
         return
-    if form == JSON:
-        yield b'{"results":['
+    stream, table = ArrowStream(), table_of(results, redaction)
+    for at in range(0, max(1, len(table)), ROWS):
+        yield stream.table(table.slice(at, ROWS))
+    yield stream.end(totals)
+
+
+def _answers(results: QueryResults, redaction: Redaction) -> Iterator[list[dict[str, Any]]]:
+    """Yield the documents of the answers of a batch, of at most `ROWS` entries at a time."""
     begin, ends = 0, results.counts.cumsum()
     while begin < len(results):
         before = int(ends[begin - 1]) if begin else 0
         # one lookup has at most a page of entries
         end = max(begin + 1, int(ends.searchsorted(before + ROWS, "right")))
-        answers = _batch_answers(results, redaction, begin, end)
-        # of a list without its brackets
-        yield b"".join(map(encode, answers)) if form == NDJSON else (b"," if begin else b"") + encode(answers)[1:-2]
+        yield _batch_answers(results, redaction, begin, end)
         begin = end
-    yield encode(totals) if form == NDJSON else b"]," + encode(totals)[1:]
 
 
 def _batch_answers(results: QueryResults, redaction: Redaction, begin: int, end: int) -> list[dict[str, Any]]:

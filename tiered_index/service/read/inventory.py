@@ -35,6 +35,8 @@ _EPOCH = dt.date(1970, 1, 1)
 _QUARANTINE = "quarantine"
 _GROUPS = ("topic", "day", "state")
 _SUMS = ("entries", "bytes", "usd_a_month")
+# rows of a table that are Python objects at a time
+_MADE_AT_ONCE = 1024
 # a topic, a day since the epoch, the number of entries, and whether that is an estimate
 Piece = tuple[str | None, int | None, int, bool]
 
@@ -110,23 +112,23 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
 
 
 def files_document(
-    index_id: str, log_number: int, handles: Iterable[Handle], archived: Iterable[ArchivedSegment]
+    index_id: str, log_number: int, handles: Sequence[Handle], archived: Iterable[ArchivedSegment]
 ) -> dict[str, Any]:
     """Return a JSON-ready document of an index's files, their totals, and the first 10,000 archived segments.
 
-    Its status is ``partial`` if a file can't be read. `archived_more` is only there if there are more segments.
+    Its status is ``partial`` if a file can't be read. `archived_more` is only there if there are more segments. `files`
+    is an iterator, which makes each description when it is read.
     """
     segments = list(islice(archived, MOST_SEGMENTS + 1))
-    handles = list(handles)
-    listed = [describe_handle(handle) for handle in handles]
-    sums = {name: sum(file[name] or 0 for file in listed) for name in ("entries", "bytes")}
-    by_state = Counter(file["state"] for file in listed)
+    totals, by_state = Counter(entries=0, bytes=0), Counter(handle.place for handle in handles)
+    for file in map(describe_handle, handles):
+        totals.update(entries=file["entries"] or 0, bytes=file["bytes"] or 0)
     return {
         "index_id": index_id,
         "log_number": log_number,
         "status": "partial" if any(isinstance(handle, DamagedFile) for handle in handles) else "complete",
-        "files": listed,
-        "totals": {"files": len(listed), **sums, "by_state": dict(by_state)},
+        "files": map(describe_handle, handles),
+        "totals": {"files": len(handles), **totals, "by_state": dict(by_state)},
         "archived": [segment.to_json() for segment in segments[:MOST_SEGMENTS]],
         **({"archived_more": True} if len(segments) > MOST_SEGMENTS else {}),
     }
@@ -187,13 +189,11 @@ def du_groups(text: str) -> list[str]:
 
 
 def du_document(table: pa.Table, by: list[str], index_id: str, log_number: int, prices: PriceTable) -> dict[str, Any]:
-    """Return the table of `Lookups.du`, summed `by` some of its columns, as a JSON-ready dict of rows and totals."""
-    rows = _summed(table, by).to_pylist()
-    for row in rows:
-        # only days are estimated
-        row["estimated"] = bool(row["estimated"]) and "day" in by
-        if row.get("day") is not None:
-            row["day"] = row["day"].isoformat()
+    """Return the table of `Lookups.du`, summed `by` some of its columns, as a JSON-ready dict of rows and totals.
+
+    `rows` is an iterator, which makes each row when it is read.
+    """
+    table = _summed(table, by)
     return {
         "status": "complete",
         "index_id": index_id,
@@ -201,9 +201,19 @@ def du_document(table: pa.Table, by: list[str], index_id: str, log_number: int, 
         "by": by,
         "prices_as_of": prices.as_of,
         "usd_per_gib_month": prices.storage_per_gib_month_usd,
-        "rows": rows,
-        "totals": {name: sum(row[name] for row in rows) for name in _SUMS},
+        "rows": _du_rows(table, by),
+        "totals": {name: sum(table[name].to_numpy().tolist()) for name in _SUMS},
     }
+
+
+def _du_rows(table: pa.Table, by: list[str]) -> Iterator[dict[str, Any]]:
+    for batch in table.to_batches(max_chunksize=_MADE_AT_ONCE):
+        for row in batch.to_pylist():
+            # only days are estimated
+            row["estimated"] = bool(row["estimated"]) and "day" in by
+            if row.get("day") is not None:
+                row["day"] = row["day"].isoformat()
+            yield row
 
 
 def _pieces(handle: Handle, named: NamedStats) -> Iterator[Piece]:
