@@ -417,6 +417,31 @@ def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, as
     assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
 
 
+@pytest.mark.parametrize("harm", [None, "damaged", "lost"])
+def test_an_erased_segment_that_was_restored_gets_queue_offsets_again_and_none_of_its_messages(store, life, harm):
+    storage, index, _ = life
+    erase(storage.uri, "orders", **ASKED["key"][0], yes=True, now=True, grace_s=0)
+    damage(storage)
+    assert len(repair(storage, store)[0]) == 2
+    before, archiver = read_all(storage), SegmentArchiver(index, "a-store", store / "commitlog", queues=True)
+    first, *_ = segments = list(archive_of(storage).segments())
+    assert not any(one.queues_bytes for one in segments) and any(one.source for one in segments)
+    if harm is not None:
+        flip_object(storage, first.name, 1000) if harm == "damaged" else storage.delete_many([first.name])
+    assert archiver.run_once() == len(segments) - (harm is not None)
+    fresh = list(archive_of(storage).segments())
+    assert [one.queues_bytes > 0 for one in fresh] == [not (harm and one.place == first.place) for one in fresh]
+    said = [(one.place, one.source, one.published_ms, one.crc32) for one in segments]
+    assert [(one.place, one.source, one.published_ms, one.crc32) for one in fresh if one.source] == [
+        row for row in said if row[1]
+    ]
+    if harm is None:
+        assert read_all(storage) == before and not verified(storage).findings
+        assert archiver.run_once() == 0
+        erased = erase(storage.uri, "orders", **ASKED["key"][0], yes=True, now=True, grace_s=0)
+        assert (erased.messages_erased, erased.segments_remaining) == (0, ())
+
+
 @pytest.mark.parametrize("first", ["k-3", "k-4"])
 def test_messages_erased_only_in_answers_are_unchanged(store, life, first):
     """One key is erased from the bytes. Another key is hidden, before or after."""

@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from msgspec import structs
 
@@ -277,11 +278,10 @@ class SegmentUploads:
                     # a later start's sweep deletes the old object, which readers may be using
                     self._sent.pop(known.place, None)  # sent before the rewrite
                     return self._publish(whole, known.name)
-                # a segment with erased messages must not be replaced: the source's file still has them
-                if queues is None or known.queues_bytes or known.source is not None or not (section := queues()):
+                if queues is None or known.queues_bytes or not (section := queues()):
                     return False
                 _compare(known, whole)
-                return self._publish(replace(whole, queues=lambda: section), known.name)
+                return self._publish_queues(replace(whole, queues=lambda: section), known)
             _check_overlap(source, self._segments(state))
             return self._publish(source)
 
@@ -404,10 +404,29 @@ class SegmentUploads:
         except CorruptFile:
             return False  # not an archived segment
 
-    def _publish(self, source: SourceSegment, instead_of: str | None = None) -> bool:
-        """Append a segment's record, which removes object `instead_of`. Return false if another one was first."""
+    def _publish_queues(self, source: SourceSegment, known: ArchivedSegment) -> bool:
+        """Archive a segment again with its queue offsets. Return whether it was uploaded."""
+        if known.source is None:
+            return self._publish(source, known.name)
+        # its archived bytes, because the source's file still has its erased messages, which keep their places in queues
+        archive = SegmentArchive(self.session.storage, lambda: self.session.log.state, self.session.log.refresh)
+        try:
+            return self._publish(replace(source, read=partial(archive.verified, known)), known.name, known)
+        except (CorruptFile, ObjectNotFound) as error:
+            _log.warning("%s gets no queue offsets until it is repaired: %s", known.name, error)
+            return False
+
+    def _publish(
+        self, source: SourceSegment, instead_of: str | None = None, erased: ArchivedSegment | None = None
+    ) -> bool:
+        """Append a segment's record, which removes object `instead_of`. Return false if another one was first.
+
+        `erased`: the segment with the same erased messages.
+        """
         place = source.place
         segment, publication = self._sent[place] = self._uploaded(source)
+        if erased is not None:
+            segment = structs.replace(segment, source=erased.source, published_ms=erased.published_ms)
 
         def make(state: LogState) -> LogRecord | None:
             segments = self._segments(state)
