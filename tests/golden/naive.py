@@ -64,7 +64,7 @@ def difference(timestamp_ms: int, begin_ms: int) -> int:
     return (seconds + 2**31) % 2**32 - 2**31
 
 
-def found(row: Row, begin_ms: int) -> Found:
+def item_of(row: Row, begin_ms: int) -> Found:
     return Found(java_hash(row.topic, row.key), *row[2:6], difference(row.timestamp_ms, begin_ms))
 
 
@@ -84,16 +84,16 @@ class Rows:
 @lru_cache(maxsize=4)
 def rows_by_hash(rows: Rows) -> dict[int, list[Row]]:
     """Return the rows of each hash, in order of insertion."""
-    made: dict[int, list[Row]] = {}
+    by_hash: dict[int, list[Row]] = {}
     for row in rows.rows:
-        made.setdefault(java_hash(row.topic, row.key), []).append(row)
-    return made
+        by_hash.setdefault(java_hash(row.topic, row.key), []).append(row)
+    return by_hash
 
 
 def truth(rows: list[Row], file_begin_ms: int, query: dict[str, Any]) -> list[Found]:
     """Return the whole answer to a query, newest insertion first."""
     of_hash = rows_by_hash(Rows(rows)).get(java_hash(query["topic"], query["key"]), [])
-    answer = [found(row, file_begin_ms) for row in of_hash]
+    answer = [item_of(row, file_begin_ms) for row in of_hash]
     return [f for f in reversed(answer) if query["begin"] <= file_begin_ms + 1000 * f.time_diff_s <= query["end"]]
 
 

@@ -82,8 +82,8 @@ def test_min_value_keys_are_neither_lost_nor_misplaced(min_value_case, batch):
     image = ForeignUnsealed(unsealed_image(table, entries), layout, "ours")
     for query in min_value_case.queries:
         answer = find_unsealed(image, naive.java_hash(query["topic"], query["key"]), query["begin"], query["end"])
-        found = [naive.Found(*map(int, item)) for item in answer.tolist()]
-        assert found == naive.truth(rows, min_value_case.begin_ms, query)
+        items_of_query = [naive.Found(*map(int, item)) for item in answer.tolist()]
+        assert items_of_query == naive.truth(rows, min_value_case.begin_ms, query)
     compaction = Compaction(entries, layout, min_value_case.begin_ms, table.end_ms)
     items = np.frombuffer(b"".join(map(bytes, compaction.arrays())), layout.schema.item)
     assert len(items) == len(rows)

@@ -51,8 +51,8 @@ def test_the_checkpoints_of_the_newest_have_changes(tmp_path: Path) -> None:
     assert known == LogState().replayed([(LogRecord.decode(storage.get(name), name), name) for name in names])
 
 
-def offsets(asked: IndexReader | IndexService, topic: str, key: str) -> list[int]:
-    answer = asked.query(topic, key, max_count=1000)
+def offsets(index: IndexReader | IndexService, topic: str, key: str) -> list[int]:
+    answer = index.query(topic, key, max_count=1000)
     assert answer.status == "complete"
     return sorted(item.offset for item in answer)
 
@@ -77,12 +77,12 @@ def test_its_storage_and_root(sample: Path) -> None:
     assert replayed.positions == {"s": 6000, LONE[1]: 2}
     assert [tombstone.topic for tombstone in replayed.expired.tombstones] == ["orders"]
     # those of each record, whose objects, segments and horizons the last checkpoint has too
-    left = {one.name: one for record in records for one in record.add}
+    left = {stored.name: stored for record in records for stored in record.add}
     for name in (name for record in records for name in record.remove):
         del left[name]
     assert dict(replayed.objects) == left
-    assert set(replayed.archive) == {one.name for record in records for one in record.archive}
-    assert [one for record in records for one in record.expired.horizons][-1] in replayed.expired.horizons
+    assert set(replayed.archive) == {segment.name for record in records for segment in record.archive}
+    assert [horizon for record in records for horizon in record.expired.horizons][-1] in replayed.expired.horizons
     published = [day * 100 + number for day in range(4) for number in range(0, 40, 10)]
     with IndexReader.open(f"file://{sample}/index") as reader:
         assert offsets(reader, "orders", "k0") == [*published, 6000]

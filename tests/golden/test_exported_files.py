@@ -45,18 +45,18 @@ def test_every_query_finds_its_rows(case, tmp_path, state):
     images = [ForeignUnsealed(path.read_bytes(), layout, path.name) for path in (tmp_path / "out").iterdir()]
     for query in case.queries:
         key_hash, limits = naive.java_hash(query["topic"], query["key"]), (query["begin"], query["end"])
-        found = [
+        items = [
             (*item.tolist()[:5], image.header.begin_ms // 1000 + int(item["time_diff_s"]))
             for image in images
             for item in find_unsealed(image, key_hash, *limits)
         ]
         wanted = [
-            (*one[:5], row.timestamp_ms // 1000)
+            (*expected_item[:5], row.timestamp_ms // 1000)
             for row in rows
-            for one in [naive.found(row, case.begin_ms)]
-            if one.key_hash == key_hash and limits[0] <= row.timestamp_ms // 1000 * 1000 <= limits[1]
+            for expected_item in [naive.item_of(row, case.begin_ms)]
+            if expected_item.key_hash == key_hash and limits[0] <= row.timestamp_ms // 1000 * 1000 <= limits[1]
         ]
-        assert sorted(found) == sorted(wanted)
+        assert sorted(items) == sorted(wanted)
     if case.name in SAME and state == "unsealed":
         (path,) = (tmp_path / "out").iterdir()
         # except the header, which has milliseconds in Java's file

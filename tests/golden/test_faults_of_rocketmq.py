@@ -53,14 +53,14 @@ Make = Callable[..., States]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[States] = []
+    lives: list[States] = []
 
     def begin(**settings: Any) -> States:
-        made.append(States(tmp_path / str(len(made)), **settings))
-        return made[-1]
+        lives.append(States(tmp_path / str(len(lives)), **settings))
+        return lives[-1]
 
     yield begin
-    for life in made:
+    for life in lives:
         life.crash()
 
 
@@ -90,17 +90,17 @@ def test_each_entry_that_java_lost_or_refused_is_found_by_its_own_second(make: M
     # a file has one item less, and the late entries of one file are the fault
     life = make(preset=preset, slots=meta["slots"], items=64 if name == "late" else meta["items"])
     put_calls(life, calls)
-    asked = [(call, key) for call in calls[:: 1 + len(calls) // 40] for key in call["keys"]]
+    pairs = [(call, key) for call in calls[:: 1 + len(calls) // 40] for key in call["keys"]]
     # one key of each hash that Java could not place
-    asked += [(call, key) for call in calls for key in call["keys"] if key in ("boxvajrkywm", "euuudrqcyle")]
+    pairs += [(call, key) for call in calls for key in call["keys"] if key in ("boxvajrkywm", "euuudrqcyle")]
     for state in life.through():
-        questions = [(call["topic"], key, *[call["timestamp"] // 1000 * 1000] * 2, 1000) for call, key in asked]
-        for (call, _), answers in zip(asked, life.check_all(questions), strict=True):
+        questions = [(call["topic"], key, *[call["timestamp"] // 1000 * 1000] * 2, 1000) for call, key in pairs]
+        for (call, _), answers in zip(pairs, life.check_all(questions), strict=True):
             assert (call["queueId"], call["offset"]) in {(answer.queue_id, answer.offset) for answer in answers}
         if state == "unsealed":
             life.open()  # the disk has the same
     stored = life.service.log_state.objects.values()
-    assert sum(one.count for one in stored) == len(life.model.entries)
+    assert sum(file.count for file in stored) == len(life.model.entries)
     seconds = [entry.second for entry in life.model.entries]
     assert (min(o.second_min for o in stored), max(o.second_max for o in stored)) == (min(seconds), max(seconds))
 
@@ -115,8 +115,8 @@ def test_ranges_that_java_answered_short_are_answered_whole_and_read_no_other_fi
     assert len(whole) == 27
     for state in life.through():
         assert len(life.service.files()) == (0 if state == "buffered" else 4)
-        asked = [(q["topic"], key, -(-begin // 1000) * 1000, end, 1000) for (key, begin, end), q in whole.items()]
-        for question, query, answers in zip(asked, whole.values(), life.check_all(asked), strict=True):
+        questions = [(q["topic"], key, -(-begin // 1000) * 1000, end, 1000) for (key, begin, end), q in whole.items()]
+        for question, query, answers in zip(questions, whole.values(), life.check_all(questions), strict=True):
             known = {(item[0], item[2], item[3]) for item in query["allFilesResult"]}
             assert {(answer.key_hash, answer.queue_id, answer.offset) for answer in answers} == known
             assert len(answers) == query["trueCountAllFiles"]
@@ -180,7 +180,9 @@ def check_unreadable(life: States, number: int, file_id: str, error: type[Except
 def test_an_unreadable_object_is_no_short_answer(four_files: States, fault: str, number: int) -> None:
     four_files.bring("storage")
     failing = four_files.service.files()[number]
-    (name,) = [name for name, one in four_files.service.log_state.objects.items() if one.file_id == failing.file_id]
+    (name,) = [
+        name for name, stored in four_files.service.log_state.objects.items() if stored.file_id == failing.file_id
+    ]
     FAULTS[fault](four_files.storage, name)
     check_unreadable(four_files, number, failing.file_id, StorageUnavailable if fault == "no answer" else CorruptFile)
     if fault in ("no answer", "wrong", "short"):
@@ -358,7 +360,7 @@ def test_entries_of_a_long_chain_that_java_did_not_find(make: Make, name: str) -
     for _ in life.through():
         answers = life.check_all([(q["topic"], q["key"], None, None, q["maxCount"]) for q in queries])
         of_java = [min(len(q["unsealed"]), len(q["compacted"])) for q in queries]
-        assert any(len(found) > short for found, short in zip(answers, of_java, strict=True))
+        assert any(len(answer) > java_count for answer, java_count in zip(answers, of_java, strict=True))
 
 
 def test_a_long_chain_is_found_whole_at_once_and_page_by_page(make: Make) -> None:
@@ -371,11 +373,11 @@ def test_a_long_chain_is_found_whole_at_once_and_page_by_page(make: Make) -> Non
         assert [answer.offset for answer in life.check("t", "k", None, T + 2_999)] == [2, 1, 0]
         assert life.check("t", "none") == []
         for _, ask in life.asking()[::3]:
-            found, page = [], None
+            offsets, page = [], None
             while page is None or page.cursor is not None:
                 page = ask("t", "k", max_count=700, cursor=page and page.cursor)
-                found += [item.offset for item in page]
-            assert found == list(range(1499, -1, -1))
+                offsets += [item.offset for item in page]
+            assert offsets == list(range(1499, -1, -1))
 
 
 def test_an_empty_file_is_never_published(life: States) -> None:

@@ -115,7 +115,7 @@ def test_unsealed(case):
 def test_unsealed_dump_is_everything(case):
     image = ForeignUnsealed(case.unsealed, layout_of(case), case.name)
     dumped = [row for items in image.items() for row in as_found(items)]
-    assert dumped == [naive.found(row, case.begin_ms) for row in case.written_rows]
+    assert dumped == [naive.item_of(row, case.begin_ms) for row in case.written_rows]
     if dumped:
         seconds = [row.time_diff_s for row in dumped]
         assert image.interval_ms == (case.begin_ms + 1000 * min(seconds), case.begin_ms + 1000 * max(seconds))
@@ -145,17 +145,19 @@ def test_compacted(case):
     items = physical(case.compacted, file.layout.slots)
     assert file.count == len(items)
     special = [row for row in case.written_rows if naive.java_hash(row.topic, row.key) == 0]
-    kept = case.written_rows if case.meta["slots"] == 16 else [row for row in case.written_rows if row not in special]
-    assert sorted(items) == sorted(naive.found(row, case.begin_ms) for row in kept)
+    stored_rows = (
+        case.written_rows if case.meta["slots"] == 16 else [row for row in case.written_rows if row not in special]
+    )
+    assert sorted(items) == sorted(naive.item_of(row, case.begin_ms) for row in stored_rows)
     reasons = Counter()
     for query in case.queries:
         wanted = naive.java_hash(query["topic"], query["key"])
-        whole = naive.truth(kept, case.begin_ms, query)
+        whole = naive.truth(stored_rows, case.begin_ms, query)
         calls.clear()
         assert as_found(find_compacted(file, read, wanted, query["begin"], query["end"])) == whole
         assert 1 <= len(calls) <= 2
         reason = why_different(query["compacted"], whole, query["maxCount"], CAP_COMPACTED)
-        if reason is None and wanted == 0 and kept != case.written_rows:
+        if reason is None and wanted == 0 and stored_rows != case.written_rows:
             reason = "MIN_VALUE lost"  # both answers have the file's entries, which lack some written ones
         if reason is None:
             capped = [[position, min(length, CAP_COMPACTED * 28)] for position, length in calls]

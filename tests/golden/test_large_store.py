@@ -42,8 +42,8 @@ def stored(folder, fill):
         index.flush()
         index.seal()
         index.run_lifecycle()
-    (made,) = (folder / "cold").rglob("*.index")
-    return made.read_bytes()
+    (file,) = (folder / "cold").rglob("*.index")
+    return file.read_bytes()
 
 
 def test_followed_entries_have_the_bytes_of_the_tiered_store_and_are_those_of_the_classic_index(store, tmp_path):

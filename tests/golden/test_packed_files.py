@@ -67,7 +67,7 @@ def entries_of(schema: Schema, ids: tuple[int, int]) -> npt.NDArray[Any]:
     return entries
 
 
-def made(name: str) -> bytes:
+def written_file(name: str) -> bytes:
     """Return the file that our writers make."""
     kind, form = name.split("_")
     schema, ids = SCHEMAS[form], IDS[form]
@@ -95,7 +95,7 @@ def made(name: str) -> bytes:
 def answers(data: bytes) -> dict[str, list[list[Any]]]:
     """Return the answers to lookups of some keys; each reads only the run that the directory names."""
     trailer = parse_trailer(data, "file", len(data))
-    metadata, found = trailer.metadata, {}
+    metadata, rows_of_keys = trailer.metadata, {}
     for topic in TOPICS:
         for key in ("hot", "eight-2", "eight-33", "one-2", "one-598", "absent"):
             wanted = key_hash(topic, key)
@@ -103,13 +103,13 @@ def answers(data: bytes) -> dict[str, list[list[Any]]]:
             parts = [metadata.items_of(data[r.offset : r.offset + r.length], r.count, "file") for r in runs]
             items = np.concatenate(parts)
             rows = items[(items["key_hash"] == wanted) & (items["fingerprint"] == fingerprint(topic, key))].tolist()
-            found[f"{topic}#{key}"] = [[v.decode() if isinstance(v, bytes) else v for v in row] for row in rows]
-    return found
+            rows_of_keys[f"{topic}#{key}"] = [[v.decode() if isinstance(v, bytes) else v for v in row] for row in rows]
+    return rows_of_keys
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_writers_make_the_same_bytes(name: str) -> None:
-    assert made(name) == (FOLDER / f"{name}.index").read_bytes()
+    assert written_file(name) == (FOLDER / f"{name}.index").read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,9 +117,9 @@ def test_the_stored_files_pass_verify_and_answer(name: str) -> None:
     data = (FOLDER / f"{name}.index").read_bytes()
     verify = verify_shard if name.startswith("table") else verify_compacted
     assert verify(lambda position, length: data[position : position + length], len(data), name) == []
-    found = answers(data)
-    assert found == json.loads((FOLDER / "answers.json").read_text())[name]
-    assert [len(rows) for key, rows in found.items() if key.startswith("orders")] == [9, 8, 0, 1, 1, 0]
+    rows_of_keys = answers(data)
+    assert rows_of_keys == json.loads((FOLDER / "answers.json").read_text())[name]
+    assert [len(rows) for key, rows in rows_of_keys.items() if key.startswith("orders")] == [9, 8, 0, 1, 1, 0]
     trailer = parse_trailer(data, name, len(data))
     kind, form = name.split("_")
     assert trailer.metadata.more["packed"].get("topics", []) == (list(IDS[form]) if form == "numbered" else [])
@@ -140,8 +140,8 @@ def test_a_second_reader_has_the_same_items(name: str) -> None:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    files = {name: made(name) for name in NAMES}
+    files = {name: written_file(name) for name in NAMES}
     for name, data in files.items():
         (FOLDER / f"{name}.index").write_bytes(data)
-    told = json.dumps({name: answers(data) for name, data in files.items()})
-    (FOLDER / "answers.json").write_text(told.replace("]], ", "]],\n").replace("}, ", "},\n") + "\n")
+    document = json.dumps({name: answers(data) for name, data in files.items()})
+    (FOLDER / "answers.json").write_text(document.replace("]], ", "]],\n").replace("}, ", "},\n") + "\n")

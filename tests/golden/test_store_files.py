@@ -64,15 +64,15 @@ def test_index_columns_equal_the_dispatch_requests():
 
     RocketMQ's own index also has prepared messages and doubles; clients may not read prepared ones.
     """
-    found, messages, hidden = [], 0, 0
+    rows, messages, hidden = [], 0, 0
     for start, data in golden_store.segments().items():
         batch = decode_index_columns(data, start, check_crc=True)
         assert batch.damage is None
         assert batch.state is (End.OPEN if batch.end == golden_store.END else End.SEGMENT)
-        found += _rows(batch.columns)
+        rows += _rows(batch.columns)
         messages, hidden = messages + batch.messages, hidden + batch.hidden
-    assert sorted(found) == sorted(golden_store.rows())
-    assert len(set(found)) == len(found)
+    assert sorted(rows) == sorted(golden_store.rows())
+    assert len(set(rows)) == len(rows)
     assert (messages, hidden) == (170, 20)
 
 
@@ -86,8 +86,8 @@ def test_a_reader_finds_all_messages_in_chunks_of_any_size(store, chunk_bytes):
 
 
 def test_whole_messages_come_in_order(store):
-    found = [message.physical_offset for message in CommitLogReader(store / "commitlog", chunk_bytes=1000).messages()]
-    assert found == [wanted["offset"] for wanted in golden_store.expected()]
+    offsets = [message.physical_offset for message in CommitLogReader(store / "commitlog", chunk_bytes=1000).messages()]
+    assert offsets == [wanted["offset"] for wanted in golden_store.expected()]
 
 
 def test_consume_queues_hold_every_dispatched_message(store):
@@ -99,17 +99,17 @@ def test_consume_queues_hold_every_dispatched_message(store):
             assert dispatch["consumeQueueOffset"] == len(queue)
             queue.append((message["offset"], dispatch["msgSize"], dispatch["tagsCode"]))
     queues = list_queues(store / "consumequeue")
-    found = {}
+    entries_of_queues = {}
     for queue in queues:
         start, entries = queue.read()
         assert start == 0
-        found[queue.topic, queue.queue_id] = entries.tolist()
+        entries_of_queues[queue.topic, queue.queue_id] = entries.tolist()
         assert queue.seek(0) == 0
         assert queue.seek(int(entries["offset"][-1])) == len(entries) - 1
         assert queue.seek(golden_store.END) == len(entries)
         file = (queue.folder / f"{0:020d}").read_bytes()
         assert not file[len(entries) * ENTRY_BYTES :].strip(b"\0")
-    assert found == dict(wanted)
+    assert entries_of_queues == dict(wanted)
     assert len(queues) == 14
     known = offsets_named(store / "consumequeue", 0, golden_store.END)
     assert known.tolist() == sorted(offset for entries in wanted.values() for offset, _, _ in entries)
@@ -127,8 +127,8 @@ def test_checkpoint(store):
 def test_a_store_written_from_the_same_messages_has_the_same_bytes(store, tmp_path):
     writer = golden_store.write_again(tmp_path / "made")
     writer.close((store / "checkpoint").read_bytes())
-    made = {str(path.relative_to(tmp_path / "made")) for path in (tmp_path / "made").rglob("*") if path.is_file()}
-    assert made == set(golden_store.names())
+    names = {str(path.relative_to(tmp_path / "made")) for path in (tmp_path / "made").rglob("*") if path.is_file()}
+    assert names == set(golden_store.names())
     for name in golden_store.names():
         assert (tmp_path / "made" / name).read_bytes() == golden_store.raw(name), name
 
@@ -142,7 +142,7 @@ def test_put_batch_takes_the_columns_as_they_are(store, tmp_path):
         for topic, queue_id, key, offset, size, store_ms in golden_store.rows():
             wanted[topic, key].add((queue_id, offset, size, store_ms // 1000 * 1000))
         for (topic, key), entries in wanted.items():
-            found = index.query(topic, key, max_count=1000).items
-            assert {(item.queue_id, item.offset, item.size, item.timestamp_ms) for item in found} == entries
+            items = index.query(topic, key, max_count=1000).items
+            assert {(item.queue_id, item.offset, item.size, item.timestamp_ms) for item in items} == entries
         assert not index.query("TopicTx", "order-5").items  # prepared, never committed
         assert sum(len(entries) for entries in wanted.values()) == len(list(golden_store.rows()))

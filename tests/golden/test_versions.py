@@ -56,16 +56,16 @@ class Sample:
     def state(self) -> LogState:
         return StorageLog(self.storage, SystemClock()).open()
 
-    def check(self, asked: Any, of: str = "storage") -> None:
+    def check(self, index: Any, of: str = "storage") -> None:
         """Compare all answers."""
         for name, expected in self.answers[of].items():
-            assert self.rows(asked, name) == expected, name
+            assert self.rows(index, name) == expected, name
 
-    def rows(self, asked: Any, name: str) -> list[list[int]]:
+    def rows(self, index: Any, name: str) -> list[list[int]]:
         """Return the complete answer for ``topic#key``."""
-        found = asked.query(*name.split("#"), max_count=1000)
-        assert found.status == "complete"
-        return [[item.timestamp_ms, item.offset, item.queue_id, item.size] for item in found]
+        answer = index.query(*name.split("#"), max_count=1000)
+        assert answer.status == "complete"
+        return [[item.timestamp_ms, item.offset, item.queue_id, item.size] for item in answer]
 
     def verify(self) -> None:
         """Check every byte."""
@@ -210,12 +210,12 @@ def test_a_newer_version_is_refused_by_name(sample: Sample, what: str) -> None:
         ):
             index.query("orders", "k0")
     else:
-        chosen = state.files.values() if what == "file" else [one for part in state.tables.values() for one in part]
+        chosen = state.files.values() if what == "file" else [shard for part in state.tables.values() for shard in part]
         for stored in chosen:
             storage.put(stored.name, _newer_tail(storage.get(stored.name)))
         with IndexReader.open(sample.uri) as reader:
             with pytest.raises(UnsupportedVersion, match="format version 99 is newer"):
                 reader.query("orders", "k0", max_count=1000)
             partial = reader.query("orders", "k0", max_count=1000, allow_partial=True)
-            assert {failed.file for failed in partial.failed} >= {one.file for one in chosen}
+            assert {failed.file for failed in partial.failed} >= {stored.file for stored in chosen}
             assert partial.status == "partial"

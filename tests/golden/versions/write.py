@@ -31,7 +31,7 @@ def main(name: str, preset: str, *more: str) -> None:
     """Write NAME.zip and NAME.json beside this module."""
     folder = Path(tempfile.mkdtemp())
     uri, published, waiting, local = f"file://{folder}/storage", [], [], []
-    settings = dict(one.split("=") for one in more if "=" in one)
+    settings = dict(option.split("=") for option in more if "=" in option)
 
     def put(index, day, rows, into):
         for row in range(rows):
@@ -72,11 +72,13 @@ def main(name: str, preset: str, *more: str) -> None:
     index.abandon()
 
     def answers(rows):
-        found = {}
+        rows_of_keys = {}
         for topic, queue, key, offset, size, timestamp_ms in rows:
             if not (topic == "debug-x" and timestamp_ms < before_ms):
-                found.setdefault(f"{topic}#{key}", []).append((timestamp_ms, offset, queue, size))
-        return {key: sorted(rows, key=lambda row: (-row[0], -row[1], row[2])) for key, rows in sorted(found.items())}
+                rows_of_keys.setdefault(f"{topic}#{key}", []).append((timestamp_ms, offset, queue, size))
+        return {
+            key: sorted(rows, key=lambda row: (-row[0], -row[1], row[2])) for key, rows in sorted(rows_of_keys.items())
+        }
 
     here = Path(__file__).parent
     with zipfile.ZipFile(here / f"{name}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
