@@ -59,7 +59,7 @@ def open_index(tmp_path: Path) -> Iterator[Opening]:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> ColdIndex:
+def index(tmp_path: Path) -> ColdIndex:
     """An index whose slots are so full that their groups are cut into blocks."""
     with small_parts():
         return cold_index(tmp_path / "root", files=2, entries=60, slots=2)
@@ -80,9 +80,9 @@ def resealed(data: bytes, change: Change) -> bytes:
     metadata = json.dumps(meta, separators=(",", ":")).encode().ljust(tail.metadata_length)
     parts = held, directory, metadata
     end = struct.pack(">8sIIQQQQIII", b"TIXTAIL\n", 1, 0, tail.position, *map(len, parts), *map(zlib.crc32, parts))
-    made = body + held + directory + metadata + end + struct.pack(">I", zlib.crc32(end))
-    assert len(made) == len(data) and len(end) + 4 == TAIL_SIZE
-    return made
+    changed = body + held + directory + metadata + end + struct.pack(">I", zlib.crc32(end))
+    assert len(changed) == len(data) and len(end) + 4 == TAIL_SIZE
+    return changed
 
 
 def empty_block(groups: Any, blocks: Any, meta: Any) -> None:
@@ -130,10 +130,10 @@ def spoil(storage: MemoryStorage, name: str, change: Change) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_lookups(made: ColdIndex, change: Change) -> None:
-    for stored in made.stored:
-        spoil(made.inner, stored.name, change)  # type: ignore[arg-type]
-    with made.reader() as reader:
+def test_lookups(index: ColdIndex, change: Change) -> None:
+    for stored in index.stored:
+        spoil(index.inner, stored.name, change)  # type: ignore[arg-type]
+    with index.reader() as reader:
         with pytest.raises(CorruptFile, match="data/"):
             reader.query("t", "all")
         with pytest.raises(CorruptFile, match="data/"):
@@ -141,17 +141,17 @@ def test_lookups(made: ColdIndex, change: Change) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_shards(made: ColdIndex, change: Change) -> None:
+def test_shards(index: ColdIndex, change: Change) -> None:
     with small_parts():
-        merge_all(made.inner, CLOCK)
+        merge_all(index.inner, CLOCK)
     # it has the unchanged directories
-    with IndexReader.open(storage_backend=made.inner) as reader:
-        cut = [stored for stored in reader.log_state.objects.values() if b'"slot_map"' in made.inner.get(stored.name)]
+    with IndexReader.open(storage_backend=index.inner) as reader:
+        cut = [stored for stored in reader.log_state.objects.values() if b'"slot_map"' in index.inner.get(stored.name)]
         for stored in cut:
-            data = made.inner.get(stored.name)
+            data = index.inner.get(stored.name)
             if len(parse_trailer(data, "whole", len(data)).directory.blocks):
-                spoil(made.inner, stored.name, change)  # type: ignore[arg-type]
-                data = made.inner.get(stored.name)
+                spoil(index.inner, stored.name, change)  # type: ignore[arg-type]
+                data = index.inner.get(stored.name)
                 findings = verify_shard(lambda at, size, d=data: d[at : at + size], len(data), "f")  # type: ignore[misc]
                 assert {finding.part for finding in findings} & {"directory", "metadata"}
         with pytest.raises(CorruptFile, match="data/"):
@@ -161,29 +161,29 @@ def test_shards(made: ColdIndex, change: Change) -> None:
 @pytest.mark.parametrize("change", [many_items, half_items, endless_time], ids=lambda change: change.__name__)
 def test_merges_come_to_an_end(tmp_path: Path, change: Change) -> None:
     """Counts that agree in object and log made each of many slots a separate piece, read second by second."""
-    made = cold_index(tmp_path / "root", files=2, entries=60, slots=100_000)
-    for stored in made.stored:
-        spoil(made.inner, stored.name, change)  # type: ignore[arg-type]
+    index = cold_index(tmp_path / "root", files=2, entries=60, slots=100_000)
+    for stored in index.stored:
+        spoil(index.inner, stored.name, change)  # type: ignore[arg-type]
     if change is many_items:
-        for info in [*made.inner.list("log/"), *made.inner.list("checkpoint/")]:
-            document = json.loads(made.inner.get(info.name).rpartition(b"\n#crc32 ")[0])
-            for told in (*document.get("add", ()), *document.get("objects", ())):
-                told["count"] = MANY
+        for info in [*index.inner.list("log/"), *index.inner.list("checkpoint/")]:
+            document = json.loads(index.inner.get(info.name).rpartition(b"\n#crc32 ")[0])
+            for stated in (*document.get("add", ()), *document.get("objects", ())):
+                stated["count"] = MANY
             del document["version"]
-            made.inner.put(info.name, encode_document(document))
+            index.inner.put(info.name, encode_document(document))
 
     def merge() -> None:
         with small_parts(), pytest.raises(CorruptFile):
-            merge_all(made.inner, CLOCK)
+            merge_all(index.inner, CLOCK)
 
     outcome = beside(merge)()
     assert outcome is None, outcome
 
 
-def test_a_checkpoint_of_impossible_numbers_is_passed_over(made: ColdIndex, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_of_impossible_numbers_is_passed_over(index: ColdIndex, caplog: pytest.LogCaptureFixture) -> None:
     """The records have the state that it caches."""
-    name = max(info.name for info in made.inner.list("checkpoint/"))
-    document = checkpoint_document(made.inner.get(name))
+    name = max(info.name for info in index.inner.list("checkpoint/"))
+    document = checkpoint_document(index.inner.get(name))
     for column, wrong in (
         ("second_max", 10**30),
         ("count", -1),
@@ -193,10 +193,10 @@ def test_a_checkpoint_of_impossible_numbers_is_passed_over(made: ColdIndex, capl
         ("filter_length", 33),
     ):
         columns = {**document["objects"], column: [wrong, *document["objects"][column][1:]]}
-        made.inner.put(name, checkpoint.encode({**document, "objects": columns}))
+        index.inner.put(name, checkpoint.encode({**document, "objects": columns}))
         with pytest.raises(CorruptFile, match=name):
-            LogState.decode(made.inner.get(name), name)
-        with made.reader() as reader:
+            LogState.decode(index.inner.get(name), name)
+        with index.reader() as reader:
             assert [item.offset for item in reader.query("t", "all")] == [119, 59]
 
 

@@ -28,7 +28,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A closed root with a file in each state."""
     with opened(tmp_path) as index:
         for number in range(3):
@@ -78,11 +78,11 @@ _SPOILED = {
 
 
 @pytest.mark.parametrize("kind", _SPOILED)
-def test_a_writer_that_opens_touches_nothing_outside(made: Path, outside: Path, kind: str) -> None:
-    _SPOILED[kind](made / "root", outside)
+def test_a_writer_that_opens_touches_nothing_outside(folder: Path, outside: Path, kind: str) -> None:
+    _SPOILED[kind](folder / "root", outside)
     before = content(outside)
     try:
-        with opened(made) as index:
+        with opened(folder) as index:
             index.put("t", 0, ["k"], 9, 10, NOW_MS)
             index.seal()
             index.run_lifecycle()
@@ -94,38 +94,38 @@ def test_a_writer_that_opens_touches_nothing_outside(made: Path, outside: Path, 
 
 
 @pytest.mark.parametrize("name", ["unsealed", "compacted", "uploaded"])
-def test_a_folder_that_becomes_a_link_is_noticed(made: Path, outside: Path, name: str) -> None:
-    index = opened(made)
+def test_a_folder_that_becomes_a_link_is_noticed(folder: Path, outside: Path, name: str) -> None:
+    index = opened(folder)
     index.run_lifecycle()
-    (made / "root" / name).rename(made / "away")
-    (made / "root" / name).symlink_to(outside)
+    (folder / "root" / name).rename(folder / "away")
+    (folder / "root" / name).symlink_to(outside)
     before = content(outside)
     with pytest.raises(TieredIndexError, match="symbolic link"):
         index.run_lifecycle()
     assert any("symbolic link" in problem for problem in index.health()["problems"])
     assert len(index.query("t", "k")) == 3
     assert content(outside) == before
-    (made / "root" / name).unlink()
-    (made / "away").rename(made / "root" / name)
+    (folder / "root" / name).unlink()
+    (folder / "away").rename(folder / "root" / name)
     index.run_lifecycle()
     assert index.health()["problems"] == []
     index.close()
 
 
-def test_a_marker_that_names_another_place_makes_nothing_there(made: Path) -> None:
-    marker = made / "root" / "tiered_index.json"
+def test_a_marker_that_names_another_place_makes_nothing_there(folder: Path) -> None:
+    marker = folder / "root" / "tiered_index.json"
     for scheme, name in (("file", "elsewhere"), ("sqlite", "elsewhere.db")):
-        document = json.loads(marker.read_text()) | {"storage": f"{scheme}://{made}/{name}"}
+        document = json.loads(marker.read_text()) | {"storage": f"{scheme}://{folder}/{name}"}
         marker.write_text(json.dumps(document))
         with pytest.raises(TieredIndexError):
-            opened(made, storage=None)
-        assert not (made / name).exists()
+            opened(folder, storage=None)
+        assert not (folder / name).exists()
 
 
-def test_the_root_itself_may_be_a_link(made: Path) -> None:
-    (made / "root").rename(made / "disk")
-    (made / "root").symlink_to(made / "disk")
-    with opened(made) as index:
+def test_the_root_itself_may_be_a_link(folder: Path) -> None:
+    (folder / "root").rename(folder / "disk")
+    (folder / "root").symlink_to(folder / "disk")
+    with opened(folder) as index:
         assert len(index.query("t", "k")) == 3
         index.seal()
         index.run_lifecycle()

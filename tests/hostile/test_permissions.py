@@ -55,8 +55,8 @@ def test_no_other_user_may_write_the_engines_files(tmp_path: Path) -> None:
     )
     for umask, forbidden in (("000", 0o022), ("077", 0o077)):
         folder = tmp_path / umask
-        made = {path.relative_to(folder).as_posix(): path.lstat().st_mode for path in folder.rglob("*")}
+        modes = {path.relative_to(folder).as_posix(): path.lstat().st_mode for path in folder.rglob("*")}
         parts = ("root/lock", "root/tiered_index.json", ".journal", ".index", "log%/", ".trailer", "followers/")
         for part in (*parts, "sqlite/deep/storage", "far/cache", "new/root", "file/deep/storage"):
-            assert any(part in name for name in made), f"{part} was not made"
-        assert {name: oct(mode) for name, mode in made.items() if mode & forbidden} == {}
+            assert any(part in name for name in modes), f"{part} was not made"
+        assert {name: oct(mode) for name, mode in modes.items() if mode & forbidden} == {}

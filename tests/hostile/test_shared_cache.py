@@ -19,31 +19,31 @@ SOMEBODY = 54321
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+def index(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=2, entries=60, slots=4)
 
 
-def check(made: ColdIndex, cache: Path) -> None:
-    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
+def check(index: ColdIndex, cache: Path) -> None:
+    with index.reader(cache_dir=cache, filter_after_probes=1) as reader:
         for _ in range(2):
             for key in ("all", "k0-5", "k1-7", "absent"):
                 answer = reader.query("t", key)
-                assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
+                assert ([Answer.of(item) for item in answer], answer.status) == (index.expected("t", key), "complete")
 
 
-def poison(made: ColdIndex, cache: Path) -> list[Path]:
+def poison(index: ColdIndex, cache: Path) -> list[Path]:
     """Put filters that exclude every key, with right checksums, under the names of the index's own filters."""
-    with made.reader() as reader:
+    with index.reader() as reader:
         folder = CacheFolder(DiskCache(cache, 1 << 20), reader.genesis.index_id)
-    for stored in made.stored:
+    for stored in index.stored:
         assert folder.write(stored.name, "filter", bytes(stored.filter_length))
     return sorted(cache.rglob("*.filter"))
 
 
-def test_a_private_cache_is_trusted(made: ColdIndex, tmp_path: Path) -> None:
+def test_a_private_cache_is_trusted(index: ColdIndex, tmp_path: Path) -> None:
     """So no other user may write it. This also proves that the planted filters would change answers."""
-    poison(made, tmp_path)
-    with made.reader(cache_dir=tmp_path, filter_after_probes=1) as reader:
+    poison(index, tmp_path)
+    with index.reader(cache_dir=tmp_path, filter_after_probes=1) as reader:
         assert [len(reader.query("t", "k0-5")) for _ in range(2)][-1] == 0
 
 
@@ -74,37 +74,37 @@ _WAYS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("way", _WAYS.values(), ids=_WAYS)
 def test_a_cache_that_others_may_write_is_not_trusted(
-    made: ColdIndex, tmp_path: Path, way: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    index: ColdIndex, tmp_path: Path, way: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for path in poison(made, tmp_path):
+    for path in poison(index, tmp_path):
         way(path)
     with caplog.at_level(logging.WARNING):
-        check(made, tmp_path)
+        check(index, tmp_path)
     assert "ignoring the cache entry" in caplog.text
     # right filters have replaced them
-    found = sorted(tmp_path.rglob("*.filter"))
-    assert len(found) == 2
-    assert all(path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid() for path in found)
-    assert not any(path.stat().st_mode & 0o022 for path in found)
+    filters = sorted(tmp_path.rglob("*.filter"))
+    assert len(filters) == 2
+    assert all(path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid() for path in filters)
+    assert not any(path.stat().st_mode & 0o022 for path in filters)
 
 
-def test_nothing_is_written_into_anothers_folder(made: ColdIndex, tmp_path: Path) -> None:
-    (entry, _) = poison(made, tmp_path / "cache")
+def test_nothing_is_written_into_anothers_folder(index: ColdIndex, tmp_path: Path) -> None:
+    (entry, _) = poison(index, tmp_path / "cache")
     mine, elsewhere = entry.parent, tmp_path / "elsewhere"
     for path in mine.iterdir():
         path.unlink()
     mine.rename(elsewhere)
     mine.symlink_to(elsewhere)
-    check(made, tmp_path / "cache")
+    check(index, tmp_path / "cache")
     assert list(elsewhere.iterdir()) == []
     mine.unlink()
     mine.mkdir()
     mine.chmod(0o777)
-    check(made, tmp_path / "cache")
+    check(index, tmp_path / "cache")
     assert list(mine.iterdir()) == []
 
 
-def test_making_room_deletes_only_entries(made: ColdIndex, tmp_path: Path) -> None:
+def test_making_room_deletes_only_entries(index: ColdIndex, tmp_path: Path) -> None:
     """If the user chose a wrong folder, its other files stay."""
     others = [tmp_path / "mail" / name for name in ("junk.filter", "big.trailer", "data.filter")]
     (tmp_path / "mail").mkdir()

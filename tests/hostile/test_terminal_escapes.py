@@ -49,7 +49,7 @@ def refused_or_done(*arguments: object, **more: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a hostile name. Its index has hostile topics and keys: one file uploaded, one unsealed."""
     folder = tmp_path_factory.mktemp("hostile") / NAME
     folder.mkdir()
@@ -63,9 +63,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_command_on_an_index(made: Path) -> None:
-    place = ("--root", made / "root")
-    uploaded, unsealed = (next((made / "root" / state).glob("*.index")) for state in ("uploaded", "unsealed"))
+def test_every_command_on_an_index(folder: Path) -> None:
+    place = ("--root", folder / "root")
+    uploaded, unsealed = (next((folder / "root" / state).glob("*.index")) for state in ("uploaded", "unsealed"))
     assert SAFE in refused_or_done("files", *place)
     assert "2 found" in refused_or_done("query", TEXT, TEXT, *place, "--explain")
     for file in (uploaded, unsealed):
@@ -74,12 +74,12 @@ def test_every_command_on_an_index(made: Path) -> None:
     for line in (("verify",), ("recover",), ("orphans",), ("merge",), ("query", TEXT, TEXT, "--cursor", TEXT)):
         refused_or_done(*line, *place)
     for form in ((), ("--entries",)):
-        assert SAFE in refused_or_done("inspect", made / TEXT, *form, *place)
+        assert SAFE in refused_or_done("inspect", folder / TEXT, *form, *place)
 
 
-def test_damage_of_a_file_with_such_a_name_is_reported(made: Path, tmp_path: Path) -> None:
+def test_damage_of_a_file_with_such_a_name_is_reported(folder: Path, tmp_path: Path) -> None:
     damaged = tmp_path / f"{NAME}.index"
-    damaged.write_bytes(next((made / "root" / "uploaded").glob("*.index")).read_bytes()[:-9])
+    damaged.write_bytes(next((folder / "root" / "uploaded").glob("*.index")).read_bytes()[:-9])
     for form in ((), ("--entries",)):
         assert SAFE in refused_or_done("inspect", damaged, *form)
     source = tmp_path / f"{NAME}.ndjson"
@@ -89,7 +89,7 @@ def test_damage_of_a_file_with_such_a_name_is_reported(made: Path, tmp_path: Pat
     assert SAFE in refused_or_done("files", "--config", tmp_path / NAME)
 
 
-def test_the_holder_of_the_lock_or_the_lease_is_printed_safely(made: Path, tmp_path: Path) -> None:
+def test_the_holder_of_the_lock_or_the_lease_is_printed_safely(folder: Path, tmp_path: Path) -> None:
     uri = (tmp_path / "storage").as_uri()
     settings = {"storage": uri, "slots": 7, "items": 20, "background": False}
     with IndexService.open(root=tmp_path / "root", **settings):
@@ -119,9 +119,9 @@ def store(tmp_path: Path) -> Path:
     body = json.dumps({TEXT: [TEXT, "\udc80"]}, ensure_ascii=False).encode("utf-8", "surrogatepass")
     bodies = [body, f"{TEXT}\n2023-11-14 forged\t{TEXT}".encode(), b"\x1b[31m\xff"]
     messages, offset = [], 0
-    for number, one in enumerate(bodies):
-        told = {"properties": properties, "body": one, "store_ms": NOW_MS + 1000 * number}
-        messages.append(message(offset, topic=f"t{CONTROLS}", **told))
+    for number, content in enumerate(bodies):
+        fields = {"properties": properties, "body": content, "store_ms": NOW_MS + 1000 * number}
+        messages.append(message(offset, topic=f"t{CONTROLS}", **fields))
         offset += messages[-1].size
     (tmp_path / "store").mkdir()
     write_log(tmp_path / "store" / "commitlog", 1 << 16, {0: joined(messages)})
@@ -215,10 +215,10 @@ def test_one_place_writes_to_the_streams() -> None:
     """Then the commands that need Spark or a broker are as safe as those above."""
     commands = Path(tiered_index.cli.__file__).parent
     names = {path: path.relative_to(commands).as_posix() for path in commands.rglob("*.py")}
-    found = set()
+    writers = set()
     for path, shown in names.items():
         for node in ast.walk(ast.parse(path.read_text())):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called.split(".")[-1] in _WRITES or called in ("sys.stdout.write", "sys.stderr.write"):
-                found.add(shown)
-    assert found == _MAY_WRITE
+                writers.add(shown)
+    assert writers == _MAY_WRITE
