@@ -70,8 +70,8 @@ def wrong(result: QueryResult, key: int, flushed: int, begun: int) -> Problem | 
 
 @cache
 def _entry(number: int) -> ModelEntry:
-    (made,) = ReferenceModel().put(*message(number))
-    return made
+    (entry,) = ReferenceModel().put(*message(number))
+    return entry
 
 
 def _ask(reader: IndexReader, shared: Shared, rng: random.Random, seen: Counter[str]) -> None:
@@ -100,7 +100,7 @@ def _main(root: Path, shared: Shared) -> None:
         rng = random.Random(number)
         try:
             while (not shared.get("stop") or seen["lookups"] < _LEAST) and not troubles:
-                _ask(kept, shared, rng, seen)
+                _ask(reader, shared, rng, seen)
                 if seen["lookups"] % _FRESH_EVERY == 0:
                     with IndexReader.open(root=root, query_threads=2) as fresh:
                         _ask(fresh, shared, rng, seen)
@@ -110,7 +110,7 @@ def _main(root: Path, shared: Shared) -> None:
         except BaseException:  # noqa: BLE001 - the test reports it
             troubles.append(traceback.format_exc())
 
-    with IndexReader.open(root=root, query_threads=2) as kept:
+    with IndexReader.open(root=root, query_threads=2) as reader:
         print("ready", flush=True)
         threads = [threading.Thread(target=again, args=(number,)) for number in range(2)]
         for thread in threads:
@@ -118,7 +118,7 @@ def _main(root: Path, shared: Shared) -> None:
         for thread in threads:
             thread.join()
         if not troubles:
-            _ask(kept, shared, random.Random(9), seen)
+            _ask(reader, shared, random.Random(9), seen)
         # also what only a garbage collection would close
         left = census(root, collect=False)
     print(

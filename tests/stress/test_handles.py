@@ -48,8 +48,8 @@ class Place:
         self.offsets = itertools.count()
 
     def writer(self, **settings: Any) -> IndexService:
-        given = {"root": self.root, "disk": UnsyncedDisk(), **SMALL, **settings}
-        return IndexService.open(**({} if "storage_backend" in given else {"storage": self.uri}), **given)
+        options = {"root": self.root, "disk": UnsyncedDisk(), **SMALL, **settings}
+        return IndexService.open(**({} if "storage_backend" in options else {"storage": self.uri}), **options)
 
     def faulty(self) -> FaultStorage:
         return FaultStorage(open_storage(self.uri))

@@ -130,8 +130,8 @@ def test_a_reader_in_the_storage_does_not_hold_up_local_files(service, storage, 
         service.seal()
         service.run_lifecycle()
     assert {handle.place for handle in service.files()} == {"storage"}
-    kept = files_below(tmp_path / "root")
-    assert kept
+    retained = files_below(tmp_path / "root")
+    assert retained
     hang.release.set()
     crew.wait_for([thread])
     crew.finish()

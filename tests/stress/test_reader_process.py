@@ -61,8 +61,8 @@ def write_on(service, shared, crew, rolls, rng):
 
 
 def run(open_index, folder, rolls, seed, *, keep_bytes):
-    kept = {"local_keep_s": 10**6, "local_keep_bytes": keep_bytes}
-    service = open_index(storage=f"file://{folder}/store", items=ITEMS, background=False, disk=None, **kept)
+    retention = {"local_keep_s": 10**6, "local_keep_bytes": keep_bytes}
+    service = open_index(storage=f"file://{folder}/store", items=ITEMS, background=False, disk=None, **retention)
     root, shared, crew = folder / "root", Shared.make(folder / "shared"), Crew(seed)
     command = python("tests.stress.beside", root, folder / "shared")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:

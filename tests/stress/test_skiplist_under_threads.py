@@ -25,7 +25,7 @@ class Interval:
         self.number, self.begin, self.end = number, begin, end
 
 
-def churn(crew, tested, rng, kept, gone, changes):
+def churn(crew, tested, rng, remaining, gone, changes):
     """Insert and remove nodes at random, some with long ranges."""
     mine = []
     for number in range(changes):
@@ -39,7 +39,7 @@ def churn(crew, tested, rng, kept, gone, changes):
             node = mine.pop(rng.randrange(len(mine)))
             tested.remove(node)
             gone.append(node)
-    kept += mine
+    remaining += mine
 
 
 def scan(crew, tested, rng, steady, gone):
