@@ -11,8 +11,10 @@ _STOPPED_SHORT = {"s3": ("before a record", _ANSWER), "sqlite": ("before a recor
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if "moment" in given and given["moment"] not in _STOPPED_SHORT.get(given.get("uri", ""), (given["moment"],)):
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if "moment" in params and params["moment"] not in _STOPPED_SHORT.get(
+            params.get("uri", ""), (params["moment"],)
+        ):
             item.add_marker(pytest.mark.slow)
-        elif given.get("uri") == "s3" and (given.get("moment") == _ANSWER or "race_of_processes" in item.name):
+        elif params.get("uri") == "s3" and (params.get("moment") == _ANSWER or "race_of_processes" in item.name):
             item.add_marker(pytest.mark.long)

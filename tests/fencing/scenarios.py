@@ -49,20 +49,20 @@ def put_many(index: IndexService, topic: str, count: int) -> None:
 
 def offsets(index: IndexService | IndexReader, topic: str) -> list[int]:
     """Return the offsets of every answer, in rising order; each answer must be complete."""
-    found = []
+    all_offsets = []
     for key in range(KEYS):
         result = index.query(topic, f"key-{key}", max_count=100_000)
         assert result.status == "complete"
-        found += [item.offset for item in result]
-    return sorted(found)
+        all_offsets += [item.offset for item in result]
+    return sorted(all_offsets)
 
 
 def records(storage: Storage) -> list[LogRecord]:
     """Return all records of the log, which must have no hole."""
     names = [info.name for info in storage.list("log/")]
-    found = [LogRecord.decode(storage.get(name), name) for name in names]
-    assert [record.number for record in found] == list(range(1, len(found) + 1))
-    return found
+    log_records = [LogRecord.decode(storage.get(name), name) for name in names]
+    assert [record.number for record in log_records] == list(range(1, len(log_records) + 1))
+    return log_records
 
 
 def objects(storage: Storage) -> list[str]:
@@ -209,31 +209,31 @@ class FencingScenarios(LogRaceScenarios):
                 os.kill(first.pid, signal.SIGCONT)
                 first.stdin.write("go on\n")
                 first.stdin.flush()
-                told = hear(first, "fenced")
+                fenced = hear(first, "fenced")
                 hear(first, "closed")
                 _, err = first.communicate(timeout=TIMEOUT_S)
                 assert first.returncode == 0, err
                 # the reason is in the errors of puts, in its health, and in its output
-                assert "newer writer (epoch 2)" in told["reason"]
-                assert told["fenced"]
-                assert any("newer writer (epoch 2)" in problem for problem in told["problems"])
+                assert "newer writer (epoch 2)" in fenced["reason"]
+                assert fenced["fenced"]
+                assert any("newer writer (epoch 2)" in problem for problem in fenced["problems"])
                 assert "newer writer (epoch 2)" in err
                 # it publishes nothing
                 assert records(storage) == before
                 objects(storage)
                 # all accepted entries are durable in its root, and lookups find them
-                assert told["durable"] == told["accepted"] - 1 >= FIRST - 1
-                assert told["found"] == told["accepted"]
+                assert fenced["durable"] == fenced["accepted"] - 1 >= FIRST - 1
+                assert fenced["answers"] == fenced["accepted"]
                 with IndexReader.open(uri, root=tmp_path / "first") as reader:
-                    assert offsets(reader, "old") == list(range(told["accepted"]))
+                    assert offsets(reader, "old") == list(range(fenced["accepted"]))
                 assert offsets(second, "new") == list(range(30))
         with open_index(tmp_path / "first", uri, items=None) as again:
             again.seal()
             again.run_lifecycle()
-            assert again.durable_position("old") == told["durable"]
+            assert again.durable_position("old") == fenced["durable"]
             objects(storage)
         with IndexReader.open(uri) as reader:
-            assert offsets(reader, "old") == list(range(told["accepted"]))
+            assert offsets(reader, "old") == list(range(fenced["accepted"]))
             assert offsets(reader, "new") == list(range(30))
 
     @pytest.fixture
@@ -325,10 +325,10 @@ class FencingScenarios(LogRaceScenarios):
             index.seal()
             index.run_lifecycle()
             assert index.health()["problems"] == []
-        found = records(storage)
-        assert [record.kind for record in found] == ["create", "fence", "publish", "publish"]
-        assert len({record.attempt for record in found}) == len(found)
-        assert len([each for record in found for each in record.add]) == len(objects(storage)) == 2
+        history = records(storage)
+        assert [record.kind for record in history] == ["create", "fence", "publish", "publish"]
+        assert len({record.attempt for record in history}) == len(history)
+        assert len([each for record in history for each in record.add]) == len(objects(storage)) == 2
         with IndexReader.open(uri) as reader:
             assert offsets(reader, "old") == list(range(70))
 

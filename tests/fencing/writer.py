@@ -117,10 +117,10 @@ def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
         except WriterFenced as error:
             reason = str(error)
     index.flush()
-    found = sum(len(index.query("old", f"key-{key}", max_count=100_000)) for key in range(KEYS))
-    told = {name: index.health()[name] for name in ("fenced", "problems")}
+    answers = sum(len(index.query("old", f"key-{key}", max_count=100_000)) for key in range(KEYS))
+    health = {name: index.health()[name] for name in ("fenced", "problems")}
     durable = index.durable_position("old")
-    append_positions(event="fenced", reason=reason, accepted=accepted, durable=durable, found=found, **told)
+    append_positions(event="fenced", reason=reason, accepted=accepted, durable=durable, answers=answers, **health)
     index.close()
     append_positions(event="closed")
 
