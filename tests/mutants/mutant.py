@@ -56,10 +56,10 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
     """
     module, _, name = mutant.function.rpartition(":")
     files = [path for path in _files(package) if str(path).endswith(module)]
-    found = [(path, node) for path in files for node in _functions(path).get(name, [])]
-    if len(found) != 1:
-        raise OutOfDate(f"out of date: {len(found)} functions are called {mutant.function}, not one")
-    path, node = found[0]
+    candidates = [(path, node) for path in files for node in _functions(path).get(name, [])]
+    if len(candidates) != 1:
+        raise OutOfDate(f"out of date: {len(candidates)} functions are called {mutant.function}, not one")
+    path, node = candidates[0]
     source = path.read_text()
     lines = source.splitlines(keepends=True)
     start, end = (sum(map(len, lines[:at])) for at in (node.lineno - 1, node.end_lineno or node.lineno))
@@ -99,19 +99,19 @@ def _files(package: Path) -> list[Path]:
 @cache
 def _functions(path: Path) -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Return the functions of a file by qualified names."""
-    found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+    functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
 
     def walk(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 if not isinstance(child, ast.ClassDef):
-                    found.setdefault(prefix + child.name, []).append(child)
+                    functions.setdefault(prefix + child.name, []).append(child)
                 walk(child, f"{prefix}{child.name}.")
             elif not isinstance(child, ast.expr):  # an expression has no functions
                 walk(child, prefix)
 
     walk(ast.parse(path.read_text()), "")
-    return found
+    return functions
 
 
 _FAILED = 1

@@ -40,8 +40,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compileall = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", PACKAGE]
     subprocess.run(compileall, cwd=folder, check=True)
     where = [sys.executable, "-c", f"import {PACKAGE}; print({PACKAGE}.__file__)"]
-    found = subprocess.run(where, cwd=folder, env=_environment(folder), check=True, capture_output=True, text=True)
-    assert Path(found.stdout.strip()).resolve().is_relative_to(folder.resolve())
+    printed = subprocess.run(where, cwd=folder, env=_environment(folder), check=True, capture_output=True, text=True)
+    assert Path(printed.stdout.strip()).resolve().is_relative_to(folder.resolve())
     return folder
 
 
