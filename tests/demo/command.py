@@ -115,9 +115,9 @@ class Stages:
                 position, notes = max(recovered["sources"].values(), default=0), recovered["notes"]
                 log_end = written.offset if written is not None else 0
                 kills.append({"moment": text, "resumed_from": position, "log_end": log_end})
-                told = f"recovered: {notes[0]}" if notes else "recovered, no half-made files"
+                outcome = f"recovered: {notes[0]}" if notes else "recovered, no half-made files"
                 more = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
-                self.say(f"SIGKILL {text}; {told}{more}; continues at byte {position:,} of the commit log")
+                self.say(f"SIGKILL {text}; {outcome}{more}; continues at byte {position:,} of the commit log")
             else:
                 self.say(f"the process ended before it could be killed {text}")
         self.broker.wait_written()
@@ -169,8 +169,13 @@ class Stages:
     def expire_and_erase(self) -> None:
         """Plan a retention of half the time, erase the rarest of some keys, and look up the others."""
         lookups, clock, wrong = self._cold_lookups(2), SystemClock(), list[str]()
-        counts = {(one.topic, one.key): len(self.checks.reference.answer(one.topic, one.key)) for one in lookups}
-        (topic, key), expected = min(((pair, n) for pair, n in counts.items() if n), key=lambda found: found[1])
+        counts = {
+            (lookup.topic, lookup.key): len(self.checks.reference.answer(lookup.topic, lookup.key))
+            for lookup in lookups
+        }
+        (topic, key), expected = min(
+            ((pair, n) for pair, n in counts.items() if n), key=lambda pair_count: pair_count[1]
+        )
         half_ms = (int(self.workload.timestamp_ms.min()) + int(self.workload.timestamp_ms.max())) / 2
         with contextlib.closing(open_storage(str(self.config.storage), options=self.config.s3)) as storage:
             log = StorageLog(storage, clock)
@@ -187,7 +192,7 @@ class Stages:
             f"{key} of {topic} erased: {done.entries} entries out of {len(done.removed)} objects, none found by a scan"
         )
         with IndexReader.open(config=self.config.changed(root=None)) as reader:
-            others = [one for one in lookups if (one.topic, one.key) != (topic, key)]
+            others = [lookup for lookup in lookups if (lookup.topic, lookup.key) != (topic, key)]
             self._check("after an erase", reader, others)
             if left := len(reader.query(topic, key)):
                 wrong.append(f"{left} answers of the erased key {key}")

@@ -148,10 +148,10 @@ class Stages:
                     gets += answer.message_requests
                     if len(answer.messages) != 1:
                         wrong.append(f"{record.topic}/{record.keys[kind]}: {len(answer.messages)} messages, not 1")
-                    for one in answer.messages:
-                        states[one.state] += 1
-                        if not isinstance(one.message, KafkaRecord) or one.message.value != record.value:
-                            wrong.append(f"{record.topic}/{record.place}: {one.state}, {one.problem}")
+                    for resolved in answer.messages:
+                        states[resolved.state] += 1
+                        if not isinstance(resolved.message, KafkaRecord) or resolved.message.value != record.value:
+                            wrong.append(f"{record.topic}/{record.place}: {resolved.state}, {resolved.problem}")
         if left:
             wrong.append(f"{left:,} records are left at the brokers")
         archived = states["archived"]
@@ -183,24 +183,24 @@ class Stages:
                 measured.append(of_kind)
             self._take_census(reader)
             self.figures["asked"] = [_shown(reader, topic) for topic in TOPICS]
-        wrong = [text for one in measured for text in one.wrong]
-        self.figures |= {"lookups": [one.to_dict() for one in measured], "wrong": wrong}
+        wrong = [text for of_kind in measured for text in of_kind.wrong]
+        self.figures |= {"lookups": [of_kind.to_dict() for of_kind in measured], "wrong": wrong}
 
     def _check(self, reader: IndexReader, measured: Measured, pair: tuple[str, str], expected: Any) -> None:
         answer = measured.timed(reader.query, *pair, max_count=10_000)
-        found = [(item.queue_id, item.offset) for item in answer]
-        if answer.status != "complete" or len(found) != len(expected[pair]) or set(found) != expected[pair]:
-            measured.wrong.append(f"{pair}: {len(found)} answers ({answer.status}), {len(expected[pair])} expected")
+        places = [(item.queue_id, item.offset) for item in answer]
+        if answer.status != "complete" or len(places) != len(expected[pair]) or set(places) != expected[pair]:
+            measured.wrong.append(f"{pair}: {len(places)} answers ({answer.status}), {len(expected[pair])} expected")
 
     def _take_census(self, reader: IndexReader) -> None:
         lost = doubled = 0
         for some in _batches(self.records):
             records = [Record(number) for number in some]
-            answers = reader.query_many([Lookup(topic=one.topic, key=one.keys[1]) for one in records])
+            answers = reader.query_many([Lookup(topic=record.topic, key=record.keys[1]) for record in records])
             for record, answer in zip(records, answers, strict=True):
-                found = [(item.queue_id, item.offset) for item in answer]
-                lost += record.place not in found
-                doubled += len(found) - (record.place in found)
+                places = [(item.queue_id, item.offset) for item in answer]
+                lost += record.place not in places
+                doubled += len(places) - (record.place in places)
         self.figures |= {"records_lost": lost, "records_doubled": doubled}
         self.say(f"every record looked up by its trace: {lost} lost, {doubled} doubled")
 
@@ -257,9 +257,9 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
     rows = [(f["place"], *lookup_cells(f)) for f in figures["lookups"]]
     out.table(("key", *LOOKUP_COLUMNS), rows, right=LOOKUP_COLUMNS)
     out.line(f"where is {ASKED}?")
-    for one in figures["asked"]:
-        for partition, offset, _ in one["places"]:
-            out.line(f"  {one['topic']}, partition {partition}, offset {offset}")
+    for shown in figures["asked"]:
+        for partition, offset, _ in shown["places"]:
+            out.line(f"  {shown['topic']}, partition {partition}, offset {offset}")
     out.fields(
         {
             "records": f"{human_count(figures['records'])} in {len(TOPICS)} topics of {PARTITIONS} partitions",

@@ -63,7 +63,7 @@ class Follower:
         minute, so that a busy machine has the time to see one. Once `over` is true, the process ends without a kill.
         """
         with self._started(*self._ingest(), hold_uploads=hold_uploads) as process:
-            deadline, asked = time.monotonic() + _LIMIT_S, False
+            deadline, terminated = time.monotonic() + _LIMIT_S, False
             while process.poll() is None and time.monotonic() < deadline:
                 if moment():
                     process.send_signal(signal.SIGSTOP)
@@ -72,10 +72,10 @@ class Follower:
                         process.kill()
                         return True
                     process.send_signal(signal.SIGCONT)
-                elif not asked and over():
+                elif not terminated and over():
                     # once: a second signal would kill it while it closes
                     process.terminate()
-                    asked = True
+                    terminated = True
                 time.sleep(_POLL_S)
             if process.poll() is None:
                 process.kill()

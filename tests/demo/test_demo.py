@@ -53,7 +53,7 @@ def test_the_demo_of_kafka(tmp_path):
     assert document["status"] == "ok" and 0 < document["resumed_from"] <= 12_000
     assert [row["place"] for row in document["lookups"]] == list(KEYS)
     places = [[3, 1177]]
-    assert [[place[:2] for place in one["places"]] for one in document["asked"]] == [places, places]
+    assert [[place[:2] for place in key_places["places"]] for key_places in document["asked"]] == [places, places]
     assert document["shown"] >= 200 and document["gets_per_record"] <= 2
     assert list(tmp_path.iterdir()) == []
 
@@ -92,8 +92,8 @@ def test_places_behind_the_blanks_at_the_ends_of_segments(tmp_path):
             keys = [drawn.keys[key] for key in drawn.entry_key[ends[number] : ends[number + 1]]]
             body = bytes(int(drawn.size[number]) % 64)
             writer.put(TOPICS[drawn.topic[number]], 0, body, keys=keys, store_ms=int(drawn.timestamp_ms[number]))
-    found = [(m.physical_offset, m.size) for m in CommitLogReader(tmp_path / "commitlog").messages()]
-    assert found == list(zip(workload.offset[:300].tolist(), workload.size[:300].tolist(), strict=True))
+    places = [(m.physical_offset, m.size) for m in CommitLogReader(tmp_path / "commitlog").messages()]
+    assert places == list(zip(workload.offset[:300].tolist(), workload.size[:300].tolist(), strict=True))
 
 
 def test_a_broker_that_fails_says_why(tmp_path):

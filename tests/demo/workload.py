@@ -184,12 +184,12 @@ def take_census(reader: IndexReader, workload: Workload) -> Census:
     """Read every object that the log names, and compare its entries with those that were put."""
     parts = [_entries_of(handle) for handle in reader.files() if isinstance(handle, CompactedFile)]
     stored = _sorted(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
-    found, expected = _distinct(stored), _distinct(_expected(workload))
+    distinct, expected = _distinct(stored), _distinct(_expected(workload))
     lost = unexpected = 0
-    if found.shape != expected.shape or (found != expected).any():
-        have, want = set(map(tuple, found.T.tolist())), set(map(tuple, expected.T.tolist()))
+    if distinct.shape != expected.shape or (distinct != expected).any():
+        have, want = set(map(tuple, distinct.T.tolist())), set(map(tuple, expected.T.tolist()))
         lost, unexpected = len(want - have), len(have - want)
-    return Census(expected.shape[1], stored.shape[1], stored.shape[1] - found.shape[1], lost, unexpected)
+    return Census(expected.shape[1], stored.shape[1], stored.shape[1] - distinct.shape[1], lost, unexpected)
 
 
 def _entries_of(file: CompactedFile) -> tuple[Array, Array]:
@@ -258,10 +258,10 @@ class Measured:
     bytes: int = 0
     wrong: list[str] = field(default_factory=list)
 
-    def timed(self, query: Query, *asked: Any, **how: Any) -> QueryResult:
+    def timed(self, query: Query, *arguments: Any, **how: Any) -> QueryResult:
         """Run a lookup, and record its cost."""
         started_s = time.perf_counter()
-        result = query(*asked, **how)
+        result = query(*arguments, **how)
         self.latencies_ms.append((time.perf_counter() - started_s) * 1000)
         self.answers += len(result)
         self.requests += result.explain.requests
@@ -329,15 +329,15 @@ class LookupChecks:
     def _check(self, measured: Measured, query: Query, lookup: Lookup, *, one_page: bool) -> None:
         arguments, max_count = (lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms), lookup.max_count
         expected = self.reference.answer(*arguments)
-        found: Answer = []
+        answer: Answer = []
         cursor: str | None = None
         while True:
             result = measured.timed(query, *arguments, max_count, cursor)
-            found += [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in result]
+            answer += [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in result]
             cursor = result.cursor
             if one_page or cursor is None:
                 break
-        right = found == (expected[:max_count] if one_page and result.status == "truncated" else expected)
+        right = answer == (expected[:max_count] if one_page and result.status == "truncated" else expected)
         # a cut answer must be full, and must report the cut
         if not right or result.status == "partial" or (result.status == "truncated" and len(result) < max_count):
-            measured.wrong.append(f"{lookup}: {len(found)} answers ({result.status}), {len(expected)} expected")
+            measured.wrong.append(f"{lookup}: {len(answer)} answers ({result.status}), {len(expected)} expected")
