@@ -85,7 +85,7 @@ def pytest_collection_finish() -> None:
 def logging_as_it_was() -> Iterator[None]:
     """Restore the loggers that a command line sets up for its process, because other tests read their records."""
     loggers = [logging.getLogger(name) for name in ("tiered_index", "tiered_index.storage.retry")]
-    before = [(one.level, one.propagate, list(one.handlers), list(one.filters)) for one in loggers]
+    before = [(logger.level, logger.propagate, list(logger.handlers), list(logger.filters)) for logger in loggers]
     yield
     for logger, (level, propagate, handlers, filters) in zip(loggers, before, strict=True):
         logger.setLevel(level)  # this also clears the levels that its children have cached
