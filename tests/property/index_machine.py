@@ -71,17 +71,17 @@ works = st.sampled_from(["flush", "seal", "run_lifecycle", "seal_and_run", "run_
 
 def seeded(rng):
     """Return twenty messages, most of them under one key, with few places and few seconds."""
-    made = []
+    drawn = []
     for _ in range(20):
         topic, key = HOT if rng.random() < 0.7 else (rng.choice(TOPICS), rng.choice(KEYS))
         queue_id, offset, size = rng.randrange(2), rng.randrange(6), rng.randrange(3)
-        made.append((topic, queue_id, [key], offset, size, NOW_MS - 1000 * rng.randrange(8)))
-    return made
+        drawn.append((topic, queue_id, [key], offset, size, NOW_MS - 1000 * rng.randrange(8)))
+    return drawn
 
 
-def compare_page(found, result, expected, count):
+def compare_page(answers, result, expected, count):
     """Compare a page of up to `count` answers with all remaining ones."""
-    assert found == expected[:count]
+    assert answers == expected[:count]
     assert result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
     assert (result.cursor is not None) == (result.status == "truncated")
 
@@ -269,19 +269,19 @@ class IndexMachine(RuleBasedStateMachine):
         position = self.service.durable_position("log")
         assert self.known_position is None or (position is not None and position >= self.known_position)
         pending, self.calls = self.calls, []
-        kept = list(self.durable.entries)
+        surviving = list(self.durable.entries)
         for entries, call in pending:
             for entry in entries:
                 if self.model.has_expired(entry):
                     continue
-                found = self.service.query(entry.topic, entry.key, entry.second * 1000, entry.second * 1000, ALL)
-                sizes = [i.size for i in found if (i.queue_id, i.offset) == (entry.queue_id, entry.offset)]
+                answer = self.service.query(entry.topic, entry.key, entry.second * 1000, entry.second * 1000, ALL)
+                sizes = [i.size for i in answer if (i.queue_id, i.offset) == (entry.queue_id, entry.offset)]
                 if position is not None and call <= position:
                     assert sizes and sizes[0] >= entry.size, "the durable position is ahead of the entries"
                 if entry.size in sizes:
-                    kept.append(entry)
-        self.model.entries = kept
-        self.durable.entries = list(kept)
+                    surviving.append(entry)
+        self.model.entries = surviving
+        self.durable.entries = list(surviving)
         self.known_position = self.accepted = position
         self.half_flushed = False
         self.check_all(self.service.query, self.model)

@@ -47,9 +47,9 @@ class Published:
 
     def model(self, state: LogState) -> ReferenceModel:
         """Return the model of all entries that the log names."""
-        made = ReferenceModel(keyed=self._keyed)
-        made.entries = [entry for stored in state.objects.values() for entry in self.entries(stored)]
-        return made
+        model = ReferenceModel(keyed=self._keyed)
+        model.entries = [entry for stored in state.objects.values() for entry in self.entries(stored)]
+        return model
 
     def rewrite(self, stored: StoredObject) -> StoredObject:
         """Write an object's entries as a file of another id, and return it. The log does not name it yet."""
@@ -63,10 +63,10 @@ class Published:
             entries[name] = items[name][::-1]  # a chain is read from its newest end
         file_id = f"{stored.file_id[:15]}-{secrets.token_hex(6)}"
         packed = metadata.packing is not None
-        made = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms, packed=packed)
+        compaction = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms, packed=packed)
         names = ("topics", "source_positions", "lane", "offset_space", "writer", "more")
         about = {name: getattr(metadata, name) for name in names}
-        whole = b"".join(bytes(piece) for piece in made.pieces(file_id=file_id, **about))
+        whole = b"".join(bytes(piece) for piece in compaction.pieces(file_id=file_id, **about))
         tail = Tail.decode(whole, file_id, len(whole))
         lengths = {f"{part}_length": getattr(tail, f"{part}_length") for part in ("filter", "directory", "metadata")}
         where = {"name": data_name(file_id, secrets.token_hex(8)), "file_id": file_id, "size_bytes": len(whole)}

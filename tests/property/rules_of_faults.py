@@ -37,14 +37,14 @@ class StruckMachine(ReadingMachine):
         A lookup that searches the log for a missing object may refresh its reader after its files were chosen. The
         answer is then that of the log before the refresh.
         """
-        asked = topic, key, limits, count
+        question = topic, key, limits, count
         now = self.state_of(who)
         try:
-            self.check_partial_at(now, who, result, *asked)
+            self.check_partial_at(now, who, result, *question)
         except AssertionError:
             if who in ("service", "beside") or now is self.before:
                 raise
-            self.check_partial_at(self.before, who, result, *asked)
+            self.check_partial_at(self.before, who, result, *question)
 
     def check_partial_at(self, state, who, result, topic, key, limits, count):
         """Check an answer that may be partial against a state of the log."""
@@ -52,20 +52,20 @@ class StruckMachine(ReadingMachine):
         if result.status != "partial":
             self.check(who, result, topic, key, limits, count, model=model)
             return
-        found = self.answers(who, result)
-        places = [model.order_key_of(answer) for answer in found]
+        answers = self.answers(who, result)
+        places = [model.order_key_of(answer) for answer in answers]
         assert places == sorted(set(places), key=rank)
-        identities = [(a.queue_id, a.offset, a.extra) for a in found]
-        assert len(set(identities)) == len(found) <= count
+        identities = [(a.queue_id, a.offset, a.extra) for a in answers]
+        assert len(set(identities)) == len(answers) <= count
         # each entry exists, but is not always the newest of its identity, which may be in an unread file
         there = model.matching(topic, key, *limits)
         possible = {(*model.order_key(e), e.size) for e in there}
-        assert {(*place, a.size) for place, a in zip(places, found, strict=True)} <= possible
+        assert {(*place, a.size) for place, a in zip(places, answers, strict=True)} <= possible
         # none is missing from the files that were read
         newest = {(place[2], place[1], place[3]): place[0] for place in places}
         for entry in self.read(state, who, result, there):
             second, offset, queue, extra = place = model.order_key(entry)
-            if len(found) < count or rank(place) < rank(places[-1]):
+            if len(answers) < count or rank(place) < rank(places[-1]):
                 assert newest.get((queue, offset, extra), -1) >= second
 
     def read(self, state, who, result, there):
@@ -90,7 +90,7 @@ class StruckMachine(ReadingMachine):
 
     def marks(self, who, stored):
         source = (source_number(self.service.index_id),) if who in SOURCED else ()
-        return {(*mark(entry, keyed=self.keyed), *source) for one in stored for entry in self.published.entries(one)}
+        return {(*mark(entry, keyed=self.keyed), *source) for file in stored for entry in self.published.entries(file)}
 
     def mark_of(self, entry):
         return (*mark(entry, keyed=self.keyed), *((entry.extra["source"],) if "source" in entry.extra else ()))

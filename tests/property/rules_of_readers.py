@@ -222,13 +222,13 @@ class ReadingMachine(IndexMachine):
         return self.model_of(who).order_key_of(self.answers(who, result)[-1]) if len(result) else after
 
     @rule(
-        asked=st.lists(st.tuples(asked_topics, asked_keys, ranges, counts, st.booleans()), max_size=6),
+        questions=st.lists(st.tuples(asked_topics, asked_keys, ranges, counts, st.booleans()), max_size=6),
         beside=st.booleans(),
     )
-    def query_many(self, asked, beside):
+    def query_many(self, questions, beside):
         """A batch answers as single lookups do; some of them continue from a cursor."""
         lookups, afters = [], []
-        for topic, key, limits, count, go_on in asked:
+        for topic, key, limits, count, go_on in questions:
             first = self.service.query(topic, key, *limits, 1)
             go_on = go_on and first.cursor is not None
             cursor = first.cursor if go_on else None
@@ -242,12 +242,12 @@ class ReadingMachine(IndexMachine):
             results = self.service.query_many(lookups)
         assert len(results) == len(lookups)
         for q, after, result in zip(lookups, afters, results, strict=True):
-            asked, found = (q.topic, q.key, q.begin_ms, q.end_ms), [Answer.of(item) for item in result]
-            compare_page(found, result, self.model.query(*asked, q.max_count + 1, after), q.max_count)
+            question, answers = (q.topic, q.key, q.begin_ms, q.end_ms), [Answer.of(item) for item in result]
+            compare_page(answers, result, self.model.query(*question, q.max_count + 1, after), q.max_count)
             if result.cursor is not None:
-                alone = self.service.query(*asked, q.max_count, result.cursor)
-                after = self.model.order_key_of(found[-1]) if found else after
-                self.compare(alone, self.model.query(*asked, q.max_count + 1, after), q.max_count)
+                alone = self.service.query(*question, q.max_count, result.cursor)
+                after = self.model.order_key_of(answers[-1]) if answers else after
+                self.compare(alone, self.model.query(*question, q.max_count + 1, after), q.max_count)
 
     @rule()
     def a_fresh_reader_beside_the_writer_sees_what_is_flushed(self):

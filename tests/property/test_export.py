@@ -65,9 +65,11 @@ def test_a_copy_is_equal(kind: str, steps: list[tuple[str, Any]], bounds: tuple[
             copy.publish()
             assert exported(copy.index)[1] == checksum
             assert rows(exported(copy.index)[0]) == rows(table)
-            asked = [Lookup(topic=topic, key=key, max_count=10_000) for topic, key in sorted(life.questions)]
-            for one, other in zip(life.index.query_many(asked), copy.index.query_many(asked), strict=True):
-                assert life.answers(one) == life.answers(other)
+            lookups = [Lookup(topic=topic, key=key, max_count=10_000) for topic, key in sorted(life.questions)]
+            for answer, answer_of_copy in zip(
+                life.index.query_many(lookups), copy.index.query_many(lookups), strict=True
+            ):
+                assert life.answers(answer) == life.answers(answer_of_copy)
             with life.reader() as reader:
                 published, _ = exported(reader)
                 assert rows(published) <= rows(table)
@@ -80,8 +82,8 @@ def test_a_copy_is_equal(kind: str, steps: list[tuple[str, Any]], bounds: tuple[
                 begin, end = min(begin, end), max(begin, end)
             part, _ = exported(life.index, "t", begin, end)
             first, last = (begin or 0) // 1000, (2**60 if end is None else end) // 1000
-            within = [one for one in table.to_pylist() if first <= one["timestamp_ms"] // 1000 <= last]
-            assert rows(part) == counted(one for one in within if one["topic"] == "t")
+            within = [row for row in table.to_pylist() if first <= row["timestamp_ms"] // 1000 <= last]
+            assert rows(part) == counted(row for row in within if row["topic"] == "t")
         finally:
             life.close()
             copy.close()

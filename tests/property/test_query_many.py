@@ -37,21 +37,21 @@ def put(index: IndexService, first: int, stop: int, topic: str, rng: random.Rand
 
 
 def lookups(rng: random.Random, count: int) -> list[Lookup]:
-    found = []
+    drawn = []
     for _ in range(count):
         topic = rng.choice(["t", "t", "t", "u", "nowhere"])
         key = rng.choice([f"k{rng.randrange(160)}", f"k{rng.randrange(160)}", "hot", "absent", "ключ"])
         begin = T + rng.randrange(-5_000, 1_300_000)
         limits = rng.choice([None, begin]), rng.choice([None, begin + rng.randrange(400_000)])
-        found.append(Lookup(topic, key, *limits, rng.choice([1, 2, 7, 64, 10_000])))
-    return found
+        drawn.append(Lookup(topic, key, *limits, rng.choice([1, 2, 7, 64, 10_000])))
+    return drawn
 
 
-def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
-    answers = index.query_many(asked)
-    assert len(answers) == len(asked)
+def assert_same(index: IndexService | IndexReader, questions: list[Lookup]) -> None:
+    answers = index.query_many(questions)
+    assert len(answers) == len(questions)
     assert answers.counts.tolist() == [len(answer) for answer in answers]
-    for q, answer in zip(asked, answers, strict=True):
+    for q, answer in zip(questions, answers, strict=True):
         alone = index.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, q.cursor)
         assert answer.items == alone.items, q
         if alone.status == "complete":
@@ -101,12 +101,12 @@ def index(request: pytest.FixtureRequest, tmp_path: Path):
 def test_a_batch_equals_single_queries_in_every_state_and_for_every_reader(index: IndexService) -> None:
     assert_same(index, lookups(random.Random(1), 300))
     index.flush()
-    asked = lookups(random.Random(2), 150)
+    questions = lookups(random.Random(2), 150)
     with IndexReader.open(storage_backend=index.storage) as cold:
-        assert_same(cold, asked)
+        assert_same(cold, questions)
     with IndexReader.open(root=index.config.root, storage_backend=index.storage) as beside:
-        assert_same(beside, asked)
-        for answer, alone in zip(beside.query_many(asked), index.query_many(asked), strict=True):
+        assert_same(beside, questions)
+        for answer, alone in zip(beside.query_many(questions), index.query_many(questions), strict=True):
             assert answer.items == alone.items
     with pytest.raises(InvalidCursor):
         index.query_many([Lookup(topic="t", key="k7", cursor=index.query("t", "hot", max_count=1).cursor)])
@@ -148,17 +148,17 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
     with IndexReader.open(storage_backend=storage, query_threads=2, **cold) as reader:
         reader.query_many([Lookup(topic="t", key="k0")])
         for number in range(6):
-            asked = []
+            questions = []
             for _ in range(rng.integers(1, 12)):
                 begin = T + int(rng.integers(-10_000, 400_000))
                 limits = (begin, begin + int(rng.integers(0, 100_000))) if rng.random() < 0.5 else (None, None)
-                asked.append(Lookup("t", f"k{rng.integers(0, 7)}", *limits, int(rng.choice([1, 3, 20, 5000]))))
+                questions.append(Lookup("t", f"k{rng.integers(0, 7)}", *limits, int(rng.choice([1, 3, 20, 5000]))))
             storage.reset()
-            reader.query_many(asked)
+            reader.query_many(questions)
             ranges = sorted((read.name, read.start, read.end) for read in storage.reads)
             for (name, _, end), (following, start, _) in itertools.pairwise(ranges):
                 assert name != following or start >= end, number
-            assert_same(reader, asked)
+            assert_same(reader, questions)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -170,16 +170,16 @@ def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     count = 600
     every = itertools.product((0, 9_000, 15_000), (0, 4_000, 30_000), (1, 5, 60, 1000))
-    asked = [Lookup("t", "hot", T + begin, T + begin + span, most) for begin, span, most in every]
+    questions = [Lookup("t", "hot", T + begin, T + begin + span, most) for begin, span, most in every]
     with opened(tmp_path, MemoryStorage(), preset=preset, **SMALL) as service:
         columns = {"queue_id": rng.integers(0, 2, count), "size": rng.integers(0, 9, count)}
         columns |= {"offset": rng.integers(0, 2000, count), "timestamp_ms": T + rng.integers(0, 20_000, count)}
         service.put_batch(batch(count, key="hot", **columns))
-        assert_same(service, asked)
+        assert_same(service, questions)
         service.flush()
-        assert_same(service, asked)
+        assert_same(service, questions)
         with IndexReader.open(root=service.config.root, storage_backend=service.storage) as beside:
-            assert_same(beside, asked)
+            assert_same(beside, questions)
 
 
 def test_a_lost_object_fails_the_batch_or_is_named(index: IndexService) -> None:
@@ -187,10 +187,10 @@ def test_a_lost_object_fails_the_batch_or_is_named(index: IndexService) -> None:
     lost = index.log_state.objects[name]
     with IndexReader.open(storage_backend=index.storage) as reader:
         index.storage.delete_many([name])
-        asked = [Lookup(topic="t", key="k7"), Lookup(topic="t", key="k7", begin_ms=(lost.second_max + 1) * 1000)]
+        questions = [Lookup(topic="t", key="k7"), Lookup(topic="t", key="k7", begin_ms=(lost.second_max + 1) * 1000)]
         with pytest.raises(CorruptFile, match=name):
-            reader.query_many(asked)
-        touched, untouched = reader.query_many(asked, allow_partial=True)
+            reader.query_many(questions)
+        touched, untouched = reader.query_many(questions, allow_partial=True)
     assert touched.status == "partial" and [report.file for report in touched.failed] == [lost.file_id]
     assert untouched.status == "complete"
 
@@ -202,8 +202,8 @@ def test_a_batch_refuses_and_answers_as_single_lookups_do(index: IndexService) -
         outcomes: list[Any] = []
         for several in (False, True):
             try:
-                asked = [Lookup(topic="t", key="k1"), Lookup(topic="t", key="k7", **question)]
-                result = index.query_many(asked)[1] if several else index.query("t", "k7", **question)
+                questions = [Lookup(topic="t", key="k1"), Lookup(topic="t", key="k7", **question)]
+                result = index.query_many(questions)[1] if several else index.query("t", "k7", **question)
                 outcomes.append((result.status, result.items, result.cursor))
             except InvalidArgument as error:
                 outcomes.append(str(error))
@@ -237,24 +237,26 @@ def test_a_large_answer_of_many_files_is_the_models_to_its_border(tmp_path: Path
             assert result.status == ("complete" if max_count >= len(wanted) else "truncated")
 
 
-found = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 3), st.integers(0, 1)), max_size=6)
+rows_of_a_part = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 3), st.integers(0, 1)), max_size=6
+)
 
 
-@given(parts=st.lists(found, max_size=2), most=st.integers(1, 3))
+@given(parts=st.lists(rows_of_a_part, max_size=2), most=st.integers(1, 3))
 def test_rows_come_in_answer_order_and_once_however_they_are_found(parts: list[Any], most: int) -> None:
-    given_parts = []
+    matches = []
     for part in parts:
         rows = np.zeros(len(part), KEYED_SCHEMA.row)
         owners, *values = np.array(part, np.int64).reshape(-1, 4).T
         for name, column in zip(NAMES, values, strict=True):
             rows[name] = column
-        given_parts.append(batches.Matches(owners, rows))
-    ordered = batches.OrderedRows(2, given_parts, KEYED_SCHEMA)
+        matches.append(batches.Matches(owners, rows))
+    ordered = batches.OrderedRows(2, matches, KEYED_SCHEMA)
     first, counts = ordered.first(np.full(2, most)), ordered.counts
     answers = list(zip(*(first.rows[name].tolist() for name in NAMES), strict=True))
     for owner in range(2):
         newest: dict[tuple[int, int], int] = {}
-        for _, second, offset, queue in (one for part in parts for one in part if one[0] == owner):
+        for _, second, offset, queue in (row for part in parts for row in part if row[0] == owner):
             newest[offset, queue] = max(second, newest.get((offset, queue), 0))
         expected = sorted(((-second, -offset, queue) for (offset, queue), second in newest.items()))
         here = [answer for answer, of in zip(answers, first.lookups.tolist(), strict=True) if of == owner]

@@ -41,9 +41,9 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
     statuses = set()
 
     class Watched(machine):
-        def check_partial(self, who, result, *asked):
+        def check_partial(self, who, result, *question):
             statuses.add((who, result.status))
-            super().check_partial(who, result, *asked)
+            super().check_partial(who, result, *question)
 
     # a request to S3 is slow: one reader of one index and one of several
     alone, several = (("caching",), ("two",)) if machine.__name__ == "OnS3" else (PLAIN, SOURCED)
@@ -84,8 +84,8 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
         for who in alone:
             state.some_more_is_published(seed=6)
             for trouble in ("log", "fail", "wrong"):
-                asked = {"who": who, "count": 64, "many": False, "partial": True, **hot}
-                state.ask_a_storage_in_trouble(nth=1, times=None, trouble=trouble, **asked)
+                arguments = {"who": who, "count": 64, "many": False, "partial": True, **hot}
+                state.ask_a_storage_in_trouble(nth=1, times=None, trouble=trouble, **arguments)
                 # a writer knows its own log
                 assert statuses == {(who, "complete" if (who, trouble) == ("service", "log") else "partial")}
                 statuses.clear()

@@ -51,9 +51,9 @@ def put(index: IndexService, random_: random.Random, count: int) -> None:
 )
 def test_lookups_answer_what_the_reference_does(core, tmp_path_factory, seed, preset, steps):
     random_, clock = random.Random(seed), ManualClock(T * 1000)
-    given_ = {"slots": 5, "items": 150, "background": False, "clock": clock, "query_threads": 2, **preset}
+    options = {"slots": 5, "items": 150, "background": False, "clock": clock, "query_threads": 2, **preset}
     root, storage = tmp_path_factory.mktemp("root"), MemoryStorage(clock=clock)
-    index = IndexService.open(root=root, storage_backend=storage, disk=FaultDisk(), **given_)
+    index = IndexService.open(root=root, storage_backend=storage, disk=FaultDisk(), **options)
     try:
         for step in steps:
             if step == "put":
@@ -74,48 +74,56 @@ def compare(core: Any, index: IndexService, random_: random.Random) -> None:
     begin, end = (random_.choice([None, (T + random_.randrange(-50, 650)) * 1000]) for _ in range(2))
     if begin is not None and end is not None:
         begin, end = min(begin, end), max(begin, end)
-    asked = random_.choice(TOPICS), random_.choice([*KEYS, "absent"]), begin, end, random_.choice([1, 2, 5, 64, 2**70])
+    question = (
+        random_.choice(TOPICS),
+        random_.choice([*KEYS, "absent"]),
+        begin,
+        end,
+        random_.choice([1, 2, 5, 64, 2**70]),
+    )
     with using(core):
-        found = index.query(*asked)
+        answer = index.query(*question)
     with using(None):
-        expected = index.query(*asked)
-        assert found.items == expected.items
-        assert found.unknown_topics == expected.unknown_topics
-        if found.status != expected.status:
+        expected = index.query(*question)
+        assert answer.items == expected.items
+        assert answer.unknown_topics == expected.unknown_topics
+        if answer.status != expected.status:
             # files in another order: one of the two did not read on, and can't know that no entry follows
-            short = found if found.status == "truncated" else expected
-            rest = index.query(*asked, short.cursor)
-            assert {found.status, expected.status} == {"complete", "truncated"} and not rest.items
+            short = answer if answer.status == "truncated" else expected
+            rest = index.query(*question, short.cursor)
+            assert {answer.status, expected.status} == {"complete", "truncated"} and not rest.items
         else:
-            assert found.cursor == expected.cursor
-    if found.cursor is not None:
-        following = index.query(*asked, found.cursor)
+            assert answer.cursor == expected.cursor
+    if answer.cursor is not None:
+        following = index.query(*question, answer.cursor)
         with using(None):
-            assert following.items == index.query(*asked, found.cursor).items
+            assert following.items == index.query(*question, answer.cursor).items
     compare_batches(core, index, random_)
     # a buffer that lacks the key needs no search
     reports = [
-        {report.file: report.matched for report in one.explain.files if report.matched or report.place != "buffer"}
-        for one in (found, expected)
+        {report.file: report.matched for report in result.explain.files if report.matched or report.place != "buffer"}
+        for result in (answer, expected)
     ]
     assert reports[0].keys() == reports[1].keys()
-    if found.status == expected.status == "complete":
+    if answer.status == expected.status == "complete":
         assert reports[0] == reports[1]
-        assert found.explain.files_read in (expected.explain.files_read, len(reports[1]))
+        assert answer.explain.files_read in (expected.explain.files_read, len(reports[1]))
 
 
 def compare_batches(core: Any, index: IndexService, random_: random.Random) -> None:
-    asked = [
+    lookups = [
         Lookup(random_.choice(TOPICS), random_.choice([*KEYS, "absent"]), *times, max_count=random_.choice([1, 5, 64]))
         for times in [(None, None), (T * 1000, None), ((T + 200) * 1000, (T + 400) * 1000)] * 3
     ]
     with using(core):
-        found = index.query_many(asked)
+        answers = index.query_many(lookups)
     with using(None):
-        expected = index.query_many(asked)
-    assert [one.items for one in found] == [one.items for one in expected]
-    assert [(one.status, one.cursor) for one in found] == [(one.status, one.cursor) for one in expected]
-    assert found.unknown == expected.unknown and found.explain.files_read == expected.explain.files_read
+        expected = index.query_many(lookups)
+    assert [answer.items for answer in answers] == [answer.items for answer in expected]
+    assert [(answer.status, answer.cursor) for answer in answers] == [
+        (answer.status, answer.cursor) for answer in expected
+    ]
+    assert answers.unknown == expected.unknown and answers.explain.files_read == expected.explain.files_read
 
 
 @pytest.mark.parametrize(("items", "walks"), [(300 * 32, True), (299 * 32, False)])
@@ -128,10 +136,10 @@ def test_a_chain_is_walked_if_it_is_short_beside_its_file(core, tmp_path, items,
         (handle,) = index.files()
         lookup = PreparedLookup("t", "k", *lookup_numbers("t", "k"), 0, NEVER, 999)
         view = LocalView(handle.layout.schema, [handle])
-        found = view.find(lookup)
-        assert found is not None and bool(view.left(found)) != walks
-        found = index.query("t", "k", max_count=999)
+        matches = view.find(lookup)
+        assert matches is not None and bool(view.left(matches)) != walks
+        answer = index.query("t", "k", max_count=999)
         # other processes get the schema of the entries found
         assert pickle.loads(pickle.dumps(handle.layout)) == handle.layout
-        assert [item.offset for item in found] == list(range(300, -1, -1))
+        assert [item.offset for item in answer] == list(range(300, -1, -1))
         assert [len(answer) for answer in index.query_many([("t", "k"), ("t", "no")], max_count=999)] == [301, 0]
