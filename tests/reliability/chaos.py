@@ -76,7 +76,7 @@ class _Member:
     process: subprocess.Popen[bytes] | None = None
     due_s: float = 0.0
     """The time of its next start."""
-    told: bool = False
+    signalled: bool = False
     """Whether a signal of the campaign may have ended it."""
     wakes_s: float | None = None
     """The time at which a stopped process continues."""
@@ -218,7 +218,7 @@ class Campaign:
         if process is None or process.poll() is not None:
             return False
         if number in (signal.SIGKILL, signal.SIGTERM):
-            self.crew[name].told = True
+            self.crew[name].signalled = True
         process.send_signal(number)
         return True
 
@@ -246,13 +246,13 @@ class Campaign:
             # in its own session, so that an interrupt from the keyboard reaches only the campaign
             pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             process = subprocess.Popen(command, env=without_settings(), start_new_session=True, **pipes)
-        self.crew[name].process, self.crew[name].told = process, False
+        self.crew[name].process, self.crew[name].signalled = process, False
 
     def _reap(self, name: str) -> None:
         member = self.crew[name]
         if member.process is not None and (code := member.process.poll()) is not None:
             member.process = None
-            if code and not (member.told and code in (-signal.SIGKILL, -signal.SIGTERM)):
+            if code and not (member.signalled and code in (-signal.SIGKILL, -signal.SIGTERM)):
                 kind = "hangs" if "Timeout (" in self._stderr(name).read_text()[-20_000:] else "untyped"
                 self.fail(kind, f"{name} ended with {code}; see {self._stderr(name)}")
 
@@ -406,9 +406,9 @@ class Campaign:
                     self.fail(note["fail"], note["what"])
                 else:
                     self.count(note["count"], note["number"])
-            told = self._stderr(name).read_text() if self._stderr(name).exists() else ""
-            if "Traceback (most recent call last)" in told:
-                self.fail("untyped", f"{name}: {told[told.index('Traceback') :][:3000]}")
+            stderr = self._stderr(name).read_text() if self._stderr(name).exists() else ""
+            if "Traceback (most recent call last)" in stderr:
+                self.fail("untyped", f"{name}: {stderr[stderr.index('Traceback') :][:3000]}")
 
 
 def _fault(what: str, chance: random.Random, over: threading.Event) -> Callable[[], Action]:

@@ -178,10 +178,10 @@ class Writer(Member):
                 key, number = self.random.randrange(KEYS), index.log_state.number
                 items = index.query(self.topic, f"key-{key}", max_count=10**6).items
                 self.gone.look()
-                found = problem_with(items, self.topic, key, last, last, gone=self.gone, log_number=number)
+                problem = problem_with(items, self.topic, key, last, last, gone=self.gone, log_number=number)
                 self.notes.count("answers checked")
-                if found is not None:
-                    self.notes.fail(found[0], f"{self.place.name} itself: {found[1]}")
+                if problem is not None:
+                    self.notes.fail(problem[0], f"{self.place.name} itself: {problem[1]}")
         time.sleep(self.random.uniform(0.0, 0.25))
         return last
 
@@ -232,7 +232,7 @@ class Reader(Member):
             middle = int(seconds(np.array([self.random.randint(0, durable)]))[0])
             begin_s, end_s = middle - self.random.choice((0, 60, 7200)), middle + self.random.choice((0, 60, 7200))
         times = {"begin_ms": begin_s * 1000, "end_ms": min(end_s * 1000, 253_402_300_799_999)}
-        asked = {"topic": topic, "key": f"key-{key}", **times}
+        question = {"topic": topic, "key": f"key-{key}", **times}
         timeout_s = self.random.choice((None, None, 1.0, 10.0))
         bounds = {"begin_s": begin_s, "end_s": end_s, "log_number": reader.log_state.number}
         chance = self.random.random()
@@ -243,17 +243,17 @@ class Reader(Member):
             for each, result in zip(keys, results, strict=True):
                 self._check(result, topic, each, durable, **bounds)
         elif chance < 0.4:
-            partial = reader.query(**asked, max_count=10**6, allow_partial=True, timeout_s=timeout_s)
+            partial = reader.query(**question, max_count=10**6, allow_partial=True, timeout_s=timeout_s)
             if partial.status == "partial":
                 if not partial.failed:
-                    self.notes.fail("wrong", f"a partial answer that names no file: {asked}")
+                    self.notes.fail("wrong", f"a partial answer that names no file: {question}")
                 durable = -1  # its entries must still be right
                 self.notes.count("partial answers")
             self._check(partial, topic, key, durable, partial=partial.status == "partial", **bounds)
         elif chance < 0.6:
-            self._pages(reader, asked, topic, key, durable, bounds)
+            self._pages(reader, question, topic, key, durable, bounds)
         else:
-            self._check(reader.query(**asked, max_count=10**6, timeout_s=timeout_s), topic, key, durable, **bounds)
+            self._check(reader.query(**question, max_count=10**6, timeout_s=timeout_s), topic, key, durable, **bounds)
 
     def _durable(self, reader: IndexReader, topic: str, local: str | None) -> int:
         """Return the number of the message up to which a complete answer must have all messages."""
@@ -265,11 +265,11 @@ class Reader(Member):
         return max(position, self.declared[topic].durable) if topic == local else position
 
     def _pages(
-        self, reader: IndexReader, asked: dict[str, Any], topic: str, key: int, durable: int, bounds: dict[str, int]
+        self, reader: IndexReader, question: dict[str, Any], topic: str, key: int, durable: int, bounds: dict[str, int]
     ) -> None:
         cursor, after, size = None, None, self.random.choice((3, 64, 1000))
         for _ in range(10):
-            result = reader.query(**asked, max_count=size, cursor=cursor)
+            result = reader.query(**question, max_count=size, cursor=cursor)
             self._check(result, topic, key, durable, after=after, **bounds)
             cursor = result.cursor
             if cursor is None:
@@ -286,11 +286,13 @@ class Reader(Member):
         if (result.status == "partial") != partial:
             self.notes.fail("wrong", f"{self.place.name}: {topic} key-{key} is {result.status}")
         offered, truncated = self.declared[topic].offered, result.status == "truncated"
-        found = problem_with(result.items, topic, key, durable, offered, truncated=truncated, gone=self.gone, **bounds)
+        problem = problem_with(
+            result.items, topic, key, durable, offered, truncated=truncated, gone=self.gone, **bounds
+        )
         self.notes.count("answers checked")
         self.notes.count("entries in answers", len(result.items))
-        if found is not None:
-            self.notes.fail(found[0], f"{self.place.name}: {found[1]}")
+        if problem is not None:
+            self.notes.fail(problem[0], f"{self.place.name}: {problem[1]}")
 
 
 class Merger(Member):
@@ -337,16 +339,16 @@ class Eraser(Member):
             rule = Retention(topics={topic: time.time() - before_s}, grace_s=grace_s)
             self.gone.ask(topic, before_s)
             expire(storage, log, rule, SystemClock(), yes=True)
-            before_s, asked = log.state.expired.before_ms(topic) // 1000, {}
+            before_s, target = log.state.expired.before_ms(topic) // 1000, {}
         else:
             # the other keys and queues are never erased
-            asked = {"key": self.random.randrange(KEYS - 9, KEYS)} if what == "key" else {"queue": QUEUES - 1}
-            self.gone.ask(topic, before_s, **asked)
-            keys = (f"key-{asked['key']}",) if "key" in asked else ()
-            request = EraseRequest(topic, keys, asked.get("queue"), before_s * 1000)
+            target = {"key": self.random.randrange(KEYS - 9, KEYS)} if what == "key" else {"queue": QUEUES - 1}
+            self.gone.ask(topic, before_s, **target)
+            keys = (f"key-{target['key']}",) if "key" in target else ()
+            request = EraseRequest(topic, keys, target.get("queue"), before_s * 1000)
             grace_s = self.random.choice((0.0, grace_s))
             erase(storage, log, request, SystemClock(), yes=True, now=now, grace_s=grace_s)
-        self.gone.state(topic, before_s, log.state.number, **asked)
+        self.gone.state(topic, before_s, log.state.number, **target)
         self.notes.count(f"erasures by {what}" if what != "age" else "expiries")
 
 

@@ -68,9 +68,9 @@ def problem_with(
     `after` is the end of the page before. `log_number` is the log record at the time of the lookup, or an earlier one.
     """
     numbers = np.arange(key, offered + 1, KEYS)
-    asked = stated = np.zeros(len(numbers), np.bool_)
+    perhaps_gone = stated = np.zeros(len(numbers), np.bool_)
     if gone is not None:
-        asked, stated = gone.asked(topic, numbers), gone.stated(topic, numbers, log_number)
+        perhaps_gone, stated = gone.perhaps_gone(topic, numbers), gone.stated(topic, numbers, log_number)
     name = f"key-{key}"
 
     def entries(chosen: npt.NDArray[np.bool_]) -> list[ModelEntry]:
@@ -78,7 +78,7 @@ def problem_with(
         return [ModelEntry(topic, name, number % QUEUES, number, number % 1000 + 1, at_s) for number, at_s in rows]
 
     model = ReferenceModel()
-    model.entries = entries((numbers <= durable) & ~asked)
+    model.entries = entries((numbers <= durable) & ~perhaps_gone)
     lookup = Lookup(topic=topic, key=name, begin_ms=begin_s * 1000, end_ms=end_s * 1000, max_count=10**9)
     return model.difference([Answer.of(item) for item in items], lookup, entries(~stated), after, truncated=truncated)
 
@@ -152,13 +152,13 @@ class Gone:
         lines = self._path.read_bytes().rpartition(b"\n")[0].decode().splitlines() if self._path.exists() else []
         self.said = [(topic, *map(int, numbers)) for topic, *numbers in map(str.split, lines)]  # type: ignore[misc]
 
-    def asked(self, topic: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def perhaps_gone(self, topic: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return the messages that may be erased or expired."""
         return self._hidden(topic, numbers, self.said)
 
     def stated(self, topic: str, numbers: npt.NDArray[np.int64], log_number: int) -> npt.NDArray[np.bool_]:
         """Return the messages that are erased or expired in the log up to a record."""
-        return self._hidden(topic, numbers, [one for one in self.said if 0 <= one[-1] <= log_number])
+        return self._hidden(topic, numbers, [erasure for erasure in self.said if 0 <= erasure[-1] <= log_number])
 
     def _hidden(
         self, topic: str, numbers: npt.NDArray[np.int64], said: Sequence[tuple[str, int, int, int, int]]

@@ -57,8 +57,8 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
         count("orphans deleted", sweep(storage))
         left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
         if left != set(log.refresh().objects) or sweep(storage) or storage.purge(0):
-            found = f"{sorted(left ^ set(log.state.objects))[:5]}, {storage.purge(0)[:5]}"
-            fail("wrong", f"after the sweep: {found}")
+            left_over = f"{sorted(left ^ set(log.state.objects))[:5]}, {storage.purge(0)[:5]}"
+            fail("wrong", f"after the sweep: {left_over}")
         _check_all(declared, gone, log.state.number, entries, uri, count, fail)
     for place in (["--storage", uri], *(["--root", str(folder / f"root-{name}")] for name in WRITERS)):
         _verify(place, fail)
@@ -67,14 +67,14 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
 def sweep(storage: Storage) -> int:
     """Delete orphans as if two days had passed. Return the number of objects."""
     log = open_log(storage, SystemClock())
-    found = delete_orphans(storage, find_orphans(Later(storage, _TWO_DAYS_S), log))
-    return len(found.objects)
+    orphans = delete_orphans(storage, find_orphans(Later(storage, _TWO_DAYS_S), log))
+    return len(orphans.objects)
 
 
 def _erase_all(storage: Storage, log: StorageLog, gone: Gone, fail: Fail) -> None:
     """Repeat every erasure that has begun. Then no entry of it may remain."""
     gone.look()
-    for topic, key, queue, before_s in {one[:4] for one in gone.said}:
+    for topic, key, queue, before_s in {erasure[:4] for erasure in gone.said}:
         if key < 0 and queue < 0:
             continue
         keys = (f"key-{key}",) if key >= 0 else ()
@@ -128,11 +128,11 @@ def _check_all(
             for key in range(KEYS):
                 result = reader.query(topic, f"key-{key}", max_count=10**7)
                 known = (topic, key, said.durable, said.offered)
-                found = problem_with(result.items, *known, gone=gone, log_number=log_number)
+                problem = problem_with(result.items, *known, gone=gone, log_number=log_number)
                 if result.status != "complete":
-                    found = "wrong", f"{topic} key-{key} is {result.status} at the end"
-                if found is not None:
-                    fail(found[0], f"at the end: {found[1]}")
+                    problem = "wrong", f"{topic} key-{key} is {result.status} at the end"
+                if problem is not None:
+                    fail(problem[0], f"at the end: {problem[1]}")
                 answers += len(result)
                 count("answers checked", 1)
     puts = sum(said.puts for said in declared.values())
@@ -147,5 +147,5 @@ def _verify(place: list[str], fail: Fail) -> None:
     # a root's notes name local copies of merged files; a storage's name objects that the sweep should have deleted
     notes = json.loads(done.stdout)["notes"] if done.returncode == 0 and place[0] == "--storage" else []
     if done.returncode or notes:
-        told = f"{notes[:3]} {done.stdout[-2000:]} {done.stderr[-2000:]}"
-        fail("wrong", f"verify {' '.join(place)} ended with {done.returncode}: {told}")
+        output = f"{notes[:3]} {done.stdout[-2000:]} {done.stderr[-2000:]}"
+        fail("wrong", f"verify {' '.join(place)} ended with {done.returncode}: {output}")

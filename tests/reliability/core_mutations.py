@@ -93,8 +93,8 @@ class _Source:
     def in_core(self) -> Any:
         """Return the core's file."""
         schema, slots = self._metadata.layout.schema, self._metadata.slot_map
-        made = compiled_views().LocalFile(row_form(schema), None, None, 0, 0, slots.base)
-        return made.from_source(self, *self.seconds, (slots.split, slots.join, 0, slots.slots))
+        file = compiled_views().LocalFile(row_form(schema), None, None, 0, 0, slots.base)
+        return file.from_source(self, *self.seconds, (slots.split, slots.join, 0, slots.slots))
 
     def open(self, file: Any) -> bool:
         """See `LocalFile.from_source`."""
@@ -134,13 +134,13 @@ def _try_stored(random: Random, file: InMemory, schema: Any) -> bool:
     batch = _batch(random)
     batch.allow_partial = True
     with using(None):
-        found = _outcome(lambda: collected(search_file(file, batch)))
-    if isinstance(found, str):
+        matches = _outcome(lambda: collected(search_file(file, batch)))
+    if isinstance(matches, str):
         return False
-    damaged = {number for numbers, _ in found.damage for number in numbers.tolist()}
-    expected = _many(lambda _: found, batch, schema, file.trailer().metadata)()
-    asked = in_core(view, batch, batch.under("mask")[0].key_hash, stored=True)
-    owners, rows, left, _ = asked.find(0, len(batch))
+    damaged = {number for numbers, _ in matches.damage for number in numbers.tolist()}
+    expected = _many(lambda _: matches, batch, schema, file.trailer().metadata)()
+    search = in_core(view, batch, batch.under("mask")[0].key_hash, stored=True)
+    owners, rows, left, _ = search.find(0, len(batch))
     # one slot is the whole file here, so nothing but pairs can be left
     away = damaged | set(np.frombuffer(left, np.int64)[1::2].tolist())
     answers = _many(
@@ -192,9 +192,9 @@ def whole_file(kind: str, number: int) -> tuple[bytes, Trailer]:
             data = b"".join([*parts, writer.finish("table", "", "", TOPICS, {"table": "table"})])
         else:
             packed = kind == "packed" or (kind == "filter" and random.random() < 0.5)
-            made = Compaction(entries, layout, T * 1000, T * 1000 + 1_000_000, packed=packed)
+            compacted = Compaction(entries, layout, T * 1000, T * 1000 + 1_000_000, packed=packed)
             about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
-            data = b"".join(made.pieces(file_id="file", topics=tuple(TOPICS.items()), **about))
+            data = b"".join(compacted.pieces(file_id="file", topics=tuple(TOPICS.items()), **about))
     return data, parse_trailer(data, "file", len(data))
 
 
@@ -233,7 +233,7 @@ def _changed_filter(random: Random, data: bytes, whole: Trailer) -> InMemory:
     return InMemory(bytes(room), Trailer(tail, whole.directory, whole.metadata))
 
 
-def _asked(random: Random) -> PreparedLookup:
+def _drawn_lookup(random: Random) -> PreparedLookup:
     low, high = sorted((T + random.randrange(-10, 600), random.choice([T + random.randrange(600), 2**40])))
     topic, key = random.choice(["t"] * 8 + ["u", "absent"]), random.choice([*KEYS, "absent"])
     return PreparedLookup(topic, key, *lookup_numbers("t", key), low, high, random.choice([1, 3, 64, 2_000]))
@@ -261,11 +261,11 @@ def _many(file: Any, batch: LookupBatch, schema: Any, metadata: Metadata | None 
     within = np.ones(len(batch), bool) if metadata is None else batch.within(metadata)
 
     def answers() -> list[bytes]:
-        found = file(batch)
+        matches = file(batch)
         most = batch.max_count.tolist()
         return [
-            first_rows(found.rows[found.lookups == number], schema, most[number] + 1).tobytes()
-            if within[number] and (found.lookups == number).any()
+            first_rows(matches.rows[matches.lookups == number], schema, most[number] + 1).tobytes()
+            if within[number] and (matches.lookups == number).any()
             else b""
             for number in range(len(batch))
         ]
@@ -276,16 +276,19 @@ def _many(file: Any, batch: LookupBatch, schema: Any, metadata: Metadata | None 
 def _compare(core: ModuleType, what: str, make: Callable[[], Any]) -> bool:
     """Compare the results of the core and of NumPy. Return whether they are rows."""
     with using(core):
-        found = _outcome(make)
+        outcome = _outcome(make)
     with using(None):
         expected = _outcome(make)
-    assert found == expected, f"{what}: {found!r:.300}, and NumPy {expected!r:.300}"
-    return not isinstance(found, str) and any(found)
+    assert outcome == expected, f"{what}: {outcome!r:.300}, and NumPy {expected!r:.300}"
+    return not isinstance(outcome, str) and any(outcome)
 
 
 def _batch(random: Random) -> LookupBatch:
-    asked = [_asked(random) for _ in range(random.choice([1, 5]))]
-    lookups = [Lookup(one.topic, one.key, max(0, one.second_min * 1000), None, one.max_count) for one in asked]
+    prepared = [_drawn_lookup(random) for _ in range(random.choice([1, 5]))]
+    lookups = [
+        Lookup(lookup.topic, lookup.key, max(0, lookup.second_min * 1000), None, lookup.max_count)
+        for lookup in prepared
+    ]
     return LookupBatch(lookups)
 
 
@@ -303,14 +306,14 @@ def try_compacted(core: ModuleType, kind: str, seed: int) -> bool:
             file = _changed_body(random, data, whole)
     except TieredIndexError:
         return False
-    schema, lookup = file.trailer().metadata.layout.schema, _asked(random)
+    schema, lookup = file.trailer().metadata.layout.schema, _drawn_lookup(random)
     if kind == "filter":
         return _try_filter(core, file, lookup, schema)
     # the keys of changed items are not in the filter
     file._trailer = replace(file._trailer, tail=file._trailer.tail._replace(filter_length=0))
     has_rows = _compare(core, "search", _single(file.search, lookup, schema))
     if random.random() < 0.2:
-        stored = _single(lambda one: collected(search_file(file, one)), lookup, schema)
+        stored = _single(lambda prepared: collected(search_file(file, prepared)), lookup, schema)
         has_rows |= _compare(core, "stored search", stored)
     if random.random() < 0.1:
         has_rows |= _try_stored(random, file, schema)
@@ -333,9 +336,9 @@ def _try_filter(core: ModuleType, file: InMemory, lookup: PreparedLookup, schema
     with using(core):
         assert excludes != block_may_hold(held[at : at + 32], mixed)
         # the core checks the filter after some searches without a match
-        found = {_single(file.search, lookup, schema)() for _ in range(3)}
+        answers = {_single(file.search, lookup, schema)() for _ in range(3)}
     possible = {expected, b""} if excludes else {expected}
-    assert found <= possible, f"filter: {found!r:.300}, and NumPy {expected!r:.300}"
+    assert answers <= possible, f"filter: {answers!r:.300}, and NumPy {expected!r:.300}"
     return bool(expected)
 
 
@@ -361,8 +364,8 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
     for topic_id, name in TOPICS.items():
         ids[name] = ids.get(name, frozenset()) | {topic_id}
     with using(core):
-        made = compiled_views().LocalFile(row_form(layout.schema), room, ids, 0, T, layout.slots)
-    made.within(T - 2**31, T + 2**31)
+        core_file = compiled_views().LocalFile(row_form(layout.schema), room, ids, 0, T, layout.slots)
+    core_file.within(T - 2**31, T + 2**31)
     about = {
         "table": changed,
         "layout": layout,
@@ -372,12 +375,12 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
         "second_max": T + 2**31,
         "_ids": ids,
         "_map": memoryview(room),
-        "_in_core": made.with_chains(heads, layout.items_position, layout.items),
+        "_in_core": core_file.with_chains(heads, layout.items_position, layout.items),
     }
     vars(file).update(about)
     # a scan searches files with a wrong chain, and finds entries that no chain reaches
     broken, has_rows = _is_broken(file), False
-    for lookup in (_asked(random), _asked(random)):
+    for lookup in (_drawn_lookup(random), _drawn_lookup(random)):
         if not broken:
             has_rows |= _compare(core, "search", _single(file.search, lookup, layout.schema))
         else:

@@ -100,7 +100,7 @@ class Crashes:
     def run(self, campaign: str, life: str) -> None:
         """Run one campaign on one scenario."""
         name = f"{life}:{campaign}"
-        if not self._is_asked(name):
+        if not self._is_chosen(name):
             return
         with _without_chance(name), self._ending_hangs():
             if campaign in ("crash", "again"):
@@ -130,7 +130,7 @@ class Crashes:
         for nth in range(1, 1000):
             for variant in range(3):
                 case = f"{name}:{nth}:{variant}"
-                if not self._is_asked(case) or not (self._only or self._chance(case) < self._share):
+                if not self._is_chosen(case) or not (self._only or self._chance(case) < self._share):
                     continue
                 if not self._fail_at(case, life, nth, variant, burst=burst):
                     return
@@ -161,9 +161,9 @@ class Crashes:
             if disk.struck:
                 calls += 1
                 if calls in later:
-                    self._strike(f"{case}:{calls}:{operation}", world, disk, all_kept=False)
+                    self._strike(f"{case}:{calls}:{operation}", world, disk, all_units=False)
                 if calls in again:
-                    self._strike(f"{case}:then:{calls}:{operation}", world, disk, again=True, all_kept=False)
+                    self._strike(f"{case}:then:{calls}:{operation}", world, disk, again=True, all_units=False)
 
         disk.watch = watch
         with _without_chance(case), self._telling(case):
@@ -174,8 +174,8 @@ class Crashes:
             self.tally.tried["bursts" if burst else "faults"] += 1
             disk.watch = None
             disk.clear()
-            self._strike(f"{case}:end", world, disk, all_kept=False)
-            self._strike(f"{case}:then:end", world, disk, again=True, all_kept=False)
+            self._strike(f"{case}:end", world, disk, all_units=False)
+            self._strike(f"{case}:then:end", world, disk, again=True, all_units=False)
             if world.service is not None:
                 _finish(world)
                 world.open(disk)
@@ -223,28 +223,28 @@ class Crashes:
     # One state
 
     def _strike(
-        self, name: str, world: World, disk: FaultDisk, *, share: float = 1, again: bool = False, all_kept: bool = True
+        self, name: str, world: World, disk: FaultDisk, *, share: float = 1, again: bool = False, all_units: bool = True
     ) -> None:
         """Check the states after a kill and after power cuts at this moment.
 
         `again`: check second crashes during the recovery instead.
         """
-        if self._is_over() or not self._is_asked(name):
+        if self._is_over() or not self._is_chosen(name):
             return
         kinds: list[Kept | None] = [None, *KEPT]
-        if not all_kept:
+        if not all_units:
             kinds = [None, *random.Random(name).sample(KEPT, 2)]
-        for kept in kinds:
-            case = f"{name}:{kept or 'kill'}"
-            if not self._is_over() and self._is_asked(case) and (self._only or self._chance(case) < share):
+        for unit in kinds:
+            case = f"{name}:{unit or 'kill'}"
+            if not self._is_over() and self._is_chosen(case) and (self._only or self._chance(case) < share):
                 with _without_chance(case):
-                    self._look(case, world, disk, kept, again=again)
+                    self._look(case, world, disk, unit, again=again)
 
-    def _look(self, case: str, world: World, disk: FaultDisk, kept: Kept | None, *, again: bool) -> None:
+    def _look(self, case: str, world: World, disk: FaultDisk, unit: Kept | None, *, again: bool) -> None:
         branch, branch_disk = self._branch(world, disk)
         try:
-            if kept is not None:
-                branch_disk.lose_unsynced(random.Random(case), kept)
+            if unit is not None:
+                branch_disk.lose_unsynced(random.Random(case), unit)
             if not self._only and not self._is_new(branch, branch_disk):
                 return
             if again and not self._nested:
@@ -266,7 +266,7 @@ class Crashes:
         def watch(operation: str) -> None:
             nonlocal number
             number += 1
-            self._strike(f"{case}:{number}:{operation}", world, disk, share=self._again_share, all_kept=False)
+            self._strike(f"{case}:{number}:{operation}", world, disk, share=self._again_share, all_units=False)
 
         self._nested = True
         disk.watch = watch
@@ -332,7 +332,7 @@ class Crashes:
         self._seen.add(key)
         return new
 
-    def _is_asked(self, name: str) -> bool:
+    def _is_chosen(self, name: str) -> bool:
         return not self._only or name.startswith(self._only) or self._only.startswith(name + ":")
 
     def _chance(self, name: str) -> float:
@@ -416,9 +416,9 @@ def _check_reader(world: World) -> None:
         world.check_answers(_at_once(reader))
 
 
-def _at_once(asked: Lookups) -> Callable[..., QueryResult]:
+def _at_once(index: Lookups) -> Callable[..., QueryResult]:
     """Return a function that answers a question. One batch looks up all questions."""
-    results = asked.query_many([Lookup(topic=topic, key=key, max_count=1000) for topic, key in QUESTIONS])
+    results = index.query_many([Lookup(topic=topic, key=key, max_count=1000) for topic, key in QUESTIONS])
     answers = dict(zip(QUESTIONS, results, strict=True))
     return lambda topic, key, max_count: answers[topic, key]
 
@@ -447,13 +447,13 @@ def _without_chance(name: str) -> Iterator[None]:
 
 def _run(options: argparse.Namespace) -> Tally:
     share = SHARES if options.all else dict.fromkeys(CAMPAIGNS, options.share)
-    asked = [(campaign, life) for campaign in options.campaign or CAMPAIGNS for life in options.life or LIVES]
-    works = [(campaign, life, share[campaign], options) for campaign, life in asked]
+    pairs = [(campaign, life) for campaign in options.campaign or CAMPAIGNS for life in options.life or LIVES]
+    works = [(campaign, life, share[campaign], options) for campaign, life in pairs]
     total = Tally("crashes")
     with multiprocessing.Pool(options.jobs) as pool:
         for name, tally in pool.imap(_run_one, works, chunksize=1):
             total.add(tally)
-            print(f"{name} {sum(tally.found.values())} failures", file=sys.stderr, flush=True)
+            print(f"{name} {sum(tally.by_kind.values())} failures", file=sys.stderr, flush=True)
     total.tried = Counter(dict(sorted(total.tried.items())))
     return total
 
@@ -469,8 +469,8 @@ def _run_one(work: tuple[str, str, float, argparse.Namespace]) -> tuple[str, Tal
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     shares = ", ".join(f"{share:.0%} of {campaign}" for campaign, share in SHARES.items())
-    told = f"the shares of docs/reliability.md: {shares}".replace("%", "%%")
-    parser.add_argument("--all", action="store_true", help=told)
+    help_text = f"the shares of docs/reliability.md: {shares}".replace("%", "%%")
+    parser.add_argument("--all", action="store_true", help=help_text)
     parser.add_argument("--share", type=float, default=0.02, help="the share of all states to check")
     parser.add_argument("--seed", type=int, default=0, help="chooses the states")
     parser.add_argument("--campaign", action="append", choices=CAMPAIGNS)

@@ -230,7 +230,7 @@ def _one_life(timer: Timer, life: Life, rng: random.Random, tally: Tally) -> Non
         tally.tried["interrupted calls: close"] += 1
     with timer.bounded(CLOSE_S):
         life.close()
-        while [one for one in threading.enumerate() if one.is_alive() and "tiered-index" in one.name]:
+        while [thread for thread in threading.enumerate() if thread.is_alive() and "tiered-index" in thread.name]:
             # those of an interrupted opening end with its objects
             gc.collect()
             time.sleep(0.001)

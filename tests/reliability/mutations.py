@@ -175,7 +175,7 @@ class Campaign:
                     if stored["name"] == name:
                         stored.update(said, size_bytes=len(data))
                 columns, file_id = document["objects"], name.split("/")[1]
-                for at in [at for at, one in enumerate(columns["file_id"]) if one == file_id]:
+                for at in [at for at, stored_id in enumerate(columns["file_id"]) if stored_id == file_id]:
                     for column, value in {**said, "size_bytes": len(data)}.items():
                         columns[column][at] = value
                 (self.tree / known).write_bytes(resealed.packed(json.dumps(document).encode()))
@@ -183,35 +183,35 @@ class Campaign:
     def _tell_journal(self, path: str, data: bytes) -> None:
         target = (self.tree / path).with_suffix(".journal")
         raw = target.read_bytes()
-        made, position = raw[:12], parse_journal(raw, "whole").layout.entry_position
+        journal, position = raw[:12], parse_journal(raw, "whole").layout.entry_position
         for document in map(json.loads, resealed.payloads_of(raw)):
             if document["kind"] == "batch":
                 first, count = document["first"], document["count"]
                 document["crc32"] = zlib.crc32(data[position(first) : position(first + count)])
-            made += resealed.journal_record(json.dumps(document).encode())
-        target.write_bytes(made)
+            journal += resealed.journal_record(json.dumps(document).encode())
+        target.write_bytes(journal)
 
     # programs that read
 
     def _check(self, index: Lookups) -> None:
         put = self.put[self.name]
-        asked = sorted(put)[::9] if self.name == "follow" else list(itertools.product(("t", "u"), KEYS))
-        for topic, key in asked:
+        questions = sorted(put)[::9] if self.name == "follow" else list(itertools.product(("t", "u"), KEYS))
+        for topic, key in questions:
             cursor = None
             for _ in range(3):
-                found = index.query(topic, key, max_count=7, cursor=cursor, allow_partial=True)
-                self._judge(topic, key, found)
-                cursor = found.cursor
+                answer = index.query(topic, key, max_count=7, cursor=cursor, allow_partial=True)
+                self._judge(topic, key, answer)
+                cursor = answer.cursor
                 if cursor is None:
                     break
-        lookups = [Lookup(topic=topic, key=key, max_count=100) for topic, key in asked]
-        for lookup, found in zip(lookups, index.query_many(lookups, allow_partial=True), strict=True):
-            self._judge(lookup.topic, lookup.key, found)
+        lookups = [Lookup(topic=topic, key=key, max_count=100) for topic, key in questions]
+        for lookup, answer in zip(lookups, index.query_many(lookups, allow_partial=True), strict=True):
+            self._judge(lookup.topic, lookup.key, answer)
 
-    def _judge(self, topic: str, key: str, found: Any) -> None:
-        if self.honest and found.status == "complete":
+    def _judge(self, topic: str, key: str, answer: Any) -> None:
+        if self.honest and answer.status == "complete":
             put = self.put[self.name].get((topic, key), set())
-            if wrong := {(item.queue_id, item.offset, item.size) for item in found} - put:
+            if wrong := {(item.queue_id, item.offset, item.size) for item in answer} - put:
                 raise AssertionError(f"{topic}/{key} was never put at {sorted(wrong)[:3]}")
 
     def read(self) -> None:
@@ -343,8 +343,8 @@ class Campaign:
         self.honest = False
         with contextlib.closing(sqlite3.connect(self.tree / self.path, isolation_level=None)) as connection:
             for _ in range(rng.choice((1, 1, 3))):
-                made = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-                table = rng.choice([name for (name,) in made])
+                tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+                table = rng.choice([name for (name,) in tables])
                 columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
                 column, other = rng.choice(columns), rng.choice(columns)
                 value: Any = rng.choice([*resealed.INTEGERS[:22], *resealed.VALUES[-30:], b"", b"\xff" * 9, 0.5, None])
@@ -417,12 +417,12 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
 
 def run(total: int, **options: Any) -> Tally:
     """Make a tree, in memory if possible, and `sweep` it."""
-    kept = tempfile.tempdir
+    tempdir_before = tempfile.tempdir
     with fast_folder() as folder:
         try:
             return sweep(Campaign(folder), total, **options)
         finally:
-            tempfile.tempdir = kept
+            tempfile.tempdir = tempdir_before
 
 
 def sweep(

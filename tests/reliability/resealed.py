@@ -132,11 +132,11 @@ def _json(rng: Random, value: Any) -> bytes:
     odd = rng.random()
     if odd < 0.02:
         return rng.choice(_NO_DOCUMENTS)
-    made = json.dumps(document(rng, value), separators=(",", ":")).encode()
-    if odd < 0.06 and made.startswith(b"{") and len(made) > 2:
+    encoded = json.dumps(document(rng, value), separators=(",", ":")).encode()
+    if odd < 0.06 and encoded.startswith(b"{") and len(encoded) > 2:
         name = rng.choice(sorted(value)) if isinstance(value, dict) and value else "x"
-        return made[:-1] + b"," + json.dumps({name: rng.choice(VALUES)})[1:-1].encode() + b"}"  # a name twice
-    return made
+        return encoded[:-1] + b"," + json.dumps({name: rng.choice(VALUES)})[1:-1].encode() + b"}"  # a name twice
+    return encoded
 
 
 def plain_json(rng: Random, data: bytes) -> bytes:

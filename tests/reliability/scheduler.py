@@ -130,12 +130,12 @@ class Scheduler:
             self._undo.callback(gc.enable)
             gc.disable()
 
-        def change(holder: Any, name: str, made: Any) -> None:
+        def change(holder: Any, name: str, replacement: Any) -> None:
             self._undo.callback(setattr, holder, name, getattr(holder, name))
-            setattr(holder, name, made)
+            setattr(holder, name, replacement)
 
         def ours(real: Any, sim: Callable[[Scheduler], Any]) -> Callable[..., Any]:
-            return lambda *given: sim(self) if _task() is not None else real(*given)
+            return lambda *arguments: sim(self) if _task() is not None else real(*arguments)
 
         make = {"Lock": ours(_REAL["Lock"], _Lock), "RLock": ours(_REAL["RLock"], _RLock)}
         make["SimpleQueue"] = ours(_REAL["SimpleQueue"], _Queue)
@@ -347,11 +347,11 @@ class _SimThread(_RealThread):
 class _ThreadOrSim(_RealThread):
     """Replaces `threading.Thread` during the simulation."""
 
-    def __new__(cls, *given: Any, **more: Any) -> Any:
+    def __new__(cls, *positional: Any, **more: Any) -> Any:
         me = _task()
         if me is None:
-            return _RealThread(*given, **more)
-        assert not given
+            return _RealThread(*positional, **more)
+        assert not positional
         target, args, kwargs = more.get("target"), more.get("args", ()), more.get("kwargs") or {}
         scheduler: Scheduler = me.thread._scheduler
         # an executor without a name has a number that counts all executors of the real process
@@ -471,12 +471,12 @@ class _Queue:
 def _factories() -> list[tuple[Any, str]]:
     """Return the cells of the engine's dataclasses with factories of locks or queues, and the factories' names."""
     names = {id(real): name for name, real in _REAL.items()}
-    found = {}
+    cells = {}
     for name, module in sorted(sys.modules.items()):
         if name.startswith("tiered_index."):
-            for made in vars(module).values():
-                if dataclasses.is_dataclass(made) and isinstance(made, type):
-                    for cell in getattr(made.__init__, "__closure__", None) or ():
+            for member in vars(module).values():
+                if dataclasses.is_dataclass(member) and isinstance(member, type):
+                    for cell in getattr(member.__init__, "__closure__", None) or ():
                         if id(cell.cell_contents) in names:
-                            found[id(cell)] = (cell, names[id(cell.cell_contents)])
-    return list(found.values())
+                            cells[id(cell)] = (cell, names[id(cell.cell_contents)])
+    return list(cells.values())

@@ -39,7 +39,7 @@ class Host:
         self.clock = HostClock(world.scheduler, world.clock)
         self.process: Process | None = None
         self.client: Client | None = None
-        self.made: IndexService | None = None  # perhaps not open yet
+        self.instance: IndexService | None = None  # perhaps not open yet
         self.service: IndexService | None = None
         self.lives = 0
         self.closing = False
@@ -83,10 +83,10 @@ class Writers:
         """Release the resources of an ended process, as the operating system would."""
         host.disk.clear()
         host.disk.crashed = True
-        if host.made is not None:
+        if host.instance is not None:
             with contextlib.suppress(SimulatedCrash, TieredIndexError):
-                host.made.abandon()  # in this thread, because the threads of the process have ended
-        host.made = host.service = None
+                host.instance.abandon()  # in this thread, because the threads of the process have ended
+        host.instance = host.service = None
         if "power" in self.faults and chance.random() < 0.5:
             self.scheduler.note(f"{host.name} loses its power")
             host.disk.lose_unsynced(random.Random(chance.random()), chance.choice(KEPT))
@@ -98,14 +98,14 @@ class Writers:
         rule = ("abs", "mask")[host.lives % 2] if self.preset == "rocketmq" else None
         config = self.config(root=host.root, hash=rule, retention=self.rules[0])
         try:
-            host.made = IndexService.__new__(IndexService)
-            host.made.__init__(config, storage=host.client, clock=host.clock, disk=host.disk)
+            host.instance = IndexService.__new__(IndexService)
+            host.instance.__init__(config, storage=host.client, clock=host.clock, disk=host.disk)
         except LockHeld:
             return False
         except TieredIndexError as error:
             self.excuse(error, host)
             return False
-        host.service, host.opened = host.made, True
+        host.service, host.opened = host.instance, True
         self.look_at_position(host)
         return True
 

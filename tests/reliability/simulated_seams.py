@@ -139,12 +139,12 @@ class Client(FaultStorage):
         return result
 
     def _match(self, call: Call) -> list[Any]:
-        found = super()._match(call)
-        self.struck += len(found)
-        self.mangled += sum(script.mangle is not None for script in found)
-        if found:
+        scripts = super()._match(call)
+        self.struck += len(scripts)
+        self.mangled += sum(script.mangle is not None for script in scripts)
+        if scripts:
             self._scheduler.note(f"{call.operation} {call.name}: struck")
-        return found
+        return scripts
 
     def _wrong_listing(self, page: Any) -> Any:
         page = tuple(page)

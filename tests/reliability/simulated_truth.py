@@ -185,11 +185,11 @@ class Truth:
             self.fail(Wrong(f"{name} names more than was put: {self._named - self.puts}"))
         position = self.state.positions.get(SOURCE)
         if position is not None and record.positions:
-            missing = [n for n in self.kept(self.up_to(position)) if not self._named[self.marks[n]]]
+            missing = [n for n in self.unexpired(self.up_to(position)) if not self._named[self.marks[n]]]
             if missing:
                 self.fail(Lost(f"{name}: the position {position} is ahead of entries {missing}"))
 
-    def kept(self, numbers: Iterable[int], expired: Expired | None = None) -> set[int]:
+    def unexpired(self, numbers: Iterable[int], expired: Expired | None = None) -> set[int]:
         """Return the `numbers` of entries that `expired` does not hide (None: the present state of the log)."""
         gone = self._gone(self.state.expired if expired is None else expired)
         return {n for n in numbers if not gone.has_expired(self.entries[n])}
@@ -231,7 +231,7 @@ class Truth:
 
     def check(
         self,
-        asked: Lookup,
+        lookup: Lookup,
         result: QueryResult,
         must: Iterable[int],
         may: Iterable[int],
@@ -246,19 +246,19 @@ class Truth:
         """
         self.checked += 1
         shown = {(item.queue_id, item.offset, item.timestamp_ms // 1000, item.size) for item in result}
-        marked = mark(ModelEntry(asked.topic, asked.key, 0, 0, 0, 0), keyed=self.keyed)[:3]
+        marked = mark(ModelEntry(lookup.topic, lookup.key, 0, 0, 0, 0), keyed=self.keyed)[:3]
         possible = [(n, self.entries[n]) for n in may if self.marks[n][:3] == marked]
         hits = {n for n, e in possible if (e.queue_id, e.offset, e.second, e.size) in shown}
         known = self._expired[since : (self.state.number if until is None else until) + 1]
-        views = [known[0], *(following for one, following in pairwise(known) if following != one)]
+        views = [known[0], *(following for earlier, following in pairwise(known) if following != earlier)]
         if result.status == "partial":
-            limits = (asked.begin_ms, asked.end_ms)
-            there = self._model(hits, asked.topic, views[0]).query(asked.topic, asked.key, *limits, None, after)
+            limits = (lookup.begin_ms, lookup.end_ms)
+            there = self._model(hits, lookup.topic, views[0]).query(lookup.topic, lookup.key, *limits, None, after)
             if not result.failed or not {Answer.of(item) for item in result} <= set(there):
                 self.fail(Wrong(f"a partial answer holds more than {there}"))
             return set()
         chosen = hits.union(must)
-        problems = [self._model(chosen, asked.topic, view).problem_with(result, asked, after=after) for view in views]
+        problems = [self._model(chosen, lookup.topic, view).problem_with(result, lookup, after=after) for view in views]
         if None not in problems:
             kind, what = problems[-1]  # type: ignore[misc]
             self.fail((Lost if kind == "lost" else Wrong)(what))

@@ -134,7 +134,7 @@ class World(Writers):
         self.standby = MemoryStorage(clock=self.clock)
         self.goes_back = self.past.choice([None, None, "root", "storage", "both"])
         self.backups: dict[str, Callable[[], None]] = {}
-        self.went_back = self.told = self.went_on = 0
+        self.went_back = self.reported = self.went_on = 0
         self.archived: dict[int, bytes] = {}
         self.working = 0  # actors that have not ended
         self.clients: list[Client] = []
@@ -185,16 +185,16 @@ class World(Writers):
     def reap(self, host: Host, chance: random.Random) -> None:
         super().reap(host, chance)
         if self.goes_back in ("root", "both") and host.root.exists() and self.past.random() < 0.5:
-            kept = self.folder / f"{host.name}.kept"
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(host.root, kept, symlinks=True)
-            self.backups[host.name] = partial(self.restore_root, host, kept)
+            backup = self.folder / f"{host.name}.kept"
+            shutil.rmtree(backup, ignore_errors=True)
+            shutil.copytree(host.root, backup, symlinks=True)
+            self.backups[host.name] = partial(self.restore_root, host, backup)
         if self.goes_back in ("storage", "both") and self.truth.state.number and self.past.random() < 0.5:
             self.backups["storage"] = self.server.kept_state()
 
-    def restore_root(self, host: Host, kept: Path) -> None:
+    def restore_root(self, host: Host, backup: Path) -> None:
         shutil.rmtree(host.root)
-        shutil.copytree(kept, host.root, symlinks=True)
+        shutil.copytree(backup, host.root, symlinks=True)
         host.disk = HostDisk(self.scheduler, self.truth, random.Random(self.past.random()))
 
     def go_back(self) -> None:
@@ -218,7 +218,7 @@ class World(Writers):
             if not self.backups:
                 raise
             self.scheduler.note(f"{type(error).__name__}: {error}".replace(str(self.folder), "")[:200])
-            self.told += 1
+            self.reported += 1
         # the simulated disk moves no folders
         done = begin_anew(config, **opened | {"disk": Disk()})
         self.scheduler.note(f"{host.name} starts again: {done}".replace(str(self.folder), ""))
@@ -248,10 +248,10 @@ class World(Writers):
         self.working -= 1
 
     def client(self) -> Client:
-        made = Client(self.scheduler, self.server, self.clock, random.Random(self.chance.random()))
-        made.began = self.truth.state.number
-        self.clients.append(made)
-        return made
+        client = Client(self.scheduler, self.server, self.clock, random.Random(self.chance.random()))
+        client.began = self.truth.state.number
+        self.clients.append(client)
+        return client
 
     # Lookups
 
@@ -274,18 +274,18 @@ class World(Writers):
         cursor, after, pages = None, None, 0
         while True:
             before, since = (set[int](), None) if exact else (must(), index.log_state.number)
-            asked = Lookup(topic, key, *limits, count, cursor)
+            lookup = Lookup(topic, key, *limits, count, cursor)
             if many:
-                result = index.query_many([Lookup(topic, "none"), asked], allow_partial=partial)[1]
+                result = index.query_many([Lookup(topic, "none"), lookup], allow_partial=partial)[1]
             else:
                 result = index.query(topic, key, *limits, count, cursor, allow_partial=partial)
             self.scheduler.note(f"answer {result.status} {[(i.queue_id, i.offset, i.size) for i in result]}")
             if exact:
                 known, number = must(), index.log_state.number
-                hits = self.truth.check(asked, result, known, known, after, number, number)
+                hits = self.truth.check(lookup, result, known, known, after, number, number)
             else:
                 known, begun = before & must(), self.truth.begun
-                hits = self.truth.check(asked, result, known, begun, after, since)
+                hits = self.truth.check(lookup, result, known, begun, after, since)
             seen |= hits
             cursor, pages = result.cursor, pages + 1
             if cursor is None or pages == 3:
@@ -379,7 +379,7 @@ class World(Writers):
             done = erase(client, log, request, clock, yes=True, now=now, grace_s=self.grace_s, threads=threads)
             self.scheduler.note(f"erasure of {request}: {done.status}")
             left = self.truth.named_by(log.state)
-            if not done.remaining and (held := left - self.truth.kept(left, Expired(tombstones=done.tombstones))):
+            if not done.remaining and (held := left - self.truth.unexpired(left, Expired(tombstones=done.tombstones))):
                 self.truth.fail(Wrong(f"nothing remains, says the certificate of {request}, but {held} does"))
 
     def copy(self, process: Process) -> None:
@@ -408,7 +408,7 @@ class World(Writers):
         if (copied.objects, segments, copied.expired) != (source.objects, others, source.expired):
             names, missed = ([*state.objects, *more] for state, more in ((copied, segments), (source, others)))
             self.truth.fail(Wrong(f"a copy of record {at} names {names}, not {missed}"))
-        for name in (*copied.objects, *copied.catalogs, *(one.name for one in segments)):
+        for name in (*copied.objects, *copied.catalogs, *(segment.name for segment in segments)):
             if self.standby.get(name) != self.truth.bytes_of(name):
                 self.truth.fail(Lost(f"{name} has other bytes in the copy"))
         return at
@@ -533,7 +533,7 @@ class World(Writers):
         self.go_back()
         self.host_by_host()
         durable = self.hosts[0].durable | self.hosts[1].durable
-        missing = self.truth.kept(durable) - self.truth.named_by(self.truth.state)
+        missing = self.truth.unexpired(durable) - self.truth.named_by(self.truth.state)
         if missing:
             self.truth.fail(Lost(f"durable entries never came into the storage: {missing}"))
         self.clock.ms += 2 * 86_400_000
@@ -592,9 +592,9 @@ class World(Writers):
             host.service = None
 
     def ask_all(self, index: Any, must: set[int]) -> None:
-        asked = [Lookup(topic=topic, key=key, max_count=ALL) for topic in TOPICS for key in KEYS]
-        for one, result in zip(asked, index.query_many(asked), strict=True):
-            self.truth.check(one, result, must, self.truth.begun, None, index.log_state.number)
+        lookups = [Lookup(topic=topic, key=key, max_count=ALL) for topic in TOPICS for key in KEYS]
+        for lookup, result in zip(lookups, index.query_many(lookups), strict=True):
+            self.truth.check(lookup, result, must, self.truth.begun, None, index.log_state.number)
 
     def config(self, **more: Any) -> IndexConfig:
         return _config(tuple(sorted(self.settings.items()))).changed(**more)
@@ -659,7 +659,7 @@ def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
                     "faults injected": world.struck,
                     "kills": world.kills,
                     "restores of roots and storages": world.went_back,
-                    "restores that an open reported": world.told,
+                    "restores that an open reported": world.reported,
                     "restores during a run": world.went_on,
                     "records of expiry and erasure": world.truth.stated,
                 }

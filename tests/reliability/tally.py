@@ -38,14 +38,14 @@ class Tally:
     campaign: str
     command: str = ""
     tried: Counter[str] = field(default_factory=Counter)
-    found: Counter[str] = field(default_factory=Counter)  # failures by kind
+    by_kind: Counter[str] = field(default_factory=Counter)  # failures by kind
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def fail(self, kind: str, what: str) -> None:
         """Count a failure: ``lost`` (a durable entry), ``wrong`` (an answer), ``untyped`` (an error), ``hangs``."""
         assert kind in self.KINDS
-        self.found[kind] += 1
+        self.by_kind[kind] += 1
         self.failures.append(f"{kind}: {what}")
         print(self.failures[-1], file=sys.stderr, flush=True)
 
@@ -64,7 +64,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Add the counts and failures of another process."""
         self.tried += other.tried
-        self.found += other.found
+        self.by_kind += other.by_kind
         self.failures += other.failures
 
 
@@ -91,12 +91,16 @@ def main(
     began_s = time.monotonic()
     tally = run(options)
     tally.seconds = round(time.monotonic() - began_s, 1)
-    given = [word for word in sys.argv[1:] if word != "--json"]
-    tally.command = " ".join(["python -m", sys.modules["__main__"].__spec__.name, *given])
+    arguments = [word for word in sys.argv[1:] if word != "--json"]
+    tally.command = " ".join(["python -m", sys.modules["__main__"].__spec__.name, *arguments])
     if options.json:
         print(json.dumps(vars(tally), indent=1))
     else:
-        lines = [*tally.tried.items(), *((kind, tally.found[kind]) for kind in Tally.KINDS), ("seconds", tally.seconds)]
+        lines = [
+            *tally.tried.items(),
+            *((kind, tally.by_kind[kind]) for kind in Tally.KINDS),
+            ("seconds", tally.seconds),
+        ]
         for name, count in lines:
             print(f"{name:40} {count:>12,}")
     return 1 if tally.failures else 0

@@ -35,8 +35,8 @@ def place(item: IndexItem) -> OrderKey:
 
 
 def kind(items: list[IndexItem], durable: int = LAST, offered: int = LAST, **more: object) -> str | None:
-    found = problem_with(items, TOPIC, KEY, durable, offered, **more)  # type: ignore[arg-type]
-    return found and found[0]
+    problem = problem_with(items, TOPIC, KEY, durable, offered, **more)  # type: ignore[arg-type]
+    return problem and problem[0]
 
 
 def test_a_right_answer_has_no_problem(items: list[IndexItem]) -> None:

@@ -70,4 +70,4 @@ def test_a_failure_is_printed_and_found_again_by_its_name(campaign, monkeypatch)
         with fast_folder() as folder:
             Crashes(folder, tally, only=only or first.failures[0].split("--only ")[1], stop=1).run(campaign, "writing")
     assert first.failures[0] == again.failures[0]
-    assert set(first.found) == {"lost"}
+    assert set(first.by_kind) == {"lost"}

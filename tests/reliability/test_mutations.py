@@ -67,4 +67,4 @@ def test_each_kind_of_failure_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setattr(mutations, "_MOST_S", 0.3 if kind == "hangs" else 20)
         monkeypatch.setattr(Campaign, "page", wrong)
         tally = sweep(campaign, 1, only=["cursors"])
-        assert tally.found == {kind: 1}, (wrong.__name__, tally.failures)
+        assert tally.by_kind == {kind: 1}, (wrong.__name__, tally.failures)

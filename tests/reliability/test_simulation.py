@@ -60,9 +60,9 @@ def test_a_copy_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Copier, "run_once", cut)
     tally = Tally("simulation")
     for seed in range(11, 17):
-        if not tally.found["lost"]:
+        if not tally.by_kind["lost"]:
             campaign(range(seed, seed + 1), tally)
-    assert tally.found["lost"]
+    assert tally.by_kind["lost"]
 
 
 def run(act: Callable[[Scheduler], None], seed: int = 0) -> Scheduler:
@@ -73,7 +73,7 @@ def run(act: Callable[[Scheduler], None], seed: int = 0) -> Scheduler:
 
 def test_a_deadlock_of_threads_is_reported() -> None:
     def act(scheduler: Scheduler) -> None:
-        one, two = threading.Lock(), threading.Lock()
+        first_lock, second_lock = threading.Lock(), threading.Lock()
         process = Process("p")
 
         def take(first: threading.Lock, second: threading.Lock) -> None:
@@ -82,8 +82,8 @@ def test_a_deadlock_of_threads_is_reported() -> None:
                 with second:
                     pass
 
-        scheduler.start(process, "a", lambda: take(one, two))
-        scheduler.start(process, "b", lambda: take(two, one))
+        scheduler.start(process, "a", lambda: take(first_lock, second_lock))
+        scheduler.start(process, "b", lambda: take(second_lock, first_lock))
         scheduler.join(process)
 
     with pytest.raises(Stuck, match="nobody can go on"):

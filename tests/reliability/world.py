@@ -154,42 +154,42 @@ class World:
 
     def answers(self, ask: Callable[..., QueryResult] | None = None) -> dict[tuple[str, str], list[Answer]]:
         """Return all answers by (topic, key), each complete."""
-        found = {}
+        answers = {}
         for question in QUESTIONS:
             result = (ask or self.service.query)(*question, max_count=1000)
             assert result.status == "complete"
-            found[question] = [Answer.of(item) for item in result]
+            answers[question] = [Answer.of(item) for item in result]
             self.expired[question] = expired_ms = result.expired_before_ms or 0
             assert expired_ms <= self.rule.horizon(self.clock.now_ms()).of_topic(question[0])
             assert all(item.timestamp_ms >= expired_ms for item in result), "the answer has expired entries"
-        return found
+        return answers
 
     def check(self, ask: Callable[..., QueryResult] | None = None) -> None:
         """Check that each durable entry is found once, only entries of puts are found, and positions are right."""
-        found = self.check_answers(ask)
+        answers = self.check_answers(ask)
         position = self.service.durable_position("log")
         promised = ReferenceModel()
         promised.entries = [entry for entry in self.model.entries if position is not None and entry.offset <= position]
         for question in QUESTIONS:
-            ahead = self._kept(question, promised) - set(found[question])
+            ahead = self._kept(question, promised) - set(answers[question])
             assert not ahead, f"durable_position {position} is ahead of {ahead}"
         if self.durable_position:
             assert position is not None, "no durable position"
-            told = f"durable position {position}, not from {self.durable_position} to {self.position}"
-            assert self.durable_position <= position <= self.position, told
+            problem = f"durable position {position}, not from {self.durable_position} to {self.position}"
+            assert self.durable_position <= position <= self.position, problem
 
     def check_answers(self, ask: Callable[..., QueryResult] | None = None) -> dict[tuple[str, str], list[Answer]]:
         """Check that each durable entry is found once, and only entries of puts are found. Return the answers."""
-        found = self.answers(ask)
-        self.model.erasures = self.durable.erasures = self._stated(found)
+        all_answers = self.answers(ask)
+        self.model.erasures = self.durable.erasures = self._stated(all_answers)
         for question in QUESTIONS:
-            answers = found[question]
+            answers = all_answers[question]
             assert len(answers) == len(set(answers))
             possible = self.model.query(*question, max_count=None)
             assert answers == [answer for answer in possible if answer in set(answers)], f"{question}: {answers}"
             lost = self._kept(question, self.durable) - set(answers)
             assert not lost, f"durable entries of {question} are gone: {lost}"
-        return found
+        return all_answers
 
     def _kept(self, question: tuple[str, str], model: ReferenceModel) -> set[Answer]:
         """Return a model's answers without erased entries, and without those that the last answers show as expired."""
@@ -197,31 +197,35 @@ class World:
         answers = model.query(*question, max_count=None)
         return {answer for answer in answers if answer.timestamp_ms >= self.expired.get(question, 0)}
 
-    def _stated(self, found: dict[tuple[str, str], list[Answer]]) -> list[tuple[str, int, str | None, int | None]]:
+    def _stated(
+        self, all_answers: dict[tuple[str, str], list[Answer]]
+    ) -> list[tuple[str, int, str | None, int | None]]:
         """Return the erasures that the log states, if the answers have none of their entries."""
         if not self.erasures:
             return []
         known, stated = StorageLog(self.storage, self.clock).open().expired, []
         self.model.erasures = []
-        for asked in self.erasures:
-            stones = asked.tombstones(0, keyed=True)
+        for erasure in self.erasures:
+            stones = erasure.tombstones(0, keyed=True)
             shown = [
                 answer
-                for (topic, key), answers in found.items()
+                for (topic, key), answers in all_answers.items()
                 for answer in answers
-                if topic == asked.topic
-                and (not asked.keys or key in asked.keys)
-                and asked.queue_id in (None, answer.queue_id)
+                if topic == erasure.topic
+                and (not erasure.keys or key in erasure.keys)
+                and erasure.queue_id in (None, answer.queue_id)
                 and answer.timestamp_ms < stones[0].before_ms
             ]
             if not shown and known.joined(Expired(tombstones=stones)) is known:
-                stated += [(asked.topic, stones[0].before_ms, key, asked.queue_id) for key in asked.keys or (None,)]
+                stated += [
+                    (erasure.topic, stones[0].before_ms, key, erasure.queue_id) for key in erasure.keys or (None,)
+                ]
         return stated
 
     def settle(self) -> None:
         """Note the losses after a recovery: all entries that are found are durable."""
-        found = {question: {(a.queue_id, a.offset) for a in answers} for question, answers in self.answers().items()}
-        self.model.entries = [e for e in self.model.entries if (e.queue_id, e.offset) in found[e.topic, e.key]]
+        places = {question: {(a.queue_id, a.offset) for a in answers} for question, answers in self.answers().items()}
+        self.model.entries = [e for e in self.model.entries if (e.queue_id, e.offset) in places[e.topic, e.key]]
         self.durable.entries = list(self.model.entries)
         self.position = self.service.durable_position("log") or 0
         self.unsettled = False
