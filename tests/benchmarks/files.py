@@ -134,9 +134,9 @@ def read_rows(folder: Path, rows: int, lookups: int) -> dict[str, Any]:
         with IndexReader.open("s3://bench/index") as reader, FileRows(reader) as source:
             for number in range(lookups):
                 begun_s = time.perf_counter()
-                found = reader.messages("orders", f"order-{number * rows // lookups}", source=source)
+                answer = reader.messages("orders", f"order-{number * rows // lookups}", source=source)
                 taken_ms.append((time.perf_counter() - begun_s) * 1000)
-                require(sum(each.message is not None for each in found), _OBJECTS, "rows that came back")
+                require(sum(each.message is not None for each in answer), _OBJECTS, "rows that came back")
     begun_s = time.perf_counter()
     where = f"WHERE order_id = 'order-{rows // 2}'"
     with duckdb.connect() as db:
@@ -183,13 +183,13 @@ def main(suite: str, arguments: list[str]) -> None:
     """Measure, and print the tables."""
     parser = options(suite, __doc__, rounds=5)
     parser.add_argument("--rows", type=int, default=400_000)
-    given = parser.parse_args(arguments)
-    with scratch(given.root_dir) as folder:
-        figures = measure(folder, given.rows, given.rounds)
+    flags = parser.parse_args(arguments)
+    with scratch(flags.root_dir) as folder:
+        figures = measure(folder, flags.rows, flags.rounds)
     names = list(figures["ways"]["ndjson index"])
     rows = [(way, *values.values()) for way, values in figures["ways"].items()]
     tables = {
-        f"{given.rows:,} rows": [("way", *names), *rows],
+        f"{flags.rows:,} rows": [("way", *names), *rows],
         "rows read again": [("", ""), *figures["read again"].items()],
     }
-    finish(given, figures | {"tables": tables})
+    finish(flags, figures | {"tables": tables})

@@ -161,8 +161,8 @@ def measure_file(setting: Setting, place: Path, record: Record) -> None:
     with opening:
         index = setting.open_compacting(place)
     with index:
-        found = [(file.place, getattr(file, "count", None)) for file in index.files()]
-        require(found, [("unsealed", entries)], "files after the crash")
+        states = [(file.place, getattr(file, "count", None)) for file in index.files()]
+        require(states, [("unsealed", entries)], "files after the crash")
         _look_up(setting, index, "unsealed", entries, record)
         index.seal()
         first = setting.entries + 20_000  # so that the two files have no second in common
@@ -193,13 +193,13 @@ def measure_file(setting: Setting, place: Path, record: Record) -> None:
 def _look_up(setting: Setting, index: IndexService[Any], state: str, entries: int, record: Record) -> None:
     numbers = drawn(min(20_000, entries), entries, 1)
     for kind, keys, expected in (("lookup", keys_of(numbers), len(numbers)), ("absent key", absent_keys(numbers), 0)):
-        times, found = array("d"), 0
+        times, answers = array("d"), 0
         for key in keys:
             began_s = time.perf_counter()
             answer = index.query(TOPIC, key)
             times.append(time.perf_counter() - began_s)
-            found += len(answer)
-        require_answers(setting.preset, found, expected, f"answers of {kind}, {state}")
+            answers += len(answer)
+        require_answers(setting.preset, answers, expected, f"answers of {kind}, {state}")
         for name, value in zip(("p50", "p99"), percentiles(times, 50, 99), strict=True):
             record(f"{kind}, {state}: {name} us", value)
     keys, many = keys_of(drawn(min(100_000, entries), entries, 2)), Spent()
@@ -269,11 +269,11 @@ def measure_commit_log(setting: Setting, place: Path, record: Record) -> None:
     store = StoreDirectory.open(place)
     with on_core(-1):
         for _ in range(2):  # the first reading allocates memory that the second one reuses
-            reading, found = Spent(), (0, 0)
+            reading, counts = Spent(), (0, 0)
             with reading:
                 for rows in CommitLogReader(store.commitlog).batches():
-                    found = found[0] + rows.messages, found[1] + len(rows.columns)
-            require(found, (messages, 3 * messages), "messages and entries")
+                    counts = counts[0] + rows.messages, counts[1] + len(rows.columns)
+            require(counts, (messages, 3 * messages), "messages and entries")
     record("commit log: messages/CPU s", messages / reading.cpu_s)
 
 
@@ -406,12 +406,12 @@ def main(suite: str, arguments: list[str]) -> None:
     parser.add_argument("--slots", type=int, default=slots, help=f"hash slots per file (default: {slots:,})")
     parser.add_argument("--items", type=int, default=items, help=f"items per file (default: {items:,})")
     parser.add_argument("--spark", action="store_true", help="also puts beside a merge by Spark (needs Java)")
-    given = parser.parse_args(arguments)
-    presets = given.preset or (["native", "rocketmq"] if suite == "machine" else ["native"])
+    flags = parser.parse_args(arguments)
+    presets = flags.preset or (["native", "rocketmq"] if suite == "machine" else ["native"])
     document: dict[str, Any] = {"figures": {}, "tables": {}}
     for preset in presets:
-        setting, measured = Setting(preset, given.slots, given.items), Measured()
-        beside = partial(measure_beside, spark=given.spark)
+        setting, measured = Setting(preset, flags.slots, flags.items), Measured()
+        beside = partial(measure_beside, spark=flags.spark)
         parts = (
             measure_puts,
             measure_file,
@@ -419,13 +419,13 @@ def main(suite: str, arguments: list[str]) -> None:
             measure_commit_log,
             *([beside] if preset == "native" else []),
         )
-        for number in range(given.rounds):
-            note(f"{preset}, round {number + 1} of {given.rounds}")
+        for number in range(flags.rounds):
+            note(f"{preset}, round {number + 1} of {flags.rounds}")
             for part in parts:
-                with own_environment(), scratch(given.root_dir) as place:
+                with own_environment(), scratch(flags.root_dir) as place:
                     part(setting, place, lambda name, value: measured.setdefault(name, []).append(float(value)))  # noqa: B023
         document["figures"][preset] = measured
-        title = f"{preset}, {given.slots:,} slots and {given.items:,} items a file, {given.rounds} rounds"
+        title = f"{preset}, {flags.slots:,} slots and {flags.items:,} items a file, {flags.rounds} rounds"
         rows = [(name, float(np.median(values)), min(values), max(values)) for name, values in measured.items()]
         document["tables"][title] = [("figure", "median", "least", "greatest"), *rows]
-    finish(given, document)
+    finish(flags, document)

@@ -104,14 +104,14 @@ class ProcessWatch(Sampler):
 
 def below(root: int) -> dict[int, tuple[str, int]]:
     """Return (name, parent) of every process below `root`, by its id."""
-    found = {}
+    processes = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and (state := proc_lines(f"{path.name}/status")):
-            found[int(path.name)] = state["Name"], int(state["PPid"])
+            processes[int(path.name)] = state["Name"], int(state["PPid"])
     below = {root}
-    while more := {pid for pid, (_, parent) in found.items() if parent in below} - below:
+    while more := {pid for pid, (_, parent) in processes.items() if parent in below} - below:
         below |= more
-    return {pid: found[pid] for pid in below if pid != root}
+    return {pid: processes[pid] for pid in below if pid != root}
 
 
 def times(pid: int) -> tuple[str, float]:

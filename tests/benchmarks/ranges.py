@@ -109,18 +109,18 @@ def stored_files(base: Path, items: int, count: int, *, plain: bool = False) -> 
     preset, disk = PRESETS["native"], UnsyncedDisk()
     layout = Layout(preset, preset.schema, max(1, items // 4), items)
     with scratch(base) as folder, plain_files(plain):
-        made = StoredFiles(layout, count, folder)
+        files = StoredFiles(layout, count, folder)
         about: dict[str, Any] = {"root": folder / "root", "background": False, "local_keep_s": 0}
         config = IndexConfig.load(slots=layout.slots, items=items, **about)
         storage = LocalStorage(folder / "storage", disk=disk)
         with IndexService.open(config, disk=disk, storage_backend=storage) as index:
             for file in range(count):
-                index.put_batch(made.rows(file))
+                index.put_batch(files.rows(file))
                 index.flush()
                 if file % max(1, min(_AT_ONCE, 2_000_000 // items)) == 0 or file == count - 1:
                     index.run_lifecycle()
             require([file.place for file in index.files()], ["storage"] * count, "states of the files")
-        yield made
+        yield files
 
 
 class Network(WrapperStorage):
@@ -217,10 +217,10 @@ class Lookups:
     def _timed(self, way: tuple[int, str, str], seed: int, read: Callable[[], Cost], answers: int | None) -> None:
         self.network.begin(seed)
         began_s = time.perf_counter()
-        found, requests, read_bytes = read()
+        answer_count, requests, read_bytes = read()
         elapsed_s = time.perf_counter() - began_s
         if answers is not None:
-            require(found, answers, f"answers of {way}")
+            require(answer_count, answers, f"answers of {way}")
         self.costs.setdefault(way, []).append((requests, read_bytes, elapsed_s))
 
     def _look_up(self, reader: IndexReader, count: int, key: str, most: int) -> Cost:
@@ -266,8 +266,8 @@ class Lookups:
             items = np.frombuffer(self.network.get_range(name, position, length), layout.schema.item)
             return int(np.count_nonzero(normal_hashes(items["key_hash"]) == hash31)), 2, SLOT_SIZE + length
 
-        found, requests, read_bytes = zip(*mapped(look, stored), strict=True)
-        return sum(found), sum(requests), sum(read_bytes)
+        counts, requests, read_bytes = zip(*mapped(look, stored), strict=True)
+        return sum(counts), sum(requests), sum(read_bytes)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the columns of the table and its rows."""
@@ -313,9 +313,9 @@ def many_keys(base: Path, items: int, count: int) -> Iterator[tuple[Any, ...]]:
             with open_reader(storage, cache, coalesce_gap_bytes=most) as reader:
                 reader.topics()  # reads the directories, and no filters
                 for size in wanted:
-                    found = reader.query_many([Lookup(topic=TOPIC, key=key) for key in keys[:size]])
-                    require(int(found.counts.sum()), size, "answers of query_many")
-                    cost = found.explain.requests, found.explain.bytes / 2**20
+                    answers = reader.query_many([Lookup(topic=TOPIC, key=key) for key in keys[:size]])
+                    require(int(answers.counts.sum()), size, "answers of query_many")
+                    cost = answers.explain.requests, answers.explain.bytes / 2**20
                     yield size, "in memory" if filters else "none", most >> 10, *cost
 
 
@@ -358,21 +358,21 @@ def main(suite: str, arguments: list[str]) -> None:
     parser.add_argument("--items", type=int, default=20_000, help="items of a file")
     parser.add_argument("--bucket", help="SUITE=s3: an existing bucket")
     parser.add_argument("--only-lookups", action="store_true", help="without the tables that need no server")
-    given = parser.parse_args(arguments)
-    large, few = 200 * given.items, given.items < 20_000
+    flags = parser.parse_args(arguments)
+    large, few = 200 * flags.items, flags.items < 20_000
     endpoint = os.environ[ENDPOINT_VARIABLE] if suite == "s3" else None
     with own_environment():
-        with stored_files(given.root_dir, given.items, given.files, plain=True) as files:
-            with _network(files, endpoint, given.bucket) as (network, get):
-                lookups = Lookups(files, network, get, given.rounds)
+        with stored_files(flags.root_dir, flags.items, flags.files, plain=True) as files:
+            with _network(files, endpoint, flags.bucket) as (network, get):
+                lookups = Lookups(files, network, get, flags.rounds)
                 lookups.run()
         where = "a real S3 server" if suite == "s3" else f"a folder behind lognormal({_MEDIAN_MS:.0f} ms, {_SIGMA})"
-        tables = {f"{given.files:,} files of {given.items:,} items on {where}": list(lookups.rows())}
-        if suite == "ranges" and not given.only_lookups:
+        tables = {f"{flags.files:,} files of {flags.items:,} items on {where}": list(lookups.rows())}
+        if suite == "ranges" and not flags.only_lookups:
             readers = (24, (500,)) if few else (240, (20_000, 80_000))
             tables |= {
-                f"a new reader of {readers[0]} packed files": list(new_readers(given.root_dir, *readers)),
-                f"query_many in ten packed files of {large:,} items": list(many_keys(given.root_dir, large, 10)),
-                f"a file of {1_000 * given.items:,} keys": list(equal_hashes(1_000 * given.items)),
+                f"a new reader of {readers[0]} packed files": list(new_readers(flags.root_dir, *readers)),
+                f"query_many in ten packed files of {large:,} items": list(many_keys(flags.root_dir, large, 10)),
+                f"a file of {1_000 * flags.items:,} keys": list(equal_hashes(1_000 * flags.items)),
             }
-    finish(given, {"tables": tables})
+    finish(flags, {"tables": tables})

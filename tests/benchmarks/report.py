@@ -88,15 +88,15 @@ def require(found: object, expected: object, what: str) -> None:
         raise RuntimeError(f"{what}: {found!r}, not {expected!r}")
 
 
-def finish(given: argparse.Namespace, document: Mapping[str, Any]) -> None:
+def finish(flags: argparse.Namespace, document: Mapping[str, Any]) -> None:
     """Write the document of a suite, with its options and the machine, and print its tables.
 
     A table is a list of rows in `document["tables"]`, by its title. The first row has the columns.
     """
-    said = {name: value if isinstance(value, int | float | list) else str(value) for name, value in vars(given).items()}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"machine": facts(given.root_dir), "options": said, **document}
-    given.out.write_text(json.dumps(whole, indent=1) + "\n")
+    said = {name: value if isinstance(value, int | float | list) else str(value) for name, value in vars(flags).items()}
+    flags.out.parent.mkdir(parents=True, exist_ok=True)
+    whole = {"machine": facts(flags.root_dir), "options": said, **document}
+    flags.out.write_text(json.dumps(whole, indent=1) + "\n")
     for title, (columns, *rows) in document["tables"].items():
         print(f"\n{title}\n\n{table(columns, rows)}")
 

@@ -200,12 +200,12 @@ def main(suite: str, arguments: list[str]) -> None:
     """Measure each size, and print the table."""
     parser = options(suite, __doc__)
     parser.add_argument("--objects", type=numbers, default=[1_000, 10_000, 100_000], help="sizes, by commas")
-    given = parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     columns = []
-    for size in given.objects:
+    for size in flags.objects:
         note(f"{size:,} objects")
-        with scratch(given.root_dir) as folder:
+        with scratch(flags.root_dir) as folder:
             columns.append(measured(folder / "index", size))
     rows = [(name, *(figures[name] for figures in columns)) for name in columns[0]]
-    table = [("figure", *(f"{size:,}" for size in given.objects)), *rows]
-    finish(given, {"figures": columns, "tables": {"an index of so many objects": table}})
+    table = [("figure", *(f"{size:,}" for size in flags.objects)), *rows]
+    finish(flags, {"figures": columns, "tables": {"an index of so many objects": table}})

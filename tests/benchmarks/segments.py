@@ -104,8 +104,8 @@ def read(uri: str, segments: int) -> dict[str, Any]:
         for _ in range(2):
             for store, offset in places:
                 before = storage.total.requests
-                found = reader.segment_archive.segments().holding(store, offset)
-                assert found is not None and found.start <= offset < found.end
+                segment = reader.segment_archive.segments().holding(store, offset)
+                assert segment is not None and segment.start <= offset < segment.end
                 worst = max(worst, storage.total.requests - before)
             reads.append(storage.total.requests - sum(opening.values()))
         return {
@@ -150,14 +150,14 @@ def main(suite: str, arguments: list[str]) -> None:
     """Run each part in a process of its own, and print the figures."""
     parser = options(suite, __doc__)
     parser.add_argument("--segments", type=int, default=1_000_000)
-    given = parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     figures: dict[str, Any] = {}
-    with scratch(given.root_dir) as folder:
+    with scratch(flags.root_dir) as folder:
         for act in (build, read, stream):
             note(act.__name__)
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                figures[act.__name__] = pool.apply(_part, (act, (folder / "index").as_uri(), given.segments))
+                figures[act.__name__] = pool.apply(_part, (act, (folder / "index").as_uri(), flags.segments))
     rows = [(part, name, str(value)) for part, values in figures.items() for name, value in values.items()]
     finish(
-        given, {"figures": figures, "tables": {f"{given.segments:,} segments": [("part", "figure", "value"), *rows]}}
+        flags, {"figures": figures, "tables": {f"{flags.segments:,} segments": [("part", "figure", "value"), *rows]}}
     )

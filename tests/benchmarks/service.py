@@ -106,9 +106,9 @@ class Connection(asyncio.Protocol):
         else:
             assert self._request is not None
             self._load.latencies_s.append(time.perf_counter() - self._began_s)
-            found = self._received.count(self._request.marker, body_at)
-            if head[_STATUS] != b"200" or found != self._request.count:
-                self._load.wrong.append(f"{found} of {self._request.count}: {bytes(self._received[:300])!r}")
+            marker_count = self._received.count(self._request.marker, body_at)
+            if head[_STATUS] != b"200" or marker_count != self._request.count:
+                self._load.wrong.append(f"{marker_count} of {self._request.count}: {bytes(self._received[:300])!r}")
         self._ask()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -163,15 +163,15 @@ class Service:
         return self._batches(number, keys, b"accept: application/vnd.apache.arrow.stream\r\n", b'"complete"', 1)
 
     def _batches(self, number: int, keys: int, accept: bytes, marker: bytes, count: int) -> Iterator[Request]:
-        drawn, made = random.Random(number), list[Request]()
+        drawn, requests = random.Random(number), list[Request]()
         # before the clock runs: a request takes the client longer to make than the service to read
         for _ in range(_BATCHES):
-            asked = [{"topic": _TOPIC, "key": _key(drawn.randrange(keys))} for _ in range(_BATCH_KEYS)]
-            body = json.dumps({"lookups": asked}).encode()
+            lookups = [{"topic": _TOPIC, "key": _key(drawn.randrange(keys))} for _ in range(_BATCH_KEYS)]
+            body = json.dumps({"lookups": lookups}).encode()
             head = b"POST /v1/query:batch HTTP/1.1\r\ncontent-type: application/json\r\n" + self._host + accept
             head += f"content-length: {len(body)}\r\n\r\n".encode()
-            made.append(Request(head + body, marker, count))
-        return itertools.cycle(made)
+            requests.append(Request(head + body, marker, count))
+        return itertools.cycle(requests)
 
     def run(
         self,
@@ -206,20 +206,20 @@ class Service:
         loop, slow = asyncio.get_running_loop(), list[SlowReader]()
         head = f"GET /v1/query?topic={_TOPIC}&key={_HOT_KEY}&all=true HTTP/1.1\r\nAccept: application/x-ndjson\r\n"
         for _ in range(slow_readers):
-            one = socket.socket()
+            slow_socket = socket.socket()
             # small, so that the service must wait for its reader
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.setblocking(False)
-            await loop.sock_connect(one, self._address)
+            slow_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow_socket.setblocking(False)
+            await loop.sock_connect(slow_socket, self._address)
             reader = SlowReader(head.encode() + self._host + b"\r\n")
-            await loop.create_connection(lambda reader=reader: reader, sock=one)
+            await loop.create_connection(lambda reader=reader: reader, sock=slow_socket)
             slow.append(reader)
         of_connections = [requests(number, keys) for number in range(connections)]
         began_s = time.perf_counter()
-        made = [Connection(load, each, began_s + self._seconds) for each in of_connections]
-        for one in made:
-            await loop.create_connection(lambda one=one: one, *self._address)
-        await asyncio.gather(*(one.ended for one in made))
+        opened = [Connection(load, each, began_s + self._seconds) for each in of_connections]
+        for connection in opened:
+            await loop.create_connection(lambda connection=connection: connection, *self._address)
+        await asyncio.gather(*(connection.ended for connection in opened))
         load.elapsed_s = time.perf_counter() - began_s
         memory = memory_bytes(self._process.pid, "VmRSS") >> 20
         for reader in slow:
@@ -338,8 +338,8 @@ def main(suite: str, arguments: list[str]) -> None:
     parser = options(suite, __doc__)
     parser.add_argument("--entries", type=int, default=1_000_000, help="entries of the index, four per key")
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each load")
-    given = parser.parse_args(arguments)
-    with scratch(given.root_dir) as folder:
-        rows = measure(folder, given.entries, given.seconds)
+    flags = parser.parse_args(arguments)
+    with scratch(flags.root_dir) as folder:
+        rows = measure(folder, flags.entries, flags.seconds)
     cells = [(row["name"], *(row.get(name) for name in COLUMNS)) for row in rows]
-    finish(given, {"rows": rows, "tables": {f"{given.entries:,} entries": [("", *COLUMNS), *cells]}})
+    finish(flags, {"rows": rows, "tables": {f"{flags.entries:,} entries": [("", *COLUMNS), *cells]}})

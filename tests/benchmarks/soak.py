@@ -156,12 +156,12 @@ class Soak:
         """Return the fault of an answer, if any."""
         if answer.status != "complete":
             return f"status {answer.status}"
-        found = [(item.timestamp_ms // 1000, item.offset, item.queue_id) for item in answer]
-        if found != sorted(set(found), key=lambda place: (-place[0], -place[1], place[2])):
+        places = [(item.timestamp_ms // 1000, item.offset, item.queue_id) for item in answer]
+        if places != sorted(set(places), key=lambda place: (-place[0], -place[1], place[2])):
             return "out of order, or twice"
         horizon = max(low, -(-(answer.expired_before_ms or 0) // 1000))
         for number, (ledger, acknowledged) in enumerate(zip(self._ledgers, before, strict=True)):
-            mine = {(second, offset) for second, offset, queue in found if queue == number}
+            mine = {(second, offset) for second, offset, queue in places if queue == number}
             least = set(zip(*reversed(ledger.numbers(key, acknowledged, horizon, 1 << 40)), strict=True))
             most = set(zip(*reversed(ledger.numbers(key, ledger.begun, low, 1 << 40)), strict=True))
             if least - mine:
@@ -192,19 +192,19 @@ def main(suite: str, arguments: list[str]) -> None:
     parser.add_argument("--keep", type=float, default=600.0, help="seconds after which entries expire")
     parser.add_argument("--items", type=int, default=400_000, help="items a file")
     parser.add_argument("--storage", help="its URI (default: a folder, which is deleted at the end)")
-    given = parser.parse_args(arguments)
-    with scratch(given.root_dir) as folder:
+    flags = parser.parse_args(arguments)
+    with scratch(flags.root_dir) as folder:
         config = IndexConfig.load(
             root=folder / "root",
-            storage=given.storage or f"file://{folder / 'storage'}",
-            slots=given.items // 4,
-            items=given.items,
+            storage=flags.storage or f"file://{folder / 'storage'}",
+            slots=flags.items // 4,
+            items=flags.items,
             seal_after_s=_SEAL_S,
             local_keep_s=120.0,
-            retention=Retention(age_s=given.keep, grace_s=_GRACE_S),
+            retention=Retention(age_s=flags.keep, grace_s=_GRACE_S),
         )
-        run, minutes = Soak(config, given.rate, 1), list[Minute]()
-        for minute in run.run(given.minutes):
+        run, minutes = Soak(config, flags.rate, 1), list[Minute]()
+        for minute in run.run(flags.minutes):
             minutes.append(minute)
             note(f"{minute}, {len(run.wrong)} wrong")
     figures: dict[str, Any] = {
@@ -218,6 +218,6 @@ def main(suite: str, arguments: list[str]) -> None:
     }
     columns = tuple(field.name for field in fields(Minute))
     title = f"{run.answers:,} answers, {len(run.wrong)} wrong; {run.merged:,} files merged"
-    finish(given, figures | {"tables": {title: [columns, *map(astuple, minutes)]}})
+    finish(flags, figures | {"tables": {title: [columns, *map(astuple, minutes)]}})
     if run.wrong:
         sys.exit("\n".join(run.wrong[:10]))

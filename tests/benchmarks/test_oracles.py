@@ -132,16 +132,18 @@ def test_a_wrong_answer_of_a_peer_is_an_error(tmp_path):
 
 def test_the_entries_in_object_storage_are_known():
     data = StoredData(20_000, 7)
-    found: dict[str, list[list[int]]] = {}
+    entries_of_keys: dict[str, list[list[int]]] = {}
     for batch in data.files():
         for row in batch.to_pylist():
-            found.setdefault(row["key"], []).insert(0, [row["timestamp_ms"] // 1000, row["offset"], row["queue_id"]])
+            entries_of_keys.setdefault(row["key"], []).insert(
+                0, [row["timestamp_ms"] // 1000, row["offset"], row["queue_id"]]
+            )
     numbers = data.drawn(data.keys, 0)
     for number, key in zip(numbers.tolist(), data.texts(numbers), strict=True):
-        assert found.pop(key, []) == data.expected(number)
+        assert entries_of_keys.pop(key, []) == data.expected(number)
     for number in range(HOT_KEYS):
-        assert found.pop(data.hot(number)) == data.expected_hot(number, 1 << 30)
-    assert found == {}
+        assert entries_of_keys.pop(data.hot(number)) == data.expected_hot(number, 1 << 30)
+    assert entries_of_keys == {}
     assert not set(data.drawn(10, 1).tolist()) & set(data.drawn(10, 2).tolist())
     _Run._check("month", [[[1, 2, 3]]], [[[1, 2, 3]]])
     with pytest.raises(RuntimeError, match="30d table answered"):
@@ -161,8 +163,8 @@ def test_the_server_has_objects_ranges_conditions_parts_and_lists_and_counts(tmp
 
     first = ask("PUT", "/b/a%20name", b"0123456789", if_none_match="*")
     assert ask("GET", "/b/a%20name").body == b"0123456789"
-    for asked, body in {"bytes=2-4": b"234", "bytes=8-99": b"89", "bytes=7-": b"789", "bytes=-3": b"789"}.items():
-        reply = ask("GET", "/b/a%20name", range=asked)
+    for byte_range, body in {"bytes=2-4": b"234", "bytes=8-99": b"89", "bytes=7-": b"789", "bytes=-3": b"789"}.items():
+        reply = ask("GET", "/b/a%20name", range=byte_range)
         assert (reply.status, reply.body) == (206, body)
     assert ask("GET", "/b/a%20name", range="bytes=10-12").status == 416 and ask("GET", "/b/none").status == 404
     assert ask("PUT", "/b/a%20name", b"2", if_none_match="*").status == 412
@@ -214,7 +216,7 @@ def test_missing_additional_and_unordered_entries_of_the_soak_are_wrong():
 
 
 def test_synthetic_objects_cover_ten_years_without_a_gap():
-    ends = sorted({(one.second_min, one.second_max) for one in synthetic_objects(5000, 1000)})
+    ends = sorted({(stored.second_min, stored.second_max) for stored in synthetic_objects(5000, 1000)})
     reached = ends[0][0]
     for low, high in ends:
         assert low <= reached + 1

@@ -30,23 +30,23 @@ def main(suite: str, arguments: list[str]) -> None:
     sizes = [20_000_000] if suite == "spark" else [10_000_000, 100_000_000, 1_000_000_000]
     parser.add_argument("--entries", type=numbers, default=sizes, help="numbers of messages, by commas")
     parser.add_argument("--master", default="local[2]", help="where Spark runs")
-    given = parser.parse_args(arguments)
-    check_space(given.root_dir, max(given.entries))
+    flags = parser.parse_args(arguments)
+    check_space(flags.root_dir, max(flags.entries))
     document: dict[str, Any] = {"sizes": {}, "tables": {}}
-    for size in sorted(given.entries):
-        folder = given.root_dir / f"tiered-index-year-{size}"
+    for size in sorted(flags.entries):
+        folder = flags.root_dir / f"tiered-index-year-{size}"
         # the steps of a size that an interrupted run has finished
         finished = folder.with_suffix(".json")
         if not finished.exists():
             with own_environment():
-                run = Run(folder, size, given.master, lambda step, size=size: note(f"{size:,} messages: {step}"))  # type: ignore[misc]
+                run = Run(folder, size, flags.master, lambda step, size=size: note(f"{size:,} messages: {step}"))  # type: ignore[misc]
                 finished.write_text(json.dumps(run.run(with_sparks_ways=suite == "spark")))
             shutil.rmtree(folder)
         steps = document["sizes"][str(size)] = json.loads(finished.read_text())
         document["tables"][f"{size:,} messages"] = [_COLUMNS, *_rows(steps, size)]
-        finish(given, document)
-    for size in given.entries:
-        (given.root_dir / f"tiered-index-year-{size}.json").unlink()
+        finish(flags, document)
+    for size in flags.entries:
+        (flags.root_dir / f"tiered-index-year-{size}.json").unlink()
 
 
 def check_space(base: Path, entries: int) -> None:

@@ -93,8 +93,8 @@ def write(spark: SparkSession, folder: Path, entries: int) -> None:
         rows = rows.withColumn("size", F.when(is_changed, F.col("size") + 1).otherwise(F.col("size")))
         with tempfile.TemporaryDirectory(dir=folder) as written:
             rows.coalesce(1).write.mode("overwrite").parquet(written)
-            (one,) = Path(written).glob("part-*.parquet")
-            one.rename(folder / CHANGED / files[place].name)
+            (part,) = Path(written).glob("part-*.parquet")
+            part.rename(folder / CHANGED / files[place].name)
     count = min(KEYS, max(1, entries // 2))
     step = entries // count
     number: Any = F.col("id") * step + F.pmod(F.xxhash64("id", F.lit(3)), F.lit(step))

@@ -116,25 +116,25 @@ def hottest(folder: Path) -> tuple[str, str, int]:
     """Return topic, key and number of messages of the key that has most."""
     with _database(folder) as db:
         row = db.sql(f"SELECT topic, key, count(*) FROM '{folder / FOUND}' GROUP BY ALL ORDER BY 3 DESC, 2 LIMIT 1")
-        found: tuple[str, str, int] = row.fetchone()
-        return found
+        topic_key_count: tuple[str, str, int] = row.fetchone()
+        return topic_key_count
 
 
 def count(folder: Path, keys: str) -> int:
     """Return the number of messages of the keys in a file."""
     with _database(folder, keys) as db:
-        found: int = db.sql(f"SELECT count(*) FROM '{folder / FOUND}' JOIN keys USING (topic, key)").fetchone()[0]
-        return found
+        messages: int = db.sql(f"SELECT count(*) FROM '{folder / FOUND}' JOIN keys USING (topic, key)").fetchone()[0]
+        return messages
 
 
 def older(folder: Path, second: int, topic: str, key: str) -> int:
     """Return the number of messages before `second`, without those of a key."""
     with _database(folder) as db:
-        found: int = db.execute(
+        messages: int = db.execute(
             "SELECT count(*) FROM source WHERE timestamp_ms < ? AND NOT (topic = ? AND key = ?)",
             [second * 1000, topic, key],
         ).fetchone()[0]
-        return found
+        return messages
 
 
 def check(folder: Path, answers: Path, keys: str = KEYS_FILE) -> dict[str, int]:

@@ -49,11 +49,11 @@ class Run:
 
     def run(self, *, with_sparks_ways: bool) -> dict[str, dict[str, Any]]:
         """Run all steps that have not ended; return the figures of all."""
-        for name, made, work in self._all(with_sparks_ways):
+        for name, outputs, work in self._all(with_sparks_ways):
             if name in self.steps:
                 continue
             self.tell(name)
-            self._delete(*made)
+            self._delete(*outputs)
             self.steps[name] = work()
             self._kept.write_text(json.dumps(self.steps, indent=1))
         return self.steps
@@ -122,7 +122,7 @@ class Run:
 
     def _build(self, *arguments: str) -> dict[str, Any]:
         figures, document = self._run(BY_SPARK, *arguments, "--master", self.master)
-        entries = document["entries"] if "entries" in document else sum(one["entries"] for one in document["tiers"])
+        entries = document["entries"] if "entries" in document else sum(tier["entries"] for tier in document["tiers"])
         self._require(entries, self.entries, " ".join(arguments[:2]))
         return {**figures, **_requests(document), "stored_bytes": self._stored(BY_SPARK)}
 
@@ -138,8 +138,8 @@ class Run:
 
     def _look_up(self, place: str, keys: str = KEYS_FILE) -> dict[str, Any]:
         out = self.folder / ANSWERS
-        asked = ("--keys", keys, "--out", out, "--max", oracle.MAX_COUNT, "--master", self.master)
-        figures, document = self._run(place, "spark", "lookup", *asked)
+        arguments = ("--keys", keys, "--out", out, "--max", oracle.MAX_COUNT, "--master", self.master)
+        figures, document = self._run(place, "spark", "lookup", *arguments)
         checked = oracle.check(self.folder, out, keys)
         shutil.rmtree(out)
         return {**figures, **_requests(document), **checked}

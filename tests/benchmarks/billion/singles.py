@@ -48,7 +48,7 @@ def _counts(folder: Path, keys: list[tuple[str, str]]) -> list[int]:
     with duckdb.connect() as db:
         rows = db.sql(f"SELECT topic, key, count(*) FROM '{folder / FOUND}' GROUP BY ALL").fetchall()
     counts = {(topic, key): min(count, MAX_COUNT) for topic, key, count in rows}
-    return [counts.get(one, 0) for one in keys]
+    return [counts.get(pair, 0) for pair in keys]
 
 
 def main(folder: str, storage: str, entries: str) -> None:
@@ -58,13 +58,13 @@ def main(folder: str, storage: str, entries: str) -> None:
     keys = [(row["topic"], row["key"]) for row in table.take(some).to_pylist()]
     wanted = _counts(Path(folder), keys)
     document: dict[str, object] = {}
-    found: list[int] = []
+    fresh_counts: list[int] = []
     opened, wall, cpu_s = [], [], time.process_time()
     for topic, key in keys[:_FRESH]:
         begun = time.perf_counter()
         with IndexReader.open(storage) as reader:
             opened.append(time.perf_counter() - begun)
-            found.append(len(reader.query(topic, key, max_count=MAX_COUNT)))
+            fresh_counts.append(len(reader.query(topic, key, max_count=MAX_COUNT)))
             wall.append(time.perf_counter() - begun)
     document["fresh"] = {
         "open_ms": 1000 * statistics.median(opened),
@@ -77,7 +77,7 @@ def main(folder: str, storage: str, entries: str) -> None:
             for name in ("first", "warm"):
                 document[caches + name], counts = _timed(reader, keys[_FRESH:])
             document[caches + "absent"], none = _timed(reader, [(topic, f"no-{key}") for topic, key in keys[_FRESH:]])
-        if found + counts != wanted or any(none):
+        if fresh_counts + counts != wanted or any(none):
             raise RuntimeError("answers of single lookups differ from the source")
     print(json.dumps(document))
 

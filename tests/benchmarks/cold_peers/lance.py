@@ -28,29 +28,29 @@ class Reader:
 
     def lookup(self, key: str, count: int) -> list[list[int]]:
         """Return [second, offset, queue] of the newest `count` entries."""
-        found = self._dataset.scanner(columns=_COLUMNS, filter=f"key = '{key}'", limit=count, scan_in_order=True)
-        return _rows(found.to_table())
+        scanner = self._dataset.scanner(columns=_COLUMNS, filter=f"key = '{key}'", limit=count, scan_in_order=True)
+        return _rows(scanner.to_table())
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
         """Return the same entries for each key, by one list of values."""
         wanted = ", ".join(f"'{key}'" for key in keys)
-        found = self._dataset.to_table(columns=["key", *_COLUMNS], filter=f"key IN ({wanted})", scan_in_order=True)
-        return by_key(keys, found)
+        table = self._dataset.to_table(columns=["key", *_COLUMNS], filter=f"key IN ({wanted})", scan_in_order=True)
+        return by_key(keys, table)
 
     def close(self) -> None:
         """A dataset has nothing to close."""
 
 
-def by_key(keys: list[str], found: Any) -> list[list[list[int]]]:
+def by_key(keys: list[str], table: Any) -> list[list[list[int]]]:
     """Return the rows of each key from a table with a column `key`."""
     rows: dict[str, list[list[int]]] = {key: [] for key in keys}
-    for key, row in zip(found["key"].to_pylist(), _rows(found), strict=True):
+    for key, row in zip(table["key"].to_pylist(), _rows(table), strict=True):
         rows[key].append(row)
     return [rows[key] for key in keys]
 
 
-def _rows(found: Any) -> list[list[int]]:
-    return [list(row) for row in zip(*(found[name].to_pylist() for name in _COLUMNS), strict=True)]
+def _rows(table: Any) -> list[list[int]]:
+    return [list(row) for row in zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True)]
 
 
 def sorted_entries(source: Path) -> Any:

@@ -36,8 +36,8 @@ class Reader:
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
         """Return the same entries for each key."""
-        found = self._reader.query_many([(TOPIC, key) for key in keys])
-        starts, rows = found.starts.tolist(), found.rows
+        answers = self._reader.query_many([(TOPIC, key) for key in keys])
+        starts, rows = answers.starts.tolist(), answers.rows
         columns = zip(*(rows[name].tolist() for name in ("second", "offset", "queue_id")), strict=True)
         every = [list(row) for row in columns]
         return [every[starts[at] : starts[at + 1]] for at in range(len(keys))]

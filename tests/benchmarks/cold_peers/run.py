@@ -162,9 +162,9 @@ class _Worker(Child):
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def ask(self, **asked: Any) -> dict[str, Any]:
+    def ask(self, **request: Any) -> dict[str, Any]:
         """Send a request, and return the answer."""
-        self.tell(json.dumps(asked))
+        self.tell(json.dumps(request))
         return self.answer()
 
 
@@ -185,7 +185,7 @@ def _environment(endpoint_url: str, peer: bool) -> dict[str, str]:
 
 def versions(columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return each column's versions, by column, and the packages that other columns lack, by title."""
-    found, lacking = {}, {}
+    installed, lacking = {}, {}
     for name in columns:
         known, missing = {}, []
         for package in COLUMNS[name].packages:
@@ -196,14 +196,14 @@ def versions(columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         if missing:
             lacking[COLUMNS[name].title] = ", ".join(missing)
         else:
-            found[name] = ", ".join(f"{package} {each}" for package, each in known.items()) or __version__
-    return found, lacking
+            installed[name] = ", ".join(f"{package} {each}" for package, each in known.items()) or __version__
+    return installed, lacking
 
 
 def run(columns: Sequence[str], entries: int, amounts: Amounts, folder: Path) -> dict[str, Measured]:
     """Measure columns in a folder, and return their figures. Raises `RuntimeError` for a wrong answer."""
     data = Data(entries, amounts.files)
-    found: dict[str, Measured] = {name: {} for name in columns}
+    figures: dict[str, Measured] = {name: {} for name in columns}
     source = folder / "source"
     for place in (source, folder / "objects"):
         place.mkdir()
@@ -214,9 +214,9 @@ def run(columns: Sequence[str], entries: int, amounts: Amounts, folder: Path) ->
         run_of = _Run(data, amounts, server, source)
         for name in columns:
             note(f"building {COLUMNS[name].title}")
-            found[name] |= run_of.built(name)
-            if "build" in found[name] and (base := COLUMNS[name].base) is not None:
-                found[name]["build"][0] += found[base]["build"][0]  # a merge needs the files
+            figures[name] |= run_of.built(name)
+            if "build" in figures[name] and (base := COLUMNS[name].base) is not None:
+                figures[name]["build"][0] += figures[base]["build"][0]  # a merge needs the files
         server.delay(amounts.delay_ms)
         workers = {name: opened.enter_context(run_of.opened(name)) for name in columns}
         for number in range(amounts.rounds):
@@ -224,12 +224,12 @@ def run(columns: Sequence[str], entries: int, amounts: Amounts, folder: Path) ->
             for name in [*columns[number % len(columns) :], *columns[: number % len(columns)]]:
                 note(f"round {number + 1} of {amounts.rounds}: {COLUMNS[name].title}")
                 for figure, value in run_of.measured(name, workers[name], number).items():
-                    found[name].setdefault(figure, []).append(value)
+                    figures[name].setdefault(figure, []).append(value)
         for name in columns:
-            found[name]["memory"] = [workers[name].ask(task="memory")["mib"]]
+            figures[name]["memory"] = [workers[name].ask(task="memory")["mib"]]
             if COLUMNS[name].follows:
-                found[name] |= run_of.followed(name)
-    return found
+                figures[name] |= run_of.followed(name)
+    return figures
 
 
 @dataclass
@@ -259,7 +259,7 @@ class _Run:
         with self._worker(name, job) as worker:
             said = worker.answer()
         # None: the build leaves no garbage
-        prefixes = [name] if said["kept"] is None else [f"{name}/{each}" for each in said["kept"]]
+        prefixes = [name] if said["prefixes"] is None else [f"{name}/{each}" for each in said["prefixes"]]
         stored = sum(map(self.server.stored_bytes, prefixes))
         return {"build": [said["cpu_s"]], "stored": [stored / self.data.entries]}
 
@@ -365,25 +365,25 @@ def main(suite: str, arguments: list[str]) -> None:
     parser.add_argument("--entries", type=numbers, default=[5_000_000, 20_000_000], help="sizes, by commas")
     parser.add_argument("--only", default=",".join(COLUMNS), help="the columns, by commas")
     parser.add_argument("--delay", type=float, default=30.0, help="delay of each request in milliseconds")
-    given = parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     # a column may start from another column's objects
-    wanted = {part for name in given.only.split(",") for part in (COLUMNS[name].base, name)}
-    found, lacking = versions([name for name in COLUMNS if name in wanted])
+    wanted = {part for name in flags.only.split(",") for part in (COLUMNS[name].base, name)}
+    installed, lacking = versions([name for name in COLUMNS if name in wanted])
     for title, packages in lacking.items():
         note(f"{title} is left out: {packages} not installed")
-    chosen = [name for name in found if COLUMNS[name].base is None or COLUMNS[name].base in found]
-    amounts = Amounts(rounds=given.rounds, delay_ms=given.delay)
+    chosen = [name for name in installed if COLUMNS[name].base is None or COLUMNS[name].base in installed]
+    amounts = Amounts(rounds=flags.rounds, delay_ms=flags.delay)
     document: dict[str, Any] = {
         "amounts": asdict(amounts),
-        "versions": found,
+        "versions": installed,
         "left out": lacking,
         "sizes": {},
         "tables": {},
     }
-    for size in given.entries:
-        with scratch(given.root_dir) as folder:
+    for size in flags.entries:
+        with scratch(flags.root_dir) as folder:
             measured = run(chosen, size, amounts, folder)
         document["sizes"][str(size)] = measured
         titled = {COLUMNS[name].title: figures for name, figures in measured.items()}
-        document["tables"][f"{size:,} entries, {given.rounds} rounds"] = compared(titled, FIGURES, {"at once"})
-        finish(given, document)
+        document["tables"][f"{size:,} entries, {flags.rounds} rounds"] = compared(titled, FIGURES, {"at once"})
+        finish(flags, document)

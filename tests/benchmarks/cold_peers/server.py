@@ -36,8 +36,8 @@ class Delayed(Store):
             self.delay_s = float(query["ms"]) / 1000
         elif what == "copy":
             source, target = query["source"] + "/", query["target"] + "/"
-            found = [(name, held) for name, held in self.objects.items() if name.startswith(source)]
-            self.objects |= {target + name.removeprefix(source): held for name, held in found}
+            copied = [(name, held) for name, held in self.objects.items() if name.startswith(source)]
+            self.objects |= {target + name.removeprefix(source): held for name, held in copied}
         elif what == "size":
             prefix = query["prefix"]
             sizes = [held.size for name, held in self.objects.items() if f"{name}/".startswith(f"{prefix}/")]

@@ -75,12 +75,12 @@ class Reader:
         prefix = key.encode() + b"\0"
         options = self._ahead if ahead else self._one
         rows = await self._db.scan_prefix_with_options(prefix, self._all, options)
-        found: list[list[int]] = []
-        while len(found) < count and (batch := await rows.next_batch(count - len(found))):
+        entries: list[list[int]] = []
+        while len(entries) < count and (batch := await rows.next_batch(count - len(entries))):
             for row in batch:
                 second, offset, queue = _REST.unpack(row.key[len(prefix) :])
-                found.append([_SECOND - second, _OFFSET - offset, queue])
-        return found
+                entries.append([_SECOND - second, _OFFSET - offset, queue])
+        return entries
 
     def lookup(self, key: str, count: int) -> list[list[int]]:
         """Return [second, offset, queue] of the newest `count` entries."""
@@ -96,11 +96,11 @@ class Reader:
         async def every() -> list[list[list[int]]]:
             free = asyncio.Semaphore(_AT_ONCE)
 
-            async def one(key: str) -> list[list[int]]:
+            async def look_up(key: str) -> list[list[int]]:
                 async with free:
                     return await self._find(key, 64, False)
 
-            return await asyncio.gather(*map(one, keys))
+            return await asyncio.gather(*map(look_up, keys))
 
         return self._loop.run_until_complete(every())
 

@@ -27,8 +27,8 @@ def main(argument: str) -> None:
 
 def _build(system: Any, job: dict[str, Any]) -> None:
     before_s = time.process_time()
-    kept = system.build(job["place"], Path(job["source"]), **job.get("options", {}))
-    _say({"cpu_s": time.process_time() - before_s, "kept": kept})
+    prefixes = system.build(job["place"], Path(job["source"]), **job.get("options", {}))
+    _say({"cpu_s": time.process_time() - before_s, "prefixes": prefixes})
 
 
 def _once(system: Any, job: dict[str, Any]) -> None:
@@ -42,18 +42,18 @@ def _serve(system: Any, job: dict[str, Any]) -> None:
     reader = system.Reader(job["place"], **job.get("options", {}))
     _say({})
     for line in sys.stdin:
-        asked = json.loads(line)
-        _say(_TASKS[asked["task"]](reader, asked))
+        request = json.loads(line)
+        _say(_TASKS[request["task"]](reader, request))
     reader.close()
 
 
-def _each(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def _each(reader: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Look keys up one after another. A store can have a separate call for hot keys."""
-    look_up = getattr(reader, "lookup_hot", reader.lookup) if asked["hot"] else reader.lookup
+    look_up = getattr(reader, "lookup_hot", reader.lookup) if request["hot"] else reader.lookup
     answers, walls_ms = [], []
-    for key in asked["keys"]:
+    for key in request["keys"]:
         started_s = time.perf_counter()
-        answers.append(look_up(key, asked["count"]))
+        answers.append(look_up(key, request["count"]))
         walls_ms.append((time.perf_counter() - started_s) * 1e3)
     return {"answers": answers, "walls_ms": walls_ms}
 
@@ -67,26 +67,26 @@ def lookup_at_once(reader: Any, keys: list[str]) -> Any:
         return list(pool.map(lambda key: reader.lookup(key, 64), keys))
 
 
-def _together(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    own = getattr(reader, "lookup_many" if asked["task"] == "many" else "lookup_at_once", None)
+def _together(reader: Any, request: dict[str, Any]) -> dict[str, Any]:
+    own = getattr(reader, "lookup_many" if request["task"] == "many" else "lookup_at_once", None)
     look_up = own or partial(lookup_at_once, reader)
     started_s = time.perf_counter()
-    answers = look_up(asked["keys"])
+    answers = look_up(request["keys"])
     return {"answers": answers, "wall_ms": (time.perf_counter() - started_s) * 1e3}
 
 
-def _seen(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def _seen(reader: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Return when a lookup found the key's newest entry, by the machine's clock, or when the time for an absent key
     ended.
     """
-    end_s = time.monotonic() + asked["timeout_s"]
+    end_s = time.monotonic() + request["timeout_s"]
     while time.monotonic() < end_s:
-        if reader.lookup(asked["key"], 1):
+        if reader.lookup(request["key"], 1):
             return {"at_s": time.monotonic()}
         time.sleep(0.01)
-    if asked.get("absent"):
+    if request.get("absent"):
         return {}
-    raise TimeoutError(f"an entry was not readable after {asked['timeout_s']} s")
+    raise TimeoutError(f"an entry was not readable after {request['timeout_s']} s")
 
 
 def _memory(*_: object) -> dict[str, Any]:
@@ -100,9 +100,9 @@ def _write(system: Any, job: dict[str, Any]) -> None:
     with system.writer(job["place"]) as put:
         _say({})
         for line in sys.stdin:
-            asked = json.loads(line)
+            request = json.loads(line)
             at_s = time.monotonic()
-            put(asked["key"])
+            put(request["key"])
             _say({"at_s": at_s})
 
 

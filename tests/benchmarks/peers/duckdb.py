@@ -61,13 +61,13 @@ class DuckDb(Peer):
         self._db.unregister("arriving")
 
     def lookup(self, key: str) -> Any:
-        found = self._db.execute(f"EXECUTE one({hash_of(key)})").fetchall()
-        return [row[1:] for row in found]
+        rows = self._db.execute(f"EXECUTE one({hash_of(key)})").fetchall()
+        return [row[1:] for row in rows]
 
     def lookup_many(self, keys: list[str]) -> Any:
         self._db.register("wanted", pa.table({"key": [hash_of(key) for key in keys]}))
-        found = self._db.execute(self._source.format('"key" IN (SELECT "key" FROM wanted)')).fetchnumpy()
-        return list(zip(found["key"].tolist(), found["offset"].tolist(), strict=True))
+        columns = self._db.execute(self._source.format('"key" IN (SELECT "key" FROM wanted)')).fetchnumpy()
+        return list(zip(columns["key"].tolist(), columns["offset"].tolist(), strict=True))
 
     def settle(self) -> None:
         written = self.folder / "entries.parquet.new"

@@ -44,15 +44,15 @@ class Lmdb(Peer):
 
     def lookup(self, key: str) -> Any:
         with self._env.begin(self._entries) as transaction, transaction.cursor() as cursor:
-            found = cursor.set_key(_KEY.pack(hash_of(key)))
-            return [_REST.unpack(row) for row in cursor.iternext_dup()] if found else []
+            is_present = cursor.set_key(_KEY.pack(hash_of(key)))
+            return [_REST.unpack(row) for row in cursor.iternext_dup()] if is_present else []
 
     def lookup_many(self, keys: list[str]) -> Any:
         wanted = [_KEY.pack(hash_of(key)) for key in keys]
         with self._env.begin(self._entries) as transaction, transaction.cursor() as cursor:
             size = ROW.itemsize - KEY_BYTES
-            found = cursor.getmulti(wanted, dupdata=True, dupfixed_bytes=size, keyfixed=True)
-            return np.frombuffer(bytes(found), ROW)
+            pairs = cursor.getmulti(wanted, dupdata=True, dupfixed_bytes=size, keyfixed=True)
+            return np.frombuffer(bytes(pairs), ROW)
 
     def settle(self) -> None:
         compact = self.folder / "compact"

@@ -95,7 +95,7 @@ class Peer(ABC):
 
     def offsets_by_key(self, keys: Sequence[str], answer: Any) -> list[list[int]]:
         """Return the offsets of each key in the result of `lookup_many`. Not timed."""
-        found: dict[int, list[int]] = {hash_of(key): [] for key in keys}
+        offsets: dict[int, list[int]] = {hash_of(key): [] for key in keys}
         for key, offset in pairs_of(answer):
-            found[key].append(offset)
-        return [found[hash_of(key)] for key in keys]
+            offsets[key].append(offset)
+        return [offsets[hash_of(key)] for key in keys]

@@ -85,18 +85,18 @@ class RocketMq(Peer):
             self._walk()
         wanted = key_hash(TOPIC, key, "mask")
         at = HEADER_SIZE + SLOT_SIZE * (wanted % self._slots)
-        found = []
+        items = []
         for data in self._maps:
             (index,) = _HEAD.unpack_from(data, at)
             while index > 0:
                 *item, index = _CHAINED.unpack_from(data, HEADER_SIZE + SLOT_SIZE * self._slots + _CHAINED.size * index)
                 if item[0] == wanted:
-                    found.append(tuple(item))
+                    items.append(tuple(item))
         for file in self._compacted:
             position, length = _SLOT.unpack(os.pread(file, SLOT_SIZE, at))
             if length:
-                found += [item for item in _ITEM.iter_unpack(os.pread(file, length, position)) if item[0] == wanted]
-        return found
+                items += [item for item in _ITEM.iter_unpack(os.pread(file, length, position)) if item[0] == wanted]
+        return items
 
     def lookup_many(self, keys: list[str]) -> Any:
         return [self.lookup(key) for key in keys]

@@ -88,8 +88,8 @@ class RocksDb(Peer):
         prefix = _PREFIX.pack(hash_of(key))
         pairs.seek(prefix)
         rows = []
-        while pairs.valid() and (found := pairs.key()).startswith(prefix):
-            rows.append(found + pairs.value())
+        while pairs.valid() and (row_key := pairs.key()).startswith(prefix):
+            rows.append(row_key + pairs.value())
             pairs.next()
         return rows
 

@@ -90,8 +90,8 @@ def main(suite: str, arguments: list[str]) -> None:
     parser.add_argument("--commit-entries", type=int, default=10_000, help="entries of a durable batch")
     parser.add_argument("--lookups", type=int, default=5_000, help="lookups of each kind per round")
     parser.add_argument("--peers", default=",".join(PEERS), help="the peers, by commas")
-    given = parser.parse_args(arguments)
-    names = given.peers.split(",")
+    flags = parser.parse_args(arguments)
+    names = flags.peers.split(",")
     missing = {name: reason for name in names if (reason := PEERS[name].missing()) is not None}
     for name, reason in missing.items():
         note(f"{PEERS[name].name} is left out: {reason}")
@@ -100,19 +100,19 @@ def main(suite: str, arguments: list[str]) -> None:
     document: dict[str, Any] = {"versions": versions, "missing": missing, "sizes": [], "tables": {}}
     # so that no store outlives this process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for entries in given.entries:
-        for per_key in given.per_key:
+    for entries in flags.entries:
+        for per_key in flags.per_key:
             columns: dict[str, Measured] = {PEERS[name].name: {} for name in chosen}
             document["sizes"].append({"entries": entries, "per_key": per_key, "columns": columns})
-            for seed in range(given.rounds):
+            for seed in range(flags.rounds):
                 # each round begins with a different peer
                 for name in chosen[seed % len(chosen) :] + chosen[: seed % len(chosen)]:
                     note(f"{entries:,} entries, {per_key} a key, round {seed + 1}: {PEERS[name].name}")
-                    with scratch(given.root_dir) as folder:
-                        amounts = entries - entries % per_key, per_key, given.commit_entries, given.lookups
-                        job = Job(name, "", "", *amounts, min(_MANY, 2 * given.lookups), seed)
+                    with scratch(flags.root_dir) as folder:
+                        amounts = entries - entries % per_key, per_key, flags.commit_entries, flags.lookups
+                        job = Job(name, "", "", *amounts, min(_MANY, 2 * flags.lookups), seed)
                         for figure, value in _life(job, folder).items():
                             columns[PEERS[name].name].setdefault(figure, []).append(value)
-            title = f"{entries:,} entries, {per_key} per key, {given.rounds} rounds"
+            title = f"{entries:,} entries, {per_key} per key, {flags.rounds} rounds"
             document["tables"][title] = compared(columns, FIGURES)
-    finish(given, document)
+    finish(flags, document)

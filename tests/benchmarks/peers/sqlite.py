@@ -49,12 +49,12 @@ class Sqlite(Peer):
         return self._db.execute(_ONE, (hash_of(key),)).fetchall()
 
     def lookup_many(self, keys: list[str]) -> Any:
-        found = []
+        rows = []
         for at in range(0, len(keys), _AT_ONCE):
             wanted = [hash_of(key) for key in keys[at : at + _AT_ONCE]]
             marks = ",".join("?" * len(wanted))
-            found += self._db.execute(f"SELECT * FROM entries WHERE key IN ({marks})", wanted).fetchall()
-        return found
+            rows += self._db.execute(f"SELECT * FROM entries WHERE key IN ({marks})", wanted).fetchall()
+        return rows
 
     def settle(self) -> None:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -99,9 +99,9 @@ def _written_bytes() -> int:
 def check(peer: Peer, data: Data, number: int, offsets: list[int]) -> None:
     """Raise an error if these are not the offsets of the key with this number. An absent key's number is negative."""
     expected = data.expected(number) if number >= 0 else []
-    found = sorted(offsets)
-    if found != expected and (peer.tells_keys_apart or not set(expected) <= set(found)):
-        raise RuntimeError(f"{peer.name}: key {number} of {data}: offsets {found}, not {expected}")
+    sorted_offsets = sorted(offsets)
+    if sorted_offsets != expected and (peer.tells_keys_apart or not set(expected) <= set(sorted_offsets)):
+        raise RuntimeError(f"{peer.name}: key {number} of {data}: offsets {sorted_offsets}, not {expected}")
 
 
 def check_many(peer: Peer, data: Data, numbers: Any, keys: list[str], answer: Any) -> None:
