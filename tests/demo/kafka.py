@@ -148,10 +148,10 @@ class Stages:
                     gets += answer.message_requests
                     if len(answer.messages) != 1:
                         wrong.append(f"{record.topic}/{record.keys[kind]}: {len(answer.messages)} messages, not 1")
-                    for resolved in answer.messages:
-                        states[resolved.state] += 1
-                        if not isinstance(resolved.message, KafkaRecord) or resolved.message.value != record.value:
-                            wrong.append(f"{record.topic}/{record.place}: {resolved.state}, {resolved.problem}")
+                    for fetched in answer.messages:
+                        states[fetched.state] += 1
+                        if not isinstance(fetched.message, KafkaRecord) or fetched.message.value != record.value:
+                            wrong.append(f"{record.topic}/{record.place}: {fetched.state}, {fetched.problem}")
         if left:
             wrong.append(f"{left:,} records are left at the brokers")
         archived = states["archived"]

@@ -24,7 +24,7 @@ def test_a_producer_with_a_fast_clock_makes_no_answer_complete_up_to_the_future(
     assert run("ingest", f"kafka://{topics.servers}/{topic}", "--storage", storage, "--wait").code == 0
     for key, times_ms in (("fast", [fast_ms // 1000 * 1000]), ("none", [])):
         answer = run_here("query", topic, key, "--storage", storage, "--json").document
-        assert ([one["timestamp_ms"] for one in answer["items"]], answer["status"]) == (times_ms, "complete")
+        assert ([item["timestamp_ms"] for item in answer["items"]], answer["status"]) == (times_ms, "complete")
         # the log was read before this moment
         assert 0 < answer["as_of_ms"] <= time.time() * 1000 < fast_ms
 
@@ -38,13 +38,13 @@ def test_a_pattern_that_matches_nothing_is_told_and_that_patterns_are_globs(run,
         done = run("ingest", f"kafka://{topics.servers}/{pattern}", "--storage", storage, "--wait")
         return done.code, done.err.splitlines()
 
-    code, told = ingested(f"^{topic}$")
-    assert (code, told[0].endswith(globs)) == (2, True), told
+    code, notes = ingested(f"^{topic}$")
+    assert (code, notes[0].endswith(globs)) == (2, True), notes
     for pattern, hint in ((f"{topic}-*", ""), (f"{topic}-.*", globs)):
-        code, told = ingested(pattern)
-        assert (code, f"no topic matches the pattern '{pattern}'{hint}" in told) == (0, True), told
-    code, told = ingested(f"{topic[:-1]}*")
-    assert (code, [line for line in told if "pattern" in line]) == (0, [])
+        code, notes = ingested(pattern)
+        assert (code, f"no topic matches the pattern '{pattern}'{hint}" in notes) == (0, True), notes
+    code, notes = ingested(f"{topic[:-1]}*")
+    assert (code, [line for line in notes if "pattern" in line]) == (0, [])
 
 
 def test_a_function_of_keys_that_fails_names_the_record(topics, producing, index, topic):
@@ -81,8 +81,8 @@ def test_indexes_by_key_and_by_json_path_and_with_an_archive_have_all_records(
                 assert_found(other, topic, logged)
                 continue
             answers = other.query_many([(topic, str(n)) for n in range(count)])
-            found = [[(item.queue_id, item.offset) for item in answer.items] for answer in answers]
-            assert found == [[(n % 2, n // 2)] for n in range(count)]
+            places = [[(item.queue_id, item.offset) for item in answer.items] for answer in answers]
+            assert places == [[(n % 2, n // 2)] for n in range(count)]
 
 
 def test_expire_tells_of_archived_records_and_has_a_rule_of_a_topic_for_them(
@@ -96,7 +96,7 @@ def test_expire_tells_of_archived_records_and_has_a_rule_of_a_topic_for_them(
     def states():
         """The states of a record that the broker has, and of one that it has deleted."""
         shown = [run_here("message", f"kafka:{topic}/0/{offset}", *client, "--json") for offset in (29, 7)]
-        return [one.document["messages"][0]["state"] for one in shown]
+        return [outcome.document["messages"][0]["state"] for outcome in shown]
 
     topics.delete_records(topic, {0: 20})
     now_ms = SystemClock().now_ms()

@@ -116,7 +116,7 @@ def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
         """The times of answers with `count` entries, from the storage and from the root."""
         stored = run_here("query", topic, key, "--storage", storage, "--json").document
         rooted = run("query", topic, key, "--json").document
-        assert [(len(one["items"]), one["status"]) for one in (stored, rooted)] == [(count, "complete")] * 2
+        assert [(len(answer["items"]), answer["status"]) for answer in (stored, rooted)] == [(count, "complete")] * 2
         return stored["as_of_ms"], rooted["as_of_ms"]
 
     assert run("ingest", *options).code == 0
@@ -262,7 +262,7 @@ def test_deleted_refused_unavailable_and_no_topic_are_told_apart(broker, run, to
 
     def states(key, *client):
         shown = run("query", topic, key, "--messages", "--allow-partial", "--json", *client).document
-        return [one["state"] for one in shown["messages"]]
+        return [fetched["state"] for fetched in shown["messages"]]
 
     def message(offset, *client):
         done = run("message", f"kafka:{topic}/0/{offset}", "--json", *client)

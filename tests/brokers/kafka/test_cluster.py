@@ -72,21 +72,21 @@ def test_an_unclean_election_is_told_by_a_follower_and_by_the_next_run(cluster, 
     """The log of topic "read" is cut and grows again while no run reads it."""
     topics, followed, read = Topics(cluster.servers), f"{topic}.followed", f"{topic}.read"
     first, second = list(cluster.brokers)[:2]
-    for one in (followed, read):
-        topics.create(one, on=[[first, second]], min_insync_replicas=1, unclean_leader_election_enable="true")
+    for topic_name in (followed, read):
+        topics.create(topic_name, on=[[first, second]], min_insync_replicas=1, unclean_leader_election_enable="true")
     producing = Producing(cluster.servers, acks="all", **_HASTY)
 
-    def send(one: str, name: str, count: int) -> None:
-        producing.send(one, [{"key": f"{name}-{n}", "value": "v"} for n in range(count)])
+    def send(topic_name: str, name: str, count: int) -> None:
+        producing.send(topic_name, [{"key": f"{name}-{n}", "value": "v"} for n in range(count)])
 
     def send_both(name: str, count: int) -> None:
-        for one in (followed, read):
-            send(one, name, count)
+        for topic_name in (followed, read):
+            send(topic_name, name, count)
 
     send_both("old", 20)
     # the second replica misses records, and then leads alone
     cluster.brokers[second].kill()
-    until(lambda: all(topics.in_sync(one) == [first] for one in (followed, read)), every_s=0.05)
+    until(lambda: all(topics.in_sync(topic_name) == [first] for topic_name in (followed, read)), every_s=0.05)
     send_both("lost", 10)
     assert ingest(index, cluster.servers, read, settings=HASTY).messages == 30
     source = source_of(index, cluster.servers, followed, follow=True, settings=HASTY)
@@ -106,11 +106,11 @@ def test_an_unclean_election_is_told_by_a_follower_and_by_the_next_run(cluster, 
             cluster.brokers[first].start()
         follower.end()
     index.flush()
-    for one, told in ((followed, follower.losses), (read, run.losses)):
-        assert [(loss.kind, loss.begin, loss.end) for loss in told] == [("rewritten", 20, 30)]
-        assert [record.key for record in topics.records(one)[20:]] == [b"new-%d" % n for n in range(15)]
-        assert all(places(index, one, f"new-{n}") == {(0, 20 + n)} for n in range(15))
-        again = ingest(index, cluster.servers, one, settings=HASTY)
+    for topic_name, losses in ((followed, follower.losses), (read, run.losses)):
+        assert [(loss.kind, loss.begin, loss.end) for loss in losses] == [("rewritten", 20, 30)]
+        assert [record.key for record in topics.records(topic_name)[20:]] == [b"new-%d" % n for n in range(15)]
+        assert all(places(index, topic_name, f"new-{n}") == {(0, 20 + n)} for n in range(15))
+        again = ingest(index, cluster.servers, topic_name, settings=HASTY)
         assert (again.messages, again.loss_count) == (0, 0)
 
 

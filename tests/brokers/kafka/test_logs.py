@@ -22,7 +22,7 @@ _SMALL = {"segment_bytes": 1_048_576, "segment_ms": 100, "file_delete_delay_ms":
 
 
 def lost(follower):
-    return [(one.kind, one.begin, one.end) for one in follower.losses]
+    return [(loss.kind, loss.begin, loss.end) for loss in follower.losses]
 
 
 def test_archived_records_outlive_delete_records(producing, topics, index, topic):
@@ -42,7 +42,7 @@ def test_archived_records_outlive_delete_records(producing, topics, index, topic
 
 def test_records_that_retention_deleted_are_read_from_the_archive(producing, topics, index, topic):
     topics.create(topic, **_SMALL, retention_ms=-1)
-    old = [{**one, "timestamp": 1_700_000_000_000} for one in packet(20)]
+    old = [{**record, "timestamp": 1_700_000_000_000} for record in packet(20)]
     producing.send(topic, old)
     _, logged = assert_indexed(index, topics, topic)
     topics.configure(topic, retention_ms=86_400_000)
@@ -51,7 +51,7 @@ def test_records_that_retention_deleted_are_read_from_the_archive(producing, top
     assert_read(index, topics.servers, logged[::5], "archived")
     assert archive(index, topics.servers, topic).loss_count == 0
     assert places(index, topic, "k7") == {(0, 7)}
-    assert [one.key for one in topics.records(topic)] == [b"new0"]
+    assert [record.key for record in topics.records(topic)] == [b"new0"]
 
 
 @pytest.mark.parametrize("restart_at", [None, "begin", "end"])
@@ -85,9 +85,11 @@ def test_compaction_with_tombstones_before_and_behind_the_position(producing, to
     # a second index reads the log with its holes
     follower = archive(index, topics.servers, topic)
     assert (follower.messages, follower.loss_count) == (1, 0)
-    found = by_place(list(archived(index)))
-    assert [(one.key, one.value) for one in found[: len(before)]] == [(one.key, one.value) for one in before]
-    assert_found(index, topic, found)
+    archived_records = by_place(list(archived(index)))
+    assert [(record.key, record.value) for record in archived_records[: len(before)]] == [
+        (record.key, record.value) for record in before
+    ]
+    assert_found(index, topic, archived_records)
 
 
 def test_a_compacted_log_is_read_over_its_holes(producing, topics, index, topic):
@@ -97,7 +99,7 @@ def test_a_compacted_log_is_read_over_its_holes(producing, topics, index, topic)
     producing.send(topic, [{"key": "last", "value": "v"}])
     until(lambda: len(topics.records(topic)) == 11, every_s=0.2)
     _, logged = assert_indexed(index, topics, topic)
-    assert [one.offset for one in logged] == list(range(90, 101))
+    assert [record.offset for record in logged] == list(range(90, 101))
 
 
 class _Transactions:
@@ -175,7 +177,7 @@ def test_a_topic_that_is_deleted_and_created_again_while_it_is_followed(servers,
         # records of the new log may be read at the old position first, and then again
         until(lambda: follower.loss_count and follower.messages >= 50, every_s=0.05)
     index.flush()
-    assert [one.kind for one in follower.losses] == ["rewritten"]
+    assert [loss.kind for loss in follower.losses] == ["rewritten"]
     assert all(places(index, topic, f"new{n}") == {(0, n)} for n in range(30))
 
 
@@ -188,7 +190,7 @@ def test_a_topic_that_is_created_again_while_nothing_runs(servers, producing, to
     producing.send(topic, packet(30, "new"))
     follower = archive(index, servers, topic)
     assert (follower.messages, lost(follower)) == (30, [("rewritten", 0, 20)])
-    keys = sorted(one.key for one in archived(index))
+    keys = sorted(record.key for record in archived(index))
     assert keys == sorted(f"{name}{n}".encode() for name, count in (("old", 20), ("new", 30)) for n in range(count))
 
 

@@ -21,12 +21,12 @@ def test_records_are_indexed_found_and_shown_from_the_broker(broker, topics, pro
     assert len(logged) == 60
     for number in range(20):
         answer = run("query", topic, f"key-{number}", "--storage", storage, "--json").document
-        assert {(one["queue_id"], one["offset"]) for one in answer["items"]} == places_of(logged, b"key-%d" % number)
+        assert {(item["queue_id"], item["offset"]) for item in answer["items"]} == places_of(logged, b"key-%d" % number)
     for record in logged[::10]:
         place = f"kafka:{topic}/{record.partition}/{record.offset}"
         shown = run("message", place, "--storage", storage, "--kafka", f"bootstrap.servers={broker.address}", "--json")
-        (one,) = shown.document["messages"]
-        message = one["message"]
-        assert (one["state"], message["key"]) == ("local", record.key.decode())
+        (fetched,) = shown.document["messages"]
+        message = fetched["message"]
+        assert (fetched["state"], message["key"]) == ("local", record.key.decode())
         assert message["headers"] == [[name, value.decode()] for name, value in record.headers]
         assert (message["body"], message["timestamp_ms"]) == (record.value.decode(), record.timestamp_ms)

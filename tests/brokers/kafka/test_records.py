@@ -28,7 +28,7 @@ def test_records_of_20_mb(servers, topics, index, topic):
     large = bytes(range(256)) * (20 * 4096)
     producing.send(topic, [{"key": f"k{n}", "value": large[n:]} for n in range(3)] + [{"key": "small", "value": "s"}])
     _, logged = assert_indexed(index, topics, topic, shown=4)
-    assert [len(one.value) for one in logged] == [len(large), len(large) - 1, len(large) - 2, 1]
+    assert [len(record.value) for record in logged] == [len(large), len(large) - 1, len(large) - 2, 1]
 
 
 KEYS = {
@@ -56,7 +56,7 @@ def test_keys(producing, topics, index, topic, kind):
         assert list(archived(index)) == topics.records(topic)
         return
     follower, logged = assert_indexed(index, topics, topic)
-    assert [one.key for one in logged] == [key] * 3
+    assert [record.key for record in logged] == [key] * 3
     assert (follower.messages, follower.left_out) == (3, 0 if key else 3)
     assert places(index, topic, key_text(key or b"none")) == ({(0, 0), (0, 1), (0, 2)} if key else set())
 
@@ -99,14 +99,14 @@ def test_clocks_from_1970_to_9999(producing, topics, index, topic, clock):
     producing.send(topic, [{"key": f"k{n}", "value": "v", "timestamp": ms} for n, ms in enumerate(CLOCKS_MS)])
     _, logged = assert_indexed(index, topics, topic, shown=len(CLOCKS_MS))
     if clock == "CreateTime":
-        assert [one.timestamp_ms for one in logged] == CLOCKS_MS
+        assert [record.timestamp_ms for record in logged] == CLOCKS_MS
     else:
-        assert {one.timestamp_type for one in logged} == {TimestampType.LOG_APPEND}
-        assert min(one.timestamp_ms for one in logged) > CLOCKS_MS[5]
+        assert {record.timestamp_type for record in logged} == {TimestampType.LOG_APPEND}
+        assert min(record.timestamp_ms for record in logged) > CLOCKS_MS[5]
 
 
 def test_tombstones_and_empty_values(producing, topics, index, topic):
     topics.create(topic)
     producing.send(topic, [{"key": f"k{n}", "value": value} for n, value in enumerate([None, b"", b"\0"])])
     _, logged = assert_indexed(index, topics, topic, shown=3)
-    assert [one.value for one in logged] == [None, b"", b"\0"]
+    assert [record.value for record in logged] == [None, b"", b"\0"]

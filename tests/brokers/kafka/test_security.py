@@ -55,7 +55,7 @@ def test_a_login_with_read_on_the_topic_is_enough(
     assert done.err.count("\n") == 1 and "allow the client's login DESCRIBE_CONFIGS" in done.err
     address = ("--kafka", f"bootstrap.servers=127.0.0.1:{broker.ports[protocol]}")
     answer = run("query", topic, "k7", "--messages", *address, *chosen, "--json").document
-    assert [(one["state"], one["message"]["body"]) for one in answer["messages"]] == [("local", "v7")]
+    assert [(fetched["state"], fetched["message"]["body"]) for fetched in answer["messages"]] == [("local", "v7")]
 
 
 def test_settings_of_a_file(broker, authority, topics, producing, run, topic, storage, tmp_path):

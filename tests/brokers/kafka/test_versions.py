@@ -51,7 +51,7 @@ def test_a_log_of_a_version_that_changes(versioned, index, topic):
     topics.create(topic)
     Producing(versioned.address).send(topic, [{"key": f"new{n}"} for n in range(30)])
     follower = archive(index, versioned.address, topic)
-    assert [(one.kind, one.begin, one.end) for one in follower.losses] == [("rewritten", 0, 20)]
+    assert [(loss.kind, loss.begin, loss.end) for loss in follower.losses] == [("rewritten", 0, 20)]
     after = topics.records(topic)
     assert by_place(list(archived(index))) == by_place([*before, *after])
     assert_found(index, topic, [*before, *after])

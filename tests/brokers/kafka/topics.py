@@ -45,8 +45,8 @@ class Topics:
         """Make a topic; `config` has its settings, with `_` for each dot. `on`: the brokers of each partition."""
         settings = {name.replace("_", "."): str(value) for name, value in config.items()}
         where = {"replica_assignment": on} if on else {"replication_factor": replicas}
-        made = self.admin.create_topics([NewTopic(topic, partitions, config=settings, **where)])
-        made[topic].result(_WAIT_S)
+        futures = self.admin.create_topics([NewTopic(topic, partitions, config=settings, **where)])
+        futures[topic].result(_WAIT_S)
         until(lambda: self._partitions(topic) == partitions, every_s=0.02)
 
     def delete(self, topic: str) -> None:
@@ -87,8 +87,8 @@ class Topics:
             answer.result(_WAIT_S)
 
     def _partitions(self, topic: str) -> int:
-        found = self.admin.list_topics(timeout=10).topics.get(topic)
-        return 0 if found is None or found.error is not None else len(found.partitions)
+        metadata = self.admin.list_topics(timeout=10).topics.get(topic)
+        return 0 if metadata is None or metadata.error is not None else len(metadata.partitions)
 
     def in_sync(self, topic: str, partition: int = 0) -> list[int]:
         """Return the brokers that have all of a partition's log."""
@@ -115,17 +115,17 @@ class Topics:
         reader.assign(
             [confluent_kafka.TopicPartition(topic, number, confluent_kafka.OFFSET_BEGINNING) for number in partitions]
         )
-        found, ended = list[KafkaRecord](), set[int]()
+        records, ended = list[KafkaRecord](), set[int]()
         try:
             while len(ended) < len(partitions):
                 for message in reader.consume(10_000, 0.1):
                     if message.error() is None:
-                        found.append(_record(message))
+                        records.append(_record(message))
                     elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
                         ended.add(message.partition())
         finally:
             reader.close()
-        return sorted(found, key=lambda one: (one.partition, one.offset))
+        return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
 def _rule(user: str, topic: str, operation: AclOperation) -> tuple[Any, ...]:
@@ -149,4 +149,4 @@ def _record(message: Any) -> KafkaRecord:
 
 def places_of(records: Iterable[KafkaRecord], key: bytes) -> set[tuple[int, int]]:
     """Return partition and offset of each record with a key."""
-    return {(one.partition, one.offset) for one in records if one.key == key}
+    return {(record.partition, record.offset) for record in records if record.key == key}

@@ -155,10 +155,10 @@ class JavaClient:
             env=without_settings(),
         )
 
-    def ask(self, what: str, **asked: object) -> Any:
+    def ask(self, what: str, **fields: object) -> Any:
         """Return the result of a request. Raises `RocketmqError`."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": what, **asked}) + "\n")
+        self._process.stdin.write(json.dumps({"do": what, **fields}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"the JVM ended: {Path(self._errors.name).read_text()[-2000:]}"
@@ -192,9 +192,9 @@ class Asked:
         self, topic: str, key: str, most: int = 64, begin: int = 0, end: int = FOREVER_MS
     ) -> list[dict[str, Any]]:
         """Return the messages of a key, none where the client says that there is no message, or no such topic yet."""
-        asked = {"topic": topic, "key": key, "most": most, "begin": begin, "end": end}
+        fields = {"topic": topic, "key": key, "most": most, "begin": begin, "end": end}
         try:
-            return list(self._client.ask("by_key", namesrv=self.namesrv, **asked))
+            return list(self._client.ask("by_key", namesrv=self.namesrv, **fields))
         except RocketmqError as error:
             if error.error == "MQClientException" and re.search("no message|not matched route info", error.text):
                 return []
@@ -206,8 +206,8 @@ class Asked:
 
     def pull(self, topic: str, queue: int, offset: int, most: int = 32, tags: str = "*") -> dict[str, Any]:
         """Return a pull's status, offsets and messages."""
-        asked = {"topic": topic, "queue": queue, "offset": offset, "most": most, "tags": tags, "broker": self._broker}
-        return dict(self._client.ask("pull", namesrv=self.namesrv, **asked))
+        fields = {"topic": topic, "queue": queue, "offset": offset, "most": most, "tags": tags, "broker": self._broker}
+        return dict(self._client.ask("pull", namesrv=self.namesrv, **fields))
 
     def drain(self, topic: str) -> list[dict[str, Any]]:
         """Return every message of every queue, by pulls."""
@@ -221,9 +221,9 @@ class Asked:
         """Return what RocketMQ's command line prints."""
         return self._client.mqadmin(self.namesrv, *arguments)
 
-    def ask(self, what: str, **asked: object) -> Any:
+    def ask(self, what: str, **fields: object) -> Any:
         """Return the answer to another request of `RocketmqSession.java`."""
-        return self._client.ask(what, namesrv=self.namesrv, **asked)
+        return self._client.ask(what, namesrv=self.namesrv, **fields)
 
 
 def tiered_index(*arguments: object, code: int = 0) -> str:
@@ -263,10 +263,10 @@ def serving(client: JavaClient, broker: str, *arguments: object) -> Iterator[Ask
 def until(what: Any, seconds: float = 30.0) -> Any:
     """Call `what` until it returns a true value, and return that. Fails when the time is over."""
     begun_s = time.monotonic()
-    while not (found := what()):
-        assert time.monotonic() - begun_s < seconds, f"{what} stays {found!r}"
+    while not (result := what()):
+        assert time.monotonic() - begun_s < seconds, f"{what} stays {result!r}"
         time.sleep(0.05)
-    return found
+    return result
 
 
 def made_topic(living: Asked, broker: Broker, topic: str, *more: str) -> None:
@@ -285,7 +285,7 @@ def place(message: Mapping[str, Any]) -> tuple[int, str]:
 
 def assert_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
     """Fail unless our messages equal a broker's, in the same order; name the fields that differ."""
-    assert [place(one) for one in ours] == [place(one) for one in theirs]
+    assert [place(message) for message in ours] == [place(message) for message in theirs]
     for our, their in zip(ours, theirs, strict=True):
         assert [(name, our[name], their[name]) for name in their if our[name] != their[name]] == []
 
@@ -295,11 +295,11 @@ def same_by_key(living: Asked, ours: Asked, topic: str, key: str, count: int) ->
 
     Both index a message some time after it was sent.
     """
-    found = until(lambda: len(wanted := living.by_key(topic, key)) >= count and sorted(wanted, key=place))
-    assert len(found) == count
+    messages = until(lambda: len(wanted := living.by_key(topic, key)) >= count and sorted(wanted, key=place))
+    assert len(messages) == count
     until(lambda: len(ours.by_key(topic, key)) >= count)
-    assert_same(sorted(ours.by_key(topic, key), key=place), found)
-    return list(found)
+    assert_same(sorted(ours.by_key(topic, key), key=place), messages)
+    return list(messages)
 
 
 def let_delete(client: JavaClient, broker: Broker, count: int) -> None:

@@ -19,11 +19,11 @@ def test_messages_of_a_lost_end_hide_no_others(new_broker, client, topic, tmp_pa
     living.mqadmin("updateTopic", "-b", broker.address, "-t", topic, "-r", "1", "-w", "1")
     for body in ("kept", "lost", "lost, too"):
         until(lambda body=body: _sent(living, topic, body))
-    sent = until(lambda: len(found := living.by_key(topic, "k")) == 3 and found)
+    sent = until(lambda: len(messages := living.by_key(topic, "k")) == 3 and messages)
     offsets = {_text(message): message["log_offset"] for message in sent}
     tiered_index("ingest", broker.store, *index, "--json")
     broker.end(signal.SIGKILL)
-    last = broker.segments[-1 - sum(int(one.name) > offsets["lost"] for one in broker.segments)]
+    last = broker.segments[-1 - sum(int(path.name) > offsets["lost"] for path in broker.segments)]
     with last.open("r+b") as segment:
         at = offsets["lost"] - int(last.name)
         segment.seek(at)
@@ -33,14 +33,14 @@ def test_messages_of_a_lost_end_hide_no_others(new_broker, client, topic, tmp_pa
     until(lambda: broker.segments and b"L" * 5_000 in last.read_bytes())
     # without the option the run ends, and the range is recorded all the same
     tiered_index("ingest", broker.store, *index, "--json", code=4)
-    told = json.loads(tiered_index("ingest", broker.store, *index, "--json", "--skip-missing"))
-    assert [loss["kind"] for loss in told["losses"]] == ["rewritten"]
-    asked = ("query", topic, "k", "--messages", *index, "--store", broker.store, "--json")
-    answer = json.loads(tiered_index(*asked))
+    summary = json.loads(tiered_index("ingest", broker.store, *index, "--json", "--skip-missing"))
+    assert [loss["kind"] for loss in summary["losses"]] == ["rewritten"]
+    query = ("query", topic, "k", "--messages", *index, "--store", broker.store, "--json")
+    answer = json.loads(tiered_index(*query))
     assert (answer["status"], answer["lost"]) == ("complete", [])
-    states = sorted(one["state"] for one in answer["messages"])
+    states = sorted(fetched["state"] for fetched in answer["messages"])
     assert states.count("local") == 2
-    (gone,) = [one for one in answer["messages"] if one["item"]["offset"] == offsets["lost, too"]]
+    (gone,) = [fetched for fetched in answer["messages"] if fetched["item"]["offset"] == offsets["lost, too"]]
     assert gone["state"] == "missing" and "cut off or rewritten" in gone["problem"]
     with serving(client, broker.name, *index, "--store", broker.store) as ours:
         assert {_text(message) for message in ours.by_key(topic, "k")} == {"kept", "L" * 5_000}

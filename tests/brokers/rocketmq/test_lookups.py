@@ -43,19 +43,21 @@ def test_messages_are_answered_as_by_the_broker(beside, topic, kind):
     living, ours = beside.living, beside.ours
     messages, how = KINDS[kind]
     sent = living.send(topic, *messages, **how)
-    found = same_by_key(living, ours, topic, "k", len(messages))
+    answers = same_by_key(living, ours, topic, "k", len(messages))
     for key in {key for message in messages for key in message["keys"].split()}:
         same_by_key(living, ours, topic, key, sum(key in message["keys"].split() for message in messages))
     # the client of 5.2.0 names one id of a batch, that of 5.4.0 all
-    assert how.get("batch") or {one["id"] for one in found} == {name for one in sent for name in one["id"].split(",")}
-    for one in found:
-        by_id = living.by_id(topic, one["id"])
-        assert ours.by_id(topic, one["id"]) == by_id
+    assert how.get("batch") or {answer["id"] for answer in answers} == {
+        name for result in sent for name in result["id"].split(",")
+    }
+    for answer in answers:
+        by_id = living.by_id(topic, answer["id"])
+        assert ours.by_id(topic, answer["id"]) == by_id
         # the client of 5.2.0 gives all messages of a batch the same id
-        assert by_id["body"] in {same["body"] for same in found if same["id"] == one["id"]}
-        pulled = living.pull(topic, one["queue"], one["queue_offset"], 1)
-        assert [message["id"] for message in pulled["messages"]] == [one["id"]]
-        assert ours.pull(topic, one["queue"], one["queue_offset"], 1) == pulled
+        assert by_id["body"] in {same["body"] for same in answers if same["id"] == answer["id"]}
+        pulled = living.pull(topic, answer["queue"], answer["queue_offset"], 1)
+        assert [message["id"] for message in pulled["messages"]] == [answer["id"]]
+        assert ours.pull(topic, answer["queue"], answer["queue_offset"], 1) == pulled
     assert_same(ours.drain(topic), living.drain(topic))
     assert ours.ends(topic) == living.ends(topic)
 
@@ -73,9 +75,9 @@ def test_messages_that_a_consumer_popped_and_gave_back(beside, topic):
     """A message that a pop consumer could not process is in a retry topic, too, which is looked up as any other."""
     living, ours, group = beside.living, beside.ours, f"poppers-{topic}"
     living.send(topic, *[{"keys": f"k{n}", "body": TEXT} for n in range(4)])
-    asked = {"topic": topic, "group": group, "most": 4, "wait_ms": 30_000, "broker_address": beside.broker.address}
-    got = living.ask("consume", pop=True, failures=0, **asked)
-    assert {one["properties"]["KEYS"] for one in got} == {"k0", "k1", "k2", "k3"}
+    request = {"topic": topic, "group": group, "most": 4, "wait_ms": 30_000, "broker_address": beside.broker.address}
+    popped = living.ask("consume", pop=True, failures=0, **request)
+    assert {message["properties"]["KEYS"] for message in popped} == {"k0", "k1", "k2", "k3"}
     for n in range(4):
         same_by_key(living, ours, topic, f"k{n}", 1)
     assert_same(ours.drain(topic), living.drain(topic))
@@ -84,15 +86,15 @@ def test_messages_that_a_consumer_popped_and_gave_back(beside, topic):
 def test_messages_that_a_consumer_sent_back(beside, topic):
     living, ours, group = beside.living, beside.ours, f"retrying-{topic}"
     living.send(topic, {"keys": "again", "body": TEXT})
-    asked = {"topic": topic, "group": group, "most": 1, "wait_ms": 30_000}
-    assert [one["reconsumed"] for one in living.ask("consume", failures=1, **asked)] == [1]
+    request = {"topic": topic, "group": group, "most": 1, "wait_ms": 30_000}
+    assert [message["reconsumed"] for message in living.ask("consume", failures=1, **request)] == [1]
     (retried,) = same_by_key(living, ours, f"%RETRY%{group}", "again", 1)
     assert retried["reconsumed"] == 1 and retried["properties"]["RETRY_TOPIC"] == topic
     same_by_key(living, ours, topic, "again", 1)
 
 
 @pytest.mark.parametrize(
-    ("command", "asked"),
+    ("command", "options"),
     [
         ("queryMsgByKey", ("-k", "k")),
         ("queryMsgByUniqueKey", ("-i", "{id}")),
@@ -102,17 +104,17 @@ def test_messages_that_a_consumer_sent_back(beside, topic):
         ("printMsg", ()),
     ],
 )
-def test_mqadmin_prints_the_same(beside, topic, command, asked):
+def test_mqadmin_prints_the_same(beside, topic, command, options):
     living, ours = beside.living, beside.ours
     (sent,) = living.send(topic, {"keys": "k k2", "body": "6f6e65", "tags": "paid", "properties": {"a": "b"}})
     same_by_key(living, ours, topic, "k", 1)
     # a broker's messages lie in its consume queue before its index, and so do ours
-    arguments = [one.format(**sent) for one in asked]
+    arguments = [option.format(**sent) for option in options]
     printed = [asks.mqadmin(command, "-t", topic, *arguments) for asks in (living, ours)]
     if command == "topicRoute":
         # the address of the server, and that nothing can be sent there
-        told = printed[0].replace(beside.broker.address, ours.namesrv)
-        printed[0] = told.replace('"perm":6', '"perm":4')
+        readdressed = printed[0].replace(beside.broker.address, ours.namesrv)
+        printed[0] = readdressed.replace('"perm":6', '"perm":4')
     assert printed[1] == printed[0]
     assert (sent["id"] in printed[1]) or command not in ("queryMsgByKey", "queryMsgByUniqueKey", "printMsg")
 
@@ -138,8 +140,8 @@ def test_ingest_gives_every_entry_of_the_brokers_own_index_files(beside, topic, 
 def test_the_time_range_and_the_count_of_a_lookup(beside, topic):
     living, ours = beside.living, beside.ours
     living.send(topic, *[{"keys": "k", "body": f"{n:02d}"} for n in range(4)])
-    found = same_by_key(living, ours, topic, "k", 4)
-    newest_ms = max(one["store_ms"] for one in found)
+    messages = same_by_key(living, ours, topic, "k", 4)
+    newest_ms = max(message["store_ms"] for message in messages)
     for begin, end in ((0, newest_ms - 3_600_000), (newest_ms + 3_600_000, newest_ms + 7_200_000)):
         assert ours.by_key(topic, "k", begin=begin, end=end) == living.by_key(topic, "k", begin=begin, end=end) == []
     assert len(ours.by_key(topic, "k", most=2)) == len(living.by_key(topic, "k", most=2)) == 2
@@ -165,14 +167,14 @@ def test_a_consumer_with_a_group_gets_nothing_and_its_log_says_why(beside, topic
     living.send(topic, {"keys": "k", "body": TEXT})
     same_by_key(living, ours, topic, "k", 1)
 
-    def told() -> list[str]:
+    def log_lines() -> list[str]:
         # which of its logs a client writes to depends on the jars beside it
         logs = [path.read_text(errors="replace") for path in beside.client.log_folder.glob("*.log")]
         return [line for log in logs for line in log.splitlines() if "this server has no consumer groups" in line]
 
-    before = len(told())
-    asked = {"topic": topic, "group": f"{consumer}-{topic}", "most": 1, "wait_ms": wait_ms}
-    more = until(lambda: ours.ask(consumer, **asked) == [] and told()[before:])
+    before = len(log_lines())
+    request = {"topic": topic, "group": f"{consumer}-{topic}", "most": 1, "wait_ms": wait_ms}
+    more = until(lambda: ours.ask(consumer, **request) == [] and log_lines()[before:])
     assert "connect the consumer to the broker" in more[0]
 
 
@@ -184,11 +186,11 @@ def test_the_configuration_of_our_name_server_is_empty_and_not_missing(beside):
 def test_a_trace_is_refused_with_the_reason(beside, topic):
     (sent,) = beside.living.send(topic, {"keys": "k", "body": TEXT})
 
-    def told() -> int:
+    def refusals() -> int:
         # the tool only prints that the topic has no route; its log has the answer's reason
         logs = [path.read_text(errors="replace") for path in beside.client.log_folder.glob("*.log")]
         return sum(log.count("ingest leaves out RocketMQ's own topics") for log in logs)
 
-    before = told()
+    before = refusals()
     assert beside.ours.mqadmin("queryMsgTraceById", "-i", sent["id"]) == ""
-    until(lambda: told() > before)
+    until(lambda: refusals() > before)

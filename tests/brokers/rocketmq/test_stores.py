@@ -44,11 +44,11 @@ def test_consume_queues_in_rocksdb(new_broker, client, topic, index):
         assert len(ours.drain(topic)) == 36
         for queue, ends in living.ends(topic).items():
             assert int(queue) > 2 or ours.ends(topic)[queue] == ends == [0, 12]
-    (one,) = json.loads(
+    (fetched,) = json.loads(
         tiered_index("message", "--topic", topic, "--queue-id", 1, "--offset", 2, "--store", broker.store, "--json")
     )["messages"]
-    (told,) = living.pull(topic, 1, 2, 1)["messages"]
-    assert (one["state"], one["message"]["physical_offset"]) == ("local", told["log_offset"])
+    (pulled,) = living.pull(topic, 1, 2, 1)["messages"]
+    assert (fetched["state"], fetched["message"]["physical_offset"]) == ("local", pulled["log_offset"])
 
 
 def test_queues_of_batches(new_broker, client, topic, index):
@@ -80,9 +80,12 @@ def test_messages_that_the_broker_deleted(beside, topic, index):
             topic, *[{"keys": f"k k{n}", "body": "ab" * 40_000, "queue": n % 3} for n in range(first, first + 12)]
         )
     until(lambda: len(living.by_key(topic, "k")) == 60)
-    asked = {f"k{n}": living.by_key(topic, f"k{n}") for n in range(60)}
-    by_id = {found[0]["id"]: living.by_id(topic, found[0]["id"]) for found in asked.values()}
-    by_offset_id = {found[0]["offset_id"]: living.by_id(topic, found[0]["offset_id"]) for found in asked.values()}
+    messages_of_keys = {f"k{n}": living.by_key(topic, f"k{n}") for n in range(60)}
+    by_id = {messages[0]["id"]: living.by_id(topic, messages[0]["id"]) for messages in messages_of_keys.values()}
+    by_offset_id = {
+        messages[0]["offset_id"]: living.by_id(topic, messages[0]["offset_id"])
+        for messages in messages_of_keys.values()
+    }
     drained, pulled = living.drain(topic), living.pull(topic, 1, 3, 2)
     assert len(drained) == len(by_id) == 60
     follow = ("ingest", broker.store, *index, "--archive-queues", "--wait", "--json")
@@ -95,13 +98,13 @@ def test_messages_that_the_broker_deleted(beside, topic, index):
     for more in (("--store", broker.store), ()):
         with serving(client, broker.name, *index, *more) as ours:
             end = None if more else int(broker.segments[-2].name)
-            kept = [one for one in drained if end is None or one["log_offset"] < end]
-            assert len(kept) > len([one for one in drained if one["log_offset"] >= begin]) or more
-            for key, found in asked.items():
-                if found[0]["log_offset"] < (end or 2**63):
-                    assert_same(ours.by_key(topic, key), found)
-            for one in kept:
-                assert ours.by_id(topic, one["id"]) == by_id[one["id"]]
+            archived = [message for message in drained if end is None or message["log_offset"] < end]
+            assert len(archived) > len([message for message in drained if message["log_offset"] >= begin]) or more
+            for key, messages in messages_of_keys.items():
+                if messages[0]["log_offset"] < (end or 2**63):
+                    assert_same(ours.by_key(topic, key), messages)
+            for message in archived:
+                assert ours.by_id(topic, message["id"]) == by_id[message["id"]]
             if more:
                 assert_same(ours.drain(topic), drained)
                 assert ours.pull(topic, 1, 3, 2) == pulled
@@ -109,12 +112,12 @@ def test_messages_that_the_broker_deleted(beside, topic, index):
                 # offset ids go to the broker that they name, which has deleted the message
                 with pytest.raises(RocketmqError):
                     ours.by_id(topic, drained[0]["offset_id"])
-    one = drained[0]
-    for place_of in ((one["offset_id"],), ("--topic", topic, "--queue-id", 0, "--offset", one["queue_offset"])):
+    oldest = drained[0]
+    for place_of in ((oldest["offset_id"],), ("--topic", topic, "--queue-id", 0, "--offset", oldest["queue_offset"])):
         printed = tiered_index("message", *place_of, *index[2:], "--json", "--body", "hex")
         (shown,) = json.loads(printed)["messages"]
-        assert (shown["state"], shown["message"]["body"]) == ("archived", one["body"])
-    assert by_offset_id[one["offset_id"]]["body"] == one["body"]
+        assert (shown["state"], shown["message"]["body"]) == ("archived", oldest["body"])
+    assert by_offset_id[oldest["offset_id"]]["body"] == oldest["body"]
 
 
 def test_an_archive_beside_a_store_without_readable_queues(new_broker, client, topic, index):
@@ -133,10 +136,10 @@ def test_an_archive_beside_a_store_without_readable_queues(new_broker, client, t
         assert_same(ours.drain(topic), drained)
         assert len(drained) == 60
         assert ours.ends(topic) == {"0": [0, 30], "1": [0, 30]}
-    one = drained[0]
-    asked = ("message", "--topic", topic, "--queue-id", 0, "--offset", 0, *index, "--store", broker.store, "--json")
-    (shown,) = json.loads(tiered_index(*asked))["messages"]
-    assert (shown["state"], shown["message"]["physical_offset"]) == ("archived", one["log_offset"])
+    oldest = drained[0]
+    command = ("message", "--topic", topic, "--queue-id", 0, "--offset", 0, *index, "--store", broker.store, "--json")
+    (shown,) = json.loads(tiered_index(*command))["messages"]
+    assert (shown["state"], shown["message"]["physical_offset"]) == ("archived", oldest["log_offset"])
 
 
 def test_a_broker_that_is_killed_and_recovers(new_broker, client, topic, index):
@@ -146,7 +149,7 @@ def test_a_broker_that_is_killed_and_recovers(new_broker, client, topic, index):
     with serving(client, broker.name, *index, "--follow", broker.store) as ours:
         for turn in range(3):
             sent = living.send(topic, *[{"keys": f"turn-{turn}", "body": f"{n:04d}"} for n in range(40)])
-            assert {one["status"] for one in sent} == {"SEND_OK"}
+            assert {result["status"] for result in sent} == {"SEND_OK"}
             broker.end(signal.SIGKILL)
             broker.start()
             # the client connects again some time later
@@ -176,10 +179,10 @@ def test_a_commit_log_in_several_folders(new_broker, topic, index, tmp_path, ver
     living.send(topic, *[{"keys": f"k k{n}", "body": "ab" * 4000, "queue": n % 2} for n in range(60)])
     until(lambda: len(living.by_key(topic, "k")) == 60)
     assert all(any(path.name.isdecimal() for path in folder.iterdir()) for folder in folders)
-    given = [part for folder in folders for part in ("--commitlog", folder)]
-    told = json.loads(tiered_index("ingest", broker.store, *given, *index, "--wait", "--json"))
-    assert told["messages"] >= 60 and told["loss_count"] == 0
+    commit_logs = [part for folder in folders for part in ("--commitlog", folder)]
+    summary = json.loads(tiered_index("ingest", broker.store, *commit_logs, *index, "--wait", "--json"))
+    assert summary["messages"] >= 60 and summary["loss_count"] == 0
     for n in (0, 30, 59):
-        (one,) = living.by_key(topic, f"k{n}")
+        (message,) = living.by_key(topic, f"k{n}")
         (entry,) = json.loads(tiered_index("query", topic, f"k{n}", *index, "--json"))["items"]
-        assert (entry["offset"], entry["queue_id"]) == (one["log_offset"], one["queue"])
+        assert (entry["offset"], entry["queue_id"]) == (message["log_offset"], message["queue"])

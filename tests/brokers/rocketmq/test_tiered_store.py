@@ -112,11 +112,11 @@ def answers_of(living):
     """
 
     def whole(ask, topic, key):
-        return until(lambda: len(found := ask(topic, key)) == count_of(topic, key) and found)
+        return until(lambda: len(messages := ask(topic, key)) == count_of(topic, key) and messages)
 
-    asked = {(topic, key) for topic, count in TOPICS.items() for n in range(count) for key in keys_of(n)}
-    answers = {(topic, key): whole(living.by_key, topic, key) for topic, key in sorted(asked)}
-    ids = {(topic, one["id"]) for topic in TOPICS for one in answers[topic, "k"]}
+    pairs = {(topic, key) for topic, count in TOPICS.items() for n in range(count) for key in keys_of(n)}
+    answers = {(topic, key): whole(living.by_key, topic, key) for topic, key in sorted(pairs)}
+    ids = {(topic, message["id"]) for topic in TOPICS for message in answers[topic, "k"]}
     return answers | {place: whole(lambda *place: [living.by_id(*place)], *place) for place in sorted(ids)}
 
 
@@ -149,15 +149,15 @@ def test_entries_of_all_keys_are_those_of_the_brokers_answers(tiered, answered, 
     answered_places = set()
     for (topic, key), messages in tiered.answers[answered].items():
         assert len(messages) == count_of(topic, key)
-        for one in messages:
-            offset, size = one["log_offset"], one["size"]
-            place = (key_hash(topic, key), tiered.numbers[topic], one["queue"], offset, size)
+        for message in messages:
+            offset, size = message["log_offset"], message["size"]
+            place = (key_hash(topic, key), tiered.numbers[topic], message["queue"], offset, size)
             answered_places.add(place)
             ((begin_ms, difference),) = places[place]
             # Java rounds towards zero
-            assert difference == int((one["store_ms"] - begin_ms) / 1000)
-            (flat,) = files_in(tiered.backend / topic / str(one["queue"]) / "COMMIT_LOG")
-            assert one["id"].encode() in flat.read_bytes()[offset : offset + size]
+            assert difference == int((message["store_ms"] - begin_ms) / 1000)
+            (flat,) = files_in(tiered.backend / topic / str(message["queue"]) / "COMMIT_LOG")
+            assert message["id"].encode() in flat.read_bytes()[offset : offset + size]
     assert answered_places == set(places)
 
 
@@ -189,5 +189,5 @@ def test_commands_read_the_files(tiered, state):
     *dumped, status = map(json.loads, tiered_index("inspect", path, "--entries", *geometry).splitlines())
     assert status == {"status": "complete", "entries": len(items), "checksummed": False}
     names = ("key_hash", "topic_id", "queue_id", "offset", "size")
-    assert [tuple(one[name] for name in names) for one in dumped] == [row[:5] for row in items]
+    assert [tuple(entry[name] for name in names) for entry in dumped] == [row[:5] for row in items]
     assert "0 findings" in tiered_index("verify", path, *geometry)
