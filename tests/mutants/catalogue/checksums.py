@@ -17,13 +17,13 @@ slot-group-crc-skipped: the CRC32 of slot groups is not checked
   tests/golden/test_faults_of_rocketmq.py::test_an_unreadable_object_is_no_short_answer
 tail-crc-skipped: the CRC32 of a trailer's tail is not checked
   in Tail.decode
-  - if found != crc:
-  + if found is None:
+  - if actual != crc:
+  + if actual is None:
   tests/unit/format/test_trailer.py::test_every_flipped_bit_is_noticed
 directory-crc-skipped: the CRC32 of a directory is not checked
   in parse_trailer
-  - if (found := crc32(part)) != crc:
-  + if (found := crc32(part)) != crc and name != "directory":
+  - if (actual := crc32(part)) != crc:
+  + if (actual := crc32(part)) != crc and name != "directory":
   tests/unit/format/test_trailer.py::test_every_flipped_bit_is_noticed
 directory-unchecked: a directory is accepted that does not cover each item once
   in parse_trailer
@@ -36,8 +36,8 @@ journal-of-another-file: a journal is accepted that names another file than its 
   tests/hostile/test_bytes_of_wrong_meaning.py::test_a_journal_that_names_another_file_leaves_that_one_alone
 metadata-crc-skipped: the CRC32 of metadata is not checked
   in parse_trailer
-  - if (found := crc32(part)) != crc:
-  + if (found := crc32(part)) != crc and name != "metadata":
+  - if (actual := crc32(part)) != crc:
+  + if (actual := crc32(part)) != crc and name != "metadata":
   tests/unit/format/test_trailer.py::test_every_flipped_bit_is_noticed
 items-that-the-filter-denies: verify accepts a filter that excludes items of the file
   in _FileCheck._sound_runs

@@ -102,9 +102,9 @@ earlier-file-shadows-its-object: a reader of a root shows an earlier state of a 
   + return local
   tests/faults/test_restores.py::test_what_was_restored_is_said_and_its_entries_are_kept[an earlier file]
 file-of-a-clone-shadows-its-object: a reader of a root shows a file of a clone instead of the object with its id
-  in service/read/index_view.py:_backed
-  - if local.count > stored.count or not is_inside:
-  + if local.count > stored.count:
+  in exceeds
+  - return local.count > later.count or not is_inside
+  + return local.count > later.count
   tests/faults/test_restores.py::test_what_was_restored_is_said_and_its_entries_are_kept[a file, unsealed, as many]
 catalog-forgets-what-was-hidden: a segment that was replaced during a merge of catalogs is shown again
   in CatalogRewrite.record
