@@ -74,9 +74,13 @@ def test_invalid_entries_are_refused_and_named(session, storage):
         write(text, storage)
     with pytest.raises(NotAnIndex):
         states(storage)
-    with pytest.raises(InvalidArgument, match=r"column 'size' has .* nulls"):
-        write(frame.withColumn("size", F.lit(None).cast("int")), storage)
-    # Spark has no other task to end, and this one deletes its uploads before Spark learns of its failure
+    both = session.createDataFrame(messages(20)).repartition(2, "key")
+    wrong = both.withColumn("size", F.when(F.col("offset") % 2 == 0, F.col("size")))
+    with pytest.raises(Exception, match=r"column 'size' has \d+ nulls") as refused:
+        wrong.write.format("tiered_index").mode("append").option("slots", 64).save(storage)
+    first, *others = str(refused.value).strip().splitlines()
+    assert "tiered_index.errors.InvalidArgument: a row {" in first and "column 'size' has" in first
+    assert len(others) <= 1  # SQLSTATE
     assert total(storage) == sweep(storage) == 0
 
 

@@ -9,13 +9,13 @@ import gzip
 import io
 import json
 from datetime import time
-from functools import partial
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.spark.entries import messages
 from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument
 from tiered_index.sources.keys import ndjson_rows
 from tiered_index.spark.addresses import StorageAddress
@@ -23,7 +23,6 @@ from tiered_index.spark.lookup.keys import check_out, frame_of_keys, read_keys, 
 from tiered_index.storage.s3.options import S3Options
 
 S3 = S3Options()
-ADDRESS_OF = partial(StorageAddress, options=S3)
 KEYS = [
     *('say "hi"', 'x,"y"', '"', '""', '\\"', "a\\", "\\n", "line\nbreak", "line\r\nbreak", "line\rbreak", '"\n,'),
     *(" spaces ", "#no comment", "über", "😀", "null", "NaN", "007", "1e3"),
@@ -271,6 +270,26 @@ def test_numbers_that_are_ndjson_keys_keep_their_text_in_long_files_too(tmp_path
     (tmp_path / "k.ndjson").write_text("".join(lines) * 2_001)
     table = read_keys(str(tmp_path / "k.ndjson"), S3, "order")
     assert table["order"].to_pylist() == written * 2_001 and set(table["paid"].to_pylist()) == {1.5}
+
+
+def test_columns_that_go_through_spark_under_another_type(spark, tmp_path):
+    """Spark's JVM knows neither bytes of fixed size nor large lists."""
+    table = messages(10)
+    table = table.append_column("id", pa.array([bytes(16)] * 10, pa.binary(16)))
+    table = table.append_column("large", pa.array([2**64 - 1] * 10, pa.uint64()))
+    table = table.append_column("tags", pa.array([["a"]] * 10, pa.large_list(pa.large_string())))
+    view, coded = pa.string_view(), pa.array(["a"] * 10).dictionary_encode()
+    table = table.set_column(table.column_names.index("topic"), "topic", table["topic"].cast(view))
+    table = table.append_column("views", pa.array([["a"]] * 10, pa.list_view(view)))
+    table = table.append_column("coded", pa.ListArray.from_arrays(pa.array(range(11), pa.int32()), coded))
+    table = table.append_column(
+        "inside", pa.StructArray.from_arrays([coded, coded.dictionary_decode().cast(view)], ["d", "v"])
+    )
+    pq.write_table(table, tmp_path / "m.parquet")
+    (row, *_) = frame_of_keys(spark, read_keys(str(tmp_path), S3Options())).collect()
+    assert (row.id, row.tags, row.views, row.coded) == (bytes(16), ["a"], ["a"], ["a"])
+    assert (row.large, type(row.large).__name__) == (2**64 - 1, "Decimal")
+    assert row.inside.asDict() == {"d": "a", "v": "a"}
 
 
 def test_bad_parquet_keys_are_named_with_their_file(spark, tmp_path):

@@ -61,10 +61,8 @@ def messages(topic: pa.DataType, keys: pa.Array) -> pa.Table:
 @pytest.mark.parametrize("of", LISTS)
 def test_every_layout_is_read(tmp_path: Path, text: pa.DataType, of: Any) -> None:
     pq.write_table(table := messages(text, lists_of(of(text))), tmp_path / "m.parquet")
-    for shared in ([], ["topic"]):
-        read = ParquetTable(LocalFile(tmp_path / "m.parquet"))
-        ((_, rows),) = read.read_group(0, table.column_names, shared=shared)
-        assert rows.to_pylist() == table.to_pylist()
+    ((_, rows),) = ParquetTable(LocalFile(tmp_path / "m.parquet")).read_group(0, table.column_names)
+    assert rows.to_pylist() == table.to_pylist()
 
 
 def test_columns_of_other_tools_in_one_file_go_through_every_command(tmp_path: Path) -> None:
@@ -165,8 +163,6 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
             storage, name = open_storage(f"memory://{tmp_path.name}"), f"{version}{encoding}{path_of_keys}{bound}"
             storage.put(name, path.read_bytes())
             for place in (LocalFile(path), StoredFile(name, storage, name, path.stat().st_size)):
-                for shared in ([], ["key"] if keys is flat else []):
-                    found = [rows for _, rows in parquet.ParquetTable(place).read_group(0, ["n", "key"], shared=shared)]
-                    got = [value for rows in found for value in rows.column("key").to_pylist()]
-                    assert got == keys
-                    assert [n for rows in found for n in rows.column("n").to_pylist()] == list(range(len(keys)))
+                found = [rows for _, rows in parquet.ParquetTable(place).read_group(0, ["n", "key"])]
+                assert [value for rows in found for value in rows.column("key").to_pylist()] == keys
+                assert [n for rows in found for n in rows.column("n").to_pylist()] == list(range(len(keys)))

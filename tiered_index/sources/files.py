@@ -40,6 +40,7 @@ from tiered_index.sources.columns import (
     CheckedMessage,
     check_kinds,
     entry_columns,
+    has_items,
     is_text,
     own_type,
 )
@@ -62,7 +63,8 @@ class ParquetSource:
         self.place = place
         self.fields = fields or Fields()
         self._table = ParquetTable(place)
-        schema = self._table.schema
+        self.schema = schema = self._table.schema
+        self.group_rows = self._table.group_rows
         self.fields.check_columns(schema.names, str(place))
         there = {name: column for name, column in self.fields.names.items() if column in schema.names}
         kinds = {name: schema.field(column).type for name, column in there.items()}
@@ -88,6 +90,13 @@ class ParquetSource:
         for first, rows in self._table.read(self._names, start):
             yield self._batch(rows, first + len(rows))
 
+    def part(self, begin: int, end: int | None) -> Iterator[MessageBatch]:
+        """Yield the rows with the numbers [begin, end), which are those of row groups (None: to the end)."""
+        for batch in self.batches(begin) if end is None or begin < end else ():
+            yield batch
+            if batch.end == end:
+                return
+
     def _batch(self, rows: pa.Table, end: int) -> MessageBatch:
         if self.counts_rows:
             rows = rows.append_column(ROW_NUMBER, pa.array(range(end - len(rows), end), pa.int64()))
@@ -97,7 +106,8 @@ class ParquetSource:
         # the filter leaves nulls out, too
         with_key = table if pc.all(has_key, skip_nulls=False).as_py() else table.filter(has_key)
         columns = entry_columns(with_key, self.fields.own)
-        return MessageBatch(columns, len(rows), end, partial(self._records, table, end - len(rows)))
+        keyless = len(rows) - len(with_key) + _empty_lists(with_key)
+        return MessageBatch(columns, len(rows), end, partial(self._records, table, end - len(rows)), keyless)
 
     def _records(self, table: pa.Table, first: int) -> Iterator[Record]:
         for number, fields in enumerate(table.to_pylist(), first):
@@ -108,6 +118,13 @@ class ParquetSource:
                 yield Record(where, number, number + 1, self.fields.checked(fields))
             except InvalidArgument as error:
                 yield Record(where, number, number + 1, None, str(error))
+
+
+def _empty_lists(table: pa.Table) -> int:
+    """Return the number of messages with an empty list of keys."""
+    if "keys" not in table.column_names or not has_items(table["keys"].type):
+        return 0
+    return pc.sum(pc.equal(pc.list_value_length(table["keys"]), 0)).as_py() or 0
 
 
 BLOCK_BYTES = 8 << 20
@@ -286,9 +303,8 @@ class TextSource(ABC):
                     table = table.drop_columns([ROW_NUMBER])
                 table = table.append_column(ROW_NUMBER, counted)
             fields = self._fields_of(table)
-            lists = fields["keys"] if "keys" in fields.column_names else pa.chunked_array([], pa.list_(pa.string()))
-            empty = pc.sum(pc.equal(pc.list_value_length(lists), 0)).as_py() or 0
-            return entry_columns(fields, self.fields.own), lines, lines - len(fields) + empty
+            keyless = lines - len(fields) + _empty_lists(fields)
+            return entry_columns(fields, self.fields.own), lines, keyless
         except (UnicodeDecodeError, pa.ArrowException, InvalidArgument):
             return None, lines, 0
 

@@ -3,7 +3,7 @@
 A row group that states more than `MAX_ROW_GROUP_ROW_BYTES` for each of its rows is refused before it is read. A file
 whose sizes are false is `CorruptFile` where Arrow finds that out; otherwise it can use more memory. Pages with
 checksums are verified. Arrow aborts the process if it is asked for damaged metadata of a column, but raises an error if
-it reads the column. So this module asks for the metadata of a column only after it has read some of the column.
+it reads the column. So this module never asks for the metadata of a column.
 """
 
 from __future__ import annotations
@@ -57,10 +57,8 @@ class ParquetTable:
         CorruptFile.unless_equal(str(place), "rows of all row groups", self.metadata.num_rows, self.rows)
 
     @contextlib.contextmanager
-    def _opened(
-        self, handle: IO[bytes], metadata: pq.FileMetaData | None = None, *, whole: bool = True
-    ) -> Iterator[pq.ParquetFile]:
-        """Yield the open file; checksums of pages are verified. `whole`: columns are read to their ends."""
+    def _opened(self, handle: IO[bytes], metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+        """Yield the open file; checksums of pages are verified."""
         is_local = isinstance(self._place, LocalFile)
         try:
             with pq.ParquetFile(
@@ -68,8 +66,8 @@ class ParquetTable:
                 self._place.path if isinstance(self._place, LocalFile) else handle,
                 metadata=metadata,
                 # one request for neighbouring columns of a row group
-                pre_buffer=whole and not is_local,
-                buffer_size=_PIECE_BYTES if is_local or not whole else 0,
+                pre_buffer=not is_local,
+                buffer_size=_PIECE_BYTES if is_local else 0,
                 coerce_int96_timestamp_unit=self._times,
                 page_checksum_verification=True,
             ) as file:
@@ -94,12 +92,10 @@ class ParquetTable:
                 for first, rows in self.read_group(number, names, max(0, start - begin)):
                     yield begin + first, pa.Table.from_batches([rows])
 
-    def read_group(
-        self, number: int, names: Sequence[str], start: int = 0, shared: Sequence[str] = ()
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def read_group(self, number: int, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield columns `names` of one row group from its row `start`, as batches with the number of their first row.
 
-        Numbers count from the group's first row. Text columns `shared` become dictionaries. Raises as `read`.
+        Numbers count from the group's first row. Raises as `read`.
         """
         count, begin, position = self.group_rows[number], self._begins[number], 0
         at_once = self._rows_at_once(number, names)
@@ -107,33 +103,13 @@ class ParquetTable:
             try:
                 for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
                     skip = min(len(rows), max(0, start - position))
-                    for first, part in bounded(rows.slice(skip), begin + position + skip, self._place, shared):
+                    for first, part in bounded(rows.slice(skip), begin + position + skip, self._place):
                         yield first - begin, part
                     position += len(rows)
             except DAMAGE as error:
                 problem = f"row group {number} can't be read from its row {position} on: {error}"
                 raise CorruptFile(str(self._place), problem) from error
         CorruptFile.unless_equal(str(self._place), f"rows of row group {number}", count, position)
-
-    def may_have_nulls(self, number: int, name: str) -> bool:
-        """Return whether a text column of a row group may have nulls, by the schema and the statistics of the group.
-
-        True for a small group, whose column costs less to read. Raises `CorruptFile`.
-        """
-        if not self.schema.field(name).nullable:
-            return False
-        leaves = [self.metadata.schema.column(place) for place in range(self.metadata.num_columns)]
-        place = next((place for place, leaf in enumerate(leaves) if leaf.path == name), None)
-        if place is None or leaves[place].physical_type != "BYTE_ARRAY" or self.group_rows[number] < BATCH_ROWS:
-            return True
-        with self._place.ranges() as handle, self._opened(handle, self.metadata, whole=False) as file:
-            try:
-                next(file.iter_batches(1, row_groups=[number], columns=[name], use_threads=False), None)
-            except DAMAGE as error:
-                raise CorruptFile(str(self._place), f"row group {number} can't be read: {error}") from error
-        column = self.metadata.row_group(number).column(place)
-        statistics = column.statistics if column.physical_type == "BYTE_ARRAY" else None
-        return statistics is None or not statistics.has_null_count or statistics.null_count > 0
 
     def _rows_at_once(self, number: int, names: Sequence[str]) -> int:
         """Return the number of rows of a row group to read at once, by its stated size.
@@ -150,13 +126,10 @@ class ParquetTable:
         return max(1, min(most, count, BATCH_BYTES * count // max(1, size_bytes)))
 
 
-def bounded(
-    rows: pa.RecordBatch, first: int, place: object, shared: Sequence[str] = ()
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+def bounded(rows: pa.RecordBatch, first: int, place: object) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield untrusted rows in parts of bounded size, with the number of their first row; `first` is that of `rows`.
 
-    Text columns `shared` become dictionaries. Raises `InvalidArgument` for a row that needs too much memory, and
-    Arrow's errors for damage.
+    Raises `InvalidArgument` for a row that needs too much memory, and Arrow's errors for damage.
     """
     rows.validate(full=True)
     rows = pa.RecordBatch.from_arrays([in_known_layout(column) for column in rows.columns], rows.schema.names)
@@ -166,22 +139,17 @@ def bounded(
             keys += pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     _check_rows(keys, first, place, "it has {:,} keys", MAX_ROW_KEYS)
     for begin, end in _slices(keys, TABLE_KEYS):
-        yield from _of_bounded_text(rows.slice(begin, end - begin), first + begin, place, shared)
+        yield from _of_bounded_text(rows.slice(begin, end - begin), first + begin, place)
 
 
-def _of_bounded_text(
-    rows: pa.RecordBatch, first: int, place: object, shared: Sequence[str]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _of_bounded_text(rows: pa.RecordBatch, first: int, place: object) -> Iterator[tuple[int, pa.RecordBatch]]:
     sizes = np.zeros(len(rows), np.int64)
     for column in rows.columns:
         sizes += text_bytes(column)
     _check_rows(sizes, first, place, "its text has {:,} bytes", MAX_ROW_BYTES)
     for begin, end in _slices(sizes, TEXT_BYTES):
         part = rows.slice(begin, end - begin)
-        columns = [
-            _as_dictionary(column) if name in shared else plain_text(column)
-            for name, column in zip(part.schema.names, part.columns, strict=True)
-        ]
+        columns = [plain_text(column) for column in part.columns]
         yield first + begin, pa.RecordBatch.from_arrays(columns, part.schema.names)
 
 
@@ -198,7 +166,3 @@ def _slices(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]
         end = int(np.searchsorted(parts, parts[begin], "right"))
         yield begin, end
         begin = end
-
-
-def _as_dictionary(column: pa.Array) -> pa.Array:
-    return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()

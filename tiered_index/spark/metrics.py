@@ -1,7 +1,8 @@
 """The cost of a job, and the descriptions of its steps on Spark's web pages.
 
-Storages opened by a meter's addresses add their counts to a Spark accumulator when they are closed. Failed tasks and
-Spark's own reads are not counted. `JobMeter` belongs to the driver's thread; its addresses are sent to tasks.
+Storages opened by a meter's addresses add their counts to a Spark accumulator when they are closed. Failed tasks, the
+driver's list of a source's files, and Spark's own reads are not counted. `JobMeter` belongs to the driver's thread; its
+addresses are sent to tasks.
 """
 
 from __future__ import annotations

@@ -278,14 +278,14 @@ def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, origina
     keys = tmp_path / "keys.csv"
     keys.write_text("topic,key\n")
     (tmp_path / "mixed").mkdir()
-    (tmp_path / "mixed" / "a.csv").touch()
-    (tmp_path / "mixed" / "b.parquet").touch()
+    for name in ("a.csv", "b.ndjson"):
+        (tmp_path / "mixed" / name).write_text("x")
     empty = (tmp_path / "empty").as_uri()
     for arguments, said in {
         ("--keys", "none", "--out", tmp_path): "already: answers are written to a",
         ("--keys", "none", "--out", original.uri): "already: answers are written to a",
-        ("--keys", tmp_path / "none.csv"): "none.csv: no such file or folder",
-        ("--keys", tmp_path / "mixed"): "files are all parquet (.parquet) or all ndjson",
+        ("--keys", tmp_path / "none.csv"): "none.csv: No such file or directory",
+        ("--keys", tmp_path / "mixed"): "keys are files of one kind, not of CSV and NDJSON",
         ("--keys", keys, "--begin", 2, "--end", 1): "--begin 1970-01-01T00:00:00.002Z is after --end",
         ("--keys", keys, "--max", 2**31): "--max is a whole number from 1 on",
         ("--keys", keys, "--messages", tmp_path): "messages are found by places in a commit log",

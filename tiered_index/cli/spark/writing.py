@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def build(
     session: Session,
     source: list[str] = Option(
-        help="Parquet or NDJSON files, folders or s3:// URIs; RocketMQ stores; archive:STORAGE-URI. With --topic: "
+        help="Parquet, NDJSON or CSV: files, folders, URIs; RocketMQ stores; archive:STORAGE-URI. With --topic: "
         "files of any form, folders, globs and prefixes. Repeatable."
     ),
     window: str = Option(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +85,7 @@ def check_audit(source: SourceLike | None, *, storage: str, fields: Mapping[str,
             return  # an audit reports other errors of a log
     assert genesis is not None
     if source is not None:
-        check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3, index=storage))
+        check_source(source, fields, genesis.layout.schema, config.changed(storage=storage))
 
 
 def audit(
@@ -137,7 +136,8 @@ def audit(
             with typed_errors("comparing with the source"), compared:
                 assert seen.genesis is not None
                 schema = seen.genesis.layout.schema
-                entries = entries_of(spark, source, columns or {}, schema, meter.sources(settings.s3, storage))
+                of_source = settings.changed(storage=storage), meter.sources(settings.s3, storage)
+                entries = entries_of(spark, source, columns or {}, schema, *of_source)
                 bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
                 sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots, seen.expired)
                 differences, unread = compare(sides, [*seen.objects.values()], seconds, bad, most_listed)

@@ -35,7 +35,14 @@ from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, listed_files
 from tiered_index.sources.rows import ParquetFile, RowBatch, rows_of_columns, way_of
 from tiered_index.spark.datasource.options import DataSourceOptions
-from tiered_index.spark.datasource.writing import Written, abort_writes, joined_index, write_tables
+from tiered_index.spark.datasource.writing import (
+    Written,
+    abort_writes,
+    check_accepted,
+    joined_index,
+    told_to_driver,
+    write_tables,
+)
 from tiered_index.spark.frames import arrow_schema_of
 from tiered_index.spark.workers import told_plainly
 from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, one_unit, publish_files
@@ -92,6 +99,7 @@ class RowWriter(DataSourceArrowWriter):
         new = {_place(segment.uri): segment.to_json() for _, _, segment in plan.new}
         self._segments: dict[str, Any | None] = {_place(listed.uri): new.get(_place(listed.uri)) for listed in files}
 
+    @told_to_driver
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         """Write a partition. Executor."""
         mapping, times, topics = self._rows.mapping(), dict[str, Times | None](), set[str]()
@@ -134,6 +142,7 @@ class RowWriter(DataSourceArrowWriter):
 
         Raises `InvalidArgument` if a file changed, or if another run has indexed files of the topic meanwhile.
         """
+        check_accepted(messages)
         written = [message for message in messages if isinstance(message, WrittenRows)]
         shards = [shard for message in written for shard in message.shards]
         sent: list[SentObject] = [shard.sent for shard in shards]

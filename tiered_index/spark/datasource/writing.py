@@ -15,7 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -206,7 +206,40 @@ class Written(WriterCommitMessage):
     genesis: IndexDescriptor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedRows(WriterCommitMessage):
+    """The problem of a task's rows."""
+
+    problem: str
+
+
 Messages = Sequence[WriterCommitMessage | None]
+Write = Callable[[Any, Iterator[pa.RecordBatch]], WriterCommitMessage]
+
+
+def told_to_driver(write: Write) -> Write:
+    """Return a method `write` that returns `InvalidArgument` to the driver, whose commit raises it.
+
+    If the task failed, Spark would repeat it in vain, and print its traces before the sentence.
+    """
+
+    @wraps(write)
+    def told(writer: Any, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        try:
+            return write(writer, batches)
+        except InvalidArgument as error:
+            for _ in batches:
+                pass  # Spark passes all rows
+            return RefusedRows(str(error))
+
+    return told
+
+
+def check_accepted(messages: Messages) -> None:
+    """Raise `InvalidArgument` with the problem of a task's rows. Spark calls `abort` then, which deletes uploads."""
+    for message in messages:
+        if isinstance(message, RefusedRows):
+            raise InvalidArgument(message.problem)
 
 
 def prepared(options: DataSourceOptions, schema: StructType, *, streams: bool) -> tuple[PartitionJob, EntryColumns]:
@@ -265,6 +298,7 @@ class EntryWriter(DataSourceArrowWriter):
         self._job, self._columns = prepared(options, schema, streams=False)
         self._mode = mode
 
+    @told_to_driver
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write a partition. Executor."""
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
@@ -295,6 +329,7 @@ class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
         job, self._columns = prepared(options, schema, streams=True)
         self._job = replace(job, origin="writer")
 
+    @told_to_driver
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write a partition. Executor."""
         context = TaskContext.get()
@@ -329,6 +364,7 @@ class EntryStreamWriter(_StreamWriter):  # type: ignore[misc]
 
 
 def _all_shards(messages: Messages) -> list[FinishedObject]:
+    check_accepted(messages)
     written = [message for message in messages if isinstance(message, Written)]
     if len(written) != len(messages):
         raise StorageUnavailable(

@@ -20,17 +20,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, ObjectExists
 from tiered_index.sources.columns import has_items, is_text
+from tiered_index.sources.files import MAGIC
 from tiered_index.sources.keys import csv_rows, ndjson_rows
-from tiered_index.sources.places import NDJSON, local_path
+from tiered_index.sources.listing import SourceFile, listed_files
+from tiered_index.sources.parquet import ParquetTable
+from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile, local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cleaned_up_on_error, gathered, times_of_day_written
 from tiered_index.spark.workers import plainly
-from tiered_index.spark.writing.folders import kind_of
-from tiered_index.spark.writing.parquet import ParquetFiles
-from tiered_index.spark.writing.sources import column_of, files_of, is_frame, shown_column, shown_kind
+from tiered_index.spark.writing.sources import column_of, is_frame, shown_column, shown_kind
 from tiered_index.storage.base import StorageOptions
 
 if TYPE_CHECKING:
@@ -49,31 +51,33 @@ def read_keys(path: str, s3: StorageOptions, key: str = "key") -> pa.Table:
     number. In NDJSON, a number in the column `key` is text, as written. Raises `InvalidArgument` for no files or
     several kinds, and for types that Spark lacks; `CorruptFile`, the storage's errors.
     """
-    found = files_of(path, partial(StorageAddress, options=s3), ("ndjson", "csv"))
-    if isinstance(found, ParquetFiles):
-        return _parquet_table(found)
+    with listed_files([path], IndexConfig(s3=s3)) as files:
+        kinds = {_kind_of(file) for file in files}
+        if len(kinds) > 1:
+            raise InvalidArgument(f"{path}: keys are files of one kind, not of {' and '.join(sorted(kinds))}")
+        if kinds == {"Parquet"}:
+            # Spark loses rows of a table with empty chunks
+            return pa.concat_tables(map(_parquet_table, files), promote_options="permissive").combine_chunks()
+        paths = [file.file.path for file in files if isinstance(file.file, LocalFile)]
     if local_path(path) is None:
         raise InvalidArgument(f"{path}: keys in a storage are Parquet; copy NDJSON and CSV to a local disk")
-    files = [Path(name) for _, name in found]
-    is_csv = any(kind_of(file.name) == "csv" for file in files)
-    return _csv_table(files) if is_csv else _json_table(files, key)
+    return _csv_table(paths) if kinds == {"CSV"} else _json_table(paths, key)
 
 
-def _parquet_table(files: ParquetFiles) -> pa.Table:
-    first, others = files.files[0][1], len(files.files) - 1
-    where = f"{first} or one of {others:,} files beside it" if others else first
-    typed = [field for field in files.schema if field.name not in files.unusable]
-    schema = pa.schema([field.with_type(_known_type(field.type, field.name, where)) for field in typed])
-    batches = []
-    for part in files.parts(1):
-        for rows in files.batches(part, schema.names):
-            try:
-                batches.append(rows.select(schema.names).cast(schema).replace_schema_metadata())
-            except pa.ArrowInvalid as error:
-                raise InvalidArgument(
-                    f"{files.files[part[0]][1]}: a value does not fit a type of Spark: {error}"
-                ) from error
-    return pa.Table.from_batches(batches, schema)
+def _kind_of(file: SourceFile) -> str:
+    if file.uri.lower().endswith(PARQUET) or file.head(len(MAGIC)) == MAGIC:
+        return "Parquet"
+    return "CSV" if file.uri.lower().endswith(CSV) else "NDJSON"
+
+
+def _parquet_table(file: SourceFile) -> pa.Table:
+    table = ParquetTable(file.file, "us")
+    schema = pa.schema([field.with_type(_known_type(field.type, field.name, str(file.file))) for field in table.schema])
+    try:
+        parts = [rows.cast(schema) for _, rows in table.read(schema.names)]
+    except pa.ArrowInvalid as error:
+        raise InvalidArgument(f"{file.file}: a value does not fit a type of Spark: {error}") from error
+    return pa.concat_tables([schema.empty_table(), *parts]).replace_schema_metadata()
 
 
 def _csv_table(files: Sequence[Path]) -> pa.Table:

@@ -282,7 +282,7 @@ def check_build(
     WindowScale.of(window, config, present.now_ms())
     with StorageAddress(storage, config.s3).open() as opened:
         genesis = stored_genesis(StorageLog(opened, present), config, opened.uri) or wanted_descriptor(config, None)
-        check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3))
+        check_source(source, fields, genesis.layout.schema, config.changed(storage=storage))
 
 
 def build(
@@ -303,7 +303,7 @@ def build(
     dry_run: bool = False,
     clock: Clock | None = None,
 ) -> BuildResult:
-    """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
+    """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, paths of files, or commit logs.
 
     A commit log is a RocketMQ store directory, or ``archive:STORAGE-URI[?store=NAME]`` for an index's archived
     segments. `columns` maps fields of an entry to columns of the source (``{"key": "order_id"}``). `shards` is the
@@ -337,7 +337,8 @@ def build(
             source_range.check(log.state)
         with typed_errors(f"reading {_name_of(source)}"), described(spark, "count: count the entries of each window"):
             schema, addresses = genesis.layout.schema, meter.sources(settings.s3, storage)
-            entries = entries_of(spark, source, columns or {}, schema, addresses, skip_corrupt=skip_corrupt)
+            of_source = settings.changed(storage=storage), addresses
+            entries = entries_of(spark, source, columns or {}, schema, *of_source, skip_corrupt=skip_corrupt)
             census = take_census(entries, scale, max_windows)
         if not census.entries:
             keyless = [f"it has {census.without_key:,} messages, none with a key"] * bool(census.without_key)

@@ -49,7 +49,7 @@ from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
 from tiered_index.spark.metrics import JobMeter, described
 from tiered_index.spark.workers import between_tasks, plainly
 from tiered_index.spark.writing.build import BuildResult, check_written, expected_result, stored_genesis
-from tiered_index.spark.writing.parquet import HAS_KEY
+from tiered_index.spark.writing.files import HAS_KEY
 from tiered_index.spark.writing.plan import Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.writing.shards import write_shards
 from tiered_index.spark.writing.sources import Entries

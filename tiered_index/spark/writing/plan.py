@@ -31,8 +31,8 @@ from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, Orig
 from tiered_index.service.write.validation import TopicTable, milliseconds
 from tiered_index.sources.columns import is_text
 from tiered_index.spark.frames import large_batches
+from tiered_index.spark.writing.files import HAS_KEY
 from tiered_index.spark.writing.log_sources import SKIPPED
-from tiered_index.spark.writing.parquet import HAS_KEY, PLACE, ROWS
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -154,12 +154,7 @@ def _first_wrong(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], object]
 
 
 def _place_of(batch: pa.RecordBatch, row: int) -> str:
-    """Return the place of a row for a message: in a Parquet file, else the row itself and its partition."""
-    place = batch.schema.metadata or {}
-    if PLACE in place:
-        name, group, first = json.loads(place[PLACE])
-        at = int(np.frombuffer(place[ROWS], np.int64)[row]) if ROWS in place else row
-        return f"{name}, row group {group}, row {first + at:,}"
+    """Return a row and its partition for a message."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

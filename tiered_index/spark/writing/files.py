@@ -1,0 +1,236 @@
+"""Files of messages as a source: the driver lists and opens them, tasks read parts of them as `ingest` reads files.
+
+A part is some row groups of a Parquet file, or some bytes of a text. Folders named ``column=value`` give the files
+below them a value for a field. Memory of a task: some blocks of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
+from tiered_index.sources.chains import as_it_is
+from tiered_index.sources.columns import CheckedMessage, columns_of
+from tiered_index.sources.files import ParquetSource, Source, open_source
+from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
+from tiered_index.sources.messages import Fields, MessageBatch
+from tiered_index.sources.places import LocalFile, StoredFile, local_path
+from tiered_index.sources.table_folders import check_outside_tables
+from tiered_index.spark.addresses import AddressOf
+from tiered_index.storage.opening import open_storage
+
+# Column (bool): the entry has a key; for readers that do not need the key itself.
+HAS_KEY = "has_key"
+# Rows of a part: enough for large blocks of a piece, and few enough for a cheap repetition of its task.
+_LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
+# Bytes of a part of a local text
+_PART_BYTES = 128 << 20
+# Files that the driver opens at once
+_OPENED = 16
+_TEXTS = ("topic", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePart:
+    """The messages of a file that begin at positions [begin, end): rows of Parquet, bytes of a text (None: all).
+
+    `size_bytes` and `written` are the file's size and the time of its last change. `constants` are the values of fields
+    from the names of its folders.
+    """
+
+    uri: str
+    size_bytes: int
+    written: str
+    begin: int
+    end: int | None
+    constants: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFiles:
+    """The parts of all files, and the number of messages of the Parquet files. Driver."""
+
+    parts: Sequence[MessagePart]
+    rows: int
+
+    @classmethod
+    def of(cls, sources: Sequence[str], fields: Fields, config: IndexConfig, cores: int = 1) -> MessageFiles:
+        """List and open the files, for tasks on `cores`. Raises `InvalidArgument`, `CorruptFile`, as the storage."""
+        with ExitStack() as stack, ThreadPoolExecutor(_OPENED) as pool:
+            places: list[tuple[SourceFile, str, dict[str, Any]]] = []
+            for source in sources:
+                files = stack.enter_context(listed_files([source], config))
+                _check_folder(source, files, config)
+                parameters = "" if local_path(source) is not None else "".join(source.partition("?")[1:])
+                places += [(file, file.uri + parameters, _of_folders(source, file.uri, fields)) for file in files]
+            opened = list(pool.map(lambda place: _opened(place[0], place[2], fields), places))
+        rows = sum(source.total or 0 for source in opened if isinstance(source, ParquetSource))
+        aim = max(_LEAST_ROWS, min(_MOST_ROWS, rows // max(1, 2 * cores)))
+        parts = []
+        for (file, uri, constants), read in zip(places, opened, strict=True):
+            ends = [*_ends(read, aim)]
+            for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+                parts.append(MessagePart(uri, file.size_bytes, _written(file), begin or 0, end, constants))
+        return cls(parts, rows)
+
+
+def _check_folder(source: str, files: Sequence[SourceFile], config: IndexConfig) -> None:
+    """Raise `InvalidArgument` for a folder in a table, and for one with a link to a folder, which nothing follows."""
+    path = local_path(source)
+    if path is not None and path.is_dir():
+        check_outside_tables(str(path), open_storage)
+        if links := [below for below in path.rglob("*") if below.is_symlink() and below.is_dir()]:
+            raise InvalidArgument(
+                f"{links[0]} is a link to a folder, which is not followed: give the paths of the folders themselves"
+            )
+    elif path is None and not (len(files) == 1 and _below(source, files[0].uri) is None):
+        check_outside_tables(source, lambda above: config.open_storage(above, any_names=True))
+
+
+def _below(source: str, uri: str) -> str | None:
+    """Return the name of a file below a source, None if the source is the file or a pattern."""
+    path = local_path(source)
+    folder = unquote(path.as_uri() if path is not None else source.partition("?")[0]).rstrip("/") + "/"
+    name = unquote(uri)
+    return name.removeprefix(folder) if name.startswith(folder) else None
+
+
+def _of_folders(source: str, uri: str, fields: Fields) -> dict[str, Any]:
+    """Return the values of fields in the names of a file's folders. Raises `InvalidArgument`."""
+    pairs = [part.partition("=") for part in (_below(source, uri) or "").split("/")[:-1] if "=" in part]
+    values = {unquote(column): unquote(value) for column, _, value in pairs}
+    names = {"key" if name == "keys" else name: column for name, column in fields.names.items() if column in values}
+    try:
+        return {name: values[column] if name in _TEXTS else int(values[column]) for name, column in names.items()}
+    except ValueError as error:
+        raise InvalidArgument(f"{uri}: a folder's name has no integer for a field: {error}") from error
+
+
+def _opened(file: SourceFile, constants: Mapping[str, Any], fields: Fields) -> Source:
+    """Open a file on the driver. Raises `InvalidArgument` for a missing column, or one whose values were lost."""
+    source = open_source(file.file, _with(fields, constants))
+    if isinstance(source, ParquetSource):
+        there = source.schema
+        for name, column in fields.names.items():
+            if column in there.names and name in constants:
+                raise InvalidArgument(
+                    f"column {fields.shown(name)} is in {file.file} and in the name of its folder: pass the paths of "
+                    "the files, to read it from them, or a DataFrame"
+                )
+            if column in there.names and name != "topic_id" and pa.types.is_null(there.field(column).type):
+                raise InvalidArgument(
+                    f"column {fields.shown(name)} has no type in {file.file}, only nulls: write it with the type that "
+                    "it has in other files"
+                )
+    return source
+
+
+def _with(fields: Fields, constants: Mapping[str, Any]) -> Fields:
+    return replace(fields, constants={**fields.constants, **constants}) if constants else fields
+
+
+def _ends(source: Source, aim: int) -> Iterator[int | None]:
+    """Yield the ends of a file's parts: of neighbouring row groups with about `aim` rows, or of a local plain text."""
+    if isinstance(source, ParquetSource):
+        begin = held = 0
+        for end in accumulate(source.group_rows):
+            if held > begin and end - begin > aim:
+                yield held
+                begin = held
+            held = end
+        yield held
+    else:
+        if source.total is not None and isinstance(source.place, LocalFile):
+            yield from range(_PART_BYTES, source.total, _PART_BYTES)
+        yield None
+
+
+def _written(file: SourceFile) -> str:
+    """Return the time of a file's last change; the rest of a stamp may differ between hosts."""
+    return file.stamp.rpartition("-")[2]
+
+
+@dataclass
+class MessageReader:
+    """Reads parts in tasks. One thread; `_last` is the batch that was yielded last."""
+
+    parts: Sequence[MessagePart]
+    fields: Fields
+    config: IndexConfig
+    address_of: AddressOf
+    _last: tuple[str, MessageBatch] | None = field(default=None, init=False)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the fields `names` (and `HAS_KEY`) of the entries of the parts whose numbers `batches` have.
+
+        With `HAS_KEY` a message without key is a row, too. Raises `InvalidArgument`, also for a file that was replaced.
+        """
+        with closing(LinkedFiles(self.config, lambda uri: self.address_of(uri).open(any_names=True))) as files:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    part = self.parts[number]
+                    file = files.file(part.uri, part.size_bytes)
+                    if isinstance(file, StoredFile):
+                        file = replace(file, uri=file.uri.partition("?")[0])
+                    _check_same(file, part)
+                    # columns that nobody wants are not read
+                    unread = dict.fromkeys({"queue_id", "offset", "size"} - {*names}, 0)
+                    source = open_source(file, _with(self.fields, unread | {**part.constants}))
+                    for messages in source.part(part.begin, part.end):
+                        self._last = str(file), messages
+                        yield from _rows(messages, str(file), self.fields, names)
+                    if source.held_back_bytes:
+                        raise InvalidArgument(f"{file}: the last line has no newline, and may be cut: add the newline")
+                    _check_same(file, part)
+
+    def name_row(self, error: Exception) -> None:
+        """Raise `InvalidArgument` that names the first wrong message of the last batch, if it has one."""
+        where, messages = self._last or ("", None)
+        for record in messages.records() if messages is not None else ():
+            if record.message is None:
+                raise InvalidArgument(f"{where}, {record.where}: {record.problem}") from error
+
+
+def _check_same(file: LocalFile | StoredFile, part: MessagePart) -> None:
+    now = as_it_is(file)
+    if (now.size_bytes, _written(now)) != (part.size_bytes, part.written):
+        raise InvalidArgument(f"{file} was replaced while it was read: use a copy that does not change")
+
+
+def _rows(batch: MessageBatch, where: str, fields: Fields, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the entries of a batch. Raises `InvalidArgument`, which names the first wrong message."""
+    columns, keyless = batch.columns, batch.keyless
+    if columns is not None:
+        yield _selected(columns, names)
+    else:
+        messages = list[CheckedMessage]()
+        for record in batch.records():
+            if record.message is None:
+                raise InvalidArgument(f"{where}, {record.where}: {record.problem}")
+            messages.append(record.message)
+        # all messages of one batch have topic ids, or none has
+        for with_ids in (True, False):
+            some = [message for message in messages if (message.topic_id is not None) == with_ids and message.keys]
+            if some:
+                yield from (_selected(b, names) for b in pa.table(columns_of(some, fields.own)).to_batches())
+        keyless = sum(not message.keys for message in messages)
+    if keyless and HAS_KEY in names:
+        nothing: dict[str, Any] = {name: pa.nulls(keyless) for name in names}
+        yield pa.record_batch(nothing | {HAS_KEY: pa.repeat(False, keyless)})
+
+
+def _selected(columns: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """Return the columns `names` that are there; `HAS_KEY` says whether there is a key."""
+    if HAS_KEY in names:
+        columns = columns.append_column(HAS_KEY, pc.is_valid(columns.column("key")))
+    return columns.select([name for name in names if name in columns.schema.names])
