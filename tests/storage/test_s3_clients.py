@@ -85,14 +85,15 @@ def is_botos(request: Request) -> bool:
 
 def test_obstore_reads_and_boto3_writes(s3: S3Storage, scripted: ScriptedServer) -> None:
     keys = [f"{PREFIX}/log/1", f"{PREFIX}/log/2"]
-    scripted.answers(Answer(200, DATA), part(DATA, 3, 9), part(DATA, 1004, 1024), listing(*keys), Answer(200))
+    head = Answer(200, DATA, {"Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT"})
+    scripted.answers(Answer(200, DATA), part(DATA, 3, 9), head, part(DATA, 1004, 1024), listing(*keys), Answer(200))
     assert s3.get("a") == DATA
     assert s3.get_range("a", 3, 6) == DATA[3:9]
     assert s3.get_suffix("a", 20) == (DATA[-20:], 1024)
     listed = s3.list("log/", start_after="log/0")
     assert list(listed) == [ObjectInfo(f"log/{number}", 1, 1_793_491_200_000) for number in (1, 2)]
     s3.put("a", DATA)
-    assert [is_botos(request) for request in scripted.requests] == [False] * 4 + [True]
+    assert [is_botos(request) for request in scripted.requests] == [False] * 5 + [True]
     assert {request.path for request in scripted.requests if "?" not in request.path} == {
         "/bucket/pre%20fix/%C3%A4~%2B/a"
     }

@@ -6,6 +6,7 @@ Threads: any number.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -38,8 +39,8 @@ WAYS_ROUND = {
 }
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-# A range: the first byte, and the one after the last; or `suffix` and a number of last bytes; or None: all bytes
-Asked: TypeAlias = tuple[int, int] | dict[str, int] | None
+# The first byte, and the one after the last; None: all bytes
+Extent: TypeAlias = tuple[int, int] | None
 # Key, size in bytes, time of change in epoch milliseconds
 Listed: TypeAlias = tuple[str, int, int]
 
@@ -50,14 +51,12 @@ class Reads(ABC):
     errors: tuple[type[Exception], ...]
     loop: RetryLoop
     service: Service
-    # whether the server answered a range with a range before
-    has_ranges: bool = False
 
     @abstractmethod
-    def get(self, key: str, asked: Asked, most: int, what: str) -> tuple[bytes, int]:
+    def get(self, key: str, extent: Extent, what: str) -> tuple[bytes, int]:
         """Return the bytes of an object that one GET delivers, and the object's size. `what` is for messages.
 
-        Reads one byte more than `most` (0: the object's size): it shows a body that is too long.
+        Reads one byte more than was asked for: it shows a body that is too long.
         """
 
     @abstractmethod
@@ -133,7 +132,7 @@ class BucketStorage(Storage):
 
     def get(self, name: str) -> bytes:
         """Return the whole object."""
-        return self._get(f"reading {name!r}", name, None, 0)[0]
+        return self._get(f"reading {name!r}", name, None)[0]
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`, by one verified range GET."""
@@ -142,39 +141,37 @@ class BucketStorage(Storage):
         if not length:
             self._key(name)
             return b""
-        return self._get(f"reading bytes {start}-{end - 1} of {name!r}", name, (start, end), length)[0]
+        return self._get(f"reading bytes {start}-{end - 1} of {name!r}", name, (start, end))[0]
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        """Return the last `length` bytes and the object's size, by one GET (two requests for an empty object)."""
+        """Return the last `length` bytes and the object's size, by a HEAD and a GET."""
         check_range(length)
-        if length == 0:
-            return b"", self.head(name).size_bytes
-        return self._get(f"reading the last {length} bytes of {name!r}", name, {"suffix": length}, length)
+        what = f"reading the last {length} bytes of {name!r}"
 
-    def _get(self, what: str, name: str, asked: Asked, most: int) -> tuple[bytes, int]:
-        """Return the bytes that are `asked` for, at most `most` (0: all), and the object's size."""
+        def act(_: Reads) -> tuple[bytes, int]:
+            size = self.head(name).size_bytes
+            extent = max(0, size - length), size
+            with contextlib.suppress(InvalidArgument):
+                data, size_now = self._get(what, name, extent) if size and length else (b"", size)
+                if size_now == size:
+                    return data, size
+            raise PassingFault(f"{what} in {self.uri}: the object was replaced between two requests")
+
+        return self._read(what, name, act)
+
+    def _get(self, what: str, name: str, extent: Extent) -> tuple[bytes, int]:
+        """Return the bytes of an extent, and the object's size."""
         key, said = self._key(name), f"{what} in {self.uri}"
 
         def act(reads: Reads) -> tuple[bytes, int]:
-            try:
-                data, size = reads.get(key, asked, most, said)
-            except reads.errors as error:
-                refused = reads.translate(error, doing=what, uri=self.uri, name=name)
-                is_odd = reads.service.odd in str(refused)
-                # an empty object has no suffix in HTTP (416), and some servers send a short object whole (200)
-                if not (isinstance(asked, dict) and (is_odd or isinstance(refused, InvalidArgument))):
-                    raise
-                if (found := reads.head(key)) is None or (is_odd and found[0] > most and not reads.has_ranges):
-                    raise
-                if found[0] > most:
-                    raise PassingFault(f"{refused}; or it was replaced between two requests") from error
-                data, size = reads.get(key, None, 0, said) if found[0] else (b"", 0)
+            data, size = reads.get(key, extent, said)
             self._has_answered = True
-            if isinstance(asked, tuple) and asked[1] > size:
+            start, end = extent or (0, size)
+            if end > size:
                 raise InvalidArgument(f"{said}: the object has {size} bytes")
-            if len(data) != min(most or size, size):
-                problem = f"{said}: a body of {len(data)} bytes instead of {min(most or size, size)}"
-                raise PassingFault(problem, wasted_bytes=most or size)
+            if len(data) != end - start:
+                problem = f"{said}: a body of {len(data)} bytes instead of {end - start}"
+                raise PassingFault(problem, wasted_bytes=end - start)
             return data, size
 
         return self._read(what, name, act)

@@ -24,13 +24,13 @@ from msgspec import Struct
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import PART_BYTES, BufferedWriter, Bytes, StorageOptions, Writer, check_endpoint
-from tiered_index.storage.buckets import Asked, BucketStorage, Listed
+from tiered_index.storage.buckets import BucketStorage, Extent, Listed
 from tiered_index.storage.cloud_settings import SETTINGS, CloudSettings, azure_settings, google_settings
 from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.faults import Service
 from tiered_index.storage.obstores import NO_RETRIES, StoreReads, client_options, obstore
 from tiered_index.storage.pools import DaemonPool
-from tiered_index.storage.retry import LONGEST_WAIT_S, PassingFault, RetryLoop
+from tiered_index.storage.retry import LONGEST_WAIT_S, RetryLoop
 
 # The policy of `RetryLoop`. Only obstore can repeat a part: it sends several at once, and `RetryLoop` whole calls
 _RETRIES = {
@@ -192,7 +192,7 @@ class CloudStorage(BucketStorage):
 
 
 class _CloudReads(StoreReads):
-    """Reads one bucket. Azure can't read from an object's end."""
+    """Reads one bucket."""
 
     _lists_anew = False
     # errors of services for tokens are JSON
@@ -202,25 +202,16 @@ class _CloudReads(StoreReads):
         super().__init__(uri, partial(RetryLoop, uri))
         self._store, self.service = store, service
 
-    def get(self, key: str, asked: Asked, most: int, what: str) -> tuple[bytes, int]:
-        if isinstance(asked, dict):
-            size = self._size(key)
-            data, size_now = super().get(key, (max(0, size - most), size), most, what) if size else (b"", 0)
-            if size_now != size:
-                raise PassingFault(f"{what}: the object was replaced between two requests")
-            return data, size
+    def get(self, key: str, extent: Extent, what: str) -> tuple[bytes, int]:
         try:
-            return super().get(key, asked, most, what)
+            return super().get(key, extent, what)
         except self.errors as error:
             refused = self.translate(error, doing=what, uri=self._uri, name=key)
             # services have different errors for a range that begins at the object's end
             may_be_short = isinstance(refused, InvalidArgument | StorageMisconfigured)
-            if asked is not None and may_be_short and asked[1] > (size := self._size(key)):
-                return b"", size
+            if extent and may_be_short and (size_and_time := self.head(key)) and extent[1] > size_and_time[0]:
+                return b"", size_and_time[0]
             raise
-
-    def _size(self, key: str) -> int:
-        return int(self.send("head", self._store, key)["size"])
 
     def pages(self, prefix: str, after: str) -> Iterator[Sequence[Listed]]:
         # no name has two slashes in a row, which obstore takes for one

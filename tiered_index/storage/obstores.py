@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import PAGE, START_AFTER
-from tiered_index.storage.buckets import WAYS_ROUND, Asked, Listed, Reads
+from tiered_index.storage.buckets import WAYS_ROUND, Extent, Listed, Reads
 from tiered_index.storage.context import sending
 from tiered_index.storage.faults import CERTIFICATE, NO_TLS, Refusal, of_refusal
 from tiered_index.storage.retry import PassingFault, RetryLoop
@@ -107,18 +107,18 @@ class StoreReads(Reads):
         sending()
         return getattr(self._obstore, operation)(*arguments, **options)
 
-    def get(self, key: str, asked: Asked, most: int, what: str) -> tuple[bytes, int]:
+    def get(self, key: str, extent: Extent, what: str) -> tuple[bytes, int]:
+        length = extent[1] - extent[0] if extent else 0
         try:
-            answer = self.send("get", self._store, key, options={"range": asked} if asked else {})
+            answer = self.send("get", self._store, key, options={"range": extent} if extent else {})
             size = int(answer.meta["size"])
-            data = next(iter(answer.stream((most or size) + 1)), b"")
+            data = next(iter(answer.stream((length or size) + 1)), b"")
         except self.errors as error:
             if "body error" not in (text := str(error)):
                 raise
-            raise PassingFault(
-                f"{what}: the body broke off: {text.partition(chr(10))[0]}", wasted_bytes=most
-            ) from error
-        self._has_read, self.has_ranges = True, self.has_ranges or bool(asked)
+            problem = f"{what}: the body broke off: {text.partition(chr(10))[0]}"
+            raise PassingFault(problem, wasted_bytes=length) from error
+        self._has_read = True
         return data, size
 
     def head(self, key: str) -> tuple[int, int | None] | None:

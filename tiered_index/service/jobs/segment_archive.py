@@ -164,14 +164,12 @@ class SegmentArchive:
         """
         if (known := self.known_table(segment)) is not None:
             return known
-        with self._there(segment):
-            # a footer is checked in whole pieces; the first begins before it
-            footer_at = segment.size_bytes - segment.footer_bytes
-            before = footer_at % PIECE_BYTES if segment.footer_bytes else 0
-            length = before + segment.object_bytes - footer_at - segment.queues_bytes
-            data, size = self.storage.get_suffix(segment.name, length)
-        CorruptFile.unless_equal(segment.name, "has another size than the log says", segment.object_bytes, size)
-        table = SegmentTable.decode(data, size, segment.name, segment.footer_bytes)
+        # a footer is checked in whole pieces; the first begins before it
+        footer_at = segment.size_bytes - segment.footer_bytes
+        before = footer_at % PIECE_BYTES if segment.footer_bytes else 0
+        length = before + segment.object_bytes - footer_at - segment.queues_bytes
+        data = self._range(segment, segment.object_bytes - length, length)
+        table = SegmentTable.decode(data, segment.object_bytes, segment.name, segment.footer_bytes)
         table.check(segment.name, segment.start, segment.size_bytes, segment.crc32)
         for damage in table.damage(segment.name, footer_at - before, data[:before] + table.footer):
             raise damage

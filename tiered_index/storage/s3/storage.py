@@ -164,7 +164,7 @@ class S3Storage(BucketStorage):
             return
         try:
             key = f"{self._base}{PROBE_PREFIX}nothing"
-            self._read(doing, "nothing", lambda reads: reads.get(key, None, 0, doing))
+            self._read(doing, "nothing", lambda reads: reads.get(key, None, doing))
         except ObjectNotFound:
             self._has_answered = True
         except StorageMisconfigured as error:

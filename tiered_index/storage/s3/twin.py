@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.buckets import Asked, Listed, Reads
+from tiered_index.storage.buckets import Extent, Listed, Reads
 from tiered_index.storage.context import wasted
 from tiered_index.storage.faults import NO_S3, S3
 from tiered_index.storage.obstores import epoch_ms
@@ -34,33 +34,33 @@ class Boto3Reads(Reads):
         self._client, self._bucket, self._uri, self._lacks_ranges = client, bucket, uri, lacks_ranges
         self.loop = loop(errors=self.errors, translate=self.translate)
 
-    def get(self, key: str, asked: Asked, most: int, what: str) -> tuple[bytes, int]:
-        span = f"{asked[0]}-{asked[1] - 1}" if isinstance(asked, tuple) else f"-{most}"
-        answer = self._client.get_object(Bucket=self._bucket, Key=key, **({"Range": f"bytes={span}"} if asked else {}))
+    def get(self, key: str, extent: Extent, what: str) -> tuple[bytes, int]:
+        span = {"Range": f"bytes={extent[0]}-{extent[1] - 1}"} if extent else {}
+        answer = self._client.get_object(Bucket=self._bucket, Key=key, **span)
         try:
-            return self._taken(answer, asked, most, what)
+            return self._taken(answer, extent, what)
         except (BotoCoreError, HTTPError, OSError, StorageUnavailable) as error:
             answer["Body"].close()
             if isinstance(error, StorageUnavailable):
                 raise
-            raise PassingFault(f"{what}: the body broke off: {error}", wasted_bytes=most) from error
+            length = extent[1] - extent[0] if extent else 0
+            raise PassingFault(f"{what}: the body broke off: {error}", wasted_bytes=length) from error
 
-    def _taken(self, answer: dict[str, Any], asked: Asked, most: int, what: str) -> tuple[bytes, int]:
+    def _taken(self, answer: dict[str, Any], extent: Extent, what: str) -> tuple[bytes, int]:
         body, size, header = answer["Body"], answer.get("ContentLength"), str(answer.get("ContentRange", ""))
-        status, found = answer["ResponseMetadata"]["HTTPStatusCode"], _CONTENT_RANGE.fullmatch(header)
-        if asked is None or (status == 200 and isinstance(asked, dict) and (size is None or size <= most)):
+        if extent is None:
             data: bytes = body.read()
-            return (data[-most:] if asked else data), len(data) if size is None else size
-        if status == 206 and found:
-            first, end = int(found[1]), int(found[2]) + 1
-            size = end if found[3] == "*" else int(found[3])
-            right = (asked[0], min(asked[1], size)) if isinstance(asked, tuple) else (max(0, size - most), size)
-            is_open = found[3] == "*" and (isinstance(asked, dict) or end != asked[1])
-            if (first, end) != right or is_open or answer.get("ContentLength", end - first) != end - first:
+            return data, len(data) if size is None else size
+        status, sent = answer["ResponseMetadata"]["HTTPStatusCode"], _CONTENT_RANGE.fullmatch(header)
+        first, end = extent
+        if status == 206 and sent:
+            # an unknown size is no smaller than the range: a shorter answer is wrong
+            whole = end if sent[3] == "*" else int(sent[3])
+            right = first, min(end, whole)
+            if (int(sent[1]), int(sent[2]) + 1) != right or size not in (None, right[1] - first):
                 raise PassingFault(f"{what}: the answer is {header}")
             # not to the end: botocore would compare a range with the checksum of the whole object
-            return body.read(end - first), size
-        first, end = asked if isinstance(asked, tuple) else (int(size or 0) - most, int(size or 0))
+            return body.read(right[1] - first), whole
         if status != 200 or header or (first and size == end - first):
             text = f"{what}: the service does not honour ranges (status {status}, Content-Range {header!r})"
             raise StorageUnavailable(text) if header or status != 206 else StorageMisconfigured.lacking(text)
