@@ -33,7 +33,7 @@ def exported(index: Lookups, *arguments: Any) -> tuple[pa.Table, int]:
 
 
 def counted(rows: Iterable[dict[str, Any]]) -> Counter[Any]:
-    return Counter(tuple(sorted((name, it) for name, it in row.items() if name != "topic_id")) for row in rows)
+    return Counter(tuple(sorted((name, value) for name, value in row.items() if name != "topic_id")) for row in rows)
 
 
 def rows(table: pa.Table) -> Counter[Any]:

@@ -430,7 +430,9 @@ def _copied(storage: Any) -> MemoryStorage:
     copy.uri = inner.uri
     # without leases, because the copied root would wait for the lease of the crashed one
     shelf = inner._shelf
-    copy._shelf.objects = SortedDict((name, it) for name, it in shelf.objects.items() if not name.startswith("lease/"))
+    copy._shelf.objects = SortedDict(
+        (name, stored) for name, stored in shelf.objects.items() if not name.startswith("lease/")
+    )
     return copy
 
 

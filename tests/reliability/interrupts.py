@@ -105,8 +105,8 @@ class Life(World):
         list(self.service.query_many([Lookup(topic=topic, key=key) for topic, key in QUESTIONS]))
 
     def look(self) -> None:
-        it = self.service
-        it.health(), it.files(), it.topics(), it.durable_positions(), it.archived()
+        service = self.service
+        service.health(), service.files(), service.topics(), service.durable_positions(), service.archived()
 
     def reader(self) -> None:
         settings = {"query_threads": 2, "background": False}

@@ -22,7 +22,7 @@ def begin_census() -> None:
 
 def _engine_threads() -> list[threading.Thread]:
     names = ((thread, thread.name) for thread in threading.enumerate())
-    return [it for it, name in names if name.startswith("tiered-index")]
+    return [thread for thread, name in names if name.startswith("tiered-index")]
 
 
 @dataclass(frozen=True)
