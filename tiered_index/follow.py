@@ -243,10 +243,10 @@ class PatientPut:
                 if not self.flush():
                     self.stop.wait(_PUT_PAUSE_S)
         if put:
-            seconds = numbers_of("timestamp_ms", columns["timestamp_ms"]) // 1000
-            self.expired += self._count_expired(seconds, columns["topic"])
+            times_ms = numbers_of("timestamp_ms", columns["timestamp_ms"])
+            self.expired += self._count_expired(times_ms, columns["topic"])
             if len(self.quarantined) < FIRST:
-                self._note_quarantined(seconds, columns)
+                self._note_quarantined(times_ms, columns)
         self._unflushed += put
         if self._unflushed >= _FLUSH_ENTRIES:
             self.flush()
@@ -263,25 +263,27 @@ class PatientPut:
                 break
             self.stop.wait(_PUT_PAUSE_S)
 
-    def _count_expired(self, seconds: npt.NDArray[np.int64], of_topics: Any) -> int:
+    def _count_expired(self, times_ms: npt.NDArray[np.int64], of_topics: Any) -> int:
         expired, rule = self.index.expired, self.index.config.retention
         if rule.any:
             # the index's next round records it
             expired = expired.joined(Expired((rule.horizon(time.time_ns() // 10**6),)))
         if not expired.latest_ms:
             return 0
-        times_ms = seconds * 1000
-        if int(times_ms.min()) >= expired.latest_ms:
+        # entries have whole seconds
+        if int(times_ms.min()) // 1000 * 1000 >= expired.latest_ms:
             return 0
         numbers, topics = distinct_topics(of_topics)
         before_ms = np.array([expired.before_ms(topic) for topic in topics])
-        return int(np.count_nonzero(times_ms < before_ms[numbers]))
+        return int(np.count_nonzero(times_ms // 1000 * 1000 < before_ms[numbers]))
 
-    def _note_quarantined(self, seconds: npt.NDArray[np.int64], columns: Mapping[str, Any]) -> None:
+    def _note_quarantined(self, times_ms: npt.NDArray[np.int64], columns: Mapping[str, Any]) -> None:
         now_s, settings = time.time(), self.index.config
-        wrong = (seconds < now_s - settings.max_late_s) | (seconds > now_s + settings.max_early_s)
-        if not wrong.any():
+        low_s, high_s = now_s - settings.max_late_s, now_s + settings.max_early_s
+        if int(times_ms.min()) // 1000 >= low_s and int(times_ms.max()) // 1000 <= high_s:
             return
+        seconds = times_ms // 1000
+        wrong = (seconds < low_s) | (seconds > high_s)
         number, topics = distinct_topics(columns["topic"])
         numbers = {name: numbers_of(name, columns[name]) for name in ("queue_id", "offset")}
         for place in np.flatnonzero(wrong).tolist():

@@ -152,6 +152,7 @@ class ArrowTable:
                 rows = self._batch(handle, number, columns)
                 skip = max(0, start - first)
                 try:
+                    rows.validate(full=True)
                     for at in range(skip, len(rows), BATCH_ROWS):
                         for begin, part in bounded(rows.slice(at, BATCH_ROWS), first + at, self._place):
                             yield begin, pa.Table.from_batches([part])

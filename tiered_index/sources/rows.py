@@ -54,6 +54,8 @@ SUM_BYTES = 256 << 10
 _PER_SECOND: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # seconds since 1970 of the years 1990 to 2100: numbers in them have one likely unit
 _LIKELY_S = 631_152_000, 4_102_444_800
+# the type of keys: `put_batch` copies the offsets of others
+_TEXT = pa.large_string()
 TOPIC_FIELD = "field:"
 """Begin of a `--topic` that is a field of the rows."""
 _DELIMITERS = (",", "\t", ";", "|")
@@ -320,22 +322,24 @@ def _key_column(
     try:
         column = values if isinstance(values, pa.Array) else pa.array(values)
         if pa.types.is_null(column.type):
-            return pa.nulls(len(column), pa.string())
+            return pa.nulls(len(column), _TEXT)
         if pa.types.is_integer(column.type):
             if pc.any(is_zero := pc.equal(column, 0).fill_null(False)).as_py():
                 zeros = np.flatnonzero(is_zero.to_numpy(zero_copy_only=False))
                 if may_be_minus_zero(zeros):
                     return None
-            return column.cast(pa.string())
+            return column.cast(_TEXT)
         if pa.types.is_boolean(column.type):
-            return column.cast(pa.string())
+            return column.cast(_TEXT)
         if not is_text(column.type):
             return None
-        column = plain_text(column).cast(pa.string())
-        if (pc.max(pc.binary_length(column)).as_py() or 0) > MAX_KEY_UNITS:
+        column = plain_text(column)
+        sizes = pc.min_max(pc.binary_length(column)).as_py()
+        if (sizes["max"] or 0) > MAX_KEY_UNITS:
             return None
-        empty = pc.equal(column, "").fill_null(False)
-        return pc.if_else(empty, pa.scalar(None, pa.string()), column) if pc.any(empty).as_py() else column
+        if sizes["min"] == 0:
+            column = pc.if_else(pc.equal(column, "").fill_null(False), pa.scalar(None, _TEXT), column)
+        return column
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         return None
 
@@ -397,19 +401,26 @@ def _joined(
     times: npt.NDArray[np.int64], end: int, topics: pa.DictionaryArray | None,
 ) -> RowBatch:  # fmt: skip
     """Return the batch of rows that have at most one key for each path. Memory: the entries once more."""
-    rows, parts = len(positions), []
-    has_key = np.zeros(rows, bool)
+    rows, parts = len(positions), list[pa.Array]()
     for number, column in enumerate(keys):
         for earlier in keys[:number]:
-            same = pc.equal(column, earlier).fill_null(False)
-            column = pc.if_else(same, pa.scalar(None, pa.string()), column)
-        present = pc.is_valid(column).to_numpy(zero_copy_only=False)
-        has_key |= present
-        parts.append((column.drop_null(), np.flatnonzero(present)))
-    at = np.concatenate([each for _, each in parts])
-    texts = pa.concat_arrays([each for each, _ in parts])
-    of_entries = None if topics is None else topics.take(pa.array(at))
-    return RowBatch(end, rows, texts, positions[at], sizes[at], times[at], int(rows - has_key.sum()), topics=of_entries)
+            same = pc.equal(column, earlier)
+            if pc.any(same).as_py():
+                column = pc.if_else(same.fill_null(False), pa.scalar(None, _TEXT), column)
+        parts.append(column)
+    keyless = 0
+    if any(column.null_count for column in parts):
+        present = [pc.is_valid(column).to_numpy(zero_copy_only=False) for column in parts]
+        keyless = int(rows - np.logical_or.reduce(present).sum())
+        at = np.concatenate([np.flatnonzero(has_key) for has_key in present])
+        texts = pa.concat_arrays([column.drop_null() for column in parts])
+        positions, sizes, times = positions[at], sizes[at], times[at]
+        topics = None if topics is None else topics.take(pa.array(at))
+    else:
+        texts = pa.concat_arrays(parts)
+        positions, sizes, times = (np.tile(column, len(parts)) for column in (positions, sizes, times))
+        topics = None if topics is None else pa.concat_arrays([topics] * len(parts))
+    return RowBatch(end, rows, texts, positions, sizes, times, keyless, topics=topics)
 
 
 def _batch_of(
@@ -458,7 +469,7 @@ class _SingleRows:
         columns = np.array(self.places, np.int64).reshape(-1, 3)
         arrays = columns[:, 0], columns[:, 1], columns[:, 2]
         topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
-        keys, bad = pa.array(self.keys, pa.string()), tuple(self.bad)
+        keys, bad = pa.array(self.keys, _TEXT), tuple(self.bad)
         return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics)
 
 

@@ -329,14 +329,17 @@ class UnsealedFile(UnsealedEntries):
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.journal.topics]
         batch = self.table.prepare(columns["key_hash"], seconds * 1000, columns)
         assert self._descriptor is not None and self._journal_descriptor is not None
-        data = memoryview(batch.entries.view(np.uint8))  # type: ignore[arg-type]
         low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
-        record = BatchRecord(batch.first, len(batch), crc32(data), low, high, batch.end_ms)
-        log = encode_batch(record, positions, fresh)
         self.failed = True  # until the last line
+        crc, at = 0, self.layout.entry_position(batch.first)
+        for piece in batch.pieces():
+            crc = crc32(piece, crc)
+            self._disk.pwrite(self._descriptor, piece, at)
+            at += len(piece)
         if len(batch):
-            self._disk.pwrite(self._descriptor, data, self.layout.entry_position(batch.first))
             self._disk.sync(self._descriptor)
+        record = BatchRecord(batch.first, len(batch), crc, low, high, batch.end_ms)
+        log = encode_batch(record, positions, fresh)
         self._is_blank = False
         self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)
         self._disk.sync(self._journal_descriptor)

@@ -151,9 +151,11 @@ class Appender:
     def _fitting(self, file: UnsealedFile, run: FlushRun) -> int:
         """Return the end of the rows that this file can take."""
         stop = min(run.done + file.table.free, run.done + _BATCH, run.count)
-        differences = run.columns["second"][run.done : stop] - file.table.begin_ms // 1000
-        outside = np.flatnonzero((differences > 2**31 - 1) | (differences < -(2**31)))
-        return run.done + int(outside[0]) if outside.size else stop
+        seconds, begin_s = run.columns["second"][run.done : stop], file.table.begin_ms // 1000
+        if not len(seconds) or (seconds.max() - begin_s < 2**31 and seconds.min() - begin_s >= -(2**31)):
+            return stop
+        differences = seconds - begin_s
+        return run.done + int(np.flatnonzero((differences >= 2**31) | (differences < -(2**31)))[0])
 
     def _named(self, file: UnsealedFile, run: FlushRun, stop: int) -> tuple[int, list[tuple[int, str]]]:
         """Return the end of the rows before `stop` whose new topics fit one journal record, and the rows' topics."""

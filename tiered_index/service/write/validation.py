@@ -307,8 +307,8 @@ def _key_units(keys: Any) -> CodeUnits:
     """Return the code units of keys, whose lengths are checked."""
     units = code_units(keys.cast(pa.large_string()))
     lengths = units.lengths
-    if len(units) and (bad := np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))).size:
-        row = int(bad[0])
+    if len(units) and not (lengths.min() > 0 and lengths.max() <= MAX_KEY_UNITS):
+        row = int(np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))[0])
         raise InvalidArgument(
             f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed"
         )
