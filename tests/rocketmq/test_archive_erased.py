@@ -23,7 +23,7 @@ from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.archive.repair import SegmentRepairs
+from tiered_index.rocketmq.archive.repair import StoreSegments
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import segment_name
@@ -33,6 +33,7 @@ from tiered_index.service.jobs import segment_archive
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase import erase as erase_by
+from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
@@ -391,7 +392,8 @@ def repair(storage, store=None, standby=None, *, yes=True):
     """Return the repairs of damaged segments, and the report with its notes."""
     report = verified(storage)
     source = StoreDirectory.open(store, "a-store") if store is not None else None
-    return SegmentRepairs(storage, log_of(storage), standby, source).run(report, yes=yes), report
+    known = StoreSegments(storage, log_of(storage), source)
+    return Repairs(storage, known.log, standby=standby, source=known).run(report, yes=yes), report
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import times_of
 from tiered_index.retention import Retention
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, SegmentFacts, segment_facts
-from tiered_index.rocketmq.archive.repair import SegmentRepairs
+from tiered_index.rocketmq.archive.repair import StoreSegments
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from tiered_index.rocketmq.log.segments import list_segments
@@ -35,6 +35,7 @@ from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.copying import copy_index
 from tiered_index.service.jobs.expiry import expire_index
 from tiered_index.service.jobs.lost import give_up
+from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.read.segments import Segments
 from tiered_index.storage.local.storage import LocalStorage
@@ -456,8 +457,8 @@ def test_repairs_erasures_and_copies_keep_queue_offsets(life, tmp_path):
     queue = in_queues(messages)["orders", 0]
     with open_index(tmp_path / "root", storage) as index:
         storage.delete_many([segments_of(storage)[0].name])
-        source = StoreDirectory.open(tmp_path / "s", "s")
-        (done,) = SegmentRepairs(storage, log_of(storage), source=source).run(verified(storage), yes=True)
+        source = StoreSegments(storage, log_of(storage), StoreDirectory.open(tmp_path / "s", "s"))
+        (done,) = Repairs(storage, log_of(storage), source=source).run(verified(storage), yes=True)
         assert done.action == "restore" and not verified(storage).findings
         with reading(storage) as broker:
             answer = ask(broker, BEGIN, "orders")

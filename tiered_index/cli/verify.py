@@ -22,7 +22,7 @@ from tiered_index.cli.session import Session, StoredIndex, asked_service, comman
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
 from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX
-from tiered_index.rocketmq.archive.repair import SegmentRepairs
+from tiered_index.rocketmq.archive.repair import StoreSegments
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.copying import COPY_OF
 from tiered_index.service.jobs.repair import Repair, Repairs
@@ -273,9 +273,9 @@ class Mending:
                     f"{', '.join(map(repr, known))}, not of {store.name!r}. Pass the name in the index with "
                     "--store-name"
                 )
-            self._repairs = SegmentRepairs(index.storage, index.log, other, store).run(report, yes=yes)
-            of_objects = Repairs(index.storage, index.log, root, local, other, progress.update)
-            self._repairs += of_objects.run(report, yes=yes)
+            source = StoreSegments(index.storage, index.log, store)
+            repairs = Repairs(index.storage, index.log, root, local, other, progress.update, source)
+            self._repairs = repairs.run(report, yes=yes)
 
     def _write(self) -> int:
         out, yes, repairs = self._session.out, self._options.yes, self._repairs

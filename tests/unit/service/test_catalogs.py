@@ -17,7 +17,6 @@ from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.names import linked_store, log_name
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
 from tiered_index.retention import Expired, Horizon, Retention
-from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.service.jobs import catalogs, segment_archive
 from tiered_index.service.jobs.catalogs import merge_catalogs, plan_catalogs, send_catalog
 from tiered_index.service.jobs.copying import difference
@@ -27,6 +26,7 @@ from tiered_index.service.jobs.expiry import record_expiry
 from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.lost import give_up
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
@@ -400,7 +400,7 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
     life.storage.delete_many([name])
     report = checked(life.storage, deep=True)
     assert name in {one.file for one in report.findings}
-    (repair,) = SegmentRepairs(life.storage, log, target).run(report, yes=True)
+    (repair,) = Repairs(life.storage, log, standby=target).run(report, yes=True)
     assert list(Segments(log.refresh(), life.storage)) == [a_segment("a", 0), a_segment("a", 100)]
     assert log.state.catalogs.keys() == {repair.replaced_by}
 

@@ -1,25 +1,23 @@
-"""Restores damaged and missing archived segments under new names, from other uploads, a copied index or the source.
+"""The segments of a broker's store for repairs of the archive (`service/jobs/repair.py`), and their erased messages.
 
-A copy is used only if its bytes have the segment's CRC32 in the log. If messages of the segment were erased, the
-source's file and earlier uploads still have them. The repair then overwrites, in a copy, the messages that the damaged
-object marks as erased, or that the tombstones of that time hide. This result, too, must have the segment's CRC32: a
-tombstone has only a hash of a key, which other keys may have. One thread.
+The messages that were erased are those that the damaged object marks as erased, or that the tombstones of that time
+hide. A tombstone has only a hash of a key, which other keys may have: so the repair checks the result's CRC32. One
+thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectArchived, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.hashing import code_units, hash_batch
-from tiered_index.format.names import store_prefix
 from tiered_index.rocketmq.archive.erasure import SYS_FLAG_AT, MessagePatches, overwritten
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
@@ -27,105 +25,50 @@ from tiered_index.rocketmq.log.layout import ERASED
 from tiered_index.rocketmq.log.property_columns import key_columns
 from tiered_index.rocketmq.log.segments import Segment, list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.jobs.catalogs import replace_catalog
-from tiered_index.service.jobs.erase_segments import Patch, patched, replace_segment
-from tiered_index.service.jobs.repair import Repair
-from tiered_index.service.jobs.verify_report import Report
-from tiered_index.service.jobs.whole import is_bad
-from tiered_index.service.log.log import StorageLog, own_objects
-from tiered_index.service.log.records import ArchivedSegment, StoredCatalog
-from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.jobs.repair import SegmentCopy
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.storage.base import Storage
 from tiered_index.tombstones import Tombstones
 
-_STEP_BYTES = 16 << 20
+Erased = Callable[[IndexBatch, MessageColumns], npt.NDArray[np.int64]]
+"""Returns the indices (i64, n) of the erased messages of a batch."""
 
 
 @dataclass(frozen=True)
-class SegmentRepairs:
-    """Repairs the archived segments of one index.
+class StoreSegments:
+    """The segments of the archive in `storage` as the broker wrote them: a `SourceOfSegments`.
 
-    `standby` is the storage of a copy of the index, `source` a store's folder.
+    `store` has the broker's files; None: there are none.
     """
 
     storage: Storage
     log: StorageLog
-    standby: Storage | None = None
-    source: StoreDirectory | None = None
+    store: StoreDirectory | None = None
 
-    def run(self, report: Report, *, yes: bool) -> list[Repair]:
-        """Repair the archived segments with findings in a deep `report`; return the repairs. Without `yes` only plan.
+    def copies(self, segment: ArchivedSegment) -> Iterator[SegmentCopy]:
+        """Yield the store's file of a segment, if there is one."""
+        if self.store is not None and self.store.name == segment.store:
+            for file in list_segments(self.store.commitlog):
+                if file.start == segment.start:
+                    yield SegmentCopy(str(file.path), segment.size_bytes, partial(_read, file))
 
-        Adds a note to the report for a copy that can't be used. Raises as `Repairs.run`.
-        """
-        reported = {defect.file for defect in report.findings}
-        catalogs = [stored for name, stored in self.log.refresh().catalogs.items() if name in reported]
-        done = [repair for stored in catalogs if (repair := self._repaired_catalog(stored, yes=yes)) is not None]
-        for segment in Segments(self.log.refresh(), self.storage).named(reported):
-            if not is_bad(self.storage, segment):
-                continue
-            if (repair := self._repaired(segment, report, yes=yes)) is not None:
-                done.append(repair)
-        return done
+    def erasures(self, segment: ArchivedSegment, copy: SegmentCopy) -> Iterator[MessagePatches]:
+        """Yield possible erasures in a copy of the source's bytes, as patches."""
+        damaged = SegmentCopy.of_object(self.storage, segment.name, segment.name, segment)
 
-    def _repaired_catalog(self, stored: StoredCatalog, *, yes: bool) -> Repair | None:
-        """Restore a catalog from the copy of the index, whose catalogs have the same names."""
-        if self.standby is None:
-            return None
-        name, fresh = stored.name, None
-        try:
-            if is_bad(self.standby, stored):
-                return None
-        except ObjectArchived:
-            return None
-        if yes:
-            rows = Segments(LogState(catalogs={name: stored}), self.standby)
-            fresh = replace_catalog(self.log, stored, rows.all)
-        return Repair(name, "restore", f"{self.standby.uri}: {name}", fresh)
+        def marked(batch: IndexBatch, _: MessageColumns) -> npt.NDArray[np.int64]:
+            """They may be wrong."""
+            begin = batch.begin - segment.start
+            data = damaged.read(begin, min(len(batch.data), damaged.size_bytes - begin))
+            flags = [data[at + SYS_FLAG_AT : at + SYS_FLAG_AT + 4] for at in np.asarray(batch.positions).tolist()]
+            return np.flatnonzero([int.from_bytes(flag, "big") & ERASED for flag in flags])
 
-    def _repaired(self, segment: ArchivedSegment, report: Report, *, yes: bool) -> Repair | None:
-        originals: list[_Copy] = []
-        for copy in self._copies(segment):
-            crc32 = copy.crc32()
-            if crc32 == segment.crc32:
-                name = self._put_in_place(segment, copy, ()) if yes else None
-                return Repair(segment.name, "restore", copy.name, name)
-            if segment.columns is None and segment.source is not None and crc32 == segment.source[0]:
-                originals.append(copy)
-        for copy in originals[:1]:
-            for patches in self._erasures(segment, copy):
-                if copy.crc32(patches) == segment.crc32:
-                    name = self._put_in_place(segment, copy, patches) if yes else None
-                    return Repair(segment.name, "restore", f"{copy.name}, erased messages left out", name)
-            report.note(
-                f"{segment.name} is not restored from {copy.name}: the log and the damaged object do not show exactly "
-                f"which of its messages were erased. Pass --from with a copy of the index that has the segment"
-            )
-        return None
-
-    def _erasures(self, segment: ArchivedSegment, copy: _Copy) -> Iterator[MessagePatches]:
-        """Yield possible erasures in a segment, as patches of the source's bytes; the caller checks the CRC32."""
-        damaged = _Copy.of_object(self.storage, segment.name, segment.name, segment)
         with contextlib.suppress(ObjectNotFound, InvalidArgument):
-            yield _patches_of(copy, lambda batch, columns: _marked(batch, damaged))
+            yield _patches_of(segment, copy, marked)
         with contextlib.suppress(CorruptFile):
             stones = self._stated(segment)
-            yield _patches_of(copy, lambda batch, columns: _hidden(batch, columns, stones))
-
-    def _copies(self, segment: ArchivedSegment) -> Iterator[_Copy]:
-        """Yield possible copies of a segment."""
-        prefix = f"{store_prefix(segment.store)}{segment.start:020d}/"
-        for info in list(own_objects(self.storage, prefix)):
-            if info.name != segment.name:
-                yield _Copy.of_object(self.storage, info.name, info.name, segment)
-        if self.standby is not None:
-            for info in list(own_objects(self.standby, prefix)):
-                yield _Copy.of_object(self.standby, info.name, f"{self.standby.uri}: {info.name}", segment)
-        if self.source is not None and self.source.name == segment.store:
-            for file in list_segments(self.source.commitlog):
-                if file.start == segment.start:
-                    yield _Copy.of_file(file, segment)
+            yield _patches_of(segment, copy, lambda batch, columns: _hidden(batch, columns, stones))
 
     def _stated(self, segment: ArchivedSegment) -> Tombstones:
         """Return the tombstones of the log at the last erasure of messages of the segment."""
@@ -139,71 +82,23 @@ class SegmentRepairs:
                 erased = stones
         return erased
 
-    def _put_in_place(self, segment: ArchivedSegment, copy: _Copy, patches: Iterable[Patch]) -> str | None:
-        """Store the copy and return its object's name; None: another record replaced or removed the segment."""
 
-        def pieces(part_bytes: int) -> Iterator[bytes]:
-            sent = 0
-            for data in patched(copy.pieces(part_bytes), patches):
-                sent = zlib.crc32(data, sent)
-                yield data
-            CorruptFile.unless_equal(copy.name, "changed while it was read", segment.crc32, sent)
-
-        return replace_segment(self.log, segment, pieces)
+def _read(file: Segment, position: int, length: int) -> bytes:
+    return file.read(length, position)
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """A possible copy of a segment, called `name` in reports, and its bytes."""
-
-    name: str
-    segment: Segment
-
-    @classmethod
-    def of_object(cls, storage: Storage, name: str, called: str, segment: ArchivedSegment) -> _Copy:
-        """Return the copy in an object of a storage."""
-
-        def fetch(size_bytes: int, position: int) -> bytes:
-            return b"".join(storage.get_range(name, *extent) for extent in segment.ranges(position, size_bytes))
-
-        end = segment.start + segment.size_bytes
-        return cls(called, Segment(Path(name), segment.start, segment.size_bytes, end, fetch))
-
-    @classmethod
-    def of_file(cls, file: Segment, segment: ArchivedSegment) -> _Copy:
-        """Return the copy in a file of the source."""
-        return cls(str(file.path), Segment(file.path, segment.start, segment.size_bytes, segment.end, file.read))
-
-    def pieces(self, length: int) -> Iterator[bytes]:
-        """Yield the bytes, `length` at a time."""
-        for position in range(0, self.segment.file_size, length):
-            yield self.segment.read(length, position)
-
-    def crc32(self, patches: Iterable[Patch] = ()) -> int | None:
-        """Return the CRC32 of the bytes with `patches` applied; None if bytes are missing."""
-        crc32 = read = 0
-        with contextlib.suppress(ObjectNotFound, InvalidArgument, FileNotFoundError):
-            for data in patched(self.pieces(_STEP_BYTES), patches):
-                crc32, read = zlib.crc32(data, crc32), read + len(data)
-        return crc32 if read == self.segment.file_size else None
-
-
-def _patches_of(copy: _Copy, erased: Callable[[IndexBatch, MessageColumns], npt.NDArray[np.int64]]) -> MessagePatches:
-    """Return the patches that erase the messages of a copy at the indices (i64, n) that `erased` returns."""
+def _patches_of(segment: ArchivedSegment, copy: SegmentCopy, erased: Erased) -> MessagePatches:
+    """Return the patches that erase messages of a copy of a segment."""
+    whole = Segment(
+        Path(segment.name), segment.start, copy.size_bytes, segment.end, lambda length, at: copy.read(at, length)
+    )
     rows = []
     # as an erasure reads it: damage of the log itself is skipped
-    log = CommitLogReader(copy.segment.path.parent, check_crc=True, fixed=(copy.segment,))
+    log = CommitLogReader(whole.path.parent, check_crc=True, fixed=(whole,))
     for batch in log.batches(skip_corrupt=True):
         columns = batch.message_columns()
-        rows.append(overwritten(columns, erased(batch, columns), batch.begin - copy.segment.start))
+        rows.append(overwritten(columns, erased(batch, columns), batch.begin - segment.start))
     return MessagePatches(tuple(rows))
-
-
-def _marked(batch: IndexBatch, damaged: _Copy) -> npt.NDArray[np.int64]:
-    """Return the indices (i64, n) of the messages that a damaged copy marks as erased. They may be wrong."""
-    data = damaged.segment.read(len(batch.data), batch.begin - damaged.segment.start)
-    flags = [data[at + SYS_FLAG_AT : at + SYS_FLAG_AT + 4] for at in np.asarray(batch.positions).tolist()]
-    return np.flatnonzero([int.from_bytes(flag, "big") & ERASED for flag in flags])
 
 
 def _hidden(batch: IndexBatch, columns: MessageColumns, stones: Tombstones) -> npt.NDArray[np.int64]:

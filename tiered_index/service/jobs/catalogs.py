@@ -19,7 +19,7 @@ from tiered_index.errors import ObjectNotFound
 from tiered_index.format.catalog import CatalogDirectory, CatalogWriter, decode_end, end_bytes
 from tiered_index.format.names import CATALOG_PREFIX, catalog_name, store_prefix
 from tiered_index.format.segment import Segment
-from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn, replace_input
+from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import Publication
 from tiered_index.service.log.records import ArchivedSegment, HiddenSegment, LogRecord, SourceRange, StoredCatalog
@@ -193,13 +193,6 @@ def merge_catalogs(log: StorageLog, epoch: int | None = None, *, least: int = 1)
     except JobOvertaken:
         # others have merged them
         return 0
-
-
-def replace_catalog(log: StorageLog, stored: StoredCatalog, rows: Rows) -> str | None:
-    """Send a catalog again, with the same `rows`. Return its name; None: a record has removed the old one."""
-    task, shown = CatalogTask(0, log, None, rows), LogState()
-    done = replace_input(CatalogRewrite("repair", "a repair of a catalog", (stored,), (task,), shown), log)
-    return next((catalog.name for result in done for catalog, _ in result.catalogs), None)
 
 
 def part_of(state: LogState, listed: Iterable[StoredCatalog], lines: Iterable[ArchivedSegment] = ()) -> LogState:

@@ -27,7 +27,7 @@ from tiered_index.format.archived import footer_bytes_of, segment_object_bytes
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.segment import Times
 from tiered_index.service.jobs.catalogs import MOST_LINES, merge_catalogs
-from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, Workers, removal, replace_input
+from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, Workers, removal
 from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
 from tiered_index.service.jobs.whole import Named, defects_of
 from tiered_index.service.log.log import StorageLog
@@ -178,16 +178,6 @@ class SegmentRewrite(Rewrite):
         if not placed:
             raise JobOvertaken(f"{', '.join(sorted(names))}: replaced by another record")
         return LogRecord(0, self.kind, 0, "", 0, archive=tuple(placed), **removal(segments, placed.values()))
-
-
-def replace_segment(log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]) -> str | None:
-    """Send a segment again from a copy. Return its object's name; None: another record has replaced or removed it.
-
-    Raises `CorruptFile`, and the errors of the storage and `pieces`.
-    """
-    rewrite = SegmentRewrite("repair", "a repair of a segment", (segment,), (RestoreTask(segment, pieces),))
-    done = replace_input(rewrite, log)
-    return next((fresh.name for result in done for fresh, _ in result.segments), None)
 
 
 def erase_messages(

@@ -1,7 +1,10 @@
 """Repairs of `verify`'s findings: each damaged or missing object is replaced by a good copy.
 
-A good copy is the root's file, another upload of the same object, or the object of a copied index. An object without a
-good copy stays: its undamaged groups answer until somebody gives it up by name (`lost.py`).
+A good copy of a file is the root's file, another upload of the same object, or the object of a copied index; of a
+catalog, that of a copied index. A copy of an archived segment is also a file of its source, and is used only if its
+bytes have the segment's CRC32 in the log. If messages of the segment were erased, its source and earlier uploads still
+have them: a `SourceOfSegments` says how they are overwritten, and the result, too, must have that CRC32. An object
+without a good copy stays: its undamaged groups answer until somebody gives it up by name (`lost.py`).
 
 A replacement is a `Job` of one task, which reads every byte of the new object back. Its record replaces the bad object,
 unless this was merged or removed meanwhile. So a crash leaves the old or the new state, and it is safe to repeat a
@@ -15,32 +18,37 @@ from __future__ import annotations
 import contextlib
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import structs
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectArchived, ObjectNotFound
 from tiered_index.format.foreign import Read
-from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix
+from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix, store_prefix
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WindowedRead
+from tiered_index.service.jobs.catalogs import CatalogRewrite, CatalogTask
+from tiered_index.service.jobs.erase_segments import Patch, RestoreTask, SegmentRewrite, patched
 from tiered_index.service.jobs.job import Rewrite, TaskResult, replace_input
 from tiered_index.service.jobs.verify_report import Progress, Report
-from tiered_index.service.jobs.whole import defects, is_bad, trailer_of
+from tiered_index.service.jobs.whole import Named, defects, is_bad, trailer_of
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import FinishedObject, abandon, send_object, stored_file
-from tiered_index.service.log.records import PendingFile, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, PendingFile, StoredCatalog, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import CompactedFile, DamagedFile
 from tiered_index.service.read.root_view import RootView, has_whole_unsealed
+from tiered_index.service.read.segments import Segments
 from tiered_index.service.root import Root, RootLock
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.types import no_progress
 
 Action = Literal["restore", "drop"]
 _WINDOW_BYTES = 8 << 20
+_STEP_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,64 @@ class ReplaceTask:
 
 
 @dataclass(frozen=True)
+class SegmentCopy:
+    """A possible copy of a segment's bytes, called `name` in reports. `read` returns bytes by position and length."""
+
+    name: str
+    size_bytes: int
+    read: Read
+
+    @classmethod
+    def of_object(cls, storage: Storage, name: str, called: str, segment: ArchivedSegment) -> SegmentCopy:
+        """Return the copy in an object of a storage."""
+
+        def read(position: int, length: int) -> bytes:
+            return b"".join(storage.get_range(name, *extent) for extent in segment.ranges(position, length))
+
+        return cls(called, segment.size_bytes, read)
+
+    def pieces(self, length: int) -> Iterator[bytes]:
+        """Yield the bytes, `length` at a time."""
+        for position in range(0, self.size_bytes, length):
+            yield self.read(position, min(length, self.size_bytes - position))
+
+    def crc32(self, patches: Iterable[Patch] = ()) -> int | None:
+        """Return the CRC32 of the bytes with `patches` applied; None if bytes are missing."""
+        crc32 = read_bytes = 0
+        with contextlib.suppress(ObjectNotFound, InvalidArgument, FileNotFoundError):
+            for data in patched(self.pieces(_STEP_BYTES), patches):
+                crc32, read_bytes = zlib.crc32(data, crc32), read_bytes + len(data)
+        return crc32 if read_bytes == self.size_bytes else None
+
+    def replacing(self, segment: ArchivedSegment, patches: Iterable[Patch] = ()) -> SegmentRewrite:
+        """Return the rewrite that sends this copy, with `patches` applied, in the place of a segment."""
+
+        def pieces(part_bytes: int) -> Iterator[bytes]:
+            sent = 0
+            for data in patched(self.pieces(part_bytes), patches):
+                sent = zlib.crc32(data, sent)
+                yield data
+            CorruptFile.unless_equal(self.name, "changed while it was read", segment.crc32, sent)
+
+        return SegmentRewrite("repair", "a repair of a segment", (segment,), (RestoreTask(segment, pieces),))
+
+
+class SourceOfSegments(Protocol):
+    """Where archived segments come from: it knows their bytes."""
+
+    def copies(self, segment: ArchivedSegment) -> Iterator[SegmentCopy]:
+        """Yield the copies of a segment that the source itself has."""
+
+    def erasures(self, segment: ArchivedSegment, copy: SegmentCopy) -> Iterator[Iterable[Patch]]:
+        """Yield possible erasures in a copy of the source's bytes, as patches; the caller checks the CRC32."""
+
+
+@dataclass(frozen=True)
 class Repairs:
     """Repairs one index.
 
-    `local` has the root's compacted files, and `standby` is the storage of a copy of the index. `progress` gets the
-    number of finished repairs, and the name of the present object.
+    `local` has the root's compacted files, `standby` is the storage of a copy of the index, and `source` knows the
+    archived segments. `progress` gets the number of finished repairs, and the name of the present object.
     """
 
     storage: Storage
@@ -105,39 +166,89 @@ class Repairs:
     local: Mapping[str, CompactedFile] | None = None
     standby: Storage | None = None
     progress: Progress = no_progress
+    source: SourceOfSegments | None = None
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
         """Repair the findings of a deep `report` and return the repairs. Without `yes` only plan them.
 
-        Repairs before an error are permanent. Raises `LockHeld` if a writer has the root, `StorageUnavailable`, and
-        `CorruptFile` if a new object does not verify.
+        Adds a note to the report for a copy of a segment that can't be used. Repairs before an error are permanent.
+        Raises `LockHeld` if a writer has the root, `StorageUnavailable`, and `CorruptFile` if a new object does not
+        verify.
         """
-        state = self.log.refresh()
         reported = {defect.file for defect in report.findings if defect.part != "copy"}
         reported |= {missing.object for missing in report.missing}
-        bad = [stored for name, stored in state.inputs.items() if name in reported and is_bad(self.storage, stored)]
-        done: list[Repair] = []
-        for stored in bad:
-            self.progress(len(done), stored.name)
-            if (restored := self._restored(stored, yes=yes)) is not None:
-                done.append(restored)
+        bad, done = set[str](), list[Repair]()
+        for named in self._named(reported):
+            self.progress(len(done), named.name)
+            if is_bad(self.storage, named):
+                bad.add(named.name)
+                for copy, rewrite in self._replacements(named, report):
+                    fresh = replace_input(rewrite, self.log) if yes else []
+                    name = next((sent.name for result in fresh for sent in result.sent), None)
+                    done.append(Repair(named.name, "restore", copy, name))
+                    break
         for defect in report.findings:
             if defect.part == "checkpoint":
                 if yes:
                     self.storage.delete_many([defect.file])
                 done.append(Repair(defect.file, "drop"))
-        return done + self._repair_root(reported, {stored.name for stored in bad}, yes=yes)
+        return done + self._repair_root(reported, bad, yes=yes)
 
-    def _restored(self, stored: StoredObject, *, yes: bool) -> Repair | None:
-        for source, size, read in self._copies(stored):
-            if _problem_of(stored, source, size, read) is None:
-                return Repair(stored.name, "restore", source, self._replaced(stored, size, read) if yes else None)
-        return None
+    def _named(self, reported: set[str]) -> Iterator[Named]:
+        """Yield the reported objects: catalogs before the segments that they name."""
+        yield from [stored for name, stored in self.log.refresh().catalogs.items() if name in reported]
+        yield from Segments(self.log.refresh(), self.storage).named(reported)
+        yield from [stored for name, stored in self.log.state.inputs.items() if name in reported]
 
-    def _replaced(self, stored: StoredObject, size: int, read: Read) -> str | None:
-        """Replace an object by a copy. Return the new name; None: it was merged or removed meanwhile."""
-        rewrite = Rewrite("repair", "a repair", (stored,), (ReplaceTask(stored, size, read),))
-        return next((made.stored.name for result in replace_input(rewrite, self.log) for made in result.objects), None)
+    def _replacements(self, named: Named, report: Report) -> Iterator[tuple[str, Rewrite]]:
+        """Yield rewrites that replace an object by a good copy, each with the name of the copy."""
+        if isinstance(named, ArchivedSegment):
+            yield from self._of_segment(named, report)
+        elif isinstance(named, StoredCatalog):
+            yield from self._of_catalog(named)
+        else:
+            for copy, size, read in self._copies(named):
+                if _problem_of(named, copy, size, read) is None:
+                    yield copy, Rewrite("repair", "a repair", (named,), (ReplaceTask(named, size, read),))
+
+    def _of_catalog(self, stored: StoredCatalog) -> Iterator[tuple[str, Rewrite]]:
+        """As `_replacements`: the catalogs of a copied index have the same names."""
+        with contextlib.suppress(ObjectArchived):
+            if self.standby is not None and not is_bad(self.standby, stored):
+                rows = Segments(LogState(catalogs={stored.name: stored}), self.standby)
+                task = CatalogTask(0, self.log, None, rows.all)
+                rewrite = CatalogRewrite("repair", "a repair of a catalog", (stored,), (task,), LogState())
+                yield f"{self.standby.uri}: {stored.name}", rewrite
+
+    def _of_segment(self, segment: ArchivedSegment, report: Report) -> Iterator[tuple[str, Rewrite]]:
+        """As `_replacements`. It adds a note to the report if nothing shows what was erased from a copy."""
+        original: SegmentCopy | None = None
+        for copy in self._segment_copies(segment):
+            crc32 = copy.crc32()
+            if crc32 == segment.crc32:
+                yield copy.name, copy.replacing(segment)
+            elif segment.columns is None and segment.source is not None and crc32 == segment.source[0]:
+                original = original or copy
+        if original is None:
+            return
+        for patches in self.source.erasures(segment, original) if self.source is not None else ():
+            if original.crc32(patches) == segment.crc32:
+                yield f"{original.name}, erased messages left out", original.replacing(segment, patches)
+        report.note(
+            f"{segment.name} is not restored from {original.name}: the log and the damaged object do not show exactly "
+            f"which of its messages were erased. Pass --from with a copy of the index that has the segment"
+        )
+
+    def _segment_copies(self, segment: ArchivedSegment) -> Iterator[SegmentCopy]:
+        prefix = f"{store_prefix(segment.store)}{segment.start:020d}/"
+        for info in list(own_objects(self.storage, prefix)):
+            if info.name != segment.name:
+                yield SegmentCopy.of_object(self.storage, info.name, info.name, segment)
+        if self.standby is not None:
+            for info in list(own_objects(self.standby, prefix)):
+                yield SegmentCopy.of_object(self.standby, info.name, f"{self.standby.uri}: {info.name}", segment)
+        if self.source is not None:
+            yield from self.source.copies(segment)
 
     def _copies(self, stored: StoredObject) -> Iterator[tuple[str, int, Callable[[int, int], bytes]]]:
         """Yield possible copies: the name, the size, and a function that reads the copy."""
