@@ -1,6 +1,8 @@
-"""A service on a socket of this process: `serving(lookups, ...)` yields its client."""
+"""A service in this process: `serving(lookups, ...)` yields its client, `on_a_port(lookups, ...)` one over a socket."""
 
+import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,41 +28,80 @@ ENTRIES = (
 )
 
 
+class InProcess(httpx.BaseTransport):
+    """Gives requests to an application, which runs on an event loop in a thread."""
+
+    def __init__(self, app: Any) -> None:
+        self._asgi = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+
+        async def answer() -> httpx.Response:
+            response = await self._asgi.handle_async_request(request)
+            body = httpx.ByteStream(await response.aread())
+            return httpx.Response(response.status_code, headers=response.headers, stream=body)
+
+        return asyncio.run_coroutine_threadsafe(answer(), self._loop).result(PATIENCE_S)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 @contextlib.contextmanager
-def serving(
+def service_of(
     lookups: Any,
     *,
     tokens: Path | None = None,
     caps: Caps | None = None,
     audit: Path | None = None,
     store: Path | None = None,
-    host: str = "127.0.0.1",
+    hosts: frozenset[str] | None = None,
     problems: Callable[[], list[str]] = list,
     gauges: Callable[[], dict[str, tuple[str, float]]] = dict,
     behind: Callable[[], str | None] = lambda: None,
     records: Callable[[str], Any] = lambda _: None,
     **bounds: Any,
-) -> Iterator[httpx.Client]:
-    """Serve on a free port until the block ends; yield a client of the service."""
-    with contextlib.ExitStack() as stack:
-        served = Served(
-            lookups,
-            messages_of(lookups, store),
-            caps or Caps(),
-            redaction_of(lookups, store),
-            Audit(audit),
-            Tokens(tokens) if tokens is not None else None,
-            problems,
-            gauges,
-            behind,
-            records,
-        )
-        service = stack.enter_context(HttpService(served, hosts=own_names(host), **bounds))
+) -> Iterator[HttpService]:
+    """Yield a service, which stops at the end of the block."""
+    served = Served(
+        lookups,
+        messages_of(lookups, store),
+        caps or Caps(),
+        redaction_of(lookups, store),
+        Audit(audit),
+        Tokens(tokens) if tokens is not None else None,
+        problems,
+        gauges,
+        behind,
+        records,
+    )
+    with HttpService(served, hosts=hosts, **bounds) as service:
+        yield service
+        served.stopping.set()
+
+
+@contextlib.contextmanager
+def serving(lookups: Any, *, host: str = "127.0.0.1", **parts: Any) -> Iterator[httpx.Client]:
+    """Yield a client of a service without a socket. For the other arguments see `service_of`."""
+    with service_of(lookups, hosts=own_names(host), **parts) as service:
+        with httpx.Client(base_url=f"http://{host}", transport=InProcess(service.app)) as client:
+            yield client
+
+
+@contextlib.contextmanager
+def on_a_port(lookups: Any, *, host: str = "127.0.0.1", **parts: Any) -> Iterator[httpx.Client]:
+    """Yield a client of a service on a free port, for tests of connections and of programs that connect."""
+    with service_of(lookups, hosts=own_names(host), **parts) as service, Listening() as background:
         listener = HttpListener(service.app, host, 0, drain_s=5)
-        stack.enter_context(Listening()).add(listener)
+        background.add(listener)
         with httpx.Client(base_url=listener.url, timeout=PATIENCE_S, trust_env=False) as client:
             yield client
-        served.stopping.set()
 
 
 def instead_of_query(patch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:

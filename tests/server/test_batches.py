@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.conftest import published, serving
+from tests.server.conftest import on_a_port, published, serving
 from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, Lookup
 from tiered_index.client import IndexClient
@@ -142,7 +142,7 @@ def test_every_form_of_a_batch_has_the_same_answers(looked_up, asked, paged, mor
 
 def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):
     lookups = [Lookup(topic="t", key="k3", max_count=1), ("tö", "absent")]
-    with serving(looked_up) as client, IndexClient(str(client.base_url)) as asking:
+    with on_a_port(looked_up) as client, IndexClient(str(client.base_url)) as asking:
         table, status = asking.query_many_arrow(lookups, explain=True, max_requests=99)
         answers = asking.query_many(lookups)
         assert table["offset"].to_pylist() == [item.offset for answer in answers for item in answer]

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.rocketmq.followed import SteppedDispatcher
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import PATIENCE_S, on_a_port
 from tests.server.test_serve_command import started
 from tests.support.hanging import until
 from tests.support.store_writer import StoreWriter
@@ -83,7 +83,7 @@ def test_messages_come_within_a_bound_of_bytes(sidecar):
     with IndexReader.open(root=folder / "root") as reader:
         size = reader.query("orders", "k").items[0].size
         for bound, pages in ((1, [1, 1, 1]), (2 * size, [2, 1]), (3 * size, [3])):
-            with serving(reader, store=folder / "store", caps=Caps(message_bytes=bound)) as client:
+            with on_a_port(reader, store=folder / "store", caps=Caps(message_bytes=bound)) as client:
                 found, cursor = [], {}
                 while not found or cursor:
                     answer = client.get("/v1/messages", params=asked | cursor).json()
@@ -106,7 +106,7 @@ def test_compressed_bodies_come_within_the_bound_too(tmp_path):
         SteppedDispatcher(index, StoreDirectory.open(store), now_s=lambda: 0.0).run_once()
         index.flush()
         asked = {"topic": "orders", "key": "k"}
-        with serving(index, store=store, caps=Caps(message_bytes=150_000)) as client:
+        with on_a_port(index, store=store, caps=Caps(message_bytes=150_000)) as client:
             found = [one["message"] for one in client.get("/v1/messages", params=asked).json()["messages"]]
             assert [one["body_format"] for one in found] == ["text", "hex", "hex"] and found[0]["body"] == "0" * 100_000
             assert found[1]["body"] == body.hex() and "larger than" in found[1]["body_problem"]
@@ -160,7 +160,7 @@ def test_a_command_prints_the_same_of_a_service_as_of_the_index(sidecar, capsys,
 
     for form in ("--json",), ():
         own, _ = printed("--root", folder / "root", *store, *form)
-        with IndexReader.open(root=folder / "root") as reader, serving(reader, store=folder / "store") as client:
+        with IndexReader.open(root=folder / "root") as reader, on_a_port(reader, store=folder / "store") as client:
             asked, err = printed("--url", client.base_url, *form)
         if "NONE" in arguments:
             assert (asked, "no message NONE" in err) == ("", True)

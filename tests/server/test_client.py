@@ -13,7 +13,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, serving
+from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, on_a_port
 from tiered_index import IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output
@@ -43,6 +43,12 @@ def same(got: QueryResult, own: QueryResult):
     for document in documents:
         document["explain"].pop("elapsed_ms")
     return documents[0] == documents[1]
+
+
+@pytest.fixture(scope="module")
+def client(index):
+    with on_a_port(index) as client:
+        yield client
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ def test_own_columns_keep_their_types(tmp_path):
     """JSON has neither bytes nor NaN, and an empty answer has no values: the service declares the columns."""
     with (
         index_in(tmp_path, item_type=Order) as index,
-        serving(index) as http,
+        on_a_port(index) as http,
         IndexClient(str(http.base_url)) as asking,
     ):
         for n, (price, town) in enumerate(((1.5, "日本語"), (2.0, "cafe"), (nan, ""))):
@@ -126,7 +132,7 @@ def test_asyncio_has_the_same(client, index):
 
 def test_entries_are_put_once(tmp_path):
     columns = {"topic": ["a"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [2], "timestamp_ms": [10**12]}
-    with index_in(tmp_path) as index, serving(index) as client, IndexClient(str(client.base_url)) as asking:
+    with index_in(tmp_path) as index, on_a_port(index) as client, IndexClient(str(client.base_url)) as asking:
         assert asking.put_batch(columns, "s", 1, after=0)["entries"] == 1
         assert asking.put_batch(pa.table(columns), "s", 1)["repeated"] is True
         assert [item.offset for item in asking.query("a", "k")] == [1]
@@ -137,7 +143,7 @@ def test_an_answer_is_complete_only_up_to_where_the_source_was_read(tmp_path):
     path = tmp_path / "tokens"
     empty = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
     tokens = [add_token(path, name, "read", topics) for name, topics in (("all", None), ("some", ["orders"]))]
-    with index_in(tmp_path) as index, serving(index, tokens=path) as client:
+    with index_in(tmp_path) as index, on_a_port(index, tokens=path) as client:
         for name in (read_name("kafka:c", "orders"), unread_name("kafka:c", "orders")):
             index.put_batch(empty, name, 1_762_000_000_500)
         index.flush()
@@ -156,7 +162,7 @@ def test_errors_are_the_librarys(asking, index, tmp_path):
         asking.verification("x")
     path = tmp_path / "tokens.json"
     token = add_token(path, "a", "read", ["pay"])
-    with serving(index, tokens=path) as client:
+    with on_a_port(index, tokens=path) as client:
         with IndexClient(str(client.base_url)) as nobody, pytest.raises(ConfigError, match="give a token"):
             nobody.topics()
         with IndexClient(str(client.base_url), token=token) as some:
@@ -337,7 +343,7 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
             raise StorageUnavailable("it went away")
         return query(self, *args, **kwargs)
 
-    with serving(index) as client:
+    with on_a_port(index) as client:
         instead_of_query(monkeypatch, breaking)
         wanted = {"topic": "orders", "key": "order-4711", "max_count": 1, "all": True}
         lines = client.get("/v1/query", params=wanted, headers={"accept": "application/x-ndjson"}).text.splitlines()
@@ -374,7 +380,7 @@ def test_pages_tell_entries_apart_by_columns_that_only_their_index_has(tmp_path)
         for second, region in enumerate((1, 2, 1)):
             own = {"region": region, "price": 1.0, "code": b"c", "town": ""}
             index.put("orders", 0, "k", 7, 1, 1_762_000_000_000 + second * 1000, **own)
-        with serving(index) as client, IndexClient(str(client.base_url)) as asking:
+        with on_a_port(index) as client, IndexClient(str(client.base_url)) as asking:
             for reader in (index, asking):
                 pages = reader.query_all("orders", "k", max_count=1)
                 assert [item.region for page in pages for item in page] == [1, 2]

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.server.conftest import PATIENCE_S, index_in, serving
+from tests.server.conftest import PATIENCE_S, index_in, on_a_port
 from tests.support.authority import Authority
 from tests.support.batches import batch
 from tests.support.hanging import until
@@ -20,6 +20,12 @@ from tiered_index.server.tokens import add_token
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 ALIVE = b"GET /livez" + HOST + b"\r\n"
+
+
+@pytest.fixture(scope="module")
+def client(index):
+    with on_a_port(index) as client:
+        yield client
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def test_a_request_with_two_hosts_is_refused(connection):
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_a_body_without_a_length_moves_no_position(tmp_path, version):
     head = b"POST /v1/entries?source=shop&position=1 HTTP/" + version + b"\r\nHost: localhost\r\n"
-    with index_in(tmp_path) as index, serving(index) as client:
+    with index_in(tmp_path) as index, on_a_port(index) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
             connection.sendall(head + b"Content-Type: application/x-ndjson\r\n\r\n{}\n")
             assert b" 200 " not in rest(connection)
@@ -76,7 +82,7 @@ def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked
     # Java's client offers HTTP/2 in its first request
     head += b"Connection: Upgrade, HTTP2-Settings" + more + b"\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
     head += length + b"\r\n\r\n"
-    with index_in(tmp_path) as index, serving(index) as client:
+    with index_in(tmp_path) as index, on_a_port(index) as client:
         for parts, entries in (([head, sent], 1), ([head + sent + ALIVE], 0)):
             with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
                 for part in parts:
@@ -110,7 +116,7 @@ def test_strangers_make_place_for_others(index, tmp_path):
     token = {"authorization": f"Bearer {add_token(tmp_path / 'tokens', 'one', 'read', None)}"}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 10_000)), hard))
-    with contextlib.ExitStack() as opened, serving(index, tokens=tmp_path / "tokens") as client:
+    with contextlib.ExitStack() as opened, on_a_port(index, tokens=tmp_path / "tokens") as client:
         address = client.base_url.host, client.base_url.port
         # this connection has shown its token
         assert client.get("/v1/topics", headers=token).status_code == 200
@@ -144,7 +150,7 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, what):
     )
     monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
     asked = b"&all=true" if what == "stream" else b"&max_count=1000"
-    with serving(many) as client, socket.socket() as asking:
+    with on_a_port(many) as client, socket.socket() as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asking.settimeout(PATIENCE_S)
         asking.connect((client.base_url.host, client.base_url.port))
@@ -163,7 +169,7 @@ def test_a_client_that_takes_its_stream_slowly_gets_it_whole(many, monkeypatch):
     monkeypatch.setattr(gate, "SEND_S", 0.5)
     monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
     head = HOST + b"Connection: close\r\nAccept: application/x-ndjson\r\n\r\n"
-    with serving(many) as client, socket.socket() as asking:
+    with on_a_port(many) as client, socket.socket() as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asking.settimeout(PATIENCE_S)
         asking.connect((client.base_url.host, client.base_url.port))

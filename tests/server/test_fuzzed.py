@@ -10,7 +10,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.server.conftest import index_in, put_entries, serving
+from tests.server.conftest import index_in, put_entries, service_of
 from tiered_index.server import wire
 
 load_all_checks()
@@ -27,8 +27,8 @@ def described(tmp_path_factory):
     """The description of a service whose index accepts entries."""
     with index_in(tmp_path_factory.mktemp("fuzzed")) as index:
         put_entries(index)
-        with serving(index) as client:
-            yield schemathesis.openapi.from_url(f"{client.base_url}/openapi.json")
+        with service_of(index) as service:
+            yield schemathesis.openapi.from_asgi("/openapi.json", service.app)
 
 
 def test_every_answer_is_described(described):

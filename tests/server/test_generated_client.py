@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from tests.server.conftest import DESCRIPTION, PATIENCE_S, serving
+from tests.server.conftest import DESCRIPTION, PATIENCE_S, on_a_port
 from tiered_index.server.tokens import add_token
 
 PACKAGE = "generated_tiered_index"
@@ -54,7 +54,7 @@ def generated(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_a_generated_client_gets_the_answers_of_the_service(index, generated, tmp_path):
     token = add_token(tmp_path / "tokens.json", "shop", "read", None)
-    with serving(index, tokens=tmp_path / "tokens.json") as client:
+    with on_a_port(index, tokens=tmp_path / "tokens.json") as client:
         settings = generated.Configuration(host=str(client.base_url), access_token=token)
         with generated.ApiClient(settings) as asking:
             api = generated.DefaultApi(asking)

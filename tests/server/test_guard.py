@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, serving
+from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, on_a_port, serving
 from tests.support.core import compiled_core
 from tests.support.hanging import until
 from tiered_index import IndexReader, IndexService
@@ -232,7 +232,7 @@ def test_bodies_are_bounded_in_time(index, monkeypatch):
             connection.sendall(sent)
             return connection.recv(1000)
 
-    with serving(index) as client:
+    with on_a_port(index) as client:
         monkeypatch.setattr(calls, "_BODY_S", 0.0)
         assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
 
@@ -290,7 +290,7 @@ def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, m
     held = Held()
     gc.collect()  # warnings that other tests left
     caplog.clear()
-    with serving(index, threads=1) as client:
+    with on_a_port(index, threads=1) as client:
         monkeypatch.setattr(IndexService, method, lambda self, *args, **kwargs: held(*args, **kwargs))
         monkeypatch.setattr(IndexService, "query_nowait", lambda *_: None)
         host, port = client.base_url.host, client.base_url.port
@@ -313,7 +313,7 @@ def test_a_client_that_leaves_within_its_stream_is_no_failure_of_the_service(ind
     monkeypatch.setattr(
         IndexService, "query", lambda self, *args, **kwargs: first.pop() if first else held(*args, **kwargs)
     )
-    with serving(index, threads=1) as client:
+    with on_a_port(index, threads=1) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
             wanted = b"GET /v1/query?topic=orders&key=order-4711&all=true&max_count=1 HTTP/1.1\r\n"
             connection.sendall(wanted + b"Host: localhost\r\nAccept: application/x-ndjson\r\n\r\n")
@@ -326,7 +326,7 @@ def test_a_client_that_leaves_within_its_stream_is_no_failure_of_the_service(ind
 
 def test_a_client_that_disconnects_within_its_body_is_no_failure_of_the_service(index, caplog):
     head = b"POST /v1/query:batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with serving(index) as client:
+    with on_a_port(index) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
             connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
             # the service waits for the body
@@ -457,7 +457,7 @@ def test_an_audit_log_that_hangs_delays_no_other_request(index, tmp_path, made, 
         hangs.set()
         assert goes_on.wait(PATIENCE_S)
 
-    with serving(index, tokens=made[0], audit=tmp_path / "audit.ndjson") as client:
+    with on_a_port(index, tokens=made[0], audit=tmp_path / "audit.ndjson") as client:
         monkeypatch.setattr(Audit, "refused", refused)
         assert client.get("/v1/files", headers=bearer(made[1]["pay"])).status_code == 403
         assert hangs.wait(PATIENCE_S)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.server.conftest import serving
+from tests.server.conftest import on_a_port, serving
 from tiered_index import FileRows, IndexReader, IndexService
 from tiered_index.client import IndexClient
 from tiered_index.config import IndexConfig
@@ -66,7 +66,7 @@ def test_a_service_gives_the_rows_of_a_key(indexed):
 
 
 def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
-    with IndexReader.open(indexed["storage"]) as reader, serving(reader) as client, FileRows(reader) as rows:
+    with IndexReader.open(indexed["storage"]) as reader, on_a_port(reader) as client, FileRows(reader) as rows:
         answer = reader.query("orders", "7", max_count=100)
         messages = reader.messages("orders", "7", source=rows, max_count=100)
         expected = [(one.message.file, one.message.row) for one in messages]
@@ -88,7 +88,7 @@ def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
         with IndexClient(str(client.base_url)) as other:
             served = other.query("orders", "7", max_count=100)
             assert [*served] == [*answer] and served.to_arrow() == table
-        with IndexService.open(**indexed) as index, serving(index) as writer:
+        with IndexService.open(**indexed) as index, on_a_port(index) as writer:
             document = writer.get("/v1/query", params=asked).json()
             assert [(one["file"], one["row"]) for one in document["items"]] == expected
     asked = ("query", "orders", "7", "--max", 100, "--storage", indexed["storage"])
@@ -114,7 +114,7 @@ def test_answers_of_batches_and_of_several_indexes_have_files_and_rows(indexed, 
         index.seal()
         index.run_lifecycle()
     asked = [("orders", "7"), ("events", "7"), ("none", "7")]
-    with IndexReader.open(indexed["storage"]) as reader, serving(reader) as client:
+    with IndexReader.open(indexed["storage"]) as reader, on_a_port(reader) as client:
         rows_of_orders = reader.query("orders", "7").to_arrow().select(["file", "row"]).to_pylist()
         expected = [*rows_of_orders, {"file": None, "row": None}]
         many = reader.query_many(asked)

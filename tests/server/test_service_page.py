@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.rocketmq.test_archived_queues import made
-from tests.server.conftest import PATIENCE_S, index_in, put_entries, serving
+from tests.server.conftest import PATIENCE_S, index_in, on_a_port, put_entries
 from tiered_index.server.tokens import add_token
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
@@ -22,7 +22,7 @@ def test_the_examples_work(tmp_path, capsys):
     with index_in(tmp_path) as index:
         put_entries(index)
         made(tmp_path / "store", [{}] * 3)
-        with serving(index, tokens=tmp_path / "tokens.json", store=tmp_path / "store") as client:
+        with on_a_port(index, tokens=tmp_path / "tokens.json", store=tmp_path / "store") as client:
             own = str(client.base_url).rstrip("/")
             for block in blocks:
                 line, env = ["bash", "-ec", block.replace(URL, own)], os.environ | {"TOKEN": token, "no_proxy": "*"}

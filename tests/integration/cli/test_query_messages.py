@@ -13,7 +13,7 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, lies, scan
 from tests.rocketmq.messages import full, joined, log, write_log
-from tests.server.conftest import serving
+from tests.server.conftest import on_a_port
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
@@ -244,7 +244,7 @@ def test_a_tag_is_looked_up_through_a_service_as_in_the_index(run_here, tmp_path
     options += ["--slots", 97, "--items", 500, "--wait", *tags]
     assert run_here("ingest", tmp_path / "store", *options).code == 0
     for name, place in places.items():
-        with IndexReader.open(**{name: place}, environment=False) as reader, serving(reader) as client:
+        with IndexReader.open(**{name: place}, environment=False) as reader, on_a_port(reader) as client:
             found, nothing = (
                 run_here("query", "orders", tag, "--tag", "--url", client.base_url) for tag in ("paid", "none")
             )

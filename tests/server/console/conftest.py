@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.server.conftest import index_in, instead_of_query, serving
+from tests.server.conftest import index_in, instead_of_query, on_a_port
 from tests.server.console.pages import BEGIN_MS, HOUR_MS, put_messages, settled_in_hours
 from tiered_index import IndexService
 from tiered_index.types import Explain, FileReport, QueryResult
@@ -28,7 +28,7 @@ def made(tmp_path_factory):
 @pytest.fixture(scope="package")
 def service(made):
     """A service beside the writer."""
-    with serving(made.index, store=made.store) as client:
+    with on_a_port(made.index, store=made.store) as client:
         yield str(client.base_url)
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from tests.server.conftest import serving
+from tests.server.conftest import on_a_port
 from tiered_index.server.console import FOLDER
 from tiered_index.server.tokens import add_token
 
@@ -23,7 +23,7 @@ def guarded(index, tmp_path_factory):
     """A client without a token, of a service that needs one."""
     path = tmp_path_factory.mktemp("tokens") / "tokens.json"
     add_token(path, "reader", "read", None)
-    with serving(index, tokens=path) as client:
+    with on_a_port(index, tokens=path) as client:
         yield client
 
 

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.conftest import serving
+from tests.server.conftest import on_a_port
 from tests.server.console.pages import BEGIN_MS
 from tiered_index import IndexService
 from tiered_index.kafka.record import KafkaRecord, TimestampType
@@ -36,7 +36,7 @@ def url(tmp_path):
     with IndexService.open(root=tmp_path / "root", storage="memory://kafka-console", background=False) as index:
         for offset, value in enumerate(VALUES):
             index.put("orders", 3, f"key-{offset}", offset, len(value or b""), BEGIN_MS + offset)
-        with serving(index, records=lambda _: Records()) as client:
+        with on_a_port(index, records=lambda _: Records()) as client:
             yield str(client.base_url)
 
 

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from tests.rocketmq.archived_store import index_log
 from tests.rocketmq.test_archived_queues import archive
 from tests.rocketmq.test_archived_queues import made as stored
-from tests.server.conftest import index_in, serving
+from tests.server.conftest import index_in, on_a_port
 from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
 from tiered_index import IndexReader, erase
 from tiered_index.server.tokens import add_token
@@ -38,8 +38,8 @@ def shop(tmp_path_factory):
     team = add_token(tokens, "team", "read", ["order"])
     with index_in(folder) as index:
         index_log(index, folder / "store")
-        with serving(index, store=folder / "store") as client:
-            with serving(index, store=folder / "store", tokens=tokens) as guarded:
+        with on_a_port(index, store=folder / "store") as client:
+            with on_a_port(index, store=folder / "store", tokens=tokens) as guarded:
                 yield str(client.base_url), messages, f"{guarded.base_url}", team
 
 
@@ -161,7 +161,7 @@ def test_a_message_that_is_not_there_says_why(opened, tmp_path):
         damaged = next(one for one in messages if one.physical_offset >= int(segment.name)).index_keys[0]
         digits = b"body-" + damaged.removeprefix("order-").encode().rjust(3, b"0")
         segment.write_bytes(segment.read_bytes().replace(digits, b"X" * len(digits), 1))
-        with serving(index, store=store) as client:
+        with on_a_port(index, store=store) as client:
             near = str(client.base_url)
             tells(opened(near), "order-0", "expired: the broker has deleted it, and no archive has it", "has deleted")
             tells(opened(near), damaged, "missing: no message could be read, for this reason:", "CRC")
@@ -169,7 +169,7 @@ def test_a_message_that_is_not_there_says_why(opened, tmp_path):
         kept = next(one for one in messages if one.physical_offset >= 4096).index_keys[0]
         assert archive(index, store)
     erase(storage, "orders", keys=kept, yes=True, now=True, grace_s=0)
-    with IndexReader.open(storage) as reader, serving(reader) as client:
+    with IndexReader.open(storage) as reader, on_a_port(reader) as client:
         far, other = str(client.base_url), kept.replace("order", "customer")
         tells(opened(far), other, "erased from its archived segment", "erased")
         tells(opened(far), "order-late", "missing: no message could be read", "no archived segment has the message")

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.integration.cli.command_lines import run_here
-from tests.server.conftest import serving
+from tests.server.conftest import on_a_port
 from tests.server.console.pages import check_access, rows
 from tiered_index import IndexReader
 
@@ -20,7 +20,7 @@ def test_rows_of_files_are_listed_and_opened(opened, tmp_path):
     keys = ("--topic", "orders", "--key", "order_id", "--time", "at", "--wait")
     done = run_here("ingest", log, *keys, "--root", tmp_path / "root", "--storage", storage)
     assert done.code == 0, done.err
-    with IndexReader.open(storage) as reader, serving(reader) as client:
+    with IndexReader.open(storage) as reader, on_a_port(reader) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=1")
         expect(rows(page)).to_have_count(10)
         expect(rows(page).first).to_contain_text('"n": 28')

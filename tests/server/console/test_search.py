@@ -7,7 +7,7 @@ import threading
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.conftest import PATIENCE_S, instead_of_query, serving
+from tests.server.conftest import PATIENCE_S, instead_of_query, on_a_port
 from tests.server.console.pages import BEGIN_MS, HOSTILE, MANY, check_access, drawn, rows, search, status
 from tests.server.test_http import raising
 from tiered_index import IndexReader, IndexService
@@ -119,7 +119,7 @@ def test_a_partial_answer_names_its_missing_parts(opened, made, tmp_path):
     shutil.copytree(made.storage, copied)
     gone = sorted(copied.rglob("*.index"))[2]
     gone.unlink()
-    with IndexReader.open(copied.as_uri()) as reader, serving(reader, store=made.store) as client:
+    with IndexReader.open(copied.as_uri()) as reader, on_a_port(reader, store=made.store) as client:
         page = opened(str(client.base_url))
         search(page)
         alert = page.get_by_role("alert").filter(has_text="(502)")
@@ -286,7 +286,7 @@ def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made)
     expect(panel).to_contain_text("read from the store’s own files")
     page.go_back()
     expect(panel).to_be_hidden()
-    with IndexReader.open(made.storage.as_uri()) as reader, serving(reader) as client:
+    with IndexReader.open(made.storage.as_uri()) as reader, on_a_port(reader) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=order-4711")
         rows(page).get_by_role("button").click()
         expect(page.locator("#message")).to_contain_text("the index has the place of the message, but no copy of it")

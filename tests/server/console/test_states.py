@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.conftest import index_in, serving
+from tests.server.conftest import index_in, on_a_port
 from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
 from tests.support.batches import batch
 from tiered_index import IndexReader
@@ -59,7 +59,7 @@ def look(page, folder, name, widths=WIDTHS):
 
 
 def test_empty(opened, folder, tmp_path):
-    with index_in(tmp_path) as index, serving(index) as client:
+    with index_in(tmp_path) as index, on_a_port(index) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=customer-7")
         expect(page.locator("#said")).to_contain_text("The index has no entries yet.")
         look(page, folder, "empty-search")
@@ -72,7 +72,7 @@ def test_partial(opened, folder, made, tmp_path):
     copied = tmp_path / "storage"
     shutil.copytree(made.storage, copied)
     sorted(copied.rglob("*.index"))[2].unlink()
-    with IndexReader.open(copied.as_uri()) as reader, serving(reader, store=made.store) as client:
+    with IndexReader.open(copied.as_uri()) as reader, on_a_port(reader, store=made.store) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=customer-7")
         page.get_by_role("button", name="Show what can be read").click()
         missing = page.locator("#missing")
@@ -99,7 +99,7 @@ def test_the_head_is_one_row_whatever_it_says(opened, made, tmp_path, has_tokens
     path = tmp_path / "tokens.json"
     problem = "archive: a segment is passed over, since its file is damaged: " + "x" * 200
     sign_in = f"token={add_token(path, 'some', 'read', None)}&" if has_tokens else ""
-    with serving(made.index, tokens=path if has_tokens else None, problems=lambda: [problem]) as client:
+    with on_a_port(made.index, tokens=path if has_tokens else None, problems=lambda: [problem]) as client:
         page = opened(str(client.base_url), f"#{sign_in}cost")
         expect(page.locator("#cost-table tbody tr")).to_have_count(3)
         expect(page.locator("#ready")).to_have_text("problem: source" if has_tokens else f"problem: {problem}")
@@ -125,7 +125,7 @@ def test_ten_thousand_files(opened, folder, service, ten_thousand_files):
 
 
 def test_ten_thousand_results(opened, folder, plenty):
-    with serving(plenty) as client:
+    with on_a_port(plenty) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=busy")
         page.get_by_role("button", name="Read all of them").click()
         expect(status(page)).to_have_text("10,000 entries: the answer is complete.")
