@@ -135,6 +135,7 @@ def test_each_seeded_defect_is_found_once(spark, copy):
         assert [defect.part for defect in result.report.findings if stored.file_id in defect.file] == [part]
 
 
+@pytest.mark.long
 def test_a_damaged_log_is_a_finding(spark, copy):
     with open_storage(f"file://{copy}") as storage:
         flip_object(storage, log_name(2), 30)
@@ -173,6 +174,7 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
     assert all(one.expected for one in found.listed if one.kind != "extra")
 
 
+@pytest.mark.long
 def test_only_objects_of_periods_that_differ_are_read_again(spark, sound, table, tmp_path):
     """One entry of the last day differs: the objects of the other day are read once less."""
     rows = table.to_pylist()
@@ -185,6 +187,7 @@ def test_only_objects_of_periods_that_differ_are_read_again(spark, sound, table,
     assert 0 < result.metrics.bytes_read - every.metrics.bytes_read < size * 0.7
 
 
+@pytest.mark.long
 def test_a_source_that_changes_between_the_passes_is_an_error(spark, sound, table, tmp_path):
     """The first pass found a difference that the second one can't name."""
     seen = tmp_path / "seen"
@@ -199,6 +202,7 @@ def test_a_source_that_changes_between_the_passes_is_an_error(spark, sound, tabl
         audited(spark, sound / "index", frame.mapInArrow(fewer, frame.schema))
 
 
+@pytest.mark.long
 def test_an_entry_of_only_one_side_is_reported_once(spark, sound, table, tmp_path):
     """Some entries are there twice, and different tasks read them. Some have two values."""
     added = [{**row, "offset": row["offset"] + 10**9} for row in table.slice(0, 40).to_pylist()]
@@ -209,6 +213,7 @@ def test_an_entry_of_only_one_side_is_reported_once(spark, sound, table, tmp_pat
     assert found.counts == {"missing": 45, "extra": 0, "wrong": 0} and len(found.listed) == 45
 
 
+@pytest.mark.long
 def test_entries_that_an_append_doubled_are_reported(spark, sound, copy):
     source = str(sound / "source.parquet")
     build(spark, source, storage=f"file://{copy}", mode="append", config=LATE)
@@ -261,6 +266,7 @@ def test_entries_hidden_by_damage_are_not_missing(spark, copy, table, tmp_path):
     assert result.differences.findings == 0 and 1 < result.differences.unproven <= stored.count
 
 
+@pytest.mark.long
 def test_a_damaged_shard_hides_nothing_of_another(spark, copy, table, tmp_path):
     """The index never had the added entries. Those of a sound shard's slots are missing, although a shard of the same
     day is damaged. A damaged filter hides nothing.
@@ -282,6 +288,7 @@ def test_a_damaged_shard_hides_nothing_of_another(spark, copy, table, tmp_path):
     assert found.counts == {"missing": elsewhere, "extra": 0, "wrong": 0}
 
 
+@pytest.mark.long
 def test_entries_under_another_topic_are_wrong(spark, tmp_path):
     """All checksums and hashes are right, but no lookup would find the entries."""
     rows = [{**row, "topic": ("a", "b")[n % 2]} for n, row in enumerate(messages(100).to_pylist())]
@@ -338,6 +345,7 @@ def test_the_command_reports_findings_and_its_status(spark, copy):
     assert document["metrics"]["bytes_read"] >= document["checked"]["object_bytes"] > 0
 
 
+@pytest.mark.long
 def test_a_wrong_second_beyond_a_bound_is_missing_or_extra(spark, sound, table, tmp_path):
     """Times differ over both bounds, in both directions. The audit never reports entries outside the bounds on both
     sides.

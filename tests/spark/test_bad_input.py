@@ -207,6 +207,7 @@ def test_a_damaged_commit_log_fails_the_build_or_is_skipped(spark, storage, tmp_
     assert found == {0: [BEGIN_MS], 50: [], 99: [BEGIN_MS + 99_000]}
 
 
+@pytest.mark.long
 def test_damage_at_the_ends_of_segments_is_counted_once(spark, storage, tmp_path):
     with StoreWriter(tmp_path / "store", segment_bytes=20_000) as writer:
         for n in range(400):
@@ -268,6 +269,7 @@ def test_arguments_are_checked_before_spark_starts(tmp_path, monkeypatch, comman
     assert message in told(f"{job} {options}", code=2).error["message"]
 
 
+@pytest.mark.long
 def test_a_build_whose_task_finds_no_room_on_its_disk(spark, tmp_path, config):
     table, uri = messages(300), f"file://{tmp_path}/index"
     source = write_parquet(table, tmp_path / "source.parquet")
@@ -343,6 +345,7 @@ def test_an_error_of_a_job_hides_one_of_cleaning_up():
         pass
 
 
+@pytest.mark.long
 def test_a_malformed_source_of_archived_segments_is_named(spark, storage, config, tmp_path):
     with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/old", background=False):
         pass

@@ -118,7 +118,10 @@ def test_a_dry_run_then_tables_of_a_parquet_file_and_modes_error_append_and_repl
 @pytest.mark.parametrize(
     ("wrong", "windows"),
     # 1970, 2096 and 9999 are in windows of 68 years
-    [([0, 5_000, 253_402_300_799_000, 4_000_000_000_000], 2 + 3), (range(0, 300_000, 1_000), 1)],
+    [
+        ([0, 5_000, 253_402_300_799_000, 4_000_000_000_000], 2 + 3),
+        pytest.param(range(0, 300_000, 1_000), 1, marks=pytest.mark.long),
+    ],
     ids=["some", "all"],
 )
 def test_times_that_cannot_be_right_are_in_quarantine_and_known_when_they_are_built_again(

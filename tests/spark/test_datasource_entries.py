@@ -123,6 +123,7 @@ def test_errors_and_schemas_of_the_user_reach_spark(session, written):
     assert rows[0].__fields__ == ["OFFSET", "Topic", "TIMESTAMP"] and {row.Topic for row in rows} == {"orders"}
 
 
+@pytest.mark.long
 def test_an_index_that_is_merged_between_planning_and_reading(session, tmp_path):
     uri = f"file://{tmp_path}/storage"
     put_files(uri, tmp_path / "root", messages(300))

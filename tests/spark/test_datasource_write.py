@@ -84,6 +84,7 @@ def test_invalid_entries_are_refused_and_named(session, storage):
     assert total(storage) == sweep(storage) == 0
 
 
+@pytest.mark.long
 def test_windows_that_are_too_many_or_too_short(session, storage):
     frame = session.createDataFrame(messages(50, days=3)).coalesce(1)
     with pytest.raises(InvalidArgument, match="2 windows of 86,400 s"):

@@ -82,7 +82,7 @@ def said(certificate):
 ASKED = {"key": {"keys": "k-3"}, "queue": {"queue_id": 1, "before_ms": START_MS + 100_000}}
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
+@pytest.mark.parametrize("asked", [ASKED["key"], pytest.param(ASKED["queue"], marks=pytest.mark.long)], ids=ASKED)
 def test_the_remaining_bytes_are_those_of_an_erasure_without_spark(spark, origin, tmp_path, asked):
     here, there = f"file://{tmp_path}/here", f"file://{tmp_path}/there"
     for name in ("here", "there"):
@@ -110,6 +110,7 @@ def test_the_command_answers_as_without_spark(spark, origin, tmp_path):
         assert not len(reader.query("orders", "k-3")) and len(reader.query("orders", "k-4"))
 
 
+@pytest.mark.long
 def test_an_audit_checks_archived_segments_of_catalogs(spark, origin, tmp_path):
     shutil.copytree(origin, tmp_path / "copy")
     storage = LocalStorage(tmp_path / "copy")

@@ -68,6 +68,7 @@ def hash_of(row, rule):
     return hash_key(row["topic"], row["key"], rule)
 
 
+@pytest.mark.long
 def test_both_rules_before_and_after_a_merge(spark, both):
     folder, table = both
     uri = f"file://{folder}/index"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.spark.pages import programs, section
 from tiered_index import IndexReader, IndexService
 from tiered_index.kafka.archive import encode_records
@@ -25,6 +27,7 @@ def records(partition):
         yield KafkaRecord("orders", partition, n, b"k%d" % n, value, headers, *time)
 
 
+@pytest.mark.long
 def test_the_programs_of_the_page_open_the_archive(spark, tmp_path, capsys):
     uri, built = (tmp_path / "index").as_uri(), (tmp_path / "built").as_uri()
     with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:

@@ -165,6 +165,7 @@ def test_the_command_builds_files_of_a_bucket_and_the_rows_come_back(spark, s3):
         assert f"leave {wrong[0]} out" in refused.err
 
 
+@pytest.mark.long
 def test_a_topic_may_be_a_field_of_the_rows(spark, storage, config, tmp_path):
     text = "".join(f'{{"kind": "t{n % 3}", "id": {n}, "at": {BEGIN_S + n}}}\n' for n in range(90))
     (tmp_path / "a.ndjson").write_text(text)
@@ -215,6 +216,7 @@ def test_a_written_dataframe_of_parquet_rows_is_the_same_as_ingest(spark, storag
         assert len(segments_of(storage)) == 5
 
 
+@pytest.mark.long
 def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, storage, tmp_path):
     register(spark)
     for name in ("a", "b"):
@@ -233,6 +235,7 @@ def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, sto
     assert segments_of(storage) == []
 
 
+@pytest.mark.long
 def test_of_two_builds_at_the_same_time_one_is_published(spark, storage, config, logs, monkeypatch):
     publish = linked.publish_files
 

@@ -209,6 +209,7 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
         lookup(spark, long, storage=index, columns={"key": "k"})
 
 
+@pytest.mark.long
 def test_keys_with_a_collation_are_those_that_were_written(spark, tmp_path):
     """Keys that a collation takes for equal are different keys, for builds, audits and lookups."""
     uri, other = f"file://{tmp_path}/index", f"file://{tmp_path}/other"
@@ -225,6 +226,7 @@ def test_keys_with_a_collation_are_those_that_were_written(spark, tmp_path):
         assert {row.key: row.offset for row in rows} == found
 
 
+@pytest.mark.long
 def test_text_that_is_not_utf_8_is_named(spark, index):
     for name, named in (("key", "a key"), ("begin_ms", "column 'begin_ms'")):
         columns = {"topic": "'orders'", "key": "'key-1'", "begin_ms": "'0'"} | {name: "CAST(x'ff41' AS STRING)"}
@@ -277,6 +279,7 @@ def test_an_index_that_is_merged_meanwhile_and_objects_that_are_lost(spark, copi
     partial.release()
 
 
+@pytest.mark.long
 def test_bounds_that_are_text(spark, index, tmp_path):
     """All columns of CSV are text, whatever their names: milliseconds and ISO 8601 mean the same as in other
     commands.
@@ -320,7 +323,7 @@ def test_the_command(spark, index, tmp_path):
         (f"{lookup} s3://bucket/k.ndjson --out {tmp_path}/no", "keys in a storage are Parquet"),
         (of_csv, "no folder for the answers"),
         (f"{of_csv} --column topic=order_id --out {tmp_path}/no", "by --column and for all rows"),
-        (f"{lookup} {tmp_path}/none.csv --out {tmp_path}/no", "no such file"),
+        (f"{lookup} {tmp_path}/none.csv --out {tmp_path}/no", "none.csv: No such file"),
     ):
         assert message in told(command, code=2).error["message"]
 

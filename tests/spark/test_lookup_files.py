@@ -40,7 +40,7 @@ def rows(spark, path):
     return [tuple(row) for row in frame_of(spark, path).collect()]
 
 
-def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
+def test_keys_of_csv_are_those_that_were_written(tmp_path):
     """The files are as Python, Excel and DuckDB write them: quotes are doubled, a backslash is itself, a cell may
     contain line ends.
     """
@@ -55,21 +55,21 @@ def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
                 writer = csv.writer(file, quoting=quoting, lineterminator=end)
                 writer.writerow(["topic", "key", "from"])
                 writer.writerows([f"of, {path.name}", key, str(place)] for place, key in enumerate(KEYS))
-    frame = frame_of(spark, tmp_path)
-    assert frame.dtypes == [("topic", "string"), ("key", "string"), ("from", "string")]
-    found = sorted((row.topic, int(row["from"]), row.key) for row in frame.collect())
+    table = read_keys(str(tmp_path), S3)
+    assert table.schema == pa.schema(dict.fromkeys(("topic", "key", "from"), pa.string()))
+    found = sorted((row["topic"], int(row["from"]), row["key"]) for row in table.to_pylist())
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 4
     assert found == [(f"of, {name}", place, key) for name in names for place, key in enumerate(KEYS)]
 
 
-def test_empty_cells_of_csv_are_null_quoted_or_not(spark, tmp_path):
+def test_empty_cells_of_csv_are_null_quoted_or_not(tmp_path):
     """Writers that quote everything also quote nulls."""
     path = tmp_path / "k.csv"
     path.write_text('topic,,begin_ms\n\nt,a,\nt,"",""\n,"b",7\n\n')
-    frame = frame_of(spark, path)
-    assert frame.columns == ["topic", "_c1", "begin_ms"]
-    assert [tuple(row) for row in frame.collect()] == [("t", "a", None), ("t", None, None), (None, "b", "7")]
+    table = read_keys(str(path), S3)
+    assert table.column_names == ["topic", "_c1", "begin_ms"]
+    assert [tuple(row.values()) for row in table.to_pylist()] == [("t", "a", None), ("t", None, None), (None, "b", "7")]
 
 
 @pytest.mark.parametrize("header", ["key,topic", "topic,key,since", "Topic,key"])
@@ -128,14 +128,14 @@ def fill(path, key, **more):
 
 
 @pytest.mark.parametrize("kind", [".csv", ".ndjson", ".parquet"])
-def test_a_files_name_is_no_pattern(spark, tmp_path, kind):
+def test_a_files_name_is_no_pattern(tmp_path, kind):
     folder = tmp_path / HOSTILE
     folder.mkdir()
     for name in (HOSTILE, "k[1]", *DECOYS):
         fill(folder / f"{name}{kind}", name)
 
     def keys(path):
-        return sorted(row.key for row in frame_of(spark, path).collect())
+        return sorted(read_keys(str(path), S3)["key"].to_pylist())
 
     assert keys(folder / f"{HOSTILE}{kind}") == [HOSTILE]
     assert keys((folder / f"k[1]{kind}").as_uri()) == ["k[1]"]
@@ -159,6 +159,7 @@ def test_a_local_command_that_fails_can_be_repeated(spark, tmp_path, kind):
     write_answers(good, place, S3)
 
 
+@pytest.mark.long
 def test_times_of_day_are_written(spark, tmp_path):
     table = pa.table({"topic": ["t"], "key": ["k"], "at": pa.array([time(10, 11, 12)], pa.time64("ns"))})
     pq.write_table(table, tmp_path / "k.parquet")
@@ -176,6 +177,7 @@ def test_times_of_day_are_written(spark, tmp_path):
         rows(spark, tmp_path / "k.parquet")
 
 
+@pytest.mark.long
 def test_a_place_that_another_command_took_meanwhile_and_a_type_that_a_format_lacks(spark, tmp_path):
     """Both are known only when the answers are written."""
     frame = spark.createDataFrame([("t", "k")], "topic string, key string").coalesce(1)
@@ -238,30 +240,30 @@ def test_bad_ndjson_keys_are_named_with_file_and_line(tmp_path, line, message):
     assert str(caught.value).startswith(f"{path}: line 3: {message}") and "messages" not in str(caught.value)
 
 
-def test_ndjson_keys_are_read_as_written(spark, tmp_path):
+def test_ndjson_keys_are_read_as_written(tmp_path):
     keys = ["} {", "}x", "\\ud83d", "😀", "a}]"]
     lines = [json.dumps({"topic": "t", "key": key}) for key in keys]
     (tmp_path / "k.ndjson").write_text("\n".join(lines))
     (tmp_path / "l.ndjson").write_text('{"since": 7, "of": {"a": [1]}, "topic": "t", "key": "b"}\n{"since": 0.5}\n')
-    frame = frame_of(spark, tmp_path)
-    kinds = {"topic": "string", "key": "string", "since": "double", "of": "struct<a:array<bigint>>"}
-    assert frame.dtypes == list(kinds.items())
-    assert sorted(row.key for row in frame.collect() if row.key) == sorted([*keys, "b"])
-    assert [row.since for row in frame.where("since > 1").collect()] == [7.0]
+    table = read_keys(str(tmp_path), S3)
+    kinds = {"topic": pa.string(), "key": pa.string(), "since": pa.float64()}
+    assert table.schema == pa.schema(kinds | {"of": pa.struct({"a": pa.list_(pa.int64())})})
+    assert sorted(filter(None, table["key"].to_pylist())) == sorted([*keys, "b"])
+    assert table["since"].drop_null().to_pylist() == [7.0, 0.5]
     wrong = tmp_path / "my keys.ndjson"
     wrong.write_text('{"topic": "t", "key": "k", "since": "now"}\n')
     with pytest.raises(InvalidArgument, match=r"a column has values of several types: .*since"):
-        rows(spark, tmp_path)
+        read_keys(str(tmp_path), S3)
     wrong.write_text('{"topic": "t", "key": "k"}\n5\n')
     with pytest.raises(InvalidArgument) as caught:
-        rows(spark, tmp_path)
+        read_keys(str(tmp_path), S3)
     assert f"{wrong}: line 2: not a JSON object: b'5" in str(caught.value) and "messages" not in str(caught.value)
     for value in ('"a"', "9223372036854775808"):
         wrong.write_text(f'{{"topic": "t", "key": "k", "n": 1}}\n{{"topic": "t", "key": "k", "n": {value}}}\n')
         with pytest.raises(
             InvalidArgument, match=r"my keys\.ndjson: column 'n' has values of several types, or a number"
         ):
-            rows(spark, wrong)
+            read_keys(str(wrong), S3)
 
 
 def test_numbers_that_are_ndjson_keys_keep_their_text_in_long_files_too(tmp_path):

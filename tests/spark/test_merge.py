@@ -104,6 +104,7 @@ def test_pending_files_are_merged_whatever_their_age_and_the_writer_adopts_them(
     assert states(storage).positions == {"log": 7}
 
 
+@pytest.mark.long
 def test_a_damaged_pending_file_is_named_and_its_writer_compacts_it(spark, storage, writer):
     index, table = writer
     waiting = next(iter(states(storage).pending))

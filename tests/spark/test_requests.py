@@ -78,6 +78,7 @@ def test_a_lookup_reports_the_requests_that_were_sent(spark: Any, stored: Stored
     result.release()
 
 
+@pytest.mark.long
 def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored) -> None:
     queried(stored)
     name = stored.of_objects()[0].key.partition("/index/")[2]

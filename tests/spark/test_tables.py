@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from tests.integration.cli.command_lines import run_here
 
 TABLES = Path(__file__).parent / "data" / "tables"
 
 
-def test_a_folder_in_a_table_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_a_folder_in_a_table_is_refused(tmp_path: Path) -> None:
     """A partition's folder has files of old versions, too, and rows that a deletion vector removes."""
     delta, iceberg = tmp_path / "delta", tmp_path / "iceberg"
     shutil.copytree(TABLES / "delta_partitioned", delta)
