@@ -223,14 +223,14 @@ class BucketStorage(Storage):
             if turned is None:
                 # at the start, and after a fault
                 after, turned = last, reads.pages(prefix, last)
-            found = next(turned, None)
+            objects = next(turned, None)
             pages = turned
-            return found
+            return objects
 
-        while (found := self._read(doing, "", page)) is not None:
-            if not found:
+        while (objects := self._read(doing, "", page)) is not None:
+            if not objects:
                 self._prove(doing)
-            for key, size, modified_ms in found:
+            for key, size, modified_ms in objects:
                 if key == folder:
                     # the mark of the folder itself, `folder/`, whose slash obstore strips
                     continue

@@ -221,15 +221,15 @@ class Disk:
 _UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 
 
-def absolute_path(given: str | Path) -> Path:
-    """Return the absolute path of `given`; `~` and `~name` are expanded.
+def absolute_path(written: str | Path) -> Path:
+    """Return the absolute path of `written`; `~` and `~name` are expanded.
 
     Raises `ConfigError` if no file can have that path, `StorageMisconfigured` if a parent folder denies access. It does
     not check that the file exists.
     """
-    shown = f"{str(given)[:100]!r}" + ("..." if len(str(given)) > 100 else "")
+    shown = f"{str(written)[:100]!r}" + ("..." if len(str(written)) > 100 else "")
     try:
-        path = Path(given).expanduser().absolute()
+        path = Path(written).expanduser().absolute()
     except FileNotFoundError as error:
         raise ConfigError(f"{shown}: {DELETED_FOLDER}") from error
     except (RuntimeError, ValueError) as error:

@@ -156,9 +156,9 @@ class StoreReads(Reads):
 
     def _refusal_of(self, text: str) -> Refusal | None:
         """Return the answer that obstore's error tells; None: there was no answer."""
-        if (told := _ANSWERED.search(text)) is None:
+        if (answered := _ANSWERED.search(text)) is None:
             return None
-        status, body = int(told[1]), told[2]
+        status, body = int(answered[1]), answered[2]
         code, message = re.search(_CODE, body), re.search(_MESSAGE, body)
         # obstore does not give the response's headers
         kind = None if re.match(self._bodies, body) else "text/html" if "<html" in body else "text/plain"

@@ -202,20 +202,20 @@ class _Probe:
             (BULK_DELETES, "checkpoints, merges, erasures", self._deletes),
             ("clock", "ages of orphans", self._times),
         ]
-        found: list[AbilityFinding] = []
+        findings: list[AbilityFinding] = []
         try:
             for what, needed_for, step in steps:
-                found.append(self._found(what, needed_for, step, is_first=not found))
-                if found[0].state == "missing":
+                findings.append(self._finding(what, needed_for, step, is_first=not findings))
+                if findings[0].state == "missing":
                     break
         finally:
             if not self._is_clean:
                 with contextlib.suppress(TieredIndexError):
                     for name in self.names:
                         self._storage.delete_many([name])
-        return found
+        return findings
 
-    def _found(self, what: str, needed_for: str, step: Callable[[], str], *, is_first: bool) -> AbilityFinding:
+    def _finding(self, what: str, needed_for: str, step: Callable[[], str], *, is_first: bool) -> AbilityFinding:
         try:
             problem = step()
         except (StorageMisconfigured, InvalidArgument, ObjectNotFound) as error:

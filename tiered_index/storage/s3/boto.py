@@ -81,15 +81,17 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
 
 def refusal_of(error: ClientError) -> Refusal:
     """Return the answer that botocore raised."""
-    told, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
-    status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
+    fault, metadata = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+    status, headers = metadata.get("HTTPStatusCode", 0), metadata.get("HTTPHeaders", {})
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # if the body has no code, botocore gives the status as the code, and its words as the message
-    code = told.get("Code", "")
+    code = fault.get("Code", "")
     has_code = code not in {"", str(status)} and not (code == "NotFound" and status == 404)
     has_no_body = error.operation_name in _HAS_NO_BODY
     is_foreign = not (has_code or has_no_body or headers.get("content-length") == "0") and kind in _FOREIGN_TYPES
-    return Refusal(status, code if has_code else "", told.get("Message", ""), kind if is_foreign else None, has_no_body)
+    return Refusal(
+        status, code if has_code else "", fault.get("Message", ""), kind if is_foreign else None, has_no_body
+    )
 
 
 def place_of_session(uri: str, options: S3Options) -> Place:

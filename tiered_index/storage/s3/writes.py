@@ -104,8 +104,8 @@ class Writes:
             try:
                 return self.send("delete_objects", doing, Delete=objects)
             except (StorageMisconfigured, StorageUnavailable) as error:
-                told = getattr(error.__cause__, "response", None) or {}
-                refusal = told.get("Error", {})
+                answer = getattr(error.__cause__, "response", None) or {}
+                refusal = answer.get("Error", {})
                 if refusal.get("Code") not in _NO_BULK and "Content-MD5" not in refusal.get("Message", ""):
                     raise
             self._deletes_singly = True
@@ -126,8 +126,8 @@ class Writes:
         """Store one part, and return its description for `complete`."""
         sent = {"Key": key, "UploadId": upload_id, "PartNumber": number, **self._body(data)}
         answer = self.send("upload_part", f"uploading part {number} of {name!r}", name, **sent)
-        told = {"PartNumber": number, "ETag": self._needed(answer, "ETag", "an uploaded part")}
-        return told | {field: answer[field] for field in ("ChecksumCRC32",) if field in answer}
+        stored = {"PartNumber": number, "ETag": self._needed(answer, "ETag", "an uploaded part")}
+        return stored | {field: answer[field] for field in ("ChecksumCRC32",) if field in answer}
 
     def complete(self, name: str, key: str, upload_id: str, parts: Sequence[Mapping[str, Any]]) -> bool:
         """Make the object exist. Return whether the answer says so: that of some servers has no content."""
@@ -139,8 +139,8 @@ class Writes:
         """Return whether there is an object of this size, and, if the service keeps metadata, of this attempt."""
         with contextlib.suppress(ObjectNotFound):
             answer = self.send("head_object", f"looking at {name!r}", name, Key=key)
-            told = answer.get("Metadata", {}).get(_ATTEMPT, attempt)
-            return bool(answer.get("ContentLength") == size_bytes and told == attempt)
+            maker = answer.get("Metadata", {}).get(_ATTEMPT, attempt)
+            return bool(answer.get("ContentLength") == size_bytes and maker == attempt)
         return False
 
     def abort(self, name: str, key: str, upload_id: str) -> None:
