@@ -342,10 +342,6 @@ class BufferedWriter(Writer):
         # Bytes of the parts that were sent
         self._sent_bytes = 0
 
-    def _part_bytes(self) -> int:
-        """Return the size of the next part."""
-        return PART_BYTES
-
     @abstractmethod
     def _send_part(self) -> None:
         """Send the next part, which is `_held`."""
@@ -357,9 +353,9 @@ class BufferedWriter(Writer):
 
     def _write(self, data: memoryview) -> None:
         while data:
-            if len(self._held) == self._part_bytes():
+            if len(self._held) == PART_BYTES:
                 self._send()
-            room = self._part_bytes() - len(self._held)
+            room = PART_BYTES - len(self._held)
             self._held += data[:room]
             data = data[room:]
 

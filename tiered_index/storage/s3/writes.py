@@ -1,8 +1,7 @@
 """Writes to a bucket through boto3: puts, deletes, and large objects in parts; its region, and the service's time.
 
-A `S3Writer` holds one part in memory. Parts double in size after every 1,000, so that the 10,000 that S3 allows hold
-5 TiB. An upload that was begun with a checksum algorithm is completed with the checksum of each part. Threads: any
-number.
+A `S3Writer` holds one part in memory. The 10,000 parts that S3 allows hold 78 GiB: more than any object of an index. An
+upload that was begun with a checksum algorithm is completed with the checksum of each part. Threads: any number.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.errors import ObjectNotFound, StorageError, StorageMisconfigured, StorageUnavailable, TieredIndexError
-from tiered_index.storage.base import PAGE, PART_BYTES, BufferedWriter, Bytes
+from tiered_index.storage.base import PAGE, BufferedWriter, Bytes
 from tiered_index.storage.faults import NO_S3
 from tiered_index.storage.obstores import epoch_ms
 from tiered_index.storage.retry import RetryLoop
@@ -28,7 +27,6 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-PARTS_OF_A_SIZE = 1000
 _NAMES_SHOWN = 3
 # Codes of a service that does not accept bulk deletes as they are sent
 _NO_BULK = {"MissingContentMD5", "NotImplemented", "MethodNotAllowed"}
@@ -201,9 +199,6 @@ class S3Writer(BufferedWriter):
         self._key, self._of_writes, self._attempt = key, writes, secrets.token_hex(8)
         self._upload_id: str | None = None
         self._parts: list[dict[str, Any]] = []
-
-    def _part_bytes(self) -> int:
-        return PART_BYTES << (len(self._parts) // PARTS_OF_A_SIZE)
 
     def _send_part(self) -> None:
         writes = self._of_writes()
