@@ -190,6 +190,7 @@ def test_parts_have_each_message_once(tmp_path: Path, monkeypatch: Any) -> None:
     reader = reader_of(tmp_path / "m.ndjson")
     assert len(reader.parts) == -(-len(data) // 137)
     assert [n for batch in read(reader) for n in batch.column("offset").to_pylist()] == list(range(40))
+    assert numbers(read(reader_of(tmp_path / "*.parquet"))) == numbers(table.to_batches())
     (tmp_path / "m").write_bytes(gzip.compress(data))
     assert [n for batch in read(reader_of(tmp_path / "m")) for n in batch.column("offset").to_pylist()] == [*range(40)]
 

@@ -22,6 +22,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.sources.columns import check_kinds
+from tiered_index.sources.listing import check_exists
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
@@ -60,7 +61,7 @@ def _is_store(path: str) -> bool:
 
 
 def _paths(source: object) -> list[str]:
-    """Return the paths of a source: archives, storage URIs, or absolute local paths, which exist."""
+    """Return the paths of a source: archives, storage URIs, absolute local paths. Raises `InvalidArgument` for none."""
     sources = [source] if isinstance(source, str | os.PathLike) else source
     if not isinstance(sources, Sequence | set | frozenset) or not all(
         isinstance(p, str | os.PathLike) for p in sources
@@ -75,15 +76,9 @@ def _paths(source: object) -> list[str]:
                 f"build {archives[0]} without the other sources: archived segments can't be mixed with files"
             )
         return archives
-    local = [place for path in paths if (place := local_path(path)) is not None]
-    if missing := [path for path in local if not path.exists()]:
-        raise InvalidArgument(f"{missing[0]}: no such file or folder")
-    if not local:
-        return paths
-    if len(local) < len(paths):
-        stored = next(path for path in paths if local_path(path) is None)
-        raise InvalidArgument(f"sources are all local or all in a storage: {stored} is not local")
-    return [str(place) for place in local]
+    for path in paths:
+        check_exists(path)
+    return [path if (place := local_path(path)) is None else str(place) for path in paths]
 
 
 def shown_kind(value: object) -> str:
