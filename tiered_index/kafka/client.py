@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import re
+import socket
 import sys
 import threading
 import time
@@ -45,6 +46,8 @@ TIMEOUT_S = 30.0
 # of a request that is sent again later
 STEP_S = 5.0
 _PAUSE_S = _WAIT_S = 0.2
+# Time between two questions whether the brokers of a cluster can be reached, and the longest wait for an answer
+_CHECK_S = 2.0
 # most messages that are held at a time, as in a source, and most records that are few
 _MESSAGES, _FEW = 500, 1_000
 # else each record of an answer waits for a broker that is away
@@ -156,21 +159,20 @@ class HeldLog:
 class SetupErrors:
     """The errors of a client that has no answer of its cluster yet; it is the client's `error_cb`.
 
-    `reason`: why no bootstrap server answers, in the client's words.
+    `settings` are the client's. `reason`: why no bootstrap server answers, in the client's words.
     """
 
     place: str
+    settings: Mapping[str, str] = field(repr=False)
     reason: str | None = None
     refused: TieredIndexError | None = None
     _advertised: dict[str, str] = field(default_factory=dict)
-    _is_down: bool = False
+    _checked_s: float = float("-inf")
 
     def __call__(self, error: Any) -> None:
         """Note an error of the client."""
         name, text = error.name(), error.str()
-        if name == "_ALL_BROKERS_DOWN":
-            self._is_down = True
-        elif _REFUSED.fullmatch(name):
+        if _REFUSED.fullmatch(name):
             self.refused = error_of(error, self.place)
         elif advertised := _ADVERTISED.fullmatch(text):
             self._advertised[advertised[1]] = advertised[2]
@@ -181,18 +183,38 @@ class SetupErrors:
         """Raise `StorageMisconfigured` if the brokers refuse the client, or advertise addresses that it can't reach."""
         if self.refused is not None:
             raise self.refused
+        if not self._advertised or self.reason is not None or time.monotonic() - self._checked_s < _CHECK_S:
+            return
+        self._checked_s = time.monotonic()
         # otherwise a broker may just have gone
-        if self._is_down and self._advertised and self.reason is None:
+        if (brokers := self._brokers()) and not any(map(_can_be_reached, brokers)):
             address, reason = next(iter(self._advertised.items()))
             raise StorageMisconfigured(
                 f"{self.place} answers, and its cluster advertises {address}, which can't be reached from here: "
                 f"{reason}: correct the broker's advertised.listeners, or the network"
             )
 
-    def forget(self) -> None:
-        """Forget the errors, because the cluster has answered."""
-        self.refused, self.reason, self._is_down = None, None, False
-        self._advertised.clear()
+    def _brokers(self) -> list[Any]:
+        """Ask a bootstrap server for the brokers; none: it does not answer.
+
+        A new client asks, because one that knows the brokers may ask those.
+        """
+        client = open_consumer({**self.settings, "log_level": "0"}, HeldLog())
+        try:
+            return list(client.list_topics(timeout=_CHECK_S).brokers.values())
+        except kafka.KafkaException:
+            return []
+        finally:
+            client.close()
+
+
+def _can_be_reached(broker: Any) -> bool:
+    """Return whether the address of a broker accepts connections."""
+    try:
+        socket.create_connection((broker.host, broker.port), timeout=_WAIT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -475,7 +497,7 @@ class KafkaBroker:
         # consumers for few records at a time, and for many
         self._idle: dict[bool, deque[Any]] = {False: deque(), True: deque()}
         self._closed = False
-        self._errors = SetupErrors(self.place)
+        self._errors = SetupErrors(self.place, self.settings)
         # until when a partition is not asked again, and why
         self._away: dict[Place, tuple[float, Exception]] = {}
 

@@ -111,8 +111,9 @@ def check_cluster(address: KafkaAddress, settings: Mapping[str, str]) -> None:
     For a first run: it makes no index for topics that can't be read.
     """
     place = f"kafka://{address.servers}/{','.join(address.topics)}"
-    setup = SetupErrors(place)
-    consumer = open_consumer({**settings, "bootstrap.servers": address.servers}, HeldLog(), error_cb=setup)
+    settings = {**settings, "bootstrap.servers": address.servers}
+    setup = SetupErrors(place, settings)
+    consumer = open_consumer(settings, HeldLog(), error_cb=setup)
     try:
         metadata = first_metadata(consumer, setup)
     finally:
@@ -185,7 +186,7 @@ class KafkaSource:
         if self.cluster is not None and "/" in self.cluster:
             raise InvalidArgument(f"--store-name {self.cluster!r}: the name of a cluster has no /")
         settings = {**self.settings, "bootstrap.servers": self.address.servers}
-        self._setup, log = SetupErrors(self.place), HeldLog()
+        self._setup, log = SetupErrors(self.place, settings), HeldLog()
         self._consumer = open_consumer(settings, log, error_cb=self._note_error)
         self.broker = KafkaBroker(settings)
         self._partitions: dict[Place, Partition] = {}
