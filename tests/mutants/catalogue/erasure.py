@@ -57,9 +57,9 @@ erase-removes-a-table-for-one-shard: a window table is removed as a whole becaus
   + for group in groups(state) if any(map(is_hidden, group))
   tests/unit/service/test_erase.py::test_a_table_of_which_one_shard_is_erased_stays
 erase-trusts-what-it-could-not-read: the certificate says erased although an object can't be read
-  in service/jobs/erase.py:erase
-  - if held.hidden or held.problem)),
-  + if held.hidden)),
+  in _Erasing.certificate
+  - if scan.hidden or scan.problem)),
+  + if scan.hidden)),
   tests/unit/service/test_erase.py::test_the_certificate_tells_what_remains
 linked-by-entries-alone: the certificate names no linked files whose entries are gone
   in service/jobs/erase.py:_linked
@@ -101,8 +101,8 @@ erased-segment-that-nobody-read: the certificate says erased although a segment 
   + if result.remains:
   tests/rocketmq/test_archive_erased.py::test_a_segment_that_can_not_be_read_is_not_written_again_and_remains[lost]
 erased-by-not-looking: the certificate says erased although the messages may be in unread archived segments
-  in service/jobs/erase.py:erase
-  - or (Segments(state, storage) and not now))
+  in _Erasing.certificate
+  - or (segments and not now))
   + )
   tests/rocketmq/test_archive_erased.py::test_without_now_archived_messages_are_hidden_and_not_erased
 erased-messages-of-other-keys: messages of other keys are overwritten
@@ -112,8 +112,8 @@ erased-messages-of-other-keys: messages of other keys are overwritten
   tests/rocketmq/test_archive_erased.py::test_what_a_request_finds_is_told_by_the_real_key
 erase-with-two-moments: messages that came during the erasure are overwritten, but their entries stay
   in service/jobs/erase.py:erase
-  - sought = messages(stones[0].before_ms, schema.keyed)
-  + sought = messages(clock.now_ms() // 1000 * 1000 + 1000, schema.keyed)
+  - sought = messages(erasing.stones[0].before_ms, erasing.schema.keyed)
+  + sought = messages(clock.now_ms() // 1000 * 1000 + 1000, erasing.schema.keyed)
   tests/rocketmq/test_archive_erased.py::test_tombstones_and_overwritten_messages_are_of_one_moment
 erase-hides-collisions: the certificate does not count the removed entries of other keys
   in EraseRequest.collisions

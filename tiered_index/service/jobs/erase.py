@@ -23,7 +23,7 @@ from tiered_index.format.names import DATA_PREFIX, LINKED, SEGMENTS_PREFIX, STAG
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.retention import Expired
-from tiered_index.service.jobs.erase_find import FindHidden, Found, find_hidden
+from tiered_index.service.jobs.erase_find import FindHidden, Found, ScannedObject, find_hidden
 from tiered_index.service.jobs.erase_near import in_force, matched, near_keys
 from tiered_index.service.jobs.erase_segments import FindMessages, erase_messages
 from tiered_index.service.jobs.expiry import groups
@@ -269,34 +269,11 @@ def erase(
     if yes:
         # without put-if-absent, a record of a writer and this one could get the same number
         probe_put_if_absent(storage)
-    begun = log.refresh()
-    assert begun.genesis is not None
-    schema = begun.genesis.layout.schema
-    stones = request.tombstones(clock.now_ms(), keyed=schema.keyed)
-    hiding, scanned = Tombstones(stones), dict[str, Any]()
-
-    def look(state: LogState) -> Found:
-        fresh = [stored for stored in state.inputs.values() if stored.name not in scanned]
-        scanned.update(find(storage, fresh, hiding, schema, lambda *done: progress("objects read", *done)))
-        return scanned
-
-    look(begun)
-    hit = tuple([stored for stored in begun.inputs.values() if scanned[stored.name].hidden])
-    known: dict[str, Any] = {
-        "request": request,
-        "tombstones": stones,
-        "objects": hit,
-        "entries": sum(scanned[stored.name].hidden for stored in hit),
-        "by_hash_alone": bool(request.keys) and not schema.keyed,
-    }
-    if not any(held.may_have_topic for held in scanned.values()):
-        known["unknown_topics"] = (request.topic,)
-        known["known_topics"] = frozenset().union(*(held.topics for held in scanned.values()))
-    known |= _unmatched(storage, begun, request, hiding, schema, scanned, find)
+    erasing = _Erasing(storage, log, request, clock.now_ms(), find, progress)
+    erasing.find_entries()
     if not yes:
-        _check_bound(begun.expired, Expired(tombstones=stones))
-        return Erasure(status="planned", log_number=begun.number, **known)
-    _record(log, Expired(tombstones=stones), scanned)
+        return erasing.planned()
+    _record(log, Expired(tombstones=erasing.stones), erasing.scanned)
     unnamed_s = max(grace_s, _UNNAMED_S)
     if now:
         rewrite_objects(
@@ -304,7 +281,7 @@ def erase(
             log,
             clock,
             # again and again, because a job that began before the tombstones may publish hidden entries meanwhile
-            lambda state: {name for name, held in look(state).items() if held.hidden},
+            erasing.hidden_objects,
             threads=threads,
             workers=workers,
             shard_bytes=shard_bytes,
@@ -312,43 +289,97 @@ def erase(
         )
         if messages is not None:
             # with the time of the tombstones: messages that arrive meanwhile are neither hidden nor overwritten
-            sought = messages(stones[0].before_ms, schema.keyed)
+            sought = messages(erasing.stones[0].before_ms, erasing.schema.keyed)
             of_segments = workers or in_threads(storage, clock, threads)
-            known |= erase_messages(log, sought, of_segments, threads, progress, keys=bool(request.keys))
-        orphans = find_orphans(storage, log, older_than_s=unnamed_s, removed_s=grace_s)
-        gone = delete_orphans(storage, orphans)
-        known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
-    before_ms = storage.now_ms() - round(unnamed_s * 1000)
-    half_made = storage.purge(before_ms)
-    state = log.refresh()
-    # read all again, because the certificate is about the present bytes
-    left = find(storage, state.inputs.values(), hiding, schema, lambda *done: progress("objects read again", *done))
-    names = {name for name, held in scanned.items() if held.hidden and state.input_of(name) is None}
-    records = {number: log.record(number) for number in range(begun.number + 1, state.number + 1)}
-    # entries that a job has moved meanwhile were counted in their old object
-    moved = {stored.name for record in records.values() if record.remove for stored in record.add}
-    known |= {
-        "removed": tuple(sorted(names)),
-        "entries_removed": max(0, _hidden({**left, **scanned}, moved) - _hidden(left)),
-        "log_numbers": tuple(
-            [n for n, record in records.items() if record.kind == "erase" or not names.isdisjoint(record.remove)]
-        ),
-        "log_number": state.number,
-        "scanned_objects": len(left),
-        "scanned_entries": sum(held.looked_at for held in left.values()),
-        "scanned_bytes": sum(held.read_bytes for held in left.values()),
-        "remaining": tuple(sorted(name for name, held in left.items() if held.hidden or held.problem)),
-        # twice, because a short write is finished at the second look
-        "pending": _unused(storage, state, set(half_made).intersection(storage.purge(before_ms))),
-        "unchecked": _unchecked(storage, state, left, known),
-    }
-    known["remaining"] += known.get("segments_remaining", ())
-    known["linked_remaining"] = _linked(Segments(state, storage), request, stones, begun.expired, scanned)
-    # archived messages are searched only with `now`
-    is_left = bool(known["remaining"] or known["pending"] or (Segments(state, storage) and not now))
-    left_now: Status = "remains" if known["remaining"] else "pending"
-    status: Status = "erased" if not is_left else left_now if now else "hidden"
-    return Erasure(status=status, to_do=_to_do(known, now=now, grace_s=grace_s), **known)
+            erasing.fields |= erase_messages(log, sought, of_segments, threads, progress, keys=bool(request.keys))
+        gone = delete_orphans(storage, find_orphans(storage, log, older_than_s=unnamed_s, removed_s=grace_s))
+        erasing.fields |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
+    return erasing.certificate(now=now, grace_s=grace_s, unnamed_s=unnamed_s)
+
+
+class _Erasing:
+    """One erasure: the objects that were scanned, and the `fields` of its certificate so far."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        log: StorageLog,
+        request: EraseRequest,
+        now_ms: int,
+        find: FindHidden,
+        progress: Progress,
+    ) -> None:
+        self._storage, self._log, self._request, self._find, self._progress = storage, log, request, find, progress
+        self._begun = log.refresh()
+        assert self._begun.genesis is not None
+        self.schema = self._begun.genesis.layout.schema
+        self.stones = request.tombstones(now_ms, keyed=self.schema.keyed)
+        self._hiding = Tombstones(self.stones)
+        self.scanned: dict[str, ScannedObject] = {}
+        self.fields: dict[str, Any] = {"request": request, "tombstones": self.stones}
+
+    def hidden_objects(self, state: LogState) -> set[str]:
+        """Scan the objects of a state that were not scanned yet. Return the names of those with hidden entries."""
+        fresh = [stored for stored in state.inputs.values() if stored.name not in self.scanned]
+        progress = partial(self._progress, "objects read")
+        self.scanned.update(self._find(self._storage, fresh, self._hiding, self.schema, progress))
+        return {name for name, scan in self.scanned.items() if scan.hidden}
+
+    def find_entries(self) -> None:
+        """Scan all objects, and note what the request matches."""
+        begun, request = self._begun, self._request
+        names = self.hidden_objects(begun)
+        hit = tuple([stored for name, stored in begun.inputs.items() if name in names])
+        self.fields |= {
+            "objects": hit,
+            "entries": sum(self.scanned[stored.name].hidden for stored in hit),
+            "by_hash_alone": bool(request.keys) and not self.schema.keyed,
+        }
+        if not any(scan.may_have_topic for scan in self.scanned.values()):
+            self.fields["unknown_topics"] = (request.topic,)
+            self.fields["known_topics"] = frozenset().union(*(scan.topics for scan in self.scanned.values()))
+        self.fields |= _unmatched(self._storage, begun, request, self._hiding, self.schema, self.scanned, self._find)
+
+    def planned(self) -> Erasure:
+        """Return the plan. Raises `InvalidArgument` if the index would have too many tombstones."""
+        _check_bound(self._begun.expired, Expired(tombstones=self.stones))
+        return Erasure(status="planned", log_number=self._begun.number, **self.fields)
+
+    def certificate(self, *, now: bool, grace_s: float, unnamed_s: float) -> Erasure:
+        """Read all again, because the certificate is about the present bytes, and return it."""
+        storage, begun, scanned, fields = self._storage, self._begun, self.scanned, self.fields
+        before_ms = storage.now_ms() - round(unnamed_s * 1000)
+        half_made = storage.purge(before_ms)
+        state = self._log.refresh()
+        progress = partial(self._progress, "objects read again")
+        left = self._find(storage, state.inputs.values(), self._hiding, self.schema, progress)
+        names = {name for name, scan in scanned.items() if scan.hidden and state.input_of(name) is None}
+        records = {number: self._log.record(number) for number in range(begun.number + 1, state.number + 1)}
+        # entries that a job has moved meanwhile were counted in their old object
+        moved = {stored.name for record in records.values() if record.remove for stored in record.add}
+        fields |= {
+            "removed": tuple(sorted(names)),
+            "entries_removed": max(0, _hidden({**left, **scanned}, moved) - _hidden(left)),
+            "log_numbers": tuple(
+                [n for n, record in records.items() if record.kind == "erase" or not names.isdisjoint(record.remove)]
+            ),
+            "log_number": state.number,
+            "scanned_objects": len(left),
+            "scanned_entries": sum(scan.looked_at for scan in left.values()),
+            "scanned_bytes": sum(scan.read_bytes for scan in left.values()),
+            "remaining": tuple(sorted(name for name, scan in left.items() if scan.hidden or scan.problem)),
+            # twice, because a short write is finished at the second look
+            "pending": _unused(storage, state, set(half_made).intersection(storage.purge(before_ms))),
+            "unchecked": _unchecked(storage, state, left, fields),
+        }
+        fields["remaining"] += fields.get("segments_remaining", ())
+        segments = Segments(state, storage)
+        fields["linked_remaining"] = _linked(segments, self._request, self.stones, begun.expired, scanned)
+        # archived messages are searched only with `now`
+        is_left = bool(fields["remaining"] or fields["pending"] or (segments and not now))
+        left_now: Status = "remains" if fields["remaining"] else "pending"
+        status: Status = "erased" if not is_left else left_now if now else "hidden"
+        return Erasure(status=status, to_do=_to_do(fields, now=now, grace_s=grace_s), **fields)
 
 
 def _unmatched(
