@@ -22,7 +22,7 @@ from tests.support.hanging import until
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.follow import FOLLOWED
-from tiered_index.server import calls, wire
+from tiered_index.server import bounds, calls, wire
 from tiered_index.server import tokens as token_files
 from tiered_index.server.served import Audit, Caps
 from tiered_index.server.tokens import Caller, Tokens, add_token
@@ -233,22 +233,22 @@ def test_bodies_are_bounded_in_time(index, monkeypatch):
             return connection.recv(1000)
 
     with on_a_port(index) as client:
-        monkeypatch.setattr(calls, "_BODY_S", 0.0)
+        monkeypatch.setattr(bounds, "_BODY_S", 0.0)
         assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_long_body_has_more_time(tmp_path, monkeypatch):
     """What has arrived gives the rest time."""
     line = b'{"topic": "t", "queue_id": 0, "key": "slow", "offset": 1, "size": 1, "timestamp_ms": 1762000000000}\n'
-    monkeypatch.setattr(calls, "_BODY_S", 1.0)
-    monkeypatch.setattr(calls, "_LEAST_BYTES_PER_S", 1)
+    monkeypatch.setattr(bounds, "_BODY_S", 1.0)
+    monkeypatch.setattr(bounds, "_LEAST_BYTES_PER_S", 1)
 
     def pieces():
         yield line
         time.sleep(1.5)
         yield line.replace(b'"offset": 1', b'"offset": 2')
 
-    with index_in(tmp_path) as index, serving(index) as client:
+    with index_in(tmp_path) as index, on_a_port(index) as client:
         put = client.post("/v1/entries", content=pieces(), headers={"content-type": wire.NDJSON})
     assert put.json().get("entries") == 2
 

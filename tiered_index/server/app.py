@@ -15,6 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tiered_index.metrics import Gauges
+from tiered_index.server.bounds import BoundedRequests
 from tiered_index.server.calls import Calls, Handlers
 from tiered_index.server.console import Console
 from tiered_index.server.entries import EntryHandlers
@@ -57,7 +58,7 @@ class HttpService:
         page = Console() if console else None
         further = [Route("/openapi.json", _describe), *(page.routes() if page is not None else ())]
         self.app = Gate(
-            Router([*self.routes, *further], redirect_slashes=False),
+            BoundedRequests(Router([*self.routes, *further], redirect_slashes=False), served.caps.body_bytes),
             served,
             metrics.request,
             hosts,

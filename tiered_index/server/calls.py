@@ -43,8 +43,6 @@ _QUEUED_S = 5.0
 _PLACES = 4
 # Most bytes that are sent at once
 _PIECE_BYTES = 256 << 10
-# Time for a body of any size, and the least rate of longer bodies
-_BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
 
 
 class Allowance:
@@ -224,31 +222,11 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-async def body_of(request: Request, most_bytes: int, *kinds: str) -> bytes:
-    """Return a request's body, of one of the content types `kinds`.
-
-    Raises `Refused` for another one, and for a body that has more than `most_bytes` or arrives too slowly.
-    """
-    if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
-        raise Refused(400, "send Content-Length: the end of the body is not known without it")
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise Refused(415, f"send the body unencoded, not in the encoding {encoding!r:.80}")
+async def body_of(request: Request, *kinds: str) -> bytes:
+    """Return a request's body, of one of the content types `kinds`. Raises `Refused` for another one."""
     if (kind := type_of(request)) not in kinds:
         raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {kind or 'none'!r:.80}")
-    stream, began_s, size = request.stream(), time.monotonic(), 0
-    pieces, announced = list[bytes](), int(request.headers.get("content-length", 0))
-    while max(size, announced) <= most_bytes:
-        try:
-            # not `wait_for`, which makes a task for each wait
-            async with asyncio.timeout(began_s + _BODY_S + size / _LEAST_BYTES_PER_S - time.monotonic()):
-                if (piece := await anext(stream, None)) is None:
-                    return b"".join(pieces)
-        except TimeoutError:
-            raise Refused(408, "the body arrives too slowly") from None
-        pieces.append(piece)
-        size += len(piece)
-    raise Refused(413, f"the body has more than {most_bytes:,} bytes")
+    return await request.body()
 
 
 def type_of(request: Request) -> str:

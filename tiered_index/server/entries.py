@@ -197,7 +197,7 @@ class EntryHandlers(Handlers):
             caller.need_source(params.source)
         if (intake := self._intake) is None:
             raise Refused(409, "this service is read-only: send entries to the writer's service")
-        body = await body_of(request, self.served.caps.body_bytes, wire.NDJSON, wire.ARROW)
+        body = await body_of(request, wire.NDJSON, wire.ARROW)
 
         def act() -> bytes:
             batch = parsed(body, type_of(request), self.served.caps.body_bytes)

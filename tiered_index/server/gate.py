@@ -1,4 +1,4 @@
-"""The gate in front of all routes: request id, caller, bounds on size and time, and errors as responses.
+"""The gate in front of all routes: request id, caller, time for each send, and errors as responses.
 
 The gate is the outermost ASGI application. Without tokens it accepts only requests to the service's own address.
 Otherwise a web page could call a service on the same host by a DNS name of its own. Threads: the event loop's.
@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -37,7 +36,6 @@ _OPEN = frozenset({"/livez", "/readyz", "/openapi.json"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Time in which a client must take most of what was sent so far
 SEND_S = 30.0
-_MOST_URL_BYTES = 64 << 10
 _PROTECTED = [(name.encode(), value.encode()) for name, value in PROTECTED.items()]
 # the status in logs and metrics of a request whose client has left
 CLIENT_GONE = 499
@@ -103,7 +101,6 @@ class Gate:
                     caller = state["caller"] = self._caller(scope, headers)
                     if connection is not None and caller is not _STRANGER:
                         connection.is_known()
-                    _check_url(scope)
                     # With "app" set, Starlette raises for unknown paths and methods
                     scope["app"] = self
                     await self.app(scope, receive, answer)
@@ -187,18 +184,6 @@ def _check_once(scope: Scope, headers: dict[bytes, bytes]) -> None:
         for name in (b"host", b"authorization"):
             if names.count(name) > 1:
                 raise Refused(400, f"the header {name.decode().capitalize()} is given more than once")
-
-
-def _check_url(scope: Scope) -> None:
-    """Raise `Refused` if the URL is too long or not UTF-8: the lookup would be for another key."""
-    path, query = scope.get("raw_path") or b"", scope["query_string"]
-    if len(path) + len(query) > _MOST_URL_BYTES:
-        raise Refused(414, "the URL has more than 64 KiB: send many keys by POST /v1/query:batch")
-    try:
-        unquote_to_bytes(query).decode()
-        unquote_to_bytes(path).decode()
-    except UnicodeDecodeError:
-        raise Refused(400, "the decoded URL is not UTF-8") from None
 
 
 def _free(error: BaseException) -> None:

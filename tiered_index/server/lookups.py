@@ -204,7 +204,7 @@ class LookupHandlers(Handlers):
     )
     async def query_batch(self, request: Request, _: None) -> Response:
         """Look up many keys. The service reads each file once for all of them."""
-        body = await body_of(request, self.served.caps.body_bytes, wire.JSON)
+        body = await body_of(request, wire.JSON)
         caller, form = caller_of(request), wire.form_of(request.headers.get("accept"))
         redaction, allowance = self.served.redaction, self.allowance()
 

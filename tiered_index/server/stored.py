@@ -113,7 +113,7 @@ class StoredHandlers(Handlers):
         The header `Location` of the answer is the URL of the progress. A service of several indexes answers 400.
         """
         _need_admin(request)
-        body = await body_of(request, self.served.caps.body_bytes, wire.JSON)
+        body = await body_of(request, wire.JSON)
 
         params = of_body(VerifyBody, body)
         # raises if there are several indexes
