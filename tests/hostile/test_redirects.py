@@ -11,11 +11,18 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 from tests.storage.scripted_server import Answer, ScriptedServer, part, scripted_server
+from tests.storage.test_s3_writer import BEGUN
 from tiered_index.errors import StorageError
+from tiered_index.storage.base import PART_BYTES
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
-UPLOAD = "a", "a", "id"
+
+def write_in_parts(storage: S3Storage) -> None:
+    with storage.open_writer("a") as writer:
+        writer.write(bytes(PART_BYTES + 1))
+
+
 OPERATIONS: dict[str, Callable[[S3Storage], object]] = {
     "get": lambda storage: storage.get("a"),
     "get_range": lambda storage: storage.get_range("a", 0, 4),
@@ -27,11 +34,9 @@ OPERATIONS: dict[str, Callable[[S3Storage], object]] = {
     "put_if_absent": lambda storage: storage.put_if_absent("a", b"x"),
     "a single delete": lambda storage: storage.delete_many(["a"]),
     "delete_many": lambda storage: storage.delete_many(["a", "b"]),
-    "begin": lambda storage: storage._writes.begin("a", "a", "1"),
-    "part": lambda storage: storage._writes.part(*UPLOAD, 1, b"x"),
-    "complete": lambda storage: storage._writes.complete(*UPLOAD, [{"PartNumber": 1, "ETag": "e"}]),
-    "abort": lambda storage: storage._writes.abort(*UPLOAD),
+    "write_in_parts": write_in_parts,
 }
+STEPS = [Answer(200, BEGUN), *[Answer(200, headers={"ETag": "x"})] * 2]
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +71,22 @@ def test_nothing_is_sent_to_another_host(
         ours.answers(part(b"abcd", 0, 4))
         assert storage.get_range("a", 0, 4) == b"abcd"  # so that the next reads use obstore, if it is installed
         other.reset()
-        ours.answers(sent_elsewhere(status, other.endpoint_url, region))
+        elsewhere = sent_elsewhere(status, other.endpoint_url, region)
+        ours.answers(elsewhere)
         for name, act in OPERATIONS.items():
             ours.requests.clear()
             with pytest.raises(StorageError):
                 act(storage)
             assert ours.requests, name
             assert any("AKIAREDIRECTED" in value for value in ours.requests[0].headers.values())
+        # a part, or the end of the upload, and then its abort
+        for right in (1, 3):
+            ours.requests.clear()
+            ours.answers(*STEPS[:right], elsewhere)
+            with pytest.raises(StorageError):
+                write_in_parts(storage)
+            methods = [request.method for request in ours.requests]
+            assert (methods[right], methods[-1]) == ("PUT" if right == 1 else "POST", "DELETE")
         ours.answers(sent_elsewhere(status, other.endpoint_url, None))
         with pytest.raises(StorageError):
             storage.get_range("a", 0, 4)

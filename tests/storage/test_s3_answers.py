@@ -86,6 +86,7 @@ WRONG_RANGES = {
     "a Content-Range that is none": Answer(206, DATA[10:30], {"Content-Range": "bytes all of them"}),
     "another start": part(DATA, 11, 31),
     "fewer bytes than asked": part(DATA, 10, 29),
+    "fewer bytes than asked, of an unknown size": Answer(206, DATA[10:29], {"Content-Range": "bytes 10-28/*"}),
     "more bytes than asked": part(DATA, 10, 31),
     "a shorter body than Content-Range says": Answer(206, DATA[10:20], {"Content-Range": "bytes 10-29/1024"}),
     "a longer body than Content-Range says": Answer(206, DATA[10:50], {"Content-Range": "bytes 10-29/1024"}),
