@@ -22,6 +22,7 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.storage.base import PART_BYTES, Storage
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.storage.s3 import boto
 from tiered_index.storage.s3.options import S3Options
@@ -145,10 +146,17 @@ def test_a_range_beyond_the_end_is_the_callers_mistake(s3, scripted):
 
 def test_a_body_that_breaks_off_is_fetched_again(s3, scripted, waits):
     scripted.answers(WRONG_RANGES["a body that breaks off"], part(DATA, 10, 30))
-    assert s3.get_range("object", 10, 20) == DATA[10:30]
+    metered = MeteredStorage(s3)
+    assert metered.get_range("object", 10, 20) == DATA[10:30]
+    # with those of the body that broke off
+    assert (metered.total.requests, metered.total.bytes_read) == (2, 40)
     scripted.answers(Answer(200, DATA[:99], announced=1024), Answer(200, b"", announced=1024), Answer(200, DATA))
     assert s3.get("object") == DATA
     assert waits == [0.2, 0.2, 0.4]  # the longest waits allowed: 0.1 s * 2**n
+    waits.clear()
+    scripted.answers(error(503, "SlowDown"), error(429, "TooManyRequests"), part(DATA, 10, 30))
+    assert s3.get_range("object", 10, 20) == DATA[10:30]
+    assert waits == [1.0, 2.0]  # after throttling 0.5 s * 2**n
 
 
 @pytest.mark.parametrize("client", WAYS.values(), ids=WAYS.keys())
@@ -414,6 +422,12 @@ def test_a_listing_out_of_order_or_without_end_is_refused(s3, scripted):
     scripted.answers(listing("pre/fix/a", token="same"))
     with pytest.raises(StorageMisconfigured):
         list(s3.list())
+    if s3.options.client is not None:
+        # obstore takes a short page without a token for the last one
+        endless = listing("pre/fix/a", token="t").body.replace(b"<NextContinuationToken>t</NextContinuationToken>", b"")
+        scripted.answers(Answer(200, endless), listing("pre/fix/b"))
+        with pytest.raises(StorageUnavailable, match="NextContinuationToken"):
+            list(s3.list())
     scripted.answers(Answer(200, b"<ListBucketResult><Contents>"))
     with pytest.raises(StorageUnavailable):
         list(s3.list())
