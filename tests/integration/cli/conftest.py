@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.command_lines import run_here, run_script
+from tests.integration.cli.command_lines import run_here
 
 BEGIN_MS = 1_700_000_000_000
 MESSAGES = 3000
@@ -65,11 +65,6 @@ class Made:
 
     def objects(self, prefix="data"):
         return sorted(path for path in (self.store / f"{prefix}%").rglob("*") if path.is_file())
-
-
-@pytest.fixture(scope="session")
-def script():
-    return run_script
 
 
 @pytest.fixture(name="run_here", scope="session")

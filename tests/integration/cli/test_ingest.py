@@ -237,17 +237,19 @@ def test_a_closed_stdin_is_not_an_empty_one(made):
     assert done.returncode == 2 and "stdin is closed" in done.stderr
 
 
-def test_another_writer_is_named(script, made):
+def test_another_writer_is_named(run_here, made):
     write_source(made.source, 0, 10)
     with IndexService.open(root=made.root, storage=made.uri, slots=32, items=400):
-        outcome = script("ingest", made.source, "--root", made.root, "--json")
+        outcome = run_here("ingest", made.source, "--root", made.root, "--json")
     assert (outcome.code, outcome.error["type"], outcome.error["pid"]) == (5, "LockHeld", os.getpid())
 
 
 def test_a_full_disk_bound_is_code_7_and_loses_nothing(ingest, made):
     write_source(made.source, 0, 3000)
     environment = {"TIERED_INDEX_DISK_MAX_BYTES": "40000", "TIERED_INDEX_BUFFER_MAX_ENTRIES": "100"}
-    outcome = ingest("--json", "--patience", "0.5", environment=environment)
+    # no upload makes room meanwhile
+    environment["TIERED_INDEX_LIFECYCLE_INTERVAL_S"] = "600"
+    outcome = ingest("--json", "--patience", "0.2", environment=environment)
     assert outcome.code == 7, outcome
     assert ingest("--json").code == 0
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)

@@ -12,8 +12,7 @@ def test_processes_answer_as_this_one_does(original):
     assert (done.code, done.err) == (here.code, here.err) == (0, "")
     assert done.document["items"] == here.document["items"] != []
     altered = (*query, "--cursor", "AAAA")
-    module = run_script(*altered, module="tiered_index.cli")
-    assert module == run_script(*altered) == run_here(*altered)
+    assert run_script(*altered, module="tiered_index.cli") == run_here(*altered)
     assert run_here(*altered).code == 2
 
 

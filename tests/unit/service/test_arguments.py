@@ -164,6 +164,25 @@ def test_arguments_of_a_wrong_kind_are_refused(open_index, storage):
             service.durable_position(source)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("topic", [], "topic must be text, not list"),
+        ("topic", " ", "topic is empty"),
+        ("key", 7, "a key must be text, not int"),
+        ("key", "", "a key is empty"),
+        ("begin_ms", True, "lookup 1: begin_ms must be an integer, not True"),
+        ("begin_ms", 10**15, "lookup 1: begin_ms .* is after end_ms"),
+        ("max_count", None, "lookup 1: max_count must be an integer, not None"),
+        ("max_count", 0, "lookup 1: max_count must be at least 1, not 0"),
+    ],
+)
+def test_a_wrong_lookup_of_a_batch_is_named(index, field, value, said):
+    lookups = [Lookup("t", "k"), Lookup(**{"topic": "t", "key": "k", field: value})]
+    with pytest.raises(InvalidArgument, match=said):
+        index.query_many(lookups)
+
+
 FOR_EVER_S, CENTURY_S = 10**12, 100 * 365 * 86400.0
 
 

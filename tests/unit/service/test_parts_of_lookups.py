@@ -1,4 +1,4 @@
-"""Unit tests of parts of lookups: reads of a giant slot, windows of runs, rows of items, and arguments of a batch."""
+"""Unit tests of parts of lookups: reads of a giant slot, windows of runs, and rows of items."""
 
 import itertools
 
@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered_index import Lookup
-from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import BLOCK_DTYPE, Run
 from tiered_index.service.read.batch import LookupBatch, Matches, matching
 from tiered_index.service.read.file_search import _GiantSlot, scan_runs
-from tiered_index.service.read.lookup_columns import LookupColumns, check_lookups
-from tiered_index.service.read.rows import PreparedLookup, encode_cursor, query_digest
+from tiered_index.service.read.rows import PreparedLookup
 
 
 def slot(batch, spans, *, ordered):
@@ -112,47 +110,6 @@ def test_both_ends_of_the_range_are_in_it(count):
         rows = matching(batch, items, lambda some: BEGIN_S + some["time_diff_s"], TOPICS, KEYED_SCHEMA).rows
         assert sorted((rows["second"] - BEGIN_S).tolist()) == list(range(low, high + 1))
         assert rows["offset"].tolist() == (rows["second"] - BEGIN_S).tolist()
-
-
-LOOKUPS = [
-    Lookup(topic="t", key="a", begin_ms=1_999, max_count=2**63),
-    Lookup(
-        topic="u", key="é", end_ms=5_000, max_count=3, cursor=encode_cursor((4, 3, 2), query_digest("u", "é", 0, 5))
-    ),
-    Lookup(topic="t", key="𝄞", begin_ms=0, end_ms=2**70),
-]
-
-
-def test_columns_are_the_lookups_they_were_made_of():
-    columns = LookupColumns.of(LOOKUPS)
-    assert list(columns) == columns[:] == LOOKUPS and columns[1:] == LOOKUPS[1:] and columns[-1] == LOOKUPS[-1]
-    assert columns.counts_of_topics() == {"t": 2**63 + 64, "u": 3}
-    assert LookupColumns.of(LOOKUPS[::2]).counts_of_topics() == {"t": 2**63 + 64}
-    assert check_lookups(columns) is columns
-    one, other = LookupBatch(LOOKUPS), LookupBatch(columns)
-    assert (one.topics, one.after) == (other.topics, other.after) == (["t", "u"], {1: (4, 3, 2)})
-    for name in ("topic_index", "second_min", "second_max", "max_count", "key_hash", "fingerprint"):
-        assert np.array_equal(getattr(one, name), getattr(other, name)), name
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("topic", [], "topic must be text, not list"),
-        ("topic", " ", "topic is empty"),
-        ("key", 7, "a key must be text, not int"),
-        ("key", "", "a key is empty"),
-        ("begin_ms", True, "lookup 1: begin_ms must be an integer, not True"),
-        ("begin_ms", 10**15, "lookup 1: begin_ms .* is after end_ms"),
-        ("max_count", None, "lookup 1: max_count must be an integer, not None"),
-        ("max_count", 0, "lookup 1: max_count must be at least 1, not 0"),
-    ],
-)
-def test_what_is_wrong_is_named(field, value, said):
-    lookups = [LOOKUPS[0], Lookup(**{"topic": "t", "key": "k", field: value})]
-    for asked in (lookups, LookupColumns.of(lookups)):
-        with pytest.raises(InvalidArgument, match=said):
-            LookupBatch(asked)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

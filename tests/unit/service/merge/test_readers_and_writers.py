@@ -16,7 +16,6 @@ from tiered_index import Lookup
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.service.jobs.job import JobOvertaken, publish
-from tiered_index.service.jobs.merge_run import merge
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read.compacted import CompactedFile
@@ -82,24 +81,6 @@ def test_of_two_merges_of_the_same_files_one_is_overtaken(life):
     publish(second, run_all(life, second), log)
     assert life.windows() == [(0, 24), (24, 24)]
     assert sum(stored.count for stored in life.state.objects.values()) == life.messages
-    life.check()
-
-
-def test_an_overtaken_merge_plans_again_and_leaves_nothing(life):
-    life.fill(2)
-    log = life.log()
-    others = []
-
-    def overtake(job):
-        results = run_all(life, job)
-        if not others:
-            others.append(life.merge().jobs)
-        return results
-
-    report = merge(life.storage, log, life.clock, life.options(), workers=overtake)
-    assert (others, report.jobs) == ([2], 0)
-    names = {info.name for info in life.storage.list("data/")}
-    assert len(names) == 6 + 2, "the overtaken merge deletes its uploads"
     life.check()
 
 
