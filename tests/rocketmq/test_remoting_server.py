@@ -283,7 +283,7 @@ async def test_random_bytes_and_mutated_requests_never_end_the_server():
 
 @run
 async def test_idle_connections_end_and_waiting_ones_do_not():
-    async with serving(idle_s=0.05) as server:
+    async with serving(idle_s=2.0) as server:
         async with Client.open(server) as silent, Client.open(server) as halting, Client.open(server) as waiting:
             for client in (silent, halting):
                 assert (await client.ask(AT_ONCE)).code == 0
@@ -369,7 +369,7 @@ async def test_requests_of_all_are_bounded_also_by_their_time_in_the_queue():
 @run
 async def test_a_client_that_reads_nothing_uses_little_memory_and_is_disconnected():
     """Its responses count as unsent. While they are too many, the server begins no lookups."""
-    async with serving(unsent_bytes=20 << 20, idle_s=0.5) as server:
+    async with serving(unsent_bytes=20 << 20, idle_s=2.0) as server:
         async with Client.open(server, limit=1) as slow, Client.open(server) as other:
             await slow.send(*[Command(code=LONG, opaque=n) for n in range(3)])
             await answered(other, 2)
