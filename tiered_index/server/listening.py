@@ -99,6 +99,8 @@ class HttpListener:
             backlog=_BACKLOG,
             timeout_keep_alive=int(FIRST_S),
             timeout_graceful_shutdown=int(drain_s),
+            callback_notify=self._end_idle,
+            timeout_notify=1,
         )
         config.load()
         config.ssl = context
@@ -121,6 +123,11 @@ class HttpListener:
             await self._server.serve(sockets=[self._socket])
         finally:
             self._socket.close()
+
+    async def _end_idle(self) -> None:
+        now_s = time.monotonic()
+        for connection in list(self._server.server_state.connections):
+            connection.end_if_idle(now_s)  # type: ignore[union-attr]
 
     def stop(self) -> None:
         """Accept no further connections, and let requests under way end."""
@@ -186,13 +193,6 @@ class _Server(uvicorn.Server):
         ]
         self.started = True
         self.ready()
-
-    async def on_tick(self, counter: int) -> bool:
-        """As Uvicorn's, ten times a second: once a second it also ends idle connections."""
-        now_s = time.monotonic()
-        for connection in list(self.server_state.connections) if counter % 10 == 0 else ():
-            connection.end_if_idle(now_s)  # type: ignore[union-attr]
-        return await super().on_tick(counter)
 
 
 def is_local(host: str) -> bool:
