@@ -96,7 +96,7 @@ erased-segment-of-fewer-records: a columnar segment is replaced by one that lack
   + pass
   tests/unit/service/test_catalogs.py::test_segments_that_do_not_add_up_are_not_published
 erased-segment-that-nobody-read: the certificate says erased although a segment can't be read
-  in erase_messages
+  in _Tally.add
   - if result.remains or result.found.problem is not None:
   + if result.remains:
   tests/rocketmq/test_archive_erased.py::test_a_segment_that_can_not_be_read_is_not_written_again_and_remains[lost]

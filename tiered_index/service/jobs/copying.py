@@ -4,8 +4,9 @@ First the objects are copied, and each byte is checked. Then one log record name
 index or a complete one. The copy has its own index id, so that no writer's root belongs to both, and no epoch or lease.
 Its source position ``copy:ID`` is the number of the last record of index ID that it has. A copy's record follows only
 another copy's record, so a record of any other writer ends the copying permanently. A crash leaves objects that no
-record names, and the next round uses them. Memory: some 250 bytes for each object of a round. Threads: one for each
-`Copier`, and its pool.
+record names, and the next round uses them. So a copy is no `Job` (`job.py`): its objects keep the names that they have
+in the source, and no attempt deletes what it sent, because another attempt may use it. Memory: some 250 bytes for each
+object of a round. Threads: one for each `Copier`, and its pool.
 """
 
 from __future__ import annotations

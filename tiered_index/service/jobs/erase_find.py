@@ -74,10 +74,10 @@ def find_hidden(
         contextlib.closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold,
         ThreadPoolExecutor(_READERS, "tiered-index-erase") as pool,
     ):
-        for named, held in zip(
+        for named, scan in zip(
             stored, pool.map(lambda named: _scanned(cold, named, stones, schema), stored), strict=True
         ):
-            scanned[named.name] = held
+            scanned[named.name] = scan
             progress(len(scanned), len(stored))
     return scanned
 

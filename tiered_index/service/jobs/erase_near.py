@@ -40,7 +40,7 @@ def spellings(key: str) -> Iterator[str]:
 
 def matched(stone: Tombstone, scanned: Iterable[ScannedObject]) -> bool:
     """Return whether an entry of the tombstone's key was found."""
-    return any((number, stone.fingerprint) in held.keys for held in scanned for number in stone.hashes)
+    return any((number, stone.fingerprint) in scan.keys for scan in scanned for number in stone.hashes)
 
 
 def near_keys(

@@ -193,20 +193,15 @@ def erase_messages(
 
     `workers` get `at_once` segments at a time. `progress`: see `Progress`. `keys`: whether the request has keys.
     """
-    rewritten, erased, objects_read, segments_read, count, most_lines = 0, 0, 0, 0, 0, MOST_LINES
-    # the objects and the places that were read, and the objects that may still have a message to erase
-    names_read, places_read, left = _Digests(), _Digests(), set[str]()
-    problems: dict[str, str] = {}
-    collisions: dict[tuple[str, int], int] = {}
+    tally, count, most_lines = _Tally(), 0, MOST_LINES
 
     def planned(state: LogState, lost: Container[str]) -> Iterator[SegmentRewrite]:
         """Plan also the segments that came meanwhile, and those that another process has replaced."""
         nonlocal count, most_lines
         count = len(Segments(state, log.storage))
         most_lines = max(MOST_LINES, count // _SHARE)
-        names_read.sort()
-        places_read.sort()
-        segments = _unread(log, names_read)
+        tally.sort()
+        segments = _unread(log, tally.names_read)
         while group := tuple(itertools.islice(segments, at_once)):
             tasks = [EraseTask(number, segment, find) for number, segment in enumerate(group)]
             yield SegmentRewrite("erase", "an erasure of messages", group, tasks)
@@ -216,37 +211,62 @@ def erase_messages(
         for result in results:
             segment = rewrite.inputs[result.number]
             assert isinstance(segment, ArchivedSegment) and isinstance(result, SegmentResult)
-            objects_read += 1
-            segments_read += places_read.add(repr(segment.place))
-            collisions.pop(segment.place, None)
-            if result.found.collisions:
-                collisions[segment.place] = result.found.collisions
-            names = {segment.name}
-            for fresh, _ in result.segments:
-                if now.names_object(fresh.name):
-                    rewritten, erased = rewritten + 1, erased + result.found.messages
-                    names.add(fresh.name)
-            if result.found.problem is not None:
-                problems |= dict.fromkeys(names, result.found.problem)
-            if result.remains or result.found.problem is not None:
-                left |= names
-            for name in names:
-                names_read.add(name)
-            progress("archived segments read", objects_read, max(objects_read, count))
+            tally.add(segment, result, now)
+            progress("archived segments read", tally.objects_read, max(tally.objects_read, count))
         if max(len(log.state.archive), len(log.state.hidden)) >= most_lines:
             merge_catalogs(log, least=most_lines)
-    names_read.sort()
-    if rewritten:
+    tally.sort()
+    if tally.rewritten:
         merge_catalogs(log, least=MOST_LINES)
-    now = Segments(log.state, log.storage)
-    return {
-        "segments_read": segments_read,
-        "collisions": sum(collisions.values()) if keys and segments_read else None,
-        "segments_rewritten": rewritten,
-        "messages_erased": erased,
-        "segments_remaining": tuple([s.name for s in now if s.name in left or s.name not in names_read]),
-        "segment_problems": tuple([said for name, said in problems.items() if now.names_object(name)]),
-    }
+    return tally.fields(Segments(log.state, log.storage), keys=keys)
+
+
+class _Tally:
+    """The results of an erasure of messages so far."""
+
+    def __init__(self) -> None:
+        self.rewritten = self.objects_read = 0
+        self._erased = self._segments_read = 0
+        # the objects and the places that were read, and the objects that may still have a message to erase
+        self.names_read, self._places_read, self._left = _Digests(), _Digests(), set[str]()
+        self._problems: dict[str, str] = {}
+        self._collisions: dict[tuple[str, int], int] = {}
+
+    def sort(self) -> None:
+        """Take what was added into the sets of what was read."""
+        self.names_read.sort()
+        self._places_read.sort()
+
+    def add(self, segment: ArchivedSegment, result: SegmentResult, now: Segments) -> None:
+        """Add the result for a segment. `now` has the segments after its record."""
+        self.objects_read += 1
+        self._segments_read += self._places_read.add(repr(segment.place))
+        self._collisions.pop(segment.place, None)
+        if result.found.collisions:
+            self._collisions[segment.place] = result.found.collisions
+        names = {segment.name}
+        for fresh, _ in result.segments:
+            if now.names_object(fresh.name):
+                self.rewritten, self._erased = self.rewritten + 1, self._erased + result.found.messages
+                names.add(fresh.name)
+        if result.found.problem is not None:
+            self._problems |= dict.fromkeys(names, result.found.problem)
+        if result.remains or result.found.problem is not None:
+            self._left |= names
+        for name in names:
+            self.names_read.add(name)
+
+    def fields(self, now: Segments, *, keys: bool) -> dict[str, Any]:
+        """Return the fields of the certificate about the segments that there are `now`."""
+        remaining = [s.name for s in now if s.name in self._left or s.name not in self.names_read]
+        return {
+            "segments_read": self._segments_read,
+            "collisions": sum(self._collisions.values()) if keys and self._segments_read else None,
+            "segments_rewritten": self.rewritten,
+            "messages_erased": self._erased,
+            "segments_remaining": tuple(remaining),
+            "segment_problems": tuple([said for name, said in self._problems.items() if now.names_object(name)]),
+        }
 
 
 def _unread(log: StorageLog, names_read: _Digests) -> Iterator[ArchivedSegment]:

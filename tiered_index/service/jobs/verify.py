@@ -96,8 +96,8 @@ class _RecordCheck:
             add("catalogs", problem)
         if record.kind == "repair":
             lost_entries = sum(lost.count for lost in record.lost)
-            held = [o for o in map(before.objects.get, record.remove) if o is not None]
-            said, put = [[(o.file_id, o.count, o.shard) for o in some] for some in (held, record.add)]
+            replaced = [o for o in map(before.objects.get, record.remove) if o is not None]
+            said, put = [[(o.file_id, o.count, o.shard) for o in objects] for objects in (replaced, record.add)]
             if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:
                 add("repair", f"it replaces {said} by {put}, but says that {lost_entries:,} entries are lost")
             return
@@ -107,8 +107,8 @@ class _RecordCheck:
             # repairs of the source replaced these
             repaired = {(o.file_id, o.shard) for o in removed} & {(o.file_id, o.shard) for o in fresh}
             counts = [
-                sum(stored.count for stored in some if (stored.file_id, stored.shard) in repaired)
-                for some in (removed, fresh)
+                sum(stored.count for stored in objects if (stored.file_id, stored.shard) in repaired)
+                for objects in (removed, fresh)
             ]
             # by the file alone: a lost part of a shard has only some of its slots
             files = {file_id for file_id, _ in repaired}
@@ -116,7 +116,8 @@ class _RecordCheck:
             counts.append(sum(lost.count for lost in lost_now if lost.file_id in files))
             if counts[0] != counts[1] + counts[2]:
                 add("repair", "it replaces {:,} entries by {:,}, but says that {:,} are lost".format(*counts))
-            removed, fresh = [[o for o in some if (o.file_id, o.shard) not in repaired] for some in (removed, fresh)]
+            others = [[o for o in objects if (o.file_id, o.shard) not in repaired] for objects in (removed, fresh)]
+            removed, fresh = others
         added = {stored.shard.table for stored in fresh if stored.shard is not None}
         for table in sorted(added & self.seen):
             add("table", f"adds shards to table {table}, which an earlier record added")
@@ -142,13 +143,13 @@ class _RecordCheck:
 def _problem_of_catalogs(record: LogRecord, before: LogState) -> str | None:
     """Return the problem if a record of a state removes other segments of catalogs than it may; None: there is none."""
     catalogs = [before.catalogs[name] for name in record.remove if name in before.catalogs]
-    added, removed = (sum(one.rows.count for one in some) for some in (record.catalogs, catalogs))
+    added, removed = (sum(stored.rows.count for stored in listed) for listed in (record.catalogs, catalogs))
     if record.kind == "catalogs":
         removed += sum(name in before.archive for name in record.remove)
         # segments of lines that were replaced or given up since the plan
-        removed += sum(one.name not in before.hidden for one in record.hide)
-        names = {one.name for one in catalogs}
-        most = sum(one.catalog in names for one in before.hidden.values())
+        removed += sum(hidden.name not in before.hidden for hidden in record.hide)
+        names = {stored.name for stored in catalogs}
+        most = sum(hidden.catalog in names for hidden in before.hidden.values())
         if removed != added + record.left_out:
             return f"it merges {removed:,} segments into {added:,}, and leaves out {record.left_out:,}"
         if record.left_out > most and not before.expired.segments:
@@ -160,13 +161,13 @@ def _problem_of_catalogs(record: LogRecord, before: LogState) -> str | None:
             f"it replaces {removed:,} segments by {added:,}, and leaves out {record.left_out:,}" if is_short else None
         )
     if record.kind == "repair" and catalogs:
-        is_same = [one.rows.logs for one in catalogs] == [one.rows.logs for one in record.catalogs]
+        is_same = [stored.rows.logs for stored in catalogs] == [stored.rows.logs for stored in record.catalogs]
         return None if is_same else "it replaces a catalog by one with other segments"
-    given_up = {one.range.catalog for one in record.lost if one.range is not None}
+    given_up = {lost.range.catalog for lost in record.lost if lost.range is not None}
     hidden, expired = before.hidden.values(), before.expired.segments
-    for one in catalogs:
-        if one.name not in given_up and (record.kind != "remove" or LostObject.of_catalog(one, hidden, expired)):
-            return f"it removes {one.name} without a catalog that has its segments"
+    for stored in catalogs:
+        if stored.name not in given_up and (record.kind != "remove" or LostObject.of_catalog(stored, hidden, expired)):
+            return f"it removes {stored.name} without a catalog that has its segments"
     return None
 
 
@@ -410,9 +411,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     if not state.number:
         raise NotAnIndex(f"{storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
     state = _refreshed(storage, state)
-    for (store, start), at in given_up.items():
-        if start >= state.expired.segments.get(store, 0) and Segments(state, storage).at(store, start) is None:
-            report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: messages are lost")
+    _note_given_up(storage, state, given_up, report)
     _note_catalogs(state, report)
     for number, names in checkpoints.items():
         for name in names if number > state.number else ():
@@ -440,6 +439,13 @@ def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, list[str]], n
             with contextlib.suppress(CorruptFile, ObjectNotFound, ObjectArchived):
                 return Checkpoints(storage).state_of(name)
     return None
+
+
+def _note_given_up(storage: Storage, state: LogState, given_up: dict[tuple[str, int], int], report: Report) -> None:
+    """Note the archived segments that records gave up, by place, unless they expired or were archived again."""
+    for (store, start), at in given_up.items():
+        if start >= state.expired.segments.get(store, 0) and Segments(state, storage).at(store, start) is None:
+            report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: messages are lost")
 
 
 def _refreshed(storage: Storage, state: LogState) -> LogState:
