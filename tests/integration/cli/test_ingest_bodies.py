@@ -1,10 +1,8 @@
-"""`ingest STORE_DIR` compares every body with its CRC, also beside a broker. The error of a wrong body names file and
-offset.
-"""
+"""`ingest STORE_DIR` compares every body with its CRC. The loss of a wrong body names its offsets."""
 
 import pytest
 
-from tests.integration.cli.followers import SMALL, starting, wait_until
+from tests.integration.cli.followers import SMALL
 from tests.rocketmq.followed import SEGMENT
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
@@ -42,16 +40,3 @@ def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, small_i
     other = ("--root", tmp_path / "other", "--storage", f"file://{tmp_path / 'more'}")
     unchecked = run_here("ingest", writer.root, *other, *SMALL, "--json", "--no-check-bodies")
     assert (unchecked.code, unchecked.document["messages"], unchecked.document["losses"]) == (0, 100, [])
-
-
-def test_a_follower_skips_it_and_continues(tmp_path, store):
-    writer, bad, _ = store
-    with starting() as started:
-        follower = started.follower(writer.root, tmp_path / "root", "--skip-corrupt")
-        wait_until(lambda: follower.lines, "a first status line")
-        end = writer.put("orders", 0, b"more", keys="more", store_ms=1_700_000_001_000)
-        writer.flush()
-        wait_until(lambda: follower.position == end.offset + end.size, "the message behind is taken")
-        losses = [loss for line in follower.lines for loss in line["losses"]]
-        told = [(loss["kind"], loss["begin"], loss["end"]) for loss in losses]
-        assert told == [("corrupt", bad.offset, bad.offset + bad.size)]
