@@ -24,6 +24,7 @@ from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.spark import register
 from tiered_index.spark.datasource import messages as module
 from tiered_index.spark.datasource.messages import CommitLogDataSource
+from tiered_index.spark.writing.log_sources import Stretch
 from tiered_index.spark.writing.sources import entry_frame
 
 SEGMENT = 20_000
@@ -190,4 +191,4 @@ def test_bodies_that_are_compressed_or_broken(tmp_path):
 def test_a_host_without_the_log_is_an_error_and_no_empty_log(tmp_path):
     settings = module.MessageSettings.of("rocketmq_commitlog", {"path": str(tmp_path)})
     with pytest.raises(InvalidArgument, match=r"has no segment on this host .*same files on every executor"):
-        list(module.read_stretch(module.Stretch(0, 1 << 30, str(tmp_path / "commitlog")), settings, settings.columns))
+        list(module.read_stretch(Stretch(0, 1 << 30, str(tmp_path / "commitlog")), settings, settings.columns))

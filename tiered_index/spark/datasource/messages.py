@@ -6,7 +6,6 @@ checked. One thread. `tiered-index ingest --follow` follows a log that grows.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,23 +18,18 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TAGS, index_keys
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.log.segments import list_segments
-from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.read.segments import Segments
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import DataSourceOptions, TaskPartition
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of, gathered
 from tiered_index.spark.workers import told_plainly
-from tiered_index.spark.writing.log_sources import archive_in, archived_segments, check_is_here
+from tiered_index.spark.writing.log_sources import Stretch, archived_stretches, local_stretches, opened
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 _OPTIONS = ("body", "skipCorrupt", "store")
@@ -72,6 +66,11 @@ class MessageSettings:
         archive = StorageAddress(path.removeprefix(_ARCHIVE)) if stored else None
         return cls(path, body, skips, options.text("store"), archive, columns)
 
+    def address_of(self, _: str) -> StorageAddress:
+        """Return the address of the archive: an `AddressOf`."""
+        assert self.archive is not None
+        return self.archive
+
     @property
     def folder(self) -> Path:
         """The local folder of segments. Raises `InvalidArgument` if the path is no folder."""
@@ -87,17 +86,6 @@ def _commit_log(folder: Path) -> Path:
 
 # A message counts as at least 2 KiB, so a batch has at most 4,096.
 _BATCH_BYTES, _LEAST_MESSAGE = 8 << 20, 2 << 10
-_LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Messages that begin at commit log offsets [begin, end) of one segment, local in `folder` or `archived`."""
-
-    begin: int
-    end: int
-    folder: str = ""
-    archived: ArchivedSegment | None = None
 
 
 @told_plainly
@@ -110,7 +98,7 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return one partition for each segment. Raises `MissingOffsets` for a gap, except with skipCorrupt. Driver."""
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
-        stretches = list(_stretches(self._settings))
+        stretches = _stretches(self._settings)
         for before, after in itertools.pairwise(stretches):
             stores = {stretch.archived.store if stretch.archived else "" for stretch in (before, after)}
             if len(stores) == 1 and before.end != after.begin and not self._settings.skip_corrupt:
@@ -123,18 +111,13 @@ class MessageReader(DataSourceReader):
             yield from read_stretch(partition.value, self._settings, self._schema)
 
 
-def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
+def _stretches(settings: MessageSettings) -> list[Stretch]:
     if settings.archive is not None:
-        with settings.archive.open() as storage:
-            known = Segments(StorageLog(storage, SystemClock()).open(), storage)
-            for archived in archived_segments(known, settings.store, settings.path):
-                yield Stretch(archived.start, archived.end, archived=archived)
-        return
+        return archived_stretches(settings.path, settings.store, settings.address_of)
     folder = settings.folder
     if not folder.is_dir():
         raise InvalidArgument(f"{folder.parent} is not a RocketMQ store: it has no commitlog/")
-    for segment in list_segments(folder):
-        yield Stretch(segment.start, segment.end, str(folder))
+    return local_stretches(folder)
 
 
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -142,7 +125,7 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
 
     Raises `CorruptFile` except with skipCorrupt, `MissingOffsets` for a cut log.
     """
-    with _opened(stretch, settings) as reader:
+    with opened(stretch, settings.address_of, skip_corrupt=settings.skip_corrupt) as reader:
         wanted = arrow_schema_of(schema)
         own = require_columns(schema, settings.columns, settings.path).names
         messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
@@ -164,23 +147,6 @@ def _body(message: Message, settings: MessageSettings) -> bytes | None:
 def _row_bytes(row: tuple[Message, bytes | None]) -> int:
     message, body = row
     return max(message.size, len(body or b""), _LEAST_MESSAGE)
-
-
-@contextlib.contextmanager
-def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[CommitLogReader]:
-    if stretch.archived is None:
-        reader = CommitLogReader(Path(stretch.folder), chunk_bytes(stretch.end - stretch.begin), check_crc=True)
-        check_is_here(reader, stretch.begin)
-        yield reader
-        return
-    assert settings.archive is not None
-    with settings.archive.open() as storage:
-        yield ArchivedLog(archive_in(storage), stretch.archived, skip_corrupt=settings.skip_corrupt)
-
-
-def chunk_bytes(size_bytes: int) -> int:
-    """Return the bytes of one read for a range of `size_bytes` of a log."""
-    return min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES)
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:

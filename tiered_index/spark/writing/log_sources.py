@@ -6,14 +6,13 @@ it. Archived segments are read by ranged requests, in bounded memory, and checke
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -21,20 +20,16 @@ import pyarrow as pa
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog, segments_by_store, trusted
-from tiered_index.rocketmq.log.columns import Selection, SkippedRange
+from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.segments import list_segments
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import AddressOf
-from tiered_index.spark.frames import arrow_schema, each_split, frame_of_splits
-from tiered_index.storage.base import Storage
-from tiered_index.stored import typed
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from tiered_index.spark.frames import arrow_schema
 
 # Column of skipped ranges: a JSON list of file, first offset, end and problem. The other columns of such rows are null.
 SKIPPED = "tiered_index_skipped"
@@ -53,41 +48,78 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class LogEntries:
-    """The entries of commit logs: segments, one to a partition, and the function with which tasks read them.
+class Stretch:
+    """Messages that begin at offsets [begin, end) of one segment of a log, in a `folder` or `archived` at `uri`."""
 
-    Its columns are `LOG_COLUMNS`.
+    begin: int
+    end: int
+    folder: str = ""
+    uri: str = ""
+    archived: ArchivedSegment | None = None
+
+
+def local_stretches(folder: Path) -> list[Stretch]:
+    """Return the segments of a store's folder of segments."""
+    return [Stretch(segment.start, segment.end, str(folder)) for segment in list_segments(folder)]
+
+
+def archived_stretches(uri: str, store: str | None, address_of: AddressOf) -> list[Stretch]:
+    """Return the archived segments of a store, or of all. Raises `InvalidArgument` for none, `NotAnIndex`."""
+    with address_of(uri).open() as storage:
+        segments = Segments(StorageLog(storage, SystemClock()).open(), storage)
+        by_store = segments_by_store(segments, () if store is None else (store,), uri)
+        return [Stretch(s.start, s.end, "", uri, s) for of_store in by_store.values() for s in of_store]
+
+
+@contextlib.contextmanager
+def opened(
+    stretch: Stretch, address_of: AddressOf, *, skip_corrupt: bool, selection: Selection = ALL_TOPICS
+) -> Iterator[CommitLogReader]:
+    """Yield the reader of a stretch, which checks CRCs; `selection` is that of messages. Executor.
+
+    Raises `InvalidArgument` for a folder that is missing on this host, which would be read as an empty log.
     """
-
-    segments: DataFrame
-    read: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
-def log_entries(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> LogEntries:
-    """Return the entries of local stores."""
-    folders = [store.commitlog for store in stores]
-    splits = [[str(f), segment.start, segment.end] for f in folders for segment in CommitLogReader(f).segments()]
-    return LogEntries(frame_of_splits(spark, splits), partial(_read_local, skip_corrupt=skip_corrupt))
-
-
-def archive_entries(
-    spark: SparkSession, sources: Sequence[str], address_of: AddressOf, skip_corrupt: bool
-) -> LogEntries:
-    """Return the entries of archived segments. Raises `InvalidArgument` for none, `NotAnIndex`, as the storage."""
-    splits: list[list[Any]] = []
-    for source in sources:
-        uri, store = _archive_of(source)
-        with address_of(uri).open() as storage:
-            segments = Segments(StorageLog(storage, SystemClock()).open(), storage)
-            splits += [[uri, segment.to_json()] for segment in archived_segments(segments, store, uri)]
-    read = partial(_read_archived, address_of=address_of, skip_corrupt=skip_corrupt)
-    return LogEntries(frame_of_splits(spark, splits), read)
+    if stretch.archived is None:
+        reader = CommitLogReader(Path(stretch.folder), check_crc=True, selection=selection)
+        if not stretch.begin and not reader.segments():
+            raise InvalidArgument(
+                f"{reader.folder} has no segment on this host ({socket.gethostname()}): local paths must lead to the "
+                "same files on every executor"
+            )
+        yield reader
+        return
+    with address_of(stretch.uri).open() as storage:
+        log = StorageLog(storage, SystemClock())
+        archive = SegmentArchive(storage, lambda: log.state, log.open)
+        yield ArchivedLog(archive, stretch.archived, skip_corrupt=skip_corrupt, selection=selection)
 
 
-def archived_segments(segments: Segments, store: str | None, where: str) -> list[ArchivedSegment]:
-    """Return the segments that an index has archived, of one store or all. Raises `InvalidArgument` for none."""
-    by_store = segments_by_store(segments, () if store is None else (store,), where)
-    return [segment for of_store in by_store.values() for segment in of_store]
+@dataclass(frozen=True)
+class LogReader:
+    """Reads the entries of stretches in tasks, in the columns `LOG_COLUMNS`."""
+
+    stretches: Sequence[Stretch]
+    address_of: AddressOf
+    skip_corrupt: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of the stretches whose numbers `batches` have."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                stretch = self.stretches[number]
+                with opened(stretch, self.address_of, skip_corrupt=self.skip_corrupt, selection=_SELECTION) as reader:
+                    yield from _entries(reader, stretch.begin, stretch.end, self.skip_corrupt)
+
+
+def log_reader(paths: Sequence[str], address_of: AddressOf, skip_corrupt: bool) -> LogReader:
+    """Return the reader of local stores, or of archived segments. Raises as `archived_stretches`."""
+    stretches: list[Stretch] = []
+    for path in paths:
+        if is_archive(path):
+            stretches += archived_stretches(*_archive_of(path), address_of)
+        else:
+            stretches += local_stretches(StoreDirectory.open(Path(path)).commitlog)
+    return LogReader(stretches, address_of, skip_corrupt)
 
 
 def _archive_of(source: str) -> tuple[str, str | None]:
@@ -102,38 +134,6 @@ def _archive_of(source: str) -> tuple[str, str | None]:
         raise InvalidArgument(f"{source}: give store= once, with a name")
     rest = "&".join(part for part in parameters if not part.startswith(_STORE))
     return place + ("?" + rest if rest else ""), stores[0] if stores else None
-
-
-def _read_local(batches: Iterable[pa.RecordBatch], skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
-    for folder, start, end in each_split(batches):
-        reader = CommitLogReader(Path(folder), check_crc=True, selection=_SELECTION)
-        check_is_here(reader, start)
-        yield from _entries(reader, start, end, skip_corrupt)
-
-
-def check_is_here(reader: CommitLogReader, start: int) -> None:
-    """Raise `InvalidArgument` if a reader would take a folder that is missing on this host for an empty log."""
-    if not start and not reader.segments():
-        raise InvalidArgument(
-            f"{reader.folder} has no segment on this host ({socket.gethostname()}): local paths must lead to the same "
-            "files on every executor"
-        )
-
-
-def _read_archived(
-    batches: Iterable[pa.RecordBatch], address_of: AddressOf, skip_corrupt: bool
-) -> Iterator[pa.RecordBatch]:
-    for uri, document in each_split(batches):
-        segment = typed(document, ArchivedSegment)
-        with address_of(uri).open() as storage:
-            log = ArchivedLog(archive_in(storage), segment, skip_corrupt=skip_corrupt, selection=_SELECTION)
-            yield from _entries(log, segment.start, segment.end, skip_corrupt)
-
-
-def archive_in(storage: Storage) -> SegmentArchive:
-    """Return the segment archive of an index's storage."""
-    log = StorageLog(storage, SystemClock())
-    return SegmentArchive(storage, lambda: log.state, log.open)
 
 
 def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) -> Iterator[pa.RecordBatch]:

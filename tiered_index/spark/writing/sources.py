@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.sources.columns import check_kinds
 from tiered_index.sources.listing import check_exists
 from tiered_index.sources.messages import Fields
@@ -29,14 +28,7 @@ from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_type_of
 from tiered_index.spark.workers import plainly, spare_collections
 from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, MessageReader
-from tiered_index.spark.writing.log_sources import (
-    LOG_COLUMNS,
-    SKIPPED,
-    LogEntries,
-    archive_entries,
-    is_archive,
-    log_entries,
-)
+from tiered_index.spark.writing.log_sources import LOG_COLUMNS, SKIPPED, is_archive, log_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -46,18 +38,10 @@ if TYPE_CHECKING:
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
 
 
-def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
-    """Return the entries of a source that consists of commit logs, None for another one. Raises as `frame_of`."""
-    paths = [] if is_frame(source) else _paths(source)
-    if any(map(is_archive, paths)):
-        return archive_entries(spark, paths, address_of, skip_corrupt)
-    if any(map(_is_store, paths)):
-        return log_entries(spark, [StoreDirectory.open(Path(path)) for path in paths], skip_corrupt)
-    return None
-
-
-def _is_store(path: str) -> bool:
-    return (place := local_path(path)) is not None and (place / "commitlog").is_dir()
+def is_log(paths: Sequence[str]) -> bool:
+    """Return whether the paths of a source name a commit log."""
+    local = [place for path in paths if (place := local_path(path)) is not None]
+    return any(map(is_archive, paths)) or any((place / "commitlog").is_dir() for place in local)
 
 
 def _paths(source: object) -> list[str]:
@@ -91,8 +75,7 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     """Raise the errors of `entries_of` that need no Spark: missing paths, missing columns, types of Parquet files."""
     if is_frame(source):
         return
-    paths = _paths(source)
-    if any(is_archive(path) or _is_store(path) for path in paths):
+    if is_log(paths := _paths(source)):
         _checked_log_fields(columns, schema)
         return
     _wanted(columns, (), schema)
@@ -108,7 +91,7 @@ def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
 
 def has_log_offsets(source: SourceLike) -> bool:
     """Return whether the offsets of a source are positions in a commit log."""
-    return not is_frame(source) and all(is_archive(path) or _is_store(path) for path in _paths(source))
+    return not is_frame(source) and is_log(_paths(source))
 
 
 # Fields of every message; `topic_id` is optional.
@@ -168,10 +151,11 @@ def entries_of(
     if is_frame(source):
         frame = entry_frame(source, columns, schema)
         return Entries(frame, tuple(frame.columns))
-    if (log := _log_of(spark, source, address_of, skip_corrupt)) is not None:
+    if is_log(paths := _paths(source)):
         for name in _checked_log_fields(columns, schema):
             _check_there(name, name, LOG_COLUMNS[:-1], "a commit log has")
-        return Entries(log.segments, LOG_COLUMNS, partial(_with_keys_marked, log.read))
+        log = log_reader(paths, address_of, skip_corrupt)
+        return Entries(_numbers(spark, len(log.stretches)), LOG_COLUMNS, partial(_with_keys_marked, log))
     given = {name: value for name, column in columns.items() if (value := _given(column)) is not None}
     if expressions := [name for name in columns if name not in given]:
         raise InvalidArgument(
@@ -183,10 +167,14 @@ def entries_of(
     constants = {name: value for name, (column, value) in given.items() if column is None}
     check_fields({name: pa.scalar(value).type for name, value in constants.items()}, columns)
     fields, settings = Fields(names, constants, schema), config.changed(root=None)
-    files = MessageFiles.of(_paths(source), fields, settings, spark.sparkContext.defaultParallelism)
-    count = len(files.parts)
+    files = MessageFiles.of(paths, fields, settings, spark.sparkContext.defaultParallelism)
     reader = MessageReader(files.parts, fields, settings, address_of)
-    return Entries(spark.range(0, count, 1, max(1, count)), tuple(wanted), reader, files.rows)
+    return Entries(_numbers(spark, len(files.parts)), tuple(wanted), reader, files.rows)
+
+
+def _numbers(spark: SparkSession, count: int) -> DataFrame:
+    """Return a DataFrame of the numbers below `count`, one in each partition."""
+    return spark.range(0, count, 1, max(1, count))
 
 
 def _checked_log_fields(columns: Mapping[str, object], schema: Schema) -> list[str]:
