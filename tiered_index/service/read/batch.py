@@ -115,10 +115,10 @@ def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32], 
     core = compiled_views()
     assert core is not None
     bounds = batch.second_min, batch.second_max, batch.max_count
-    columns = batch.topic_index, batch.key_hash, masked_hash, batch.fingerprint, *bounds
-    return core.ViewBatch(  # type: ignore[no-any-return]
-        view, batch.topics, *map(np.ascontiguousarray, columns), stored, batch.after_rows
-    )
+    columns: Iterable[Array] = (batch.topic_index, batch.key_hash, masked_hash, batch.fingerprint, *bounds)
+    if not batch.is_one:
+        columns = map(np.ascontiguousarray, columns)
+    return core.ViewBatch(view, batch.topics, *columns, stored, batch.after_rows)  # type: ignore[no-any-return]
 
 
 class _Matched(NamedTuple):
@@ -190,6 +190,8 @@ class LookupBatch:
     allow_partial = False
     is_one = False
     """Whether `of_one` made it: then Python's numbers are many times as fast as arrays."""
+    passed: set[str]
+    """For the only lookup, the stored objects whose filters were tested and did not exclude it."""
 
     def __init__(self, lookups: Sequence[Lookup], *, allow_partial: bool = False, order_columns: int = 3) -> None:
         """`order_columns`: the number of columns of an order key. Raises `InvalidCursor`, too."""
@@ -255,7 +257,7 @@ class LookupBatch:
         made.java_hash, made.key_hash = hashes[:1], hashes[1:]
         made.fingerprint = np.array([lookup.fingerprint], np.uint32)
         made.first = lookup.key_hash, lookup.fingerprint, lookup.second_min, second_max
-        made.is_one = True
+        made.is_one, made.passed = True, set()
         if lookup.after is not None:
             made.after = {0: lookup.after}
         if lookup.others:
@@ -361,6 +363,8 @@ class LookupBatch:
         made = copy.copy(self)
         for name in [name for name in vars(made) if isinstance(getattr(type(made), name, None), cached_property)]:
             del vars(made)[name]
+        # the copy may have another hash
+        made.passed = set()
         return made
 
     @cached_property

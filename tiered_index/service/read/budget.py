@@ -129,17 +129,11 @@ class RequestStats:
         )
 
     @classmethod
-    def of_usage(cls, *usages: Usage) -> RequestStats:
-        """Return the total of usages. It counts requested bytes, because an abandoned read may still transfer them."""
-        used = [usage for usage in usages if usage.used]
-        if not used:
+    def of_usage(cls, usage: Usage) -> RequestStats:
+        """Return the cost of a usage. It counts requested bytes, because an abandoned read may still transfer them."""
+        if not usage.used:
             return NOTHING
-        return cls(
-            sum([usage.requests for usage in used]),
-            sum([usage.bytes_asked for usage in used]),
-            rounded_usd(sum([usage.cost_usd for usage in used], 0.0)),
-            sum([usage.bytes_between for usage in used]),
-        )
+        return cls(usage.requests, usage.bytes_asked, usage.cost_usd, usage.bytes_between)
 
     def __sub__(self, other: RequestStats) -> RequestStats:
         return RequestStats(

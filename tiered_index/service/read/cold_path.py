@@ -302,7 +302,8 @@ class ColdPath:
         if not missing:
             return checked
         spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
-        if (cuts := self._cuts(spans)) > 0:
+        # one run has no gap
+        if len(missing) > 1 and (cuts := self._cuts(spans)) > 0:
             spans = cut_spans(spans, cuts)
         self._fetch_spans(stored, spans, pieces, damaged)
         return [pieces[run.offset] for run in runs if damaged is None or run.offset not in damaged]

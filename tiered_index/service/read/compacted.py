@@ -138,14 +138,19 @@ class StorageBytes:
         A lookup of the whole file that finds nothing counts as a miss. `away`: by default a result of `away`.
         """
         cold, stored = self.cold, self.stored
-        if away is None:
+        if away is None and not batch.is_one:
             away = self.away(batch)
-        if not away.all() and cold.prepare_search(stored):
-            away = away | cold.filters.excludes_many(stored, batch.filter_hashes(keyed=cold.keyed))
+        if self.lacks(batch) if away is None else away.all():
+            return Matches.lacking()
+        if cold.prepare_search(stored):
+            is_excluded = cold.filters.excludes_many(stored, batch.filter_hashes(keyed=cold.keyed))
+            away = is_excluded if away is None else away | is_excluded
         matches = collected(search_file(self, batch, away))
         if batch.is_one and len(matches.rows):
             return matches
-        missed = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
+        missed = (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
+        if away is not None:
+            missed &= ~away
         missed[matches.lookups] = False
         # a page does not show what the file lacks
         missed[list(batch.after)] = False
@@ -159,17 +164,22 @@ class StorageBytes:
 
     def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:
         """Return which lookups (bool, n) have no answer in the file, by their range or a cached filter."""
-        if batch.is_one:
-            in_range = batch.overlaps(self.stored.second_min, self.stored.second_max)
-            return np.array([not in_range or self.excludes(batch)])
         away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
         return away | self.cold.filters.excludes_many(self.stored, batch.filter_hashes(keyed=self.cold.keyed))
 
-    def excludes(self, batch: LookupBatch) -> bool:
-        """Return whether a cached filter excludes all lookups in range."""
-        if batch.is_one:
-            return self.cold.filters.excludes(self.stored, batch.first[0], batch.first[1] if self.cold.keyed else 0)
-        return bool(self.away(batch).all())
+    def lacks(self, batch: LookupBatch) -> bool:
+        """Return whether the file has no answer, by the ranges of the lookups or a cached filter."""
+        if not batch.is_one:
+            return bool(self.away(batch).all())
+        stored, (key_hash, fingerprint, second_min, second_max) = self.stored, batch.first
+        if second_min > stored.second_max or second_max < stored.second_min:
+            return True
+        if stored.name in batch.passed:
+            return False
+        if self.cold.filters.excludes(stored, key_hash, fingerprint if self.cold.keyed else 0):
+            return True
+        batch.passed.add(stored.name)
+        return False
 
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to lack `topic`."""
@@ -230,7 +240,7 @@ class CompactedFile:
             return None
         if not batch.overlaps(self.second_min, self.second_max):
             return "time"
-        if self.stored.excludes(batch):
+        if self.stored.lacks(batch):
             return "filter"
         return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
 

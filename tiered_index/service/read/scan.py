@@ -187,7 +187,7 @@ class _FileSearch:
             usage = self.usage
             if usage is not None:
                 usage.cancel()
-            spent = NOTHING if usage is None or not usage.used else RequestStats.of_usage(usage)
+            spent = NOTHING if usage is None else RequestStats.of_usage(usage)
             # a stored file that needed no request
             cached = outcome == "read" and self.place == "storage" and usage is not None and not usage.used
             place = "cache" if cached else self.place

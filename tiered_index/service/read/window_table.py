@@ -104,13 +104,14 @@ class WindowTable:
         """
         parts: list[Matches] = []
         gathered: MatchAccumulator | None = None
-        for newer, shards in itertools.groupby(self._asked(batch), lambda asked: asked[0]):
+        for newer, shards in itertools.groupby(self._asked(batch), itemgetter(0)):
             reads = []
             for _, stored, away in shards:
                 if newer and gathered is not None:
                     # those whose page ends before this shard begins
-                    away = away | (batch.page_ends(np.arange(len(batch)), gathered.first()) > stored.second_max)
-                if not away.all():
+                    is_past = batch.page_ends(np.arange(len(batch)), gathered.first()) > stored.second_max
+                    away = is_past if away is None else away | is_past
+                if away is None or not away.all():
                     reads.append(partial(_search_shard, StorageBytes(self.cold, stored), batch, away))
             parts += side_by_side(reads)
             filled = [part for part in parts if len(part.rows)]
@@ -126,22 +127,22 @@ class WindowTable:
         trailers = side_by_side([partial(self.cold.trailer, stored) for stored in self.shards])
         return [topic_stats for trailer in trailers for topic_stats in trailer.metadata.stats_by_topic()]
 
-    def _asked(self, batch: LookupBatch) -> list[tuple[int, StoredObject, npt.NDArray[np.bool_]]]:
+    def _asked(self, batch: LookupBatch) -> list[tuple[int, StoredObject, npt.NDArray[np.bool_] | None]]:
         """Return each shard that may have answers, with the number of newer shards of its slots, these shards last.
 
-        The third part are the lookups (bool, n) for which a shard certainly has no answer.
+        The third part are the lookups (bool, n) for which a shard certainly has no answer; None: it may have one for
+        each.
         """
         if batch.is_one:
             low, high = self._places_of(self.slots.slot_of(batch.first[0]))
             shards = zip(self._newer[low:high], self.shards[low:high], strict=True)
-            # Python's numbers are many times as fast as arrays of one
             return [
-                (newer, stored, np.zeros(1, bool))
+                (newer, stored, None)
                 for newer, stored in (sorted(shards, key=itemgetter(0)) if self._has_giants else shards)
-                if not StorageBytes(self.cold, stored).away(batch)[0]
+                if not StorageBytes(self.cold, stored).lacks(batch)
             ]
         slots = self.slots.slots_of(batch.key_hash)
-        asked_shards = []
+        asked_shards: list[tuple[int, StoredObject, npt.NDArray[np.bool_] | None]] = []
         for newer, stored in zip(self._newer, self.shards, strict=True):
             shard = stored.part
             away = (slots < shard.slot_low) | (slots >= shard.slot_high)
@@ -159,14 +160,14 @@ class WindowTable:
         return low, high
 
 
-def _search_shard(source: StorageBytes, batch: LookupBatch, away: npt.NDArray[np.bool_]) -> Matches:
-    here = np.flatnonzero(~away)
+def _search_shard(source: StorageBytes, batch: LookupBatch, away: npt.NDArray[np.bool_] | None) -> Matches:
     try:
         return source.search(batch, away)
     except (CorruptFile, MissingObject, StorageUnavailable) as error:
         if not batch.allow_partial:
             raise
         # lookups in other shards keep their answers
+        here = np.arange(len(batch)) if away is None else np.flatnonzero(~away)
         return Matches.lacking((here, error))
 
 
