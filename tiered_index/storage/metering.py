@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
@@ -106,6 +107,12 @@ class Usage:
         """The estimated price of all requests and bytes, in US dollars."""
         with _lock:
             return self.prices.cost_usd(self._requests, self.bytes_read)
+
+    def totals(self) -> tuple[int, int, float, int]:
+        """Return `requests`, `bytes_asked`, `cost_usd` and `bytes_between` at one moment."""
+        with _lock:
+            cost_usd = self.prices.cost_usd(self._requests, self.bytes_read)
+            return sum(self._requests.values()), self.bytes_read + self._bytes_held, cost_usd, self.bytes_between
 
     @property
     def used(self) -> bool:
@@ -248,10 +255,14 @@ class RepeatCounter:
     """Counts a call's further requests (repeats, pages) and wasted bytes, and holds them to the limits."""
 
     def __init__(self, usages: Sequence[Usage], call: Call) -> None:
-        self._usages = usages
-        self.again = replace(call, requests=1, sent_bytes=0, asked_bytes=0)
+        self._usages, self._call = usages, call
         self._counted = call.requests
         self.told = False
+
+    @cached_property
+    def again(self) -> Call:
+        """One more request of the call."""
+        return replace(self._call, requests=1, sent_bytes=0, asked_bytes=0)
 
     def sending(self) -> None:
         """Count a request that is about to be sent. Raises `BudgetExceeded`: then do not send it."""

@@ -11,7 +11,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -67,8 +67,7 @@ Damage = tuple[npt.NDArray[np.int64], TieredIndexError]
 """The numbers of the lookups that may lack entries, and the error of the part that could not be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(NamedTuple):
     """The rows of one file for a batch: row i answers lookup `lookups[i]`.
 
     `damage` has the errors of parts that could not be read, if the batch may be partial. Otherwise such an error is
@@ -85,10 +84,10 @@ class Matches:
         for name in self.rows.dtype.names or ():
             rows[name] = self.rows[name]
         rows[schema.row.names[-1]] = number  # type: ignore[index]
-        return replace(self, rows=rows)
+        return self._replace(rows=rows)
 
     @classmethod
-    def lacking(cls, *damage: Damage) -> Self:
+    def lacking(cls, *damage: Damage) -> Matches:
         """Return matches without rows, with `damage`."""
         return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), damage)
 

@@ -131,9 +131,7 @@ class RequestStats:
     @classmethod
     def of_usage(cls, usage: Usage) -> RequestStats:
         """Return the cost of a usage. It counts requested bytes, because an abandoned read may still transfer them."""
-        if not usage.used:
-            return NOTHING
-        return cls(usage.requests, usage.bytes_asked, usage.cost_usd, usage.bytes_between)
+        return cls(*usage.totals()) if usage.used else NOTHING
 
     def __sub__(self, other: RequestStats) -> RequestStats:
         return RequestStats(

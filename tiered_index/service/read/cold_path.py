@@ -172,22 +172,21 @@ class RangeReadPool(DaemonPool):
         """The number of further range reads that could begin now."""
         return self._ranges - len(self._held)
 
-    @contextlib.contextmanager
-    def place(self, name: str, among: weakref.WeakSet[_Place]) -> Iterator[None]:
-        """Return a context manager that holds a place for the read of `name`, and notes it `among` those of an index.
+    def place(self, name: str, among: weakref.WeakSet[_Place]) -> _Place:
+        """Return a context manager that holds a place for the read of `name`, and note it `among` those of an index.
 
-        Raises `BudgetExceeded` if none is free in time.
+        It raises `BudgetExceeded` if none is free in time.
         """
-        place = _Place()
+        place = _Place(self, name)
         among.add(place)
-        try:
-            with self._free:
-                if not self._free.wait_for(lambda: len(self._held) < self._ranges, remaining_s()):
-                    raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
-                self._held.add(place)
-            yield
-        finally:
-            self.give_back([place])
+        return place
+
+    def take(self, place: _Place) -> None:
+        """Wait for a free place. Raises `BudgetExceeded` if none is free in time."""
+        with self._free:
+            if not self._free.wait_for(lambda: len(self._held) < self._ranges, remaining_s()):
+                raise BudgetExceeded(f"timeout_s was reached while waiting to read {place.name}")
+            self._held.add(place)
 
     def give_back(self, places: Iterable[_Place]) -> None:
         """Let others have these places, also if their range reads hang. Idempotent."""
@@ -198,7 +197,16 @@ class RangeReadPool(DaemonPool):
 
 
 class _Place:
-    """A place for a range read."""
+    """A place for the range read of `name`. Its block holds it."""
+
+    def __init__(self, pool: RangeReadPool, name: str) -> None:
+        self._pool, self.name = pool, name
+
+    def __enter__(self) -> None:
+        self._pool.take(self)
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.give_back([self])
 
 
 class ColdPath:

@@ -157,7 +157,9 @@ def search_file(
         for window in _windows(runs, _WINDOW_BYTES, gap_bytes):
             part = starts[first : first + len(window) + 1]
             asked = lookups[part[0] : part[-1]]
-            yield from (matches for matches in search.read(window, part - part[0], asked) if len(matches.rows))
+            for matches in search.read(window, part - part[0], asked):
+                if len(matches.rows):
+                    yield matches
             first += len(window)
     if search.lacking:
         offset, errors = next(iter(search.lacking)), search.damaged

@@ -272,8 +272,9 @@ class QueryEngine:
                 return [*beside, *viewed.seen], [*beside, *viewed.left]
             if (view_rows := view.find(lookup)) is not None:
                 scan.viewed = view_rows
-                rows = np.frombuffer(view_rows.rows, self.schema.row)
-                scan.answers.add(Matches(np.zeros(len(rows), np.int64), rows))
+                if len(view_rows):
+                    rows = np.frombuffer(view_rows.rows, self.schema.row)
+                    scan.answers.add(Matches(np.zeros(len(rows), np.int64), rows))
                 scan.answers.skipped = view_rows.skipped
                 left = [*beside, *view.left(view_rows)]
                 return left, left

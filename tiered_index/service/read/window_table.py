@@ -102,9 +102,13 @@ class WindowTable:
 
         Of a giant slot's shards, the newest ones come first, until each lookup has its page.
         """
+        asked_shards = self._asked(batch)
+        if len(asked_shards) == 1:
+            [(_, stored, away)] = asked_shards
+            return _search_shard(StorageBytes(self.cold, stored), batch, away)
         parts: list[Matches] = []
         gathered: MatchAccumulator | None = None
-        for newer, shards in itertools.groupby(self._asked(batch), itemgetter(0)):
+        for newer, shards in itertools.groupby(asked_shards, itemgetter(0)):
             reads = []
             for _, stored, away in shards:
                 if newer and gathered is not None:
