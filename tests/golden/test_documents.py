@@ -59,7 +59,7 @@ def offsets(index: IndexReader | IndexService, topic: str, key: str) -> list[int
 
 def end_lease(storage: LocalStorage) -> None:
     """Delete the lease, whose age is that of the unpacked file."""
-    writer = writer_of(storage)
+    writer = writer_of(storage, SystemClock())
     assert writer is not None and writer.pid > 0
     storage.delete_many([info.name for info in storage.list("lease/")])
 

@@ -86,14 +86,18 @@ def test_a_server_without_ranges_is_named(uri, google, monkeypatch):
         assert {one.what: one.state for one in probe(storage)}["ranges"] == "missing"
 
 
-def test_an_index_in_the_storage(uri, tmp_path):
+def test_an_index_in_the_storage(uri, google, tmp_path):
     small = {"slots": 7, "items": 12}
     with IndexService.open(root=tmp_path, storage=uri, background=False, **small) as index:
         index.put("t", 0, "k", 5, 1, 1_700_000_000_000)
         index.seal()
         index.run_lifecycle()
-    with IndexReader.open(uri) as reader:
-        assert [item.offset for item in reader.query("t", "k")] == [5]
+        google.requests.clear()
+        # beside the writer, a reader writes nothing to learn the store's time
+        with IndexReader.open(uri) as reader:
+            assert [item.offset for item in reader.query("t", "k")] == [5]
+            assert [writer.state for writer in reader.writers().values()] == ["alive"]
+        assert {request.split()[0] for request in google.requests} <= {"GET", "HEAD"}
 
 
 def test_redirects_to_another_host_are_refused(uri, google, monkeypatch):

@@ -1,5 +1,6 @@
 """A process that only reads needs no boto3 if the environment has the bucket's settings. A lookup takes 3 rounds."""
 
+import contextlib
 import json
 import os
 import threading
@@ -36,20 +37,24 @@ def kind(request: Request) -> str:
     return f"{'list' if 'prefix=' in request.path else 'get'} {name.partition('/')[0]}"
 
 
-def test_a_query_loads_no_boto3_and_opens_in_two_rounds(server, tmp_path):
+@pytest.mark.parametrize("state", ["closed", "alive"])
+def test_a_query_loads_no_boto3_and_opens_in_two_rounds(server, tmp_path, state):
     bucket = server.new_bucket()
     uri = f"s3://{bucket}/index?endpoint_url="
     options = {"addressing_style": "path"}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as writers:
         for name, value in server.environment.items():
             patch.setenv(name, value)
         stored = f"{uri}{server.endpoint_url}"
-        with IndexService.open(root=tmp_path / "root", storage=stored, slots=16, items=60, s3=options) as index:
+        settings = {"root": tmp_path / "root", "storage": stored, "s3": options, "background": False}
+        with IndexService.open(slots=16, items=60, **settings) as index:
             index.put("t", 0, ["k"], 1, 1, 1_600_000_000_000)
             index.seal()
             index.run_lifecycle()
         merge(stored, window="30d")
-    with counting_proxy(server.endpoint_url) as proxy:
+        if state == "alive":
+            writers.enter_context(IndexService.open(**settings))
+        proxy = writers.enter_context(counting_proxy(server.endpoint_url))
         three = ["list log", "get checkpoint", "get lease"]
         second = Together(three)
         asked: list[str] = []
@@ -71,7 +76,7 @@ def test_a_query_loads_no_boto3_and_opens_in_two_rounds(server, tmp_path):
     assert len(names) <= 520
     assert len([name for name in names if name.startswith("tiered_index.")]) <= 123
     assert (len(answer["items"]), answer["status"]) == (1, "complete")
-    assert answer["freshness"][0]["writer"]["state"] == "closed"
+    assert answer["freshness"][0]["writer"]["state"] == state
 
 
 def queried(uri: str, environment: dict[str, str]) -> tuple[set[str], Any]:

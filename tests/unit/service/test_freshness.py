@@ -6,8 +6,10 @@ import pytest
 from tests.support.changes import replace
 from tests.support.pending import merge_all
 from tests.support.rounds import upload
+from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, Lookup, TopicSummary
-from tiered_index.errors import BudgetExceeded, CorruptFile, WriterFenced
+from tiered_index.clock import ManualClock
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, WriterFenced
 from tiered_index.format.metadata import TopicStats
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.reads import read_name, unread_name
@@ -233,6 +235,21 @@ def test_a_reader_names_the_writer(open_index, storage, clock):
         index.run_lifecycle()
         index.close()
         assert reader.writers()[reader.sources[0]].state == "closed"
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_a_readers_wrong_clock_is_corrected_by_the_storages(open_index, storage, clock, may_write):
+    """A storage may have to be written to tell its time, which a reader may not do."""
+    publish(open_index("root", storage_backend=storage, lease_ttl_s=60), 1)
+    faulty = FaultStorage(storage)
+    if not may_write:
+        faulty.fail("now_ms", times=None, error=StorageMisconfigured)
+    for skew_s, state in ((0, "alive"), (50, "alive"), (3600, "alive" if may_write else "gone")):
+        wrong = ManualClock(clock.now_ms() + skew_s * 1000)
+        with IndexReader.open(storage_backend=faulty, clock=wrong) as reader:
+            [writer] = reader.writers().values()
+            assert writer.state == state
+        assert bool(faulty.calls("now_ms")) == (skew_s > 60)
 
 
 def test_a_topic_that_no_file_has_is_said(index, storage, clock):

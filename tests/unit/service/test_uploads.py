@@ -338,7 +338,7 @@ def slow(faulty, clock):
 
         def pass_by():
             clock.advance(25)
-            if (writer := writer_of(faulty.inner)) is not None:
+            if (writer := writer_of(faulty.inner, clock)) is not None:
                 states.append(writer.state)
 
         faulty.meanwhile(operation, pass_by, times=None, name_prefix=name_prefix)
@@ -393,7 +393,7 @@ def test_slow_work_on_local_files_renews_the_lease(open_index, faulty, clock):
 
     def pass_by(_):
         clock.advance(1)
-        if (writer := writer_of(faulty.inner)) is not None:
+        if (writer := writer_of(faulty.inner, clock)) is not None:
             states.append(writer.state)
 
     disk = FaultDisk()

@@ -10,6 +10,7 @@ opener's before.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from tiered_index.errors import (
     SchemaMismatch,
     StorageBehind,
     StorageError,
+    StorageMisconfigured,
     StorageUnavailable,
     WriterFenced,
 )
@@ -160,17 +162,23 @@ def _has_ended(current: _NewestLease) -> bool:
     return False
 
 
-def writer_of(storage: Storage) -> Writer | None:
+def writer_of(storage: Storage, clock: Clock) -> Writer | None:
     """Return the last holder of the index's lease; None: there never was one. Raises `StorageError`.
 
-    It costs at least two requests.
+    It costs at least two requests. The storage's time is asked for only if the lease is not young by `clock`, which is
+    this machine's: in S3 it takes boto3, and elsewhere a probe that a reader may not write.
     """
     current = _current(storage)
     if current is None:
         return None
-    # a renewal in the storage's future proves nothing
-    is_young = not current.lease.released and abs(current.age_ms(storage)) < current.lease.ttl_ms
-    state: WriterState = "closed" if current.lease.released else "alive" if is_young else "gone"
+    state: WriterState = "closed"
+    if not current.lease.released:
+        age_ms = clock.now_ms() - current.written_ms
+        if abs(age_ms) >= current.lease.ttl_ms:
+            with contextlib.suppress(StorageMisconfigured):
+                age_ms = current.age_ms(storage)
+        # a renewal in the storage's future proves nothing
+        state = "alive" if abs(age_ms) < current.lease.ttl_ms else "gone"
     return Writer(state, current.lease.host, current.lease.pid, current.written_ms)
 
 

@@ -146,7 +146,7 @@ class IndexView(Polled):
         with contextlib.ExitStack() as undo:
             if opened is not None:
                 undo.callback(opened.close)
-            ask = partial(writer_of, self.storage)
+            ask = partial(writer_of, self.storage, clock)
             # for the first call of `writer`
             self._lease = begun(parts.begin, ask) if self._with_writer else None
             self.name = self.name or self.storage.uri
@@ -182,7 +182,7 @@ class IndexView(Polled):
         """Return the current or last writer, None if there was none. Raises `StorageError`."""
         read, self._lease = self._lease, None
         if read is None:
-            return writer_of(self.storage)
+            return writer_of(self.storage, self._clock)
         try:
             return read.result(remaining_s())
         except TimeoutError as error:
