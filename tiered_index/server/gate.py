@@ -121,16 +121,22 @@ class Gate:
             # otherwise the error and this frame hold each other until a collection
             failed = None
             self.under_way -= 1
-            seconds, route = time.perf_counter() - began_s, _route_of(scope)
-            self.observe(route, method, status or CLIENT_GONE, seconds)
-            if _logger.isEnabledFor(logging.INFO):
-                _log_request(method, route, status or CLIENT_GONE, seconds, state.get("caller"))
-            if status == 403 and self.served.audit.is_on:
-                caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
-                who, what = caller.name if caller else None, f"{method} {scope['path']}"
-                # in a thread: writing may wait for a disk
-                told = request_id, who, what, query, state.get("of_body", {})
-                await asyncio.shield(asyncio.to_thread(self.served.audit.refused, *told))
+            await self._ended(scope, method, status or CLIENT_GONE, time.perf_counter() - began_s)
+
+    async def _ended(self, scope: Scope, method: str, status: int, seconds: float) -> None:
+        """Count and log a request, and write it to the audit log if it was forbidden."""
+        route, state = _route_of(scope), scope["state"]
+        caller: Caller | None = state.get("caller")
+        who = caller.name if caller is not None else None
+        self.observe(route, method, status, seconds)
+        if _logger.isEnabledFor(logging.INFO):
+            fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6), "caller": who}
+            _logger.info("%s %s %d %.6f s", method, route, status, seconds, extra={"fields": fields})
+        if status == 403 and self.served.audit.is_on:
+            query, what = scope["query_string"].decode("latin-1"), f"{method} {scope['path']}"
+            # in a thread: writing may wait for a disk
+            told = state["request_id"], who, what, query, state.get("of_body", {})
+            await asyncio.shield(asyncio.to_thread(self.served.audit.refused, *told))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         if scope["path"] in _OPEN or scope["path"] in self.unguarded:
@@ -169,12 +175,6 @@ def _route_of(scope: Scope) -> str:
     route = scope.get("route")
     # the path without the parameters' converters
     return str(getattr(route, "path_format", getattr(route, "path", "other")))
-
-
-def _log_request(method: str, route: str, status: int, seconds: float, caller: Caller | None) -> None:
-    fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
-    who = caller.name if caller is not None else None
-    _logger.info("%s %s %d %.6f s", method, route, status, seconds, extra={"fields": {**fields, "caller": who}})
 
 
 def _check_once(scope: Scope, headers: dict[bytes, bytes]) -> None:
