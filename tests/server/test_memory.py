@@ -12,8 +12,10 @@ import httpx
 import pytest
 
 from tests.server.conftest import PATIENCE_S, index_in
+from tests.server.test_guard import bearer
 from tests.server.test_serve_command import process_of
 from tests.support.batches import batch
+from tiered_index.server.tokens import add_token
 
 T0, MIB = 1_700_000_000_000, 1 << 20
 KEYS = 10_000
@@ -51,10 +53,13 @@ class Measured:
 
 
 @pytest.fixture
-def measured(stored):
-    with process_of("serve", "--storage", stored, "--port", 0, "--threads", 4, "--json") as process:
+def measured(stored, tmp_path):
+    """A client whose token is for one topic, and the memory of the service."""
+    token = add_token(tmp_path / "tokens.json", "reader", "read", ["orders"])
+    options = "--tokens", tmp_path / "tokens.json", "--threads", 4
+    with process_of("serve", "--storage", stored, "--port", 0, *options, "--json") as process:
         url = json.loads(process.stdout.readline())["url"]
-        with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False, headers=bearer(token)) as client:
             # what the first lookups load
             assert client.post("/v1/query:batch", json={"lookups": LOOKUPS[:100]}).is_success
             yield client, Measured(process, url)
@@ -68,6 +73,7 @@ def asked_in_vain(client, body: bytes) -> int:
 
 
 def test_a_list_that_is_too_long_costs_nothing(measured):
+    """Sixteen batches of up to two million lookups, of one reader of one topic."""
     client, memory = measured
     for element in (b"{}", b'{"topic":"t","key":"k"}', b"[]", b'{"begin_ms":[[[[]]]]}') * 4:
         body = b'{"lookups":[%s]}' % b",".join([element] * ((6 * MIB) // (len(element) + 1)))
@@ -126,6 +132,7 @@ def test_a_hundred_slow_clients_hold_a_page_each(measured):
     host, port = client.base_url.host, client.base_url.port
     body = json.dumps({"lookups": LOOKUPS}).encode()
     head = f" HTTP/1.1\r\nHost: {host}\r\nAccept: application/x-ndjson\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: {client.headers['authorization']}\r\n"
     asked = (
         f"GET /v1/query?topic=orders&key=k&all=true{head}\r\n".encode(),
         f"POST /v1/query:batch{head}Content-Length: {len(body)}\r\n\r\n".encode() + body,
