@@ -414,7 +414,7 @@ def test_an_opening_that_takes_longer_than_the_lease_renews_it(open_index, fault
 
     def slow(*given):
         clock.advance(25)
-        states.append(writer_of(storage).state)
+        states.append(writer_of(storage, clock).state)
         if fails:
             faulty.fail("put", name_prefix="lease/")
         return recover(*given)
