@@ -22,7 +22,6 @@ from tiered_index.service.jobs.expiry import record_expiry, sweep
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.life.lifecycle import Lifecycle
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.read.cold_path import ColdPath
 from tiered_index.storage.local.storage import LocalStorage
@@ -327,28 +326,6 @@ def test_segments_that_have_expired_are_not_archived_again(life, old, young, exp
     life.index._lifecycle.refresh()
     assert not archive(expired)
     assert [segment.start for segment in life.state.archive.values()] == [3000 * number for number in young]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("nth", range(1, 9))
-def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(life, nth, when):
-    fill(life, range(10))
-    rule, clock = Retention(age_s=5 * HOUR_S, topics={"debug-*": 2 * HOUR_S}), ManualClock(BASE_MS + 10 * HOUR_MS)
-    storage = FaultStorage(life.storage)
-    log = StorageLog(storage, clock)
-    storage.fail("*", nth=nth, when=when)
-    try:
-        log.open()
-        record_expiry(log, rule, clock)
-    except StorageUnavailable:
-        pass
-    assert (storage.calls() < nth) == (nth == 8)  # there are seven calls
-    storage.clear()
-    if life.state.expired:
-        life.model.expire(rule.horizon(clock.now_ms()).before_ms, dict(rule.horizon(clock.now_ms()).topics))
-    life.check()
-    expire(life, rule, 10)
-    life.check()
 
 
 def test_what_is_stated_outlives_checkpoints(merging):

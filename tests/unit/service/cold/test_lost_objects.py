@@ -1,6 +1,5 @@
 """Objects are missing. A lookup reads each file once and the log once, and `explain` shows each."""
 
-import contextlib
 import threading
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from tests.support.cold_index import cold_index
 from tests.support.log_records import open_log, publish
 from tests.support.model import Answer
-from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, Lookup, LostFile
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.jobs.lost import give_up
@@ -177,29 +175,6 @@ def test_messages_name_an_object_that_was_given_up_before_a_later_page(made, rea
         answer = reader.messages("t", "all", max_count=FILES - 2, source=source)
         assert (len(answer), answer.collisions, answer.status) == (FILES - 2, 1, "complete")
         assert [one.file for one in answer.lost] == [gone.file_id]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_giving_up_that_fails_at_any_call_is_repeated(made, when):
-    gone = made.stored[3]
-    lose(made, [gone])
-    before = open_log(made.inner).state
-    for call in ("list", "put_if_absent", "head", "put"):
-        faulty = FaultStorage(made.inner)
-        log = open_log(faulty)
-        faulty.fail(call, when=when)
-        if call == "put":  # the put of the checkpoint
-            give_up(faulty, log, [gone.name])
-        else:
-            with contextlib.suppress(StorageUnavailable):
-                give_up(faulty, log, [gone.name])
-        state = open_log(made.inner).state
-        assert (gone.name in state.objects) != (gone.name in state.lost), call
-        if call == "put_if_absent":
-            assert (gone.name in state.lost) == (when == "after")
-    assert give_up(made.inner, open_log(made.inner), [gone.name]) == [LostObject.of(gone)]
-    state = open_log(made.inner).state
-    assert state.number == before.number + 1 and set(state.objects) == set(before.objects) - {gone.name}
 
 
 def test_only_missing_objects_are_declared_lost(made):
