@@ -15,8 +15,10 @@ processes see.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -29,13 +31,15 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from tests.spark.entries import check, check_stored, messages, states, sweep, total, write_parquet
-from tiered_index import IndexConfig
+from tiered_index import FileRows, IndexConfig, IndexReader
 from tiered_index.errors import NotAnIndex, StorageUnavailable, TieredIndexError
 from tiered_index.service.jobs.merge_run import MergeOptions
 from tiered_index.spark import build, erase, merge, open_session
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import EntrySource
+from tiered_index.spark.writing import linked
 from tiered_index.spark.writing import plan as planning
+from tiered_index.spark.writing.linked import RowsOfFiles, link_files
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 _WAIT_S = 240.0
@@ -65,6 +69,12 @@ class Troubling(WrapperStorage):
         if self._trouble == "worker" and self._first("killed"):
             act()
             os.kill(os.getpid(), signal.SIGKILL)
+        kind = call.name.partition("/")[0]
+        # each stage loses executors: the one that sends restart points, and the one that sends tables
+        if self._trouble == "stages" and (self._first(f"{kind} 1") or self._first(f"{kind} 2")):
+            act()
+            os.kill(_executor(), signal.SIGKILL)
+            time.sleep(_WAIT_S)
         if self._trouble == "executor" and self._first("killed"):
             act()
             os.kill(_executor(), signal.SIGKILL)
@@ -139,6 +149,31 @@ def _changed(spark: Any, storage: str, table: Any, path: str, config: IndexConfi
     return {"trouble": "changed", "job": "build", "failed": failed, **entries, "swept": sweep(storage)}
 
 
+_FILES, _ROWS = 4, 9_000
+
+
+def _link(spark: Any, folder: Path, storage: str, config: IndexConfig) -> dict[str, Any]:
+    """Link packed files, and check that each row is found as often as it is there, and comes back."""
+    noise = random.Random(3)
+    for number in range(_FILES):
+        rows = [{"id": n % 50, "at": 1_700_000_000 + n, "n": n} for n in range(number * _ROWS, (number + 1) * _ROWS)]
+        text = "".join(f"{json.dumps(row | {'note': f'{noise.getrandbits(2_000):x}'})}\n" for row in rows)
+        (folder / f"{number}.ndjson.gz").write_bytes(gzip.compress(text.encode(), 1))
+    linked._TASK_FILES = 1  # so that each file has a task
+    done = link_files(
+        spark, [f"{folder}/*.gz"], RowsOfFiles(("id",), "at", None, "rows"), storage=storage, config=config
+    )
+    swept = sweep(storage)
+    count = _FILES * _ROWS
+    assert done.rows == done.entries == total(storage) == count, (done, total(storage))
+    with IndexReader.open(storage) as reader, FileRows(reader) as source:
+        for key in ("0", "17", "49"):
+            found = reader.messages("rows", key, source=source, max_count=count)
+            assert [json.loads(one.message.text)["n"] for one in found] == [*range(count - 50 + int(key), -1, -50)]
+        points = [*reader.segments().of("points:-/rows/0")]
+    return {"objects": len(states(storage).objects), "points": len(points), "swept": swept}
+
+
 def _session(master: str) -> Any:
     """Start a session that starts a second attempt of a task soon after others have ended."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -182,7 +217,9 @@ def _written(spark: Any, storage: str, source: str, marks: Path, trouble: str) -
 
 def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
     spark = _session(master)
-    modules: Any = {name: sys.modules[f"tiered_index.spark.writing.{name}"] for name in ("build", "merge", "erase")}
+    modules: Any = {
+        name: sys.modules[f"tiered_index.spark.writing.{name}"] for name in ("build", "merge", "erase", "linked")
+    }
     planning._LEAST_BYTES = 1 << 14  # so that a few thousand entries make several tasks
     table = messages(count, days=2)
     path = write_parquet(table, folder / "m.parquet", group_rows=count // 4)
@@ -194,6 +231,12 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
         def troubled(uri: str, options: Any, marks: Path = marks, trouble: str = trouble) -> Troubled:
             return Troubled(StorageAddress(uri, options), marks, trouble)
 
+        if trouble == "stages":
+            modules["linked"].StorageAddress = troubled
+            told = _link(spark, marks.parent, storage, config)
+            struck = sorted(mark.name for mark in marks.iterdir())
+            print(json.dumps({"trouble": trouble, "job": "link", **told, "struck": struck}), flush=True)
+            continue
         if trouble == "changed":
             modules["build"].StorageAddress = troubled
             told = _changed(spark, storage, table, path, config)

@@ -6,6 +6,7 @@ import bz2
 import contextlib
 import gzip
 import json
+import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,10 +16,17 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import told
 from tiered_index import FileRows, IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.columnar import decode_columns
+from tiered_index.service.log.state import LogState
+from tiered_index.service.read.segments import Segments
+from tiered_index.sources import linked as linker
+from tiered_index.sources import restart, rows
+from tiered_index.sources.listing import listed_files
 from tiered_index.spark import register
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.writing import linked
-from tiered_index.spark.writing.linked import RowsOfFiles, link_files
+from tiered_index.spark.writing.linked import FilePlan, LinkedPartsReader, RowsOfFiles, link_files
 
 BEGIN_S = 1_700_000_000
 KEYS = ("--topic", "orders", "--key", "order_id", "--key", "customer.id")
@@ -163,6 +171,83 @@ def test_the_command_builds_files_of_a_bucket_and_the_rows_come_back(spark, s3):
     for wrong in (("--mode", "append"), ("--column", "key=order_id")):
         refused = told("build", *source, *wrong, code=2, **s3.environment)
         assert f"leave {wrong[0]} out" in refused.err
+
+
+def points_of(uri):
+    """Return the restart points of an index: the offset of each, its position and its bit."""
+    with IndexReader.open(uri) as reader:
+        archive, points = reader.segment_archive, []
+        for segment in archive.segments().of("points:-/orders/0"):
+            table = decode_columns(archive.verified(segment, 0, segment.size_bytes))
+            points += [tuple(row.values())[:3] for row in table.to_pylist()]
+    return points
+
+
+def test_a_row_of_packed_text_is_read_from_a_restart_point(spark, storage, config, tmp_path, ingested, monkeypatch):
+    moments, folder = random.Random(1), tmp_path / "packed"
+    folder.mkdir()
+    for number in range(2):
+        text = b"".join(
+            json.dumps({**row(n), "note": f"{moments.getrandbits(4_000):x}"}).encode() + b"\n"
+            for n in range(number * 8_000, (number + 1) * 8_000)
+        )
+        (folder / f"{number}.gz").write_bytes(gzip.compress(text, 1))
+    planned = link_files(spark, [str(folder)], ROWS, storage=storage, config=config, dry_run=True)
+    assert planned.rows == 16_000 and not (tmp_path / "storage").exists()
+    link_files(spark, [str(folder)], ROWS, storage=storage, config=config)
+    # the same points as those of `ingest`, one for each 4 MiB of text
+    assert points_of(storage) == points_of(ingested(folder)) and len(points_of(storage)) == 4
+    read, of_text = [], restart.RestartedText.read
+
+    def counted(self, size):
+        data = of_text(self, size)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(restart.RestartedText, "read", counted)
+    with IndexReader.open(storage) as reader, FileRows(reader) as source:
+        (found,) = reader.messages("orders", "c3", source=source, max_count=1)
+    assert json.loads(found.message.text)["n"] == 15_998
+    assert 0 < sum(read) <= 4 << 20
+
+
+def test_a_text_that_is_longer_than_its_bound_has_the_points_of_ingest(tmp_path, config, ingested, monkeypatch):
+    for module, name, value in (
+        (rows, "_LEAST_BOUND", 4000), (rows, "_RATIO", 0), (rows, "BLOCK_BYTES", 700),
+        (restart, "SPACING_BYTES", 1000), (restart, "_EARLY_BYTES", 0),
+        (linker, "MOST_POINTS", 3), (linked, "MOST_POINTS", 3),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    pieces = [gzip.compress(lines(n, n + 10)) for n in range(0, 200, 10)]
+    (tmp_path / "0.gz").write_bytes(b"".join(pieces))
+    expected = points_of(ingested(tmp_path / "0.gz"))
+    sent, encode = [], restart.encode_points
+
+    def encoded(points):
+        sent.extend((offset, point.position, point.bit) for offset, point in points)
+        return encode(points)
+
+    monkeypatch.setattr(restart, "encode_points", encoded)
+    index = StorageAddress(f"file://{tmp_path}/storage")
+    with listed_files([str(tmp_path / "0.gz")], config) as files, index.open() as opened:
+        plan, parts = FilePlan.of(ROWS, Segments(LogState(), opened), files), []
+        splits = pa.record_batch({"split": [json.dumps([part for part, _ in plan.parts()])]})
+        reader = LinkedPartsReader(ROWS, config, StorageAddress, False, index)
+        assert sum(len(batch) for batch in reader.counted([splits], parts)) == 400
+    segments = plan.finished(parts)
+    assert len(segments) > 3 and sum(segment.length for segment in segments) == len(lines(0, 200))
+    # the first segment's points are sent by the task, the others' by the driver
+    of_tasks = [archived for part in parts for archived, _ in part.sent_points]
+    assert len(of_tasks) > 0 and all(archived.end <= segments[0].end for archived in of_tasks)
+    sent += [(offset, point.position, point.bit) for _, _, points in plan.points for offset, point in points]
+
+    def before(points, offset):
+        return max(point for point in points if point[0] <= offset)[1:]
+
+    # `ingest` repeats the last point at the begin of an object
+    offsets = [offset for offset, _, _ in expected + sent]
+    assert [before(sent, offset) for offset in offsets] == [before(expected, offset) for offset in offsets]
+    assert len({bit for _, _, bit in sent}) == 9
 
 
 @pytest.mark.long

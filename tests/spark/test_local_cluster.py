@@ -28,7 +28,7 @@ JOBS = ("write", "build", "merge", "erase")
 
 def run(master: str, folder: Path, entries: int, *troubles: str) -> list[dict[str, Any]]:
     lines, _ = run_program("cluster_program", master, folder, entries, *troubles)
-    jobs = dict.fromkeys(troubles, JOBS) | {"changed": ("build",)}
+    jobs = dict.fromkeys(troubles, JOBS) | {"changed": ("build",), "stages": ("link",)}
     assert [(line["trouble"], line["job"]) for line in lines] == [
         (trouble, job) for trouble in troubles for job in jobs[trouble]
     ]
@@ -48,6 +48,16 @@ def test_failing_tasks_and_a_killed_executor(tmp_path):
     assert all(line["struck"] == ["a", "b", "killed"] for line in (written, built, merged, erased))
     # leftovers of the dead executor, and objects that the merge replaced
     assert built["swept"] >= 1 and merged["swept"] > built["objects"]
+
+
+@pytest.mark.slow
+def test_a_linked_build_whose_executors_are_killed_in_each_stage_loses_and_doubles_no_row(tmp_path):
+    # the program looks up the rows of each file
+    [told] = run("local-cluster[2,1,1024]", tmp_path, 3_000, "stages")
+    killed = {mark.partition(" ")[0] for mark in told["struck"]}
+    assert len(killed) == 2 and len(told["struck"]) >= 3, told
+    # one for each file, and those of lost executors are swept
+    assert told["points"] == 4 and told["swept"] >= 2
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def where(tmp_path):
 
 
 def test_a_row_of_a_packed_file_costs_the_text_behind_the_point_before_it(tmp_path, monkeypatch, where):
-    monkeypatch.setattr(linked, "_MOST_POINTS", 2)
+    monkeypatch.setattr(linked, "MOST_POINTS", 2)
     for number, seed in enumerate((1, 2)):
         (tmp_path / f"{number}.gz").write_bytes(gzip.compress(lines(40_000, seed)))
     fields = "--topic", "t", "--key", "id", "--time", "at"

@@ -30,7 +30,7 @@ from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.rows import check_topic
 from tiered_index.sources.chains import FileChains, end_of, has_changed, has_grown, has_text, is_torn, may_grow
 from tiered_index.sources.listing import SourceFile, reopened
-from tiered_index.sources.restart import encode_points
+from tiered_index.sources.restart import encode_points, taken_points
 from tiered_index.sources.row_archive import SEGMENT_BYTES, RowArchiver
 from tiered_index.sources.rows import Dialect, RowBatch, RowFile, RowMapping, RowReading, open_rows
 from tiered_index.systems import files_key
@@ -41,8 +41,8 @@ _AT_ONCE, _AT_ONCE_BYTES = 512, 4 << 30
 _FIRST_LINES = 3
 
 
-# restart points of a file that are kept in memory, some 14 KiB each
-_MOST_POINTS = 1000
+MOST_POINTS = 1000
+"""Restart points of a file that are kept in memory, some 14 KiB each."""
 # most topics of files whose topic is a field: each is a position
 _MOST_TOPICS = 1000
 
@@ -379,7 +379,7 @@ class FileLinker:
         for batch in reading.batches(max(offset, segment.start) - shift):
             self._put(listed, batch, shift)
             count, times = count + batch.rows + len(batch.bad), joined_times(times, batch.times)
-            if len(reading.points) >= _MOST_POINTS:
+            if len(reading.points) >= MOST_POINTS:
                 self._send_points(segment, reading, batch.end + shift)
             self.progress(begun_bytes + min(batch.end - segment.position, listed.size_bytes))
         self._send_points(segment, reading, reading.end + shift)
@@ -415,15 +415,11 @@ class FileLinker:
         A run that is killed may lose them. Then a row costs the decompression from the begin of its file.
         """
         begin, shift = max(segment.start, self._points_end), segment.start - segment.position
-        offsets = [(max(begin, point.position + shift), point) for point in reading.points]
-        points = dict(offset for offset in offsets if offset[0] < end)
-        if begin >= end or not points:
-            return
-        place = points_store(self._store), begin
-        if self.index.send_columns(*place, end - begin, encode_points([*points.items()])):
-            self._points_sent.append(place)
-        self._points_end = end
-        del reading.points[: len([offset for offset, _ in offsets if offset < end]) - 1]
+        if points := taken_points(reading.points, begin, end, shift):
+            place = points_store(self._store), begin
+            if self.index.send_columns(*place, end - begin, encode_points(points)):
+                self._points_sent.append(place)
+            self._points_end = end
 
     def _put(self, listed: SourceFile, batch: RowBatch, shift: int) -> None:
         if batch.bad and not self.skip_bad:

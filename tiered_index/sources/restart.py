@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.columnar import (
     NUMBER,
     RowGroup,
@@ -33,7 +34,9 @@ from tiered_index.format.names import POINTS, points_store, topic_of_store
 from tiered_index.kernels import compressed, inflater
 from tiered_index.service.jobs.erase import EraseRequest
 from tiered_index.service.jobs.erase_segments import FoundMessages
-from tiered_index.service.jobs.segment_archive import SegmentArchive
+from tiered_index.service.jobs.segment_archive import SegmentArchive, send_segment
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.publication import SentObject
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.messages import Search
 from tiered_index.storage.context import check_deadline
@@ -446,6 +449,35 @@ def encode_points(points: Sequence[tuple[int, RestartPoint]]) -> bytes:
     }
     sizes = np.array([len(point.window) for _, point in points], np.int64)
     return encode_columns(pa.table(columns), sizes, (), {})
+
+
+def taken_points(points: list[RestartPoint], begin: int, end: int, shift: int) -> list[tuple[int, RestartPoint]]:
+    """Return the points of a text before offset `end`, and remove all but the last: it is for later offsets, too.
+
+    Each has its offset, its position and `shift`. Of the points up to offset `begin`, the last one is at `begin`.
+    """
+    offsets = [(max(begin, point.position + shift), point) for point in points if point.position + shift < end]
+    if begin >= end or not offsets:
+        return []
+    del points[: len(offsets) - 1]
+    return [*dict(offsets).items()]
+
+
+def send_points(
+    log: StorageLog, store: str, begin: int, end: int, points: Sequence[tuple[int, RestartPoint]]
+) -> tuple[ArchivedSegment, SentObject]:
+    """Send the points of offsets [`begin`, `end`) of a log of files, for a job, whose record names them.
+
+    Raises as `send_segment`.
+    """
+    file = encode_points(points)
+
+    def pieces(size: int) -> Iterator[bytes]:
+        return (file[at : at + size] for at in range(0, len(file), size))
+
+    columns, place = (end - begin, footer_bytes_of(file)), (points_store(store), begin)
+    segment, publication = send_segment(log, place, len(file), pieces, b"", columns=columns)
+    return segment, publication.sent
 
 
 def point_before(

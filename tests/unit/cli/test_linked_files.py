@@ -236,7 +236,7 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
     # and restart points in several objects for each file
     monkeypatch.setattr(restart, "SPACING_BYTES", 2000)
     monkeypatch.setattr(restart, "_EARLY_BYTES", 0)
-    monkeypatch.setattr(linked, "_MOST_POINTS", 3)
+    monkeypatch.setattr(linked, "MOST_POINTS", 3)
     count, pack = 600, members if form == "gzip" else bytes
     for number in range(4):
         (tmp_path / f"{number}.log").write_bytes(pack(lines(number * 150, (number + 1) * 150)))

@@ -2,9 +2,10 @@
 
 The driver lists the files, and plans what is new in each by the segments of the log, as `ingest` does. Tasks read the
 files twice by the readers of `sources`: once for lengths, times and checksums, and once for entries, whose offsets are
-known by then. One record publishes the tables, the segments of the files, and the source's position. So offsets,
-segments and answers are those of `ingest`, and each file is indexed once, however often tasks are repeated. Memory of a
-task: some blocks of a file.
+known by then. The first reading sends the restart points of packed text, too. One record publishes the tables, the
+segments of the files, their points, and the source's position. So offsets, segments and answers are those of `ingest`,
+and each file is indexed once, however often tasks are repeated. Memory of a task: some blocks of a file, and some
+restart points.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pickle
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +26,13 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, SchemaMismatch
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.schema import Schema
-from tiered_index.format.segment import LinkedSegment, Times
+from tiered_index.format.segment import LinkedSegment, Segment, Times
 from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.linking import check_behind
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon
-from tiered_index.service.log.records import LogRecord, StoredCatalog, latest_ms
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog, latest_ms
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import wanted_descriptor
@@ -39,10 +40,20 @@ from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.chains import FileChains, as_it_is, has_grown, is_torn, offsets_end
-from tiered_index.sources.linked import joined_times
+from tiered_index.sources.linked import MOST_POINTS, joined_times
 from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
 from tiered_index.sources.parquet import ParquetTable
-from tiered_index.sources.rows import ColumnsFile, Dialect, ParquetFile, RowBatch, RowFile, RowMapping, open_rows
+from tiered_index.sources.restart import RestartPoint, send_points, taken_points
+from tiered_index.sources.rows import (
+    ColumnsFile,
+    Dialect,
+    ParquetFile,
+    RowBatch,
+    RowFile,
+    RowMapping,
+    RowReading,
+    open_rows,
+)
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
@@ -119,11 +130,17 @@ class RowsOfFiles:
         }
 
 
+SentPoints: TypeAlias = tuple[ArchivedSegment, SentObject]
+"""Restart points that a task sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class FilePart:
     """What a task learned of a part of a file: its number, and its rows at positions [begin, begin + length).
 
-    `unit` is that of times that are numbers, if the rows have some. `bad` names the first bad rows.
+    `unit` is that of times that are numbers, if the rows have some. `bad` names the first bad rows. `sent_points` are
+    the restart points of the first part of a packed text. Those of a further part, whose offsets the driver decides,
+    are its `points`.
     """
 
     number: int
@@ -138,18 +155,21 @@ class FilePart:
     unit: str | None
     skipped: int
     bad: tuple[tuple[str, str], ...]
+    sent_points: tuple[SentPoints, ...] = ()
+    points: tuple[RestartPoint, ...] = ()
 
 
 @dataclass(frozen=True)
 class LinkedPartsReader:
     """Reads parts of files in tasks. A split has parts: number of the file, segment, begin, end (None: to its end),
-    and the number of lines before (None: not known).
+    and the number of lines before (None: not known). Restart points are sent to the storage of `index`; None: nowhere.
     """
 
     rows: RowsOfFiles
     config: IndexConfig
     address_of: AddressOf
     skip_bad: bool
+    index: StorageAddress | None = None
 
     def counted(self, batches: Iterable[pa.RecordBatch], parts: list[FilePart]) -> Iterator[pa.RecordBatch]:
         """Yield topic, time and `HAS_KEY` of each entry, and append what is known of each part to `parts`."""
@@ -161,8 +181,11 @@ class LinkedPartsReader:
                 if file.is_text and reading.lines_before is None:
                     reading.lines_before = lines_before
                 count, keyless, skipped, times = 0, 0, 0, None
-                bad: list[tuple[str, str]] = []
+                bad, sent = list[tuple[str, str]](), list[SentPoints]()
+                is_first, points_begin = begin == segment.position, segment.start
                 for batch in reading.batches(begin):
+                    if is_first and len(reading.points) >= MOST_POINTS:
+                        points_begin = self._send_points(segment, reading, points_begin, batch.end, sent)
                     self._check_bad(segment, batch)
                     count, keyless = count + batch.rows + len(batch.bad), keyless + batch.keyless
                     times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
@@ -173,8 +196,11 @@ class LinkedPartsReader:
                     yield pa.RecordBatch.from_arrays(cells, ["topic", "timestamp_ms", HAS_KEY])
                 lines = reading.lines
                 behind = bound if isinstance(file, ColumnsFile) else reading.end
+                if is_first:
+                    self._send_points(segment, reading, points_begin, behind, sent)
                 facts = count, keyless, times, reading.blocks, lines, reading.held_back_bytes > 0, mapping.unit, skipped
-                parts.append(FilePart(number, begin, behind - begin, *facts, tuple(bad)))
+                points = () if is_first else tuple(reading.points)
+                parts.append(FilePart(number, begin, behind - begin, *facts, tuple(bad), tuple(sent), points))
                 if reading.is_whole or end is not None:
                     break
                 # a compressed text that is longer than its bound has a further segment
@@ -189,6 +215,18 @@ class LinkedPartsReader:
                 columns = self.rows.columns(batch, segment.start - segment.position)
                 columns[HAS_KEY] = pa.repeat(True, len(batch.keys))
                 yield pa.RecordBatch.from_arrays([columns[name] for name in names], list(names))
+
+    def _send_points(
+        self, segment: LinkedSegment, reading: RowReading, begin: int, end: int, sent: list[SentPoints]
+    ) -> int:
+        """Send the restart points from offset `begin` to position `end`. Return the offset of the next ones."""
+        shift = segment.start - segment.position
+        if self.index is None or not (points := taken_points(reading.points, begin, end + shift, shift)):
+            return begin
+        with self.index.open() as storage:
+            log = StorageLog(storage, SystemClock())
+            sent.append(send_points(log, self.rows.store, begin, end + shift, points))
+        return end + shift
 
     def _check_bad(self, segment: LinkedSegment, batch: RowBatch) -> None:
         if batch.bad and not self.skip_bad:
@@ -270,6 +308,8 @@ class FilePlan:
     held_back: list[str] = field(default_factory=list)
     # the end of all offsets before this build
     begin: int = 0
+    # restart points of further segments: begin, end, and each with its offset
+    points: list[tuple[int, int, list[tuple[int, RestartPoint]]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, rows: RowsOfFiles, segments: Segments, files: Sequence[SourceFile]) -> FilePlan:
@@ -340,6 +380,9 @@ class FilePlan:
             made.append(_of_part(segment, first))
         for segment, part in further:
             made.append(_of_part(structs.replace(segment, start=self.chains.end, position=part.begin), part))
+            begin, end = self.chains.end, self.chains.end + part.length
+            if points := taken_points(list(part.points), begin, end, begin - part.begin):
+                self.points.append((begin, end, points))
             self.chains.end += segment.length
         return sorted((segment for segment in made if segment.length), key=lambda segment: segment.start)
 
@@ -419,7 +462,11 @@ def link_files(
         _decide(plan, mapping)
         rows = replace(rows, unit=mapping.unit)
         reader = LinkedPartsReader(
-            rows, settings.changed(storage=storage, root=None), meter.sources(settings.s3, storage), skip_bad
+            rows,
+            settings.changed(storage=storage, root=None),
+            meter.sources(settings.s3, storage),
+            skip_bad,
+            None if dry_run else meter.address(address),
         )
         result = LinkedResult(known=plan.known, changed=tuple(plan.changed), held_back=tuple(plan.held_back))
         if not plan.new:
@@ -445,12 +492,16 @@ def link_files(
             frame = frame_of_splits(spark, _splits(_parts_of(plan, segments, parts)))
             results = write_shards(Entries(frame, _NAMES, reader.entries), built, meter.address(address), now_ms)
         finished = [shard for part in results for shard in part.shards]
-        sent = [shard.sent for shard in finished]
+        of_points = [each for part in parts for each in part.sent_points]
+        sent = [shard.sent for shard in finished] + [each for _, each in of_points]
         try:
             check_written(built, results)
             if log.state.genesis is None:
                 StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
-            catalog, publication = send_catalog(log, segments)
+            of_driver = [send_points(log, rows.store, *each) for each in plan.points]
+            sent += [each for _, each in of_driver]
+            all_segments: list[Segment] = [*segments, *(archived for archived, _ in (*of_points, *of_driver))]
+            catalog, publication = send_catalog(log, sorted(all_segments, key=lambda segment: segment.place))
             sent.append(publication.sent)
             positions = {rows.store: plan.chains.end}
             positions |= {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
