@@ -81,6 +81,24 @@ def test_out_and_in_again(exported, run_here, original, tmp_path, form):
     assert once_more["checksum"] == told["checksum"]
 
 
+@pytest.mark.parametrize("rule", ["abs", "mask"])
+@pytest.mark.parametrize("form", ["parquet", "ndjson"])
+def test_an_export_that_is_read_again_has_the_hash_rule_of_its_keys(run_here, tmp_path, rule, form):
+    keys = [key for key in map("longer-{}".format, range(100)) if hash_key("t", key) != hash_key("t", key, "mask")]
+    place = {"topic": "t", "queue_id": 0, "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
+    lines = [json.dumps(place | {"key": key}) + "\n" for key in keys]
+    (tmp_path / "in.ndjson").write_text("".join(lines))
+    first, again = (("--root", tmp_path / name, "--storage", f"file://{tmp_path}/{name}.s") for name in ("a", "b"))
+    of_rocketmq = "--preset", "rocketmq", "--hash", rule
+    done(run_here("ingest", tmp_path / "in.ndjson", *first, *of_rocketmq, *GEOMETRY, "--json"))
+    out = tmp_path / f"out.{form}"
+    assert done(run_here("export", *first, "--out", out, "--json"))["entries"] == len(keys) > 20
+    done(run_here("ingest", out, *again, *(of_rocketmq if form == "ndjson" else ()), *GEOMETRY, "--json"))
+    with IndexReader.open(root=tmp_path / "b") as reader:
+        assert reader.genesis.layout.hash == rule
+        assert [len(reader.query("t", key).items) for key in keys] == [1] * len(keys)
+
+
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("is_gzipped", [False, True])
 def test_an_export_is_read_from_stdin(exported, run_here, original, tmp_path, is_gzipped):
