@@ -13,10 +13,11 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
-from tests.support.restores import RESTORES, Life, Sites, as_many_in_a_copy, entries, read
+from tests.support.restores import RESTORES, Life, Sites, another_history, as_many_in_a_copy, entries, read
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import LockHeld, RootBehind, StorageBehind, StorageUnavailable, TieredIndexError
+from tiered_index.format.names import SEGMENT_SUFFIX, data_name, segment_name
 from tiered_index.service.jobs.copying import Copier
 from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_index
@@ -223,6 +224,26 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
     else:
         assert (life.reopened() if is_mixed else life.found()) == kept
     assert not [path for path in life.root.iterdir() if path.name.startswith(("aside", "sent"))]
+
+
+def test_a_writer_beside_another_history_deletes_none_of_its_uploads(life: Life) -> None:
+    another_history(life, (3, 1), "keeping times", "a")
+    storage = LocalStorage(life.folder / "a")
+    faulty = FaultStorage(storage)
+    faulty.fail("put", name_prefix="data/", times=None)
+    with life.open(storage_backend=faulty) as index:
+        life.ingest(index, 5, upload=False)
+        index.seal()
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+        (file,) = [handle.file_id for handle in index.files() if handle.place == "compacted"]
+    left = [data_name(file, "0" * 16), segment_name("s", 0, 1, SEGMENT_SUFFIX)]
+    for name in left:
+        storage.put(name, b"of the other history")
+    with life.open() as index:
+        assert index.archive("s", 100, 10, lambda position, length: b"y" * length)
+        index.run_lifecycle()
+        assert [storage.get(name) for name in left] == [b"of the other history"] * 2
 
 
 class _Forgetful(FaultDisk):

@@ -380,9 +380,9 @@ class SegmentUploads:
     def _sweep(self, store: str, state: LogState) -> None:
         """Delete uploads of earlier writers that no record names, once per store and process.
 
-        Objects that a record has removed within a day are kept for readers.
+        Objects that a record has removed within a day are kept for readers, and all if two histories are mixed.
         """
-        if store in self._swept:
+        if store in self._swept or self.session.mixed is not None:
             return
         storage, log, prefix = self.session.storage, self.session.log, store_prefix(store)
         names, segments = [info.name for info in storage.list(prefix)], self._segments(state)

@@ -200,8 +200,10 @@ class Lifecycle:
         """Delete the objects of unfinished uploads of these files.
 
         `orphans` deletes objects of files that a record has removed, because others may still read them. It also
-        deletes those of files that began more than `MAX_RECORDS` records ago.
+        deletes those of files that began more than `MAX_RECORDS` records ago. If two histories are mixed, all stay.
         """
+        if self._context.session.mixed is not None:
+            return
         if began := {file.file_id: _log_number(file) for file in files}:
             storage, log = self._context.session.storage, self._context.session.log
             infos: list[ObjectInfo] = []
