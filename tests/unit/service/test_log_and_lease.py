@@ -350,20 +350,24 @@ DAY_S = 86_400
 @pytest.mark.parametrize("claimer_s", [DAY_S, -DAY_S])
 def test_clocks_of_hosts_neither_prolong_nor_shorten_a_lease(clock, shared, holder_s, claimer_s):
     Lease(shared, 1, "a", ManualClock(clock.now_ms() + 1000 * holder_s), 60)
+
+    def claimers() -> ManualClock:
+        return ManualClock(clock.now_ms() + 1000 * claimer_s)
+
     for passed_s in (0, 59.999):
         clock.advance(passed_s)
-        assert writer_of(shared).state == "alive"
+        assert writer_of(shared, claimers()).state == "alive"
         with pytest.raises(LockHeld):
-            claim(shared, "b", ManualClock(clock.now_ms() + 1000 * claimer_s))
+            claim(shared, "b", claimers())
     clock.advance(0.001)
-    assert writer_of(shared).state == "gone"
-    claim(shared, "b", ManualClock(clock.now_ms() + 1000 * claimer_s))
+    assert writer_of(shared, claimers()).state == "gone"
+    claim(shared, "b", claimers())
 
 
 def test_a_lease_of_the_storages_future_is_watched_for_its_time_to_live(clock):
     Lease(MemoryStorage("went-back", clock=ManualClock(clock.now_ms() + 1000 * DAY_S)), 1, "a", clock, 60)
     storage, claimer = MemoryStorage("went-back", clock=clock), SteppingClock(0)
-    assert writer_of(storage).state == "gone"
+    assert writer_of(storage, clock).state == "gone"
     # a round of the life cycle does not wait, and remembers when it began to watch
     watch = LeaseWatch(storage, claimer)
     with pytest.raises(LockHeld, match="60 s"):
