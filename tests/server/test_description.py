@@ -6,8 +6,8 @@ import pytest
 
 from tests.server.conftest import DESCRIPTION, serving
 from tiered_index.server.app import HttpService
-from tiered_index.service.read.messages import MessageState
-from tiered_index.types import FileReport, Freshness, IndexItem, LostFile, TopicSummary
+from tiered_index.service.read.messages import MessagesResult, MessageState
+from tiered_index.types import FileReport, Freshness, IndexItem, LostFile, QueryResult, TopicsResult, TopicSummary
 
 SCHEMAS = DESCRIPTION["components"]["schemas"]
 
@@ -56,6 +56,9 @@ def test_it_names_the_parameters_of_every_route(routes):
         LostFile(file="a", begin_ms=0, end_ms=0, entries=1),
         TopicSummary(topic="orders"),
         Freshness(source="memory://a", as_of_ms=None, positions={}),
+        QueryResult(items=(), status="complete"),
+        TopicsResult(topics=(), status="complete"),
+        MessagesResult(messages=(), status="complete"),
     ],
 )
 def test_it_requires_the_members_that_documents_of_the_library_have(document):
