@@ -24,6 +24,7 @@ from tiered_index.server.entries import parsed
 from tiered_index.service.write.validation import TopicTable, batch_columns
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Fields
+from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, MessageReader
@@ -100,6 +101,29 @@ def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Path) -> None:
         entries(columns={**columns, "key": F.upper("order_id")})
     with pytest.raises(InvalidArgument, match="column 'topic' has the type int64, but must have text"):
         entries(columns={"key": "order_id", "topic": F.lit(5)})
+
+
+@pytest.mark.parametrize("lacks", [None, "", "whole"])
+def test_the_messages_with_a_key_are_counted_without_reading_keys(tmp_path: Path, monkeypatch: Any, lacks: Any) -> None:
+    """If statistics do not say that each row of a row group has a key, its keys are read."""
+    monkeypatch.setattr("tiered_index.sources.parquet.BATCH_ROWS", 10)
+    table = messages(100)
+    keys = table["key"].to_pylist()
+    keys[70:72] = keys[70:72] if lacks == "whole" else [lacks] * 2
+    path = tmp_path / "m.parquet"
+    pq.write_table(with_column(table, "key", pa.array(keys)), path, row_group_size=50)
+    wanted: list[tuple[str, ...]] = []
+    of_group = ParquetTable.read_group
+
+    def read_group(self: Any, number: int, names: Any, start: int = 0) -> Any:
+        wanted.append(tuple(names))
+        return of_group(self, number, names, start)
+
+    monkeypatch.setattr(ParquetTable, "read_group", read_group)
+    monkeypatch.setattr("tiered_index.spark.writing.files._LEAST_ROWS", 50)
+    keyed = [key for batch in read(reader_of(path), "topic", HAS_KEY) for key in batch.column(HAS_KEY).to_pylist()]
+    assert (len(keyed), sum(keyed)) == (100, 100 if lacks == "whole" else 98)
+    assert ["key" in names for names in wanted] == [False, lacks != "whole"]
 
 
 def put_all(tables: dict[str, pa.Table], folder: Any, kind: str, **layout: int) -> str:

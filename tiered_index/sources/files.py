@@ -25,6 +25,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import accumulate
 from typing import IO, Any, cast
 
 import numpy as np
@@ -96,6 +97,13 @@ class ParquetSource:
             yield batch
             if batch.end == end:
                 return
+
+    def has_every_key(self, begin: int, end: int | None) -> bool:
+        """Return whether the statistics of the file say that each row of the row groups in [begin, end) has one key."""
+        last = sum(self.group_rows) if end is None else end
+        groups = [number for number, rows in enumerate(accumulate(self.group_rows)) if begin < rows <= last]
+        column = self.fields.names.get("key", "")
+        return column in self.schema.names and all(self._table.has_every_text(number, column) for number in groups)
 
     def _batch(self, rows: pa.Table, end: int) -> MessageBatch:
         if self.counts_rows:

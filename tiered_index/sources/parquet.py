@@ -3,7 +3,7 @@
 A row group that states more than `MAX_ROW_GROUP_ROW_BYTES` for each of its rows is refused before it is read. A file
 whose sizes are false is `CorruptFile` where Arrow finds that out; otherwise it can use more memory. Pages with
 checksums are verified. Arrow aborts the process if it is asked for damaged metadata of a column, but raises an error if
-it reads the column. So this module never asks for the metadata of a column.
+it reads the column. So this module asks for the metadata of a column only after it has read some of the column.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ class ParquetTable:
         CorruptFile.unless_equal(str(place), "rows of all row groups", self.metadata.num_rows, self.rows)
 
     @contextlib.contextmanager
-    def _opened(self, handle: IO[bytes], metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
-        """Yield the open file; checksums of pages are verified."""
+    def _opened(
+        self, handle: IO[bytes], metadata: pq.FileMetaData | None = None, *, whole: bool = True
+    ) -> Iterator[pq.ParquetFile]:
+        """Yield the open file; checksums of pages are verified. `whole`: columns are read to their ends."""
         is_local = isinstance(self._place, LocalFile)
         try:
             with pq.ParquetFile(
@@ -69,8 +71,8 @@ class ParquetTable:
                 self._place.path if isinstance(self._place, LocalFile) else handle,
                 metadata=metadata,
                 # one request for neighbouring columns of a row group
-                pre_buffer=not is_local,
-                buffer_size=_PIECE_BYTES if is_local else 0,
+                pre_buffer=whole and not is_local,
+                buffer_size=_PIECE_BYTES if is_local or not whole else 0,
                 coerce_int96_timestamp_unit=self._times,
                 page_checksum_verification=True,
                 **_TEXT,
@@ -117,6 +119,26 @@ class ParquetTable:
                 problem = f"row group {number} can't be read from its row {position} on: {error}"
                 raise CorruptFile(str(self._place), problem) from error
         CorruptFile.unless_equal(str(self._place), f"rows of row group {number}", count, position)
+
+    def has_every_text(self, number: int, name: str) -> bool:
+        """Return whether the statistics of a row group say that a text column has neither nulls nor empty texts.
+
+        False for a small group, whose column costs less to read. Raises `CorruptFile`.
+        """
+        leaves = [self.metadata.schema.column(place) for place in range(self.metadata.num_columns)]
+        place = next((place for place, leaf in enumerate(leaves) if leaf.path == name), None)
+        if place is None or leaves[place].physical_type != "BYTE_ARRAY" or self.group_rows[number] < BATCH_ROWS:
+            return False
+        with self._place.ranges() as handle, self._opened(handle, self.metadata, whole=False) as file:
+            try:
+                next(file.iter_batches(1, row_groups=[number], columns=[name], use_threads=False), None)
+            except DAMAGE as error:
+                raise CorruptFile(str(self._place), f"row group {number} can't be read: {error}") from error
+        column = self.metadata.row_group(number).column(place)
+        statistics = column.statistics if column.physical_type == "BYTE_ARRAY" else None
+        if statistics is None or not (statistics.has_null_count and statistics.has_min_max):
+            return False
+        return statistics.null_count == 0 and bool(statistics.min_raw)
 
     def _rows_at_once(self, number: int, names: Sequence[str]) -> int:
         """Return the number of rows of a row group to read at once, by its stated size.

@@ -392,7 +392,9 @@ def test_a_pause_of_a_pipe_that_does_not_block_is_no_end(make_message, monkeypat
 
 
 def test_damaged_metadata_of_a_column_does_not_end_the_process(tmp_path):
-    """Arrow aborts the process if it is asked for the metadata of such a column."""
+    """Arrow aborts the process if it is asked for the metadata of a column before it has read some of the column, or
+    of a column whose order is damaged.
+    """
     path = tmp_path / "keys.parquet"
     pq.write_table(pa.table({"key": [f"key {n}" for n in range(50)]}), path, row_group_size=25)
     program = f"""
@@ -407,7 +409,7 @@ for place in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(da
     for value in {{0, 0xFF, data[place] ^ 1, data[place] ^ 16}} - {{data[place]}}:
         path.write_bytes(data[:place] + bytes([value]) + data[place + 1:])
         try:
-            said.append(sum(len(rows) for _, rows in parquet.ParquetTable(LocalFile(path)).read_group(0, ["key"])))
+            said.append(parquet.ParquetTable(LocalFile(path)).has_every_text(0, "key"))
         except (CorruptFile, KeyError) as error:
             said.append(type(error).__name__)
 print(json.dumps({{str(one): said.count(one) for one in said}}))
@@ -415,7 +417,7 @@ print(json.dumps({{str(one): said.count(one) for one in said}}))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout, done.stderr)
     counts = json.loads(done.stdout)
-    assert counts["25"] > 100 and counts["CorruptFile"] > 50
+    assert counts["True"] > 100 and counts["CorruptFile"] > 50
 
 
 def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path, damaged_copies):

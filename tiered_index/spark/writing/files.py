@@ -185,7 +185,11 @@ class MessageReader:
                     _check_same(file, part)
                     # columns that nobody wants are not read
                     unread = dict.fromkeys({"queue_id", "offset", "size"} - {*names}, 0)
-                    source = open_source(file, _with(self.fields, unread | {**part.constants}))
+                    fields = _with(self.fields, unread | {**part.constants})
+                    source = open_source(file, fields)
+                    is_counted = "key" not in names
+                    if is_counted and isinstance(source, ParquetSource) and source.has_every_key(part.begin, part.end):
+                        source = open_source(file, _with(fields, {"key": "any"}))
                     for messages in source.part(part.begin, part.end):
                         self._last = str(file), messages
                         yield from _rows(messages, str(file), self.fields, names)
