@@ -27,8 +27,8 @@ Int64 = npt.NDArray[np.int64]
 # bytes of slot groups of a batch in memory at a time; unpacked, packed ones are about three times as large
 _WINDOW_BYTES = 16 << 20
 _MOST_ROUNDS = 20
-EVERY = 1 << 40
-"""The `max_count` of a lookup of all entries: more than a slot can have."""
+# more entries than a slot can have
+_MOST_ENTRIES = 1 << 40
 # the first and the last place of one group of one lookup
 _OF_ONE = np.array([0, 1])
 
@@ -65,27 +65,23 @@ def scan_runs(
     runs: Iterable[Run],
     window_bytes: int,
     *,
-    gap_bytes: int = 0,
     read: Callable[[FileBytes, Sequence[Run]], Array] = read_items,
 ) -> Iterator[tuple[Sequence[Run], Array]]:
     """Yield windows of runs, by position, each with the result of `read`: their verified items (structured, n)."""
-    for window in _windows(runs, window_bytes, gap_bytes):
+    for window in _windows(runs, window_bytes):
         yield window, read(source, window)
 
 
-def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iterator[Sequence[Run]]:
-    """Yield runs by position, as many at a time as fit `window_bytes` with the gaps that are read between them."""
+def _windows(runs: Iterable[Run], window_bytes: int) -> Iterator[Sequence[Run]]:
+    """Yield runs in their order, as many at a time as fit `window_bytes`."""
     window: list[Run] = []
-    size = end = 0
+    size = 0
     for run in runs:
-        gap = run.offset - end
-        length = run.length + (gap if gap <= gap_bytes else 0)
-        if window and size + length > window_bytes:
+        if window and size + run.length > window_bytes:
             yield window
-            window = []
-        size = size + length if window else run.length
+            window, size = [], 0
+        size += run.length
         window.append(run)
-        end = run.offset + run.length
     if window:
         yield window
 
@@ -115,13 +111,10 @@ def collected(parts: Iterable[Matches]) -> Matches:
     return Matches(np.concatenate([part.lookups for part in filled]), rows, damage)
 
 
-def search_file(
-    source: FileBytes, batch: LookupBatch, away: npt.NDArray[np.bool_] | None = None, *, gap_bytes: int = 0
-) -> Iterator[Matches]:
+def search_file(source: FileBytes, batch: LookupBatch, away: npt.NDArray[np.bool_] | None = None) -> Iterator[Matches]:
     """Yield rows that answer each lookup except those `away` (bool, n), in any order, a bounded number at a time.
 
     They are at least the first `max_count` + 1 of each lookup. If the batch may be partial, the damage comes last.
-    `gap_bytes`: gaps up to this size count for the bound of memory, because they are read.
     """
     if away is not None and away.all():
         return
@@ -143,18 +136,11 @@ def search_file(
     # the place of the first lookup of each group, and the end
     starts = _OF_ONE if len(groups) == 1 else np.flatnonzero(np.diff(groups, prepend=-1, append=-1))
     runs = directory.runs_at(groups[starts[:-1]].tolist()) if len(groups) else []
-    if giants and batch.max_count.min() >= EVERY:
-        # all blocks are needed, and their rows may be too many to hold
-        asking = _asking(runs, starts, lookups)
-        asking |= {run.offset: (run, giant.asking(run)) for giant in giants for run in giant.waiting()}
-        each = [asking[offset] for offset in sorted(asking)]
-        runs, giants = [run for run, _ in each], []
-        starts, lookups = np.cumsum([0, *(len(some) for _, some in each)]), np.concatenate([some for _, some in each])
     if giants:
         yield from _with_giants(search, _asking(runs, starts, lookups), giants)
     else:
         first = 0
-        for window in _windows(runs, _WINDOW_BYTES, gap_bytes):
+        for window in _windows(runs, _WINDOW_BYTES):
             part = starts[first : first + len(window) + 1]
             asked = lookups[part[0] : part[-1]]
             for matches in search.read(window, part - part[0], asked):
@@ -293,7 +279,7 @@ class _GiantSlot:
 
     def next_runs(self) -> list[Run]:
         """Return the runs of the next round: for each open lookup enough blocks for its missing answers."""
-        target = (np.minimum(self._batch.max_count[self._lookups], EVERY) + 1) << self._round
+        target = (np.minimum(self._batch.max_count[self._lookups], _MOST_ENTRIES) + 1) << self._round
         self._round = min(self._round + 1, _MOST_ROUNDS)
         needing = self._needing & self._unread & self._open
         promised = needing * self._counts
