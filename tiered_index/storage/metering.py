@@ -147,9 +147,7 @@ class Usage:
     def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
         """Count the payload of a call (0 if it failed) and release the bytes that `begin` reserved for it."""
         with _lock:
-            self._bytes_held -= call.asked_bytes or 0
-            self.bytes_read += read
-            self.bytes_written += written
+            self._end(call, read, written)
 
     def count_ranges(self, requests: int, size_bytes: int) -> None:
         """Count ended reads of ranges."""
@@ -161,6 +159,11 @@ class Usage:
         """Note that `size_bytes` of the bytes that were read only joined two ranges."""
         with _lock:
             self.bytes_between += size_bytes
+
+    def _end(self, call: Call, read: int, written: int) -> None:
+        self._bytes_held -= call.asked_bytes or 0
+        self.bytes_read += read
+        self.bytes_written += written
 
     def _count(self, call: Call) -> None:
         if call.requests:
@@ -227,7 +230,7 @@ class MeteredStorage(WrapperStorage):
         _begin(usages, call)
         repeats = RepeatCounter(usages, call)
         _enter(usages)
-        is_heard = True
+        is_heard, read, written = True, 0, 0
         try:
             # A metered storage further in counts its own calls. Listeners of all outer ones get every repeat.
             with RequestContext(context.deadline_s, (), (*context.listeners, repeats)).active():
@@ -238,17 +241,13 @@ class MeteredStorage(WrapperStorage):
             # that has objects counts as one.
             if call.is_further and result and not self._tells:
                 _begin(usages, repeats.again)
+            read, written = _payload_bytes(call, result), call.sent_bytes
+            return result
         except BaseException as error:
             is_heard = not isinstance(error, StorageUnavailable)
-            for usage in usages:
-                usage.end(call)
             raise
         finally:
-            _leave(usages, is_heard)
-        read = _payload_bytes(call, result)
-        for usage in usages:
-            usage.end(call, read=read, written=call.sent_bytes)
-        return result
+            _leave(usages, call, is_heard, read, written)
 
 
 class RepeatCounter:
@@ -303,11 +302,12 @@ def _enter(usages: Sequence[Usage]) -> None:
             usage.under_way += 1
 
 
-def _leave(usages: Sequence[Usage], is_heard: bool) -> None:
-    """Note the end of a call, and whether the storage has responded."""
+def _leave(usages: Sequence[Usage], call: Call, is_heard: bool, read: int, written: int) -> None:
+    """Note the end of a call, its payload, and whether the storage has responded."""
     now_s = time.monotonic()
     with _lock:
         for usage in usages:
+            usage._end(call, read, written)
             usage.under_way -= 1
             if is_heard:
                 usage.heard_s = now_s

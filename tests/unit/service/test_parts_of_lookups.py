@@ -1,6 +1,5 @@
 """Unit tests of parts of lookups: reads of a giant slot, windows of runs, and rows of items."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given
