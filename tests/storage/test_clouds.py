@@ -252,8 +252,12 @@ def test_a_source_without_parameters_is_read_at_the_indexs_endpoint(google, uri)
 
 def test_a_server_without_the_xml_api_is_named(uri, google, monkeypatch):
     monkeypatch.setattr(google, "answer", lambda *_: Reply(404, b"404 page not found\n"))
-    with open_storage(uri) as storage, pytest.raises(StorageMisconfigured, match="XML API"):
-        check_storage(storage)
+    with open_storage(uri) as storage:
+        with pytest.raises(StorageMisconfigured, match="XML API"):
+            check_storage(storage)
+        monkeypatch.setattr(google, "answer", lambda *_: Reply(404))
+        with pytest.raises(StorageMisconfigured, match=r"404 without a reason: .*XML API"):
+            storage.put("a", b"x")
 
 
 def test_a_page_that_forbids_is_not_taken_for_a_missing_interface(uri, google, monkeypatch):

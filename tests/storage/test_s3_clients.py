@@ -42,6 +42,7 @@ from tiered_index.storage.s3.storage import S3Storage
 
 DATA = bytes(range(256)) * 4
 NAME = "data/a-1"
+MODIFIED = "Mon, 02 Nov 2026 10:00:00 GMT"
 PREFIX = "pre fix/ä~+"  # characters that a URL must quote
 HANGS_S = 60
 
@@ -85,7 +86,7 @@ def is_botos(request: Request) -> bool:
 
 def test_obstore_reads_and_boto3_writes(s3: S3Storage, scripted: ScriptedServer) -> None:
     keys = [f"{PREFIX}/log/1", f"{PREFIX}/log/2"]
-    head = Answer(200, DATA, {"Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT"})
+    head = Answer(200, DATA, {"Last-Modified": MODIFIED})
     scripted.answers(Answer(200, DATA), part(DATA, 3, 9), head, part(DATA, 1004, 1024), listing(*keys), Answer(200))
     assert s3.get("a") == DATA
     assert s3.get_range("a", 3, 6) == DATA[3:9]
@@ -407,6 +408,16 @@ def test_the_mark_of_a_folder_is_no_object(s3: S3Storage, scripted: ScriptedServ
     body = listing(*marked).body.replace(b"/</Key><Size>1", b"/</Key><Size>0")
     scripted.answers(Answer(200, body))
     assert [info.name for info in s3.list()] == ["log-a", "log/1"]
+    # without bytes: an object, and the mark of a folder without objects
+    body = listing(f"{PREFIX}/empty", f"{PREFIX}/folder/").body.replace(b"<Size>1", b"<Size>0")
+
+    def script(request: Request) -> Answer:
+        if request.method == "HEAD":
+            return Answer(200 if request.path.endswith("/empty") else 404, headers={"Last-Modified": MODIFIED})
+        return Answer(200, body) if "list-type" in request.path else error(404, "NoSuchKey")
+
+    scripted.script = script
+    assert [info.name for info in s3.list()] == ["empty"]
 
 
 def test_a_key_that_obstore_cannot_list_names_the_other_client(s3: S3Storage, scripted: ScriptedServer) -> None:

@@ -193,10 +193,13 @@ def test_a_failed_call_costs_its_request_and_no_bytes() -> None:
     with measured() as usage:
         with pytest.raises(ObjectNotFound):
             metered.get("missing")
+        with pytest.raises(ObjectNotFound):
+            metered.get_range("missing", 0, 10)
         metered.put("a", b"x")
         with pytest.raises(ObjectExists):
             metered.put_if_absent("a", b"yy")
-    assert usage.requests_by_kind == {"get": 1, "put": 1, "put_if_absent": 1}
+    assert usage.requests_by_kind == {"get": 1, "get_range": 1, "put": 1, "put_if_absent": 1}
+    assert usage.bytes_asked == 0
     assert (usage.bytes_read, usage.bytes_written) == (0, 1)
 
 
