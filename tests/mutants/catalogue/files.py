@@ -162,7 +162,7 @@ piece-read-ahead-lost: a piece of an object that was read ahead is left out
   in ReadAhead.readinto
   - self._asked += length
   + self._asked += length + 1
-  tests/unit/test_source_places.py::test_all_bytes_are_read_in_order_from_any_position[5000]
+  tests/unit/test_source_places.py::test_all_bytes_are_read_in_order_from_any_position[31457280]
 cut-off-message-unseen: an Arrow file that is cut off is read up to there
   in ArrowTable._size
   - position + 8 + length + body > end
