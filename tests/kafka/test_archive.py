@@ -135,8 +135,9 @@ def test_records_that_were_deleted_before_they_were_indexed_are_no_loss_of_a_lat
 
 @pytest.mark.parametrize(("controllers", "restart"), [((1, 0), False), ((0, 1), True)])
 def test_a_log_without_keys_is_not_archived_again_while_ids_are_not_known(
-    index, cluster, servers, producing, topic, controllers, restart
+    index, cluster, servers, producing, topic, controllers, restart, monkeypatch
 ):
+    monkeypatch.setattr("tiered_index.kafka.client.STEP_S", 2.0)
     producing.send(topic, [{"value": "v", "partition": 0}] * 150)
     first, second = controllers
     cluster.control(first)
