@@ -281,9 +281,14 @@ class Explain:
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict; without the reports of files if `files` is false."""
-        left_out = {"files"} if self.message_requests is not None else {"files", "message_requests", "message_bytes"}
-        totals = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
+        totals: dict[str, Any] = dict(zip(_COSTS, _costs_of(self), strict=True))
+        if self.message_requests is not None:
+            totals |= {"message_requests": self.message_requests, "message_bytes": self.message_bytes}
         return totals | {"files": [report.to_dict() for report in self.files]} if files else totals
+
+
+_COSTS = ("requests", "bytes", "cost_usd", "elapsed_ms", "files_read", "files_skipped", "folded_entries")
+_costs_of = attrgetter(*_COSTS)
 
 
 class TopicBounds(NamedTuple):
