@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -105,6 +105,8 @@ def ingest_rows(
     if config.root is None and config.storage is not None and not dry_run:
         config = session.config(root=state_root(config.storage), **settings)
         session.out.note(f"--root is {config.root}")
+        # readers of the storage do not know this root
+        intake = replace(intake, wait=intake.wait or not follow)
     with contextlib.ExitStack() as stack:
         listed = partial(listed_files, sources, config, may_lack=follow)
         files = stack.enter_context(listed())
