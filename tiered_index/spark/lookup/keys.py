@@ -51,6 +51,9 @@ def read_keys(path: str, s3: StorageOptions, key: str = "key") -> pa.Table:
     number. In NDJSON, a number in the column `key` is text, as written. Raises `InvalidArgument` for no files or
     several kinds, and for types that Spark lacks; `CorruptFile`, the storage's errors.
     """
+    of_storage = InvalidArgument(f"{path}: keys in a storage are Parquet; copy NDJSON and CSV to a local disk")
+    if local_path(path) is None and path.partition("?")[0].endswith((*CSV, *NDJSON)):
+        raise of_storage
     with listed_files([path], IndexConfig(s3=s3)) as files:
         kinds = {_kind_of(file) for file in files}
         if len(kinds) > 1:
@@ -60,7 +63,7 @@ def read_keys(path: str, s3: StorageOptions, key: str = "key") -> pa.Table:
             return pa.concat_tables(map(_parquet_table, files), promote_options="permissive").combine_chunks()
         paths = [file.file.path for file in files if isinstance(file.file, LocalFile)]
     if local_path(path) is None:
-        raise InvalidArgument(f"{path}: keys in a storage are Parquet; copy NDJSON and CSV to a local disk")
+        raise of_storage
     return _csv_table(paths) if kinds == {"CSV"} else _json_table(paths, key)
 
 
