@@ -166,3 +166,14 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
                 found = [rows for _, rows in parquet.ParquetTable(place).read_group(0, ["n", "key"])]
                 assert [value for rows in found for value in rows.column("key").to_pylist()] == keys
                 assert [n for rows in found for n in rows.column("n").to_pylist()] == list(range(len(keys)))
+
+
+@pytest.mark.parametrize("is_field", [False, True], ids=["column", "field of a structure"])
+@pytest.mark.parametrize("text", [b"caf\xe9", b"\xed\xa0\x80"])
+def test_text_that_is_not_utf_8_is_damage(tmp_path, text, is_field):
+    column = pa.array([b"plain", "café".encode(), text], pa.binary()).view(pa.string())
+    if is_field:
+        column = pa.StructArray.from_arrays([column], ["inner"])
+    pq.write_table(pa.table({"name": column}), tmp_path / "a.parquet")
+    with pytest.raises(CorruptFile, match="row group 0 can't be read from its row 0 on"):
+        list(ParquetTable(LocalFile(tmp_path / "a.parquet")).read(["name"]))
