@@ -116,6 +116,12 @@ def test_objects_are_deleted_singly_once_a_bulk_delete_was_refused(
     s3.delete_many(["c", "d"])
     assert [request.method for request in scripted.requests] == ["DELETE", "POST", *["DELETE"] * 4]
     assert "its own request" in s3.shortfalls()[BULK_DELETES]
+    # Google's answer for a missing object, or for the repeat of a request whose answer was lost
+    scripted.reset()
+    scripted.answers(error(404, "NoSuchKey"), Answer(204), error(404, "NoSuchKey"))
+    s3.delete_many(["gone", "there"])
+    s3.delete_many(["gone"])
+    assert [request.method for request in scripted.requests] == ["DELETE"] * 3
 
 
 def test_a_bulk_delete_without_permission_is_not_repeated_singly(s3: S3Storage, scripted: ScriptedServer) -> None:
@@ -169,6 +175,13 @@ def test_checksums_are_sent_only_if_required_where_the_environment_says_so(
     with opened(scripted) as storage:
         storage.put("object", DATA)
     assert scripted.requests[0].lowered["x-amz-sdk-checksum-algorithm"] == "CRC32"
+
+
+def test_a_bare_404_of_a_write_names_the_wrong_endpoint(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(404))
+    for write in (lambda: s3.put("a", b"x"), lambda: s3.open_writer("a").write(bytes(PART_BYTES + 1))):
+        with pytest.raises(StorageMisconfigured, match="this is not an S3 service"):
+            write()
 
 
 @pytest.mark.parametrize("client", WAYS.values(), ids=WAYS.keys())

@@ -117,7 +117,6 @@ class StorageConformance:
             lambda: storage.put_if_absent(name, b"x"),
             lambda: storage.head(name),
             lambda: storage.delete_many([name]),
-            lambda: storage.delete_many([name]),
             lambda: storage.open_writer(name),
         )
         for call in calls:

@@ -308,8 +308,9 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
     assert [note for note in notes if stray.name in note]
     stray.unlink()
     assert found("--deep")[:2] == (1, [("piece 0", 0), ("segment", None)])
-    path.write_bytes(whole[:-1])
-    assert found()[:2] == (1, [("segment", None)])
+    for other in (whole[:-1], whole + b"0"):
+        path.write_bytes(other)
+        assert found()[:2] == (1, [("segment", None)])
     path.unlink()
     assert found()[:2] == (1, [("segment", None)])
     path.write_bytes(whole)

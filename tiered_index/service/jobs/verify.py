@@ -335,11 +335,11 @@ def check_object(storage: Storage, named: Named, local: CompactedFile | None, re
     try:
         if deep or isinstance(named, StoredCatalog):
             _check_bytes(storage, named, local, report)
+        elif (size := storage.head(name).size_bytes) != object_bytes(named):
+            report.add(name, kind, f"it has {size:,} bytes, the log says {object_bytes(named):,}")
         elif isinstance(named, ArchivedSegment):
             nothing = LogState()
             SegmentArchive(storage, lambda: nothing, lambda: nothing).table(named)
-        elif (size := storage.head(name).size_bytes) != named.size_bytes:
-            report.add(name, kind, f"it has {size:,} bytes, the log says {named.size_bytes:,}")
         elif not isinstance(named, PendingFile):
             _check_trailer(storage, named, report)
         report.count(f"{kind}s")

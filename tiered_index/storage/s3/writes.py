@@ -80,7 +80,7 @@ class Writes:
     def put(self, name: str, key: str, data: Bytes, **condition: str) -> None:
         """Store an object in one request; at most 5 GiB."""
         sent = {"Key": key, **self._body(data), **self._encryption, **condition}
-        self.send("put_object", f"writing {name!r}", name, **sent)
+        self._send_new("put_object", f"writing {name!r}", name, **sent)
 
     def delete_many(self, keys: Iterable[str]) -> None:
         """Remove many objects, 1,000 a request. The first request with failures ends the call and names them."""
@@ -109,7 +109,9 @@ class Writes:
             self._deletes_singly = True
             self._refuses_bulk()
         for key in keys:
-            self.send("delete_object", f"deleting {key!r}", key, Key=key)
+            # Google's interface and others answer 404 for a missing object
+            with contextlib.suppress(ObjectNotFound):
+                self.send("delete_object", f"deleting {key!r}", key, Key=key)
         return {}
 
     def begin(self, name: str, key: str, attempt: str) -> str:
@@ -117,7 +119,7 @@ class Writes:
         checked = {"ChecksumAlgorithm": "CRC32"} if self._sends_crc32 else {}
         doing = f"starting an upload of {name!r}"
         sent = {"Key": key, "Metadata": {_ATTEMPT: attempt}, **checked, **self._encryption}
-        answer = self.send("create_multipart_upload", doing, name, **sent)
+        answer = self._send_new("create_multipart_upload", doing, name, **sent)
         return str(self._needed(answer, "UploadId", "an upload that it started"))
 
     def part(self, name: str, key: str, upload_id: str, number: int, data: Bytes) -> dict[str, Any]:
@@ -171,6 +173,13 @@ class Writes:
                 if not answer.get(field):
                     raise StorageUnavailable(f"{self.uri}: a listing continues without a marker ({field} is missing)")
                 parameters[parameter] = str(answer[field])
+
+    def _send_new(self, operation: str, doing: str, name: str, **parameters: Any) -> dict[str, Any]:
+        """As `send`, for a request that needs no object. Raises `StorageMisconfigured` if the answer is a bare 404."""
+        try:
+            return self.send(operation, doing, name, **parameters)
+        except ObjectNotFound as error:
+            raise StorageMisconfigured(f"{doing} in {self.uri}: the answer is a bare 404: {NO_S3}") from error
 
     def _body(self, data: Bytes) -> dict[str, Any]:
         """Return the parameters of a write: the body (only a memoryview is copied), and how the service checks it."""
