@@ -87,7 +87,8 @@ WriterState = Literal["alive", "closed", "gone"]
 class Writer:
     """The holder of an index's lease, or the last one.
 
-    `state`: ``alive``; ``closed``: it ended normally; ``gone``: the lease was not renewed within its time to live.
+    `state`: ``alive``: the lease is young by the clock of this machine or of the storage; ``closed``: it ended
+    normally; ``gone``: the lease was not renewed within its time to live.
     `seen_ms`: the last renewal, in epoch milliseconds by the storage's clock.
     """
 
