@@ -120,16 +120,16 @@ def test_no_row_is_lost_or_doubled_while_files_rotate_and_runs_are_killed(tmp_pa
     sources = (path, "--topic", "t", "--key", "k", "--time", "at", "--root", config.root, "--storage", config.storage)
     done = run_here("ingest", *sources, "--slots", 32, "--items", 300, "--json")
     assert done.code == 0, done.err
-    found, problems = Counter(), []
+    counts, problems = Counter(), []
     with IndexReader.open(config=config) as reader, FileRows(reader) as of_files:
         for key in range(KEYS):
             for answer in reader.messages("t", str(key), source=of_files, max_count=100_000):
                 if answer.message is None:
                     problems.append(answer.problem)
                 else:
-                    found[json.loads(answer.message.text)["n"]] += 1
+                    counts[json.loads(answer.message.text)["n"]] += 1
     assert problems == []
-    assert found == Counter(range(folder.written))
+    assert counts == Counter(range(folder.written))
 
 
 def test_the_command_follows_files_until_a_signal(tmp_path):
@@ -137,8 +137,8 @@ def test_the_command_follows_files_until_a_signal(tmp_path):
     row = '{{"k": "a", "at": 1700000000, "n": {}}}\n'.format
     log.write_text(row(0))
     where = ["--root", str(tmp_path / "root"), "--storage", storage]
-    asked = [str(tmp_path / "*.log*"), "--topic", "t", "--key", "k", "--time", "at", "--follow", "--poll", "0.05"]
-    command = [sys.executable, "-m", "tiered_index", "ingest", *asked, *where, "--json"]
+    arguments = [str(tmp_path / "*.log*"), "--topic", "t", "--key", "k", "--time", "at", "--follow", "--poll", "0.05"]
+    command = [sys.executable, "-m", "tiered_index", "ingest", *arguments, *where, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             wait_for(where, 1)
@@ -154,7 +154,7 @@ def test_the_command_follows_files_until_a_signal(tmp_path):
             process.kill()
     assert (process.returncode, document["status"], document["rows"]) == (0, "stopped", 3)
     answer = run_here("query", "t", "a", "--messages", *where, "--json").document["messages"]
-    assert sorted(json.loads(one["message"]["body"])["n"] for one in answer) == [0, 1, 2]
+    assert sorted(json.loads(record["message"]["body"])["n"] for record in answer) == [0, 1, 2]
 
 
 def wait_for(where, count):

@@ -57,15 +57,15 @@ def ingest(where):
 
 
 @pytest.fixture
-def found(where):
+def rows_of(where):
     """Return a function that returns the numbers of the rows of a key that come back, and all that do not."""
 
     def run(key, topic="orders"):
         done = run_here("query", "--messages", "--all", *where, "--json", "--", topic, key)
-        messages = [one for one in done.records if "state" in one]
-        texts = [one["message"]["body"] for one in messages if one["message"]]
+        messages = [record for record in done.records if "state" in record]
+        texts = [record["message"]["body"] for record in messages if record["message"]]
         numbers = [json.loads(text)["n"] if text.startswith("{") else int(text.split(",")[-1]) for text in texts]
-        return sorted(numbers), [one["problem"] for one in messages if one["message"] is None]
+        return sorted(numbers), [record["problem"] for record in messages if record["message"] is None]
 
     return run
 
@@ -74,7 +74,7 @@ def expected(key, count):
     return [n for n in range(count) if key in (str(n % 40), f"c{n % 7}")]
 
 
-def test_rows_of_many_forms_come_back_by_their_keys(tmp_path, ingest, found):
+def test_rows_of_many_forms_come_back_by_their_keys(tmp_path, ingest, rows_of):
     folder = tmp_path / "logs"
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "0.ndjson").write_bytes(lines(0, 100))
@@ -94,7 +94,7 @@ def test_rows_of_many_forms_come_back_by_their_keys(tmp_path, ingest, found):
     document = ingest(folder / "**" / "*.[!t]*")
     assert (document["read_files"], document["rows"], document["entries"], document["time_unit"]) == (9, 800, 1600, "s")
     for key in ("0", "17", "c3", "c6"):
-        assert found(key) == (expected(key, 800), [])
+        assert rows_of(key) == (expected(key, 800), [])
     again = ingest(folder / "**" / "*.[!t]*")
     assert (again["read_files"], again["known"], again["rows"]) == (0, 9, 0)
     # a folder has all of its files, also those of another run
@@ -121,16 +121,16 @@ def test_the_number_of_a_line_comes_back(tmp_path, monkeypatch, where, ingest, a
     first |= {n: 2 * (n - 80) + 2 for n in range(80, 120)} | {n: n - 130 + 42 for n in range(130, 150)}
     for key in map(str, range(40)):
         done = run_here("query", "orders", key, "--messages", "--all", *where, "--json")
-        for message in [one["message"] for one in done.records if "state" in one]:
+        for message in [record["message"] for record in done.records if "state" in record]:
             text = message["body"]
             number = json.loads(text)["n"] if text.startswith("{") else int(text.split(",")[-1])
             assert message.get("line") == first.get(number), (number, message)
     assert ["line", str(first[13])] in [
-        one.split() for one in run_here("query", "orders", "13", "--messages", *where).out.splitlines()
+        line.split() for line in run_here("query", "orders", "13", "--messages", *where).out.splitlines()
     ]
 
 
-def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, found):
+def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, rows_of):
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 120)[: len(lines(0, 50)) + 20])
     document = ingest(log)
@@ -139,10 +139,10 @@ def test_new_files_and_new_lines_are_indexed_once(tmp_path, ingest, found):
     assert (ingest(log)["rows"], ingest(log)["rows"]) == (70, 0)
     (tmp_path / "later.log").write_bytes(lines(120, 150))
     assert ingest(tmp_path / "*.log")["rows"] == 30
-    assert found("c2") == (expected("c2", 150), [])
+    assert rows_of("c2") == (expected("c2", 150), [])
 
 
-def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_path, where, ingest, found):
+def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_path, where, ingest, rows_of):
     log, other = tmp_path / "app.log", tmp_path / "other.log"
     log.write_bytes(lines(0, 50))
     other.write_bytes(lines(50, 60))
@@ -150,18 +150,18 @@ def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_pa
     # of the same size, with the same keys
     log.write_bytes(lines(0, 50).replace(b'"n": 1', b'"n": 2'))
     other.unlink()
-    assert found("23") == ([], [f"{log.as_uri()} has changed since it was indexed"])
+    assert rows_of("23") == ([], [f"{log.as_uri()} has changed since it was indexed"])
     shown = run_here("query", "--messages", *where, "orders", "23").out.splitlines()[0]
     assert shown == f"2023-11-14T22:13:43Z  missing: {log.as_uri()} has changed since it was indexed"
-    numbers, [gone, changed] = found("10")
+    numbers, [gone, changed] = rows_of("10")
     assert (numbers, changed) == ([], f"{log.as_uri()} has changed since it was indexed")
     assert gone.startswith(f"{other.as_uri()} is gone")
     assert ingest(log)["changed"] == [log.as_uri()]
-    numbers, problems = found("10")
+    numbers, problems = rows_of("10")
     assert (numbers, len(problems)) == ([20], 2)
 
 
-def test_a_lost_catalog_of_files_is_named_and_its_offsets_are_never_used_again(tmp_path, where, ingest, found):
+def test_a_lost_catalog_of_files_is_named_and_its_offsets_are_never_used_again(tmp_path, where, ingest, rows_of):
     """The files are indexed again behind them; entries from before name the lost catalog."""
     (tmp_path / "a.log").write_bytes(lines(0, 50))
     assert ingest(tmp_path / "a.log")["rows"] == 50
@@ -171,10 +171,10 @@ def test_a_lost_catalog_of_files_is_named_and_its_offsets_are_never_used_again(t
         reader.storage.delete_many([catalog])
     done = run_here("recover", *storage, "--lost", catalog, "--json")
     assert (done.code, done.document["lost_segments"]) == (0, 1), done.err
-    numbers, problems = found("10")
+    numbers, problems = rows_of("10")
     assert numbers == [] and all(f"{catalog}, which listed" in problem for problem in problems)
     assert ingest(tmp_path / "a.log")["rows"] == 50
-    assert found("10") == (expected("10", 50), problems)
+    assert rows_of("10") == (expected("10", 50), problems)
 
 
 def members(text):
@@ -224,7 +224,7 @@ class Killed:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("form", ["plain", "gzip", "topics", "archive"])
-def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkeypatch, where, found, seed, form):
+def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkeypatch, where, rows_of, seed, form):
     moments = random.Random(f"{seed}{form}")
     # small blocks, so that a file takes many puts, and several index files
     monkeypatch.setattr(rows, "BLOCK_BYTES", 700)
@@ -267,28 +267,28 @@ def test_a_run_that_is_killed_anywhere_loses_and_doubles_no_row(tmp_path, monkey
     assert kills
     # as many positions as keys and one, whatever the number of files, and one for each topic by a field
     assert len(names) == (43 if form == "topics" else 3)
-    assert not any(one.is_open for one in segments)
-    assert sum(one.length for one in segments) == len(lines(0, count))
+    assert not any(segment.is_open for segment in segments)
+    assert sum(segment.length for segment in segments) == len(lines(0, count))
     if form == "gzip":
         with IndexReader.open(f"file://{tmp_path}/objects") as reader:
             assert any(reader.segments().of("points:-/orders/0"))
     if form == "archive":
         with IndexReader.open(f"file://{tmp_path}/objects") as reader:
             copies = list(reader.segments().of("rows:-/orders/0"))
-        assert sum(one.rows for one in copies) == count and len(copies) > 4
+        assert sum(copy.rows for copy in copies) == count and len(copies) > 4
         for log in tmp_path.glob("*.log"):
             log.unlink()
     for key in ("0", "c6") if form == "topics" else ("0", "13", "39", "c0", "c6"):
         if form != "topics":
-            assert found(key) == (expected(key, count), [])
+            assert rows_of(key) == (expected(key, count), [])
             continue
         # the first key is the topic
-        of_topics = [found(key, topic) for topic in map(str, range(40 if key == "c6" else 2))]
+        of_topics = [rows_of(key, topic) for topic in map(str, range(40 if key == "c6" else 2))]
         assert sorted(n for numbers, _ in of_topics for n in numbers) == expected(key, count)
         assert not any(problems for _, problems in of_topics)
 
 
-def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_path, where, found):
+def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_path, where, rows_of):
     folder = tmp_path / "logs"
     written(folder, 0, 120)
     done = run_here("ingest", folder, *KEYS, *where, "--slots", 32, "--items", 1000, "--archive", "--json")
@@ -299,9 +299,9 @@ def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_p
     for file in (tmp_path / "logs").iterdir():
         file.unlink()
     numbers = [n for n in range(160) if n % 7 == 3]
-    assert found("c3") == (numbers, [])
+    assert rows_of("c3") == (numbers, [])
     shown = run_here("query", "orders", "c3", "--messages", "--all", *where, "--json").records
-    states = [one["state"] for one in shown if "state" in one]
+    states = [record["state"] for record in shown if "state" in record]
     assert states == ["local"] * len([n for n in numbers if n >= 120]) + ["archived"] * len(
         [n for n in numbers if n < 120]
     )
@@ -312,20 +312,20 @@ def test_archived_rows_come_back_without_their_files_until_they_are_erased(tmp_p
         texts = decode_columns(reader.segment_archive.verified(copy, 0, copy.size_bytes))["text"].to_pylist()
     assert len(texts) == copy.rows == 120 - len([n for n in numbers if n < 120])
     assert not any(b'"c3"' in text or b",c3," in text for text in texts)
-    assert found("c3") == ([], [])
-    assert found("c4") == ([n for n in range(160) if n % 7 == 4], [])
+    assert rows_of("c3") == ([], [])
+    assert rows_of("c4") == ([n for n in range(160) if n % 7 == 4], [])
 
 
-def test_the_archive_has_the_rows_before_one_that_ends_the_run(tmp_path, monkeypatch, where, ingest, found):
+def test_the_archive_has_the_rows_before_one_that_ends_the_run(tmp_path, monkeypatch, where, ingest, rows_of):
     monkeypatch.setattr(rows, "BLOCK_BYTES", 700)
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 30) + b"{broken\n" + lines(30, 40))
     assert run_here("ingest", log, *KEYS, *where, "--slots", 32, "--items", 1000, "--archive").code == 2
-    before = found("c2")
+    before = rows_of("c2")
     assert before[1] == [] and 0 < len(before[0]) < len(expected("c2", 30))
     assert ingest(log, "--skip-bad", "--archive")["skipped"] == 1
     log.unlink()
-    assert found("c2") == (expected("c2", 40), [])
+    assert rows_of("c2") == (expected("c2", 40), [])
 
 
 KINDS = "order", "click", "7"
@@ -340,9 +340,9 @@ def written(folder, begin, end):
     step = (end - begin) // 4
     a, b, c, d = (events(at, at + step) for at in range(begin, end, step))
     folder.mkdir(exist_ok=True)
-    (folder / f"{begin}.ndjson").write_text("".join(f"{json.dumps(one)}\n" for one in a))
-    (folder / f"{begin}.gz").write_bytes(gzip.compress("".join(f"{json.dumps(one)}\n" for one in b).encode()))
-    pq.write_table(pa.Table.from_pylist([one | {"of": {"kind": str(one["of"]["kind"])}} for one in c]),
+    (folder / f"{begin}.ndjson").write_text("".join(f"{json.dumps(event)}\n" for event in a))
+    (folder / f"{begin}.gz").write_bytes(gzip.compress("".join(f"{json.dumps(event)}\n" for event in b).encode()))
+    pq.write_table(pa.Table.from_pylist([event | {"of": {"kind": str(event["of"]["kind"])}} for event in c]),
                    folder / f"{begin}.parquet", 10)  # fmt: skip
     cells = "".join(f"{o['order_id']},{o['customer']['id']},{o['at']},{o['of']['kind']},{o['n']}\n" for o in d)
     (folder / f"{begin}.csv").write_text("order_id,customer.id,at,of.kind,n\n" + cells)
@@ -351,7 +351,7 @@ def written(folder, begin, end):
 BY_FIELD = ("--topic", "field:of.kind", *KEYS[2:])
 
 
-def test_the_topic_of_a_row_may_be_one_of_its_fields(tmp_path, where, found):
+def test_the_topic_of_a_row_may_be_one_of_its_fields(tmp_path, where, rows_of):
     """A file is indexed once for all topics of its rows. Changed files, erasures and pages name it as always."""
     folder = tmp_path / "logs"
     written(folder, 0, 120)
@@ -362,29 +362,29 @@ def test_the_topic_of_a_row_may_be_one_of_its_fields(tmp_path, where, found):
     written(folder, 120, 240)
     assert run_here("ingest", folder, *BY_FIELD, *where, "--json").document["rows"] == 120
     for number, kind in enumerate(KINDS):
-        assert found("c3", kind) == ([n for n in range(240) if n % 7 == 3 and n % 3 == number], [])
+        assert rows_of("c3", kind) == ([n for n in range(240) if n % 7 == 3 and n % 3 == number], [])
     shown = run_here("query", "click", "c3", *where)
     assert "logs/0.ndjson" in shown.out and "2147483647" not in shown.out
     # a file of one topic, too: other offsets, which do not hide those
     (tmp_path / "more.log").write_bytes(lines(500, 507))
     assert run_here("ingest", tmp_path / "more.log", *where, "--topic", "click", *KEYS[2:], "--json").code == 0
-    assert found("c3", "click")[0][-1] in range(500, 507)
+    assert rows_of("c3", "click")[0][-1] in range(500, 507)
     for changed in folder.glob("*.ndjson"):
         changed.write_bytes(changed.read_bytes().replace(b'"n": ', b'"n":  '))
-    numbers, problems = found("c3", "7")
+    numbers, problems = rows_of("c3", "7")
     mine = [n for n in range(240) if n % 7 == 3 and n % 3 == 2]
     assert numbers == [n for n in mine if n % 120 >= 30] and len(problems) == len(mine) - len(numbers) > 0
-    assert {*problems} == {f"{one.as_uri()} has changed since it was indexed" for one in folder.glob("*.ndjson")}
+    assert {*problems} == {f"{file.as_uri()} has changed since it was indexed" for file in folder.glob("*.ndjson")}
     erased = run_here("erase", "--topic", "7", "--key", "c3", *where, "--yes", "--json")
     assert erased.document["segments"]["linked_remaining"], erased.err
-    assert found("c3", "7") == ([], []) != found("c3", "order")
+    assert rows_of("c3", "7") == ([], []) != rows_of("c3", "order")
 
 
 def test_a_row_without_a_topic_is_bad_and_a_field_of_many_values_is_no_topic(tmp_path, where):
     documents = events(0, 4)
     documents[2]["of"] = {"kind": None}
     documents[3]["of"] = {"kind": ["a", "b"]}
-    (tmp_path / "a.log").write_text("".join(f"{json.dumps(one)}\n" for one in documents))
+    (tmp_path / "a.log").write_text("".join(f"{json.dumps(document)}\n" for document in documents))
     done = run_here("ingest", tmp_path / "a.log", *BY_FIELD, *where, "--json")
     assert done.code == 2 and "a.log, line 3 (byte" in done.error["message"]
     assert "no topic at of.kind" in done.error["message"]
@@ -411,9 +411,11 @@ def test_a_dry_run_and_wrong_fields_leave_no_index(tmp_path, where):
     assert short.code == 2 and "--time-unit" in short.error["message"]
 
 
-def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where, found):
+def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where, rows_of):
     documents = ['{"k":-0,"n":0}', '{"k":[1.50,true,"x"],"n":1}', '{"k":12345678901234567890123,"n":2}', '{"n":3}']
-    (tmp_path / "a.log").write_text("".join(f'{one[:-1]},"at":"2024-02-03T04:05:06Z"}}\n' for one in documents))
+    (tmp_path / "a.log").write_text(
+        "".join(f'{document[:-1]},"at":"2024-02-03T04:05:06Z"}}\n' for document in documents)
+    )
     named = uuid.UUID(int=7)
     pq.write_table(
         pa.table(
@@ -428,7 +430,7 @@ def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where,
     done = run_here("ingest", tmp_path / "*.log", "--topic", "t", "--key", "k", "--time", "at", *where, "--json")
     assert (done.code, done.document["rows"], done.document["keyless"]) == (0, 5, 1), done.err
     for key, number in {"-0": 0, "1.50": 1, "true": 1, "x": 1, "12345678901234567890123": 2}.items():
-        assert found(key, "t") == ([number], [])
+        assert rows_of(key, "t") == ([number], [])
 
 
 def test_a_bad_row_is_named_and_skipped_only_on_demand(tmp_path, where, ingest):
@@ -510,7 +512,7 @@ def denied_to(place):
     raise PermissionError(13, "Permission denied", str(place))
 
 
-def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeypatch, s3_environment, ingest, found):
+def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeypatch, s3_environment, ingest, rows_of):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url)
     of_server = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     monkeypatch.setitem(run_here.__kwdefaults__, "environment", of_server)
@@ -524,8 +526,8 @@ def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeyp
         storage.put("a/_SUCCESS", b"x")
 
     def listed(*sources):
-        with listed_files(sources, config) as given:
-            return [unquote(one.uri).removeprefix(f"{uri}/") for one in given]
+        with listed_files(sources, config) as listing:
+            return [unquote(file.uri).removeprefix(f"{uri}/") for file in listing]
 
     first, second, third, fourth = files
     assert listed(f"{uri}/{first}") == [first]
@@ -536,7 +538,7 @@ def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeyp
         listed(f"{uri}/c/*")
     assert ingest(f"{uri}/a/**/*.ndjson*")["rows"] == 60
     assert ingest(f"{uri}/a*/**")["rows"] == 2
-    assert found("c4") == (expected("c4", 62), [])
+    assert rows_of("c4") == (expected("c4", 62), [])
 
 
 @pytest.mark.parametrize(
@@ -544,7 +546,7 @@ def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeyp
     [("^", "'", ("--delimiter", "^", "--quote", "'")), ("\t", "", ("--delimiter", "\\t", "--quote", "none"))],
 )
 def test_rows_of_csv_come_back_by_the_delimiter_and_quote_that_were_given(
-    tmp_path, ingest, found, where, mark, quote, options
+    tmp_path, ingest, rows_of, where, mark, quote, options
 ):
     def records(begin, end):
         cells = ([n % 40, f"{quote}c{n % 7}{quote}", BEGIN_S + n, f'5" x, y {n}', f",{n}"] for n in range(begin, end))
@@ -559,13 +561,13 @@ def test_rows_of_csv_come_back_by_the_delimiter_and_quote_that_were_given(
     document = ingest(log, tmp_path / "b.gz", *options)
     assert (document["rows"], document["changed"]) == (30 + 130, [])
     # the command that reads needs no option
-    assert found("c3") == (sorted([n for n in range(130) if n % 7 == 3] * 2), [])
+    assert rows_of("c3") == (sorted([n for n in range(130) if n % 7 == 3] * 2), [])
     refused = run_here("ingest", log, *KEYS, *where, "--delimiter", "ab")
     assert (refused.code, "--delimiter is one ASCII character" in refused.err) == (2, True)
 
 
 def test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_next_run(
-    tmp_path, monkeypatch, ingest, found
+    tmp_path, monkeypatch, ingest, rows_of
 ):
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 50))
@@ -581,11 +583,11 @@ def test_a_file_that_changes_while_it_is_read_is_named_and_read_again_by_the_nex
     assert ingest(log)["changed_while_read"] == [log.as_uri()]
     monkeypatch.undo()
     # no row of the file as it was comes back, and none is taken for another
-    numbers, problems = found("c3")
+    numbers, problems = rows_of("c3")
     assert numbers == [] and set(problems) == {f"{log.as_uri()} has changed since it was indexed"}
     again = ingest(log)
     assert (again["rows"], again["changed"], again["changed_while_read"]) == (49, [log.as_uri()], [])
-    assert found("c3")[0] == [n for n in range(50, 99) if n % 7 == 3]
+    assert rows_of("c3")[0] == [n for n in range(50, 99) if n % 7 == 3]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
@@ -597,15 +599,15 @@ def test_a_packed_file_that_is_cut_off_is_named(tmp_path, where, pack):
     assert "app.log" in done.error["message"] and "damaged" in done.error["message"]
 
 
-def test_a_row_that_does_not_carry_the_key_is_dropped(tmp_path, where, ingest, found):
+def test_a_row_that_does_not_carry_the_key_is_dropped(tmp_path, where, ingest, rows_of):
     log = tmp_path / "app.log"
     log.write_bytes(lines(0, 3))
     assert ingest(log)["rows"] == 3
     # an entry of another key with the same hash would lead here, too
     with IndexService.open(root=where[1], storage=where[3], slots=32, items=1000) as index:
         index.put("orders", 0, "stranger", 0, len(lines(0, 1)) - 1, BEGIN_S * 1000)
-    assert found("c0")[0] == [0]
-    assert found("stranger") == ([], [])
+    assert rows_of("c0")[0] == [0]
+    assert rows_of("stranger") == ([], [])
 
 
 def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):

@@ -166,16 +166,16 @@ def answer(cursor, requests=2, size_bytes=100, *, not_asked=None, as_of_ms=BEGIN
 
 
 def test_each_page_gets_the_rest_of_the_limits_and_the_last_one_what_was_found():
-    found = QueryResult(items=(), status="partial", explain=Explain(requests=1))
-    for result, last in ((found, found), (None, Opened.nothing)):
+    partial = QueryResult(items=(), status="partial", explain=Explain(requests=1))
+    for result, last in ((partial, partial), (None, Opened.nothing)):
         costs = answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000)
         opened = Opened(answer("a"), *costs, error := BudgetExceeded("max_requests=3 reached", result=result))
         pages = Pages(opened, "begin", CommandBudget(LookupLimits(5, 150, 1e-9)), every=True)
         assert [*pages][-1] == last
-        asked = [(one["cursor"], one["max_requests"], one["max_bytes"]) for one in opened.limits]
-        assert asked == [("begin", 5, 150), ("a", 3, 50), ("b", 3, 50), ("c", 0, 0)]
+        limits = [(limit["cursor"], limit["max_requests"], limit["max_bytes"]) for limit in opened.limits]
+        assert limits == [("begin", 5, 150), ("a", 3, 50), ("b", 3, 50), ("c", 0, 0)]
         # the time covers the opening, and never becomes none
-        assert opened.left_s[0] <= 0 and {one["timeout_s"] for one in opened.limits} == {1e-6}
+        assert opened.left_s[0] <= 0 and {limit["timeout_s"] for limit in opened.limits} == {1e-6}
         with pytest.raises(BudgetExceeded) as raised:
             pages.settle()
         assert raised.value is error
@@ -203,8 +203,8 @@ def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
 
 
 def test_pages_up_to_the_end_grow():
-    asked = []
-    look_up = GrowingPages(lambda max_count, cursor: asked.append((max_count, cursor)), 1000).next
+    calls = []
+    look_up = GrowingPages(lambda max_count, cursor: calls.append((max_count, cursor)), 1000).next
     for number in range(6):
         look_up(cursor=str(number))
-    assert asked == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]
+    assert calls == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]

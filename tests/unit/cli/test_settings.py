@@ -11,8 +11,8 @@ from tiered_index.cli.session import Session
 from tiered_index.errors import ConfigError, InvalidArgument
 
 
-def config(*settings: str, **given: object):
-    return Session(Output(as_json=True), settings=settings, **given).config()
+def config(*settings: str, **options: object):
+    return Session(Output(as_json=True), settings=settings, **options).config()
 
 
 def test_it_wins_over_file_and_environment_and_options_win_over_it(tmp_path, monkeypatch):
@@ -20,14 +20,14 @@ def test_it_wins_over_file_and_environment_and_options_win_over_it(tmp_path, mon
     file.write_text("seal_after_s = 1\nslots = 1\nitems = 10\n[s3]\nregion = 'file'\nprofile = 'file'\n")
     monkeypatch.setenv("TIERED_INDEX_SLOTS", "2")
     monkeypatch.setenv("TIERED_INDEX_ITEMS", "20")
-    found = config("slots=3", "s3.region=here", "root=/there", config_file=file, root=Path("/here"))
-    assert (found.seal_after_s, found.slots, found.items) == (1, 3, 20)
-    assert (found.s3.region, found.s3.profile, found.root) == ("here", "file", Path("/here"))
+    merged = config("slots=3", "s3.region=here", "root=/there", config_file=file, root=Path("/here"))
+    assert (merged.seal_after_s, merged.slots, merged.items) == (1, 3, 20)
+    assert (merged.s3.region, merged.s3.profile, merged.root) == ("here", "file", Path("/here"))
 
 
 def test_it_takes_tables_ages_and_truths():
-    found = config("retention.age_s=7d", 'retention.topics={"debug-*": "1d"}', "background=false")
-    assert (found.retention.age_s, found.retention.topics, found.background) == (604_800, {"debug-*": 86_400}, False)
+    parsed = config("retention.age_s=7d", 'retention.topics={"debug-*": "1d"}', "background=false")
+    assert (parsed.retention.age_s, parsed.retention.topics, parsed.background) == (604_800, {"debug-*": 86_400}, False)
 
 
 @pytest.mark.parametrize(

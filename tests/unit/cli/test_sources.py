@@ -266,8 +266,8 @@ def test_csv_with_other_names_of_columns(tmp_path, ends):
     with path.open("a") as handle:
         handle.write("A-4,0,4,10,1700000000000," + ends)
     (more,) = open_source(path, ORDERS).batches(before)
-    (one,) = more.records()
-    assert (one.where, one.message.offset, one.message.timestamp_ms) == ("line 5", 4, 1_700_000_000_000)
+    (record,) = more.records()
+    assert (record.where, record.message.offset, record.message.timestamp_ms) == ("line 5", 4, 1_700_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_parquet_and_ndjson_with_other_names_of_columns(tmp_path, write_lines):
     values = [{"order_id": key, "queue_id": 0, "offset": at, "size": 1, "created": ms} for key, at, ms in rows]
     pq.write_table(pa.Table.from_pylist(values), tmp_path / "orders.parquet")
     for path in (tmp_path / "orders.parquet", write_lines(values)):
-        found = [(r.message.topic, *r.message.keys, r.message.offset) for r in read(open_source(path, ORDERS))]
-        assert found == [("orders", "a", 0), ("orders", "b", 1)]
+        messages = [(r.message.topic, *r.message.keys, r.message.offset) for r in read(open_source(path, ORDERS))]
+        assert messages == [("orders", "a", 0), ("orders", "b", 1)]
     assert read(open_source(write_lines([{"queue_id": 0}]), ORDERS))[0].problem == "'offset' is missing"
     with pytest.raises(InvalidArgument, match=r"column 'topic' is missing; it has order_id.*--constant topic=VALUE"):
         open_source(tmp_path / "orders.parquet")
@@ -515,9 +515,9 @@ def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, mak
         ends.append(batch.end)
     assert len(ends) > 2
     for number, end in enumerate([0, *ends]):
-        found = [record.message.offset for record in read(open_source(path, source.fields), end)]
-        assert found == list(rows_)[len(rows_) - len(found) :]
-        assert (len(found) == 20) == (number == 0)
+        offsets = [record.message.offset for record in read(open_source(path, source.fields), end)]
+        assert offsets == list(rows_)[len(rows_) - len(offsets) :]
+        assert (len(offsets) == 20) == (number == 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,10 +70,10 @@ def test_java_that_a_command_starts_writes_apart_unless_asked(capfd, monkeypatch
     assert capfd.readouterr().err == "of Java\n"
 
 
-@pytest.mark.parametrize(("found", "old"), [("3.5.1", True), ("4.0.0.dev1", False), ("4.2.0", False), ("5.0", False)])
-def test_a_version_that_is_too_old_is_said_before_a_stage_runs(found, old):
-    with pytest.raises(ConfigError, match=f"Spark {found} is too old: .* needs 4.0") if old else nullcontext():
-        check_classic(SimpleNamespace(version=found))
+@pytest.mark.parametrize(("version", "old"), [("3.5.1", True), ("4.0.0.dev1", False), ("4.2.0", False), ("5.0", False)])
+def test_a_version_that_is_too_old_is_said_before_a_stage_runs(version, old):
+    with pytest.raises(ConfigError, match=f"Spark {version} is too old: .* needs 4.0") if old else nullcontext():
+        check_classic(SimpleNamespace(version=version))
 
 
 def test_jobs_side_by_side_leave_a_session_as_it_was():

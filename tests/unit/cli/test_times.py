@@ -35,8 +35,8 @@ def test_one_moment_in_its_spellings(text):
     """On the command line, over HTTP and in files of messages; mixed with other forms, too."""
     assert parse_time(text) == MOMENT_MS
     for others in ([], [None], ["2023-11-14t22:13:20z", "1700000000000"]):
-        found = times_ms(pa.chunked_array([pa.array([text, *others], pa.string())])).to_pylist()
-        assert found == [MOMENT_MS, *(other and MOMENT_MS for other in others)]
+        parsed_ms = times_ms(pa.chunked_array([pa.array([text, *others], pa.string())])).to_pylist()
+        assert parsed_ms == [MOMENT_MS, *(other and MOMENT_MS for other in others)]
 
 
 @pytest.mark.parametrize("text", ["2016-12-31T23:59:60Z", "2017-01-01 08:59:60.000+09:00"])
@@ -65,10 +65,10 @@ def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
     assert parse_time(text, end=True) == end_option(text) == last_ms
     assert times_of(pa.array([text, None]), "t", end=True).to_pylist() == [last_ms, None]
     # HTTP, with one lookup and with many
-    asked = {"topic": "t", "key": "k", "begin_ms": text, "end_ms": text}
-    many = of_body(BatchBody, json.dumps({"lookups": [asked]}).encode()).columns()
+    lookup = {"topic": "t", "key": "k", "begin_ms": text, "end_ms": text}
+    many = of_body(BatchBody, json.dumps({"lookups": [lookup]}).encode()).columns()
     assert (many.begins_ms, many.ends_ms) == ([begin_ms], [last_ms])
-    assert of_query(QueryParameters, QueryParams(asked)).range_ms() == (begin_ms, last_ms)
+    assert of_query(QueryParameters, QueryParams(lookup)).range_ms() == (begin_ms, last_ms)
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_a_time_at_midnight_is_an_end_as_it_is(text):
 def test_a_file_of_keys_has_days_as_ends(tmp_path):
     file = tmp_path / "keys.ndjson"
     file.write_text('{"topic": "t", "key": "k", "begin_ms": "2023-11-14", "end_ms": "2023-11-14"}\n')
-    (one,) = read_lookups(file, None, None, 1)
-    assert (one.begin_ms, one.end_ms) == (1_699_920_000_000, 1_699_920_000_000 + 86_399_999)
+    (lookup,) = read_lookups(file, None, None, 1)
+    assert (lookup.begin_ms, lookup.end_ms) == (1_699_920_000_000, 1_699_920_000_000 + 86_399_999)

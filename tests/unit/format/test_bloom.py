@@ -89,9 +89,9 @@ def test_nothing_is_denied_and_scalars_agree(held, others):
     assert len(data) == FILTER_BLOCK_BYTES * blocks
     probes = np.array(held + others, np.uint64)
     assert block_numbers(probes, blocks).tolist() == [block_number(probe, blocks) for probe in held + others]
-    found = found_in(data, probes)
-    assert found[: len(held)].all()
-    assert found.tolist() == [scalar_found_in(data, probe) for probe in held + others]
+    hits = found_in(data, probes)
+    assert hits[: len(held)].all()
+    assert hits.tolist() == [scalar_found_in(data, probe) for probe in held + others]
 
 
 @pytest.mark.usefixtures("way")

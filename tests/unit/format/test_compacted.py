@@ -176,8 +176,8 @@ def test_runs_skip_right_blocks(giant, make, low, high):
     base = make.begin_ms // 1000
     for wanted in (5, 45, 85, 7):
         runs = trailer.directory.runs_of(np.array([wanted % layout.slots]), base + low, base + high)
-        found = sum(matches(items_of(data, trailer, run), wanted, low, high) for run in runs)
-        assert found == matches(entries, wanted, low, high)
+        count = sum(matches(items_of(data, trailer, run), wanted, low, high) for run in runs)
+        assert count == matches(entries, wanted, low, high)
         if wanted == 5 and high - low <= 100:
             # of each of the slot's two hashes
             assert len(runs) <= 4
@@ -307,12 +307,12 @@ def test_every_key_is_found_by_the_directory(slots, count, hashes, packed):
     words = data[trailer.tail.position : trailer.tail.directory_position]
     for key_hash in np.unique(items["key_hash"])[:: max(1, count // 50)].tolist():
         wanted = ordered[ordered["key_hash"] == key_hash]
-        found = [
+        parts = [
             part[part["key_hash"] == key_hash]
             for run in trailer.directory.runs_of(np.array([slots.slot_of(key_hash)]), 0, 2**62)
             for part in [meta.items_of(data[run.offset : run.offset + run.length], run.count, "shard")]
         ]
-        assert b"".join(part.tobytes() for part in found) == wanted.tobytes()
+        assert b"".join(part.tobytes() for part in parts) == wanted.tobytes()
         for fingerprint in wanted["fingerprint"][:3].tolist():
             mixed = filter_hash(key_hash, fingerprint)
             at = 32 * block_number(mixed, len(words) // 32)

@@ -165,8 +165,8 @@ def test_names():
     assert changes == "checkpoint/00000000000000000007-aaaaaaaaaaaaaaaa.00000000000000000005-bbbbbbbbbbbbbbbb"
     assert [names.base_of(name) for name in (changes, base, names.log_name(7))] == [base, "", ""]
     whole = (names.checkpoint_name(7), (7, "")), (names.checkpoint_name(7, "a" * 32), (7, "a" * 16))
-    for name, found in (*whole, (changes, (7, "a" * 16))):
-        assert (names.checkpoint_of(name), names.number_of(name), names.is_foreign(name)) == (found, 7, False)
+    for name, parsed in (*whole, (changes, (7, "a" * 16))):
+        assert (names.checkpoint_of(name), names.number_of(name), names.is_foreign(name)) == (parsed, 7, False)
     for name in ("checkpoint/7", names.log_name(7), names.checkpoint_name(7, "abc")):
         with pytest.raises(CorruptFile, match="not a checkpoint"):
             names.checkpoint_of(name)
@@ -186,7 +186,7 @@ def test_names():
 def test_a_used_layout_can_be_pickled():
     """Spark broadcasts the layout with its schema and all cached properties of the schema."""
     schema = Schema(KEYED_SCHEMA.name, KEYED_SCHEMA.extra)
-    for name in [name for name, one in vars(Schema).items() if isinstance(one, cached_property)]:
+    for name in [name for name, member in vars(Schema).items() if isinstance(member, cached_property)]:
         getattr(schema, name)
     assert len(vars(schema)) > 6
     assert pickle.loads(pickle.dumps(schema)) == schema

@@ -61,9 +61,9 @@ def asked_of(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tup
     whole = b"header!" + b"gap".join(pieces) + bytes(24)
     begins = 7 + np.cumsum([0, *(len(data) + 3 for data in pieces[:-1])])
     words = np.frombuffer(whole, np.uint64, len(whole) // 8)
-    found = [packing.unpack(pieces, counts, "f", ranks, mapped) for mapped in (None, (words, begins))]
-    assert found[0][0].tobytes() == found[1][0].tobytes() and found[0][1].tolist() == found[1][1].tolist()
-    return found[0]
+    results = [packing.unpack(pieces, counts, "f", ranks, mapped) for mapped in (None, (words, begins))]
+    assert results[0][0].tobytes() == results[1][0].tobytes() and results[0][1].tolist() == results[1][1].tolist()
+    return results[0]
 
 
 @st.composite
@@ -112,10 +112,10 @@ def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: l
     hashes = normal_hashes(items["key_hash"])
     there = hashes[hashes >= 0]
     some = data.draw(st.sets(st.sampled_from(there.tolist()))) if len(there) else set()
-    asked = np.array([*some, *some, 0, 77, 2**31 - 1], np.int32)
-    found, of_runs = asked_of(packing, runs, packing.ranks_of(asked))
-    wanted = np.isin(hashes, asked)
-    assert found.tobytes() == items[wanted].tobytes()
+    wanted_hashes = np.array([*some, *some, 0, 77, 2**31 - 1], np.int32)
+    unpacked, of_runs = asked_of(packing, runs, packing.ranks_of(wanted_hashes))
+    wanted = np.isin(hashes, wanted_hashes)
+    assert unpacked.tobytes() == items[wanted].tobytes()
     assert of_runs.tolist() == [int(part.sum()) for part in np.split(wanted, stops)]
 
 
@@ -251,9 +251,9 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     ]
     assert items_of_file(data).tobytes() == b"".join(expected)
     assert verify(data) == []
-    found = Header(*struct.unpack_from(">IqqiI", data))
+    header = Header(*struct.unpack_from(">IqqiI", data))
     in_use = len({int(hash) % slots for hash in entries["key_hash"]})
-    assert (found.magic, found.slots_in_use, found.items) == (NATIVE.end_magic, in_use, count)
+    assert (header.magic, header.slots_in_use, header.items) == (NATIVE.end_magic, in_use, count)
     assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", 4)
 
 

@@ -127,11 +127,11 @@ def test_stats_of_topics_are_those_of_their_rows(topics, order):
     ids = rng.integers(0, topics, 500) + 3
     sizes = rng.integers(2**31 - 9, 2**31 - 1, 500)
     seconds = rng.integers(-50, 50, 500)
-    found = topic_stats(*(column.astype(f"{order}i4") for column in (ids, sizes, seconds)))
+    stats = topic_stats(*(column.astype(f"{order}i4") for column in (ids, sizes, seconds)))
     wanted = []
-    for one in sorted(set(ids.tolist())):
-        own, its = ids == one, seconds[ids == one]
-        wanted.append((one, int(own.sum()), int(sizes[own].sum()), its.min(), its.max()))
-    assert [(s.topic_id, s.entries, s.bytes, s.second_min, s.second_max) for s in found] == wanted
-    assert len(found) == topics
+    for topic_id in sorted(set(ids.tolist())):
+        own, its = ids == topic_id, seconds[ids == topic_id]
+        wanted.append((topic_id, int(own.sum()), int(sizes[own].sum()), its.min(), its.max()))
+    assert [(s.topic_id, s.entries, s.bytes, s.second_min, s.second_max) for s in stats] == wanted
+    assert len(stats) == topics
     assert topic_stats(*[np.zeros(0, "<i4")] * 3) == []

@@ -49,9 +49,9 @@ def columns(count):
 
 def walked(image, table, hashes, wanted, limit):
     """Walk chains one by one. Return (entry, lookup) pairs in order of entry, or None as `walk_chains` does."""
-    asked = np.array(hashes, np.int32), np.array(wanted, np.int64)
-    found = walk_chains(image, table.layout, table.heads, *asked, limit)
-    return None if found is None else sorted(zip(*(column.tolist() for column in found), strict=True))
+    arrays = np.array(hashes, np.int32), np.array(wanted, np.int64)
+    matched = walk_chains(image, table.layout, table.heads, *arrays, limit)
+    return None if matched is None else sorted(zip(*(column.tolist() for column in matched), strict=True))
 
 
 @pytest.mark.usefixtures("way")

@@ -233,8 +233,8 @@ def test_order_across_blocks(files, kind):
         def bounds(groups, blocks, number=number):
             blocks["second_max"][number] = meta.second_max
 
-        found = verify(rebuilt(files[kind], **item(row, time_diff_s=newest), directory=bounds), kind)
-        assert parts(found) == ({"order", "checksum"} if "shard" in kind else {"order"})
+        findings = verify(rebuilt(files[kind], **item(row, time_diff_s=newest), directory=bounds), kind)
+        assert parts(findings) == ({"order", "checksum"} if "shard" in kind else {"order"})
 
 
 @pytest.mark.parametrize("field", Header._fields)
@@ -304,10 +304,10 @@ def test_items_that_the_filter_denies_make_one_finding_at_the_first(files):
     findings = verify(
         rebuilt(files["file"], **item(3, fingerprint=lambda items: items["fingerprint"][3] ^ 1 << 20)), "file"
     )
-    (found,) = [finding for finding in findings if finding.part == "filter"]
-    assert (found.problem, found.offset) == ("1 items are excluded by the filter", begin + 3 * SIZE)
-    (found,) = verify(rebuilt(files["file"], filter_bytes=bytes(32)), "file")
-    assert (found.part, found.offset) == ("filter", begin) and found.problem.startswith("12 items")
+    (finding,) = [finding for finding in findings if finding.part == "filter"]
+    assert (finding.problem, finding.offset) == ("1 items are excluded by the filter", begin + 3 * SIZE)
+    (finding,) = verify(rebuilt(files["file"], filter_bytes=bytes(32)), "file")
+    assert (finding.part, finding.offset) == ("filter", begin) and finding.problem.startswith("12 items")
 
 
 def test_every_bit_of_the_filter_counts():

@@ -56,14 +56,14 @@ def index(open_index):
 @pytest.fixture
 def merging(tmp_path):
     """Return a function that makes a `Merging` of such settings, in its own folder. At the end all are closed."""
-    made = []
+    lives = []
 
-    def make(storage=None, **given):
-        made.append(Merging(tmp_path / f"life{len(made)}", storage, **given))
-        return made[-1]
+    def make(storage=None, **settings):
+        lives.append(Merging(tmp_path / f"life{len(lives)}", storage, **settings))
+        return lives[-1]
 
     yield make
-    for life in made:
+    for life in lives:
         life.close()
 
 

@@ -95,9 +95,9 @@ def test_a_storage_that_hangs_is_waited_for_until_the_timeout(made, tmp_path, th
             assert hang.entered.is_set() and not hang.release.is_set()
             assert len(caught.value.failed) == files
             explain = caught.value.result.explain
-            asked = {stored.file_id: stored.size_bytes - stored.trailer_position for stored in chosen.stored}
+            sizes = {stored.file_id: stored.size_bytes - stored.trailer_position for stored in chosen.stored}
             # a request that is sent and not awaited counts fully
-            assert explain.requests >= 1 and all(r.bytes == asked[r.file] * r.requests for r in explain.files)
+            assert explain.requests >= 1 and all(r.bytes == sizes[r.file] * r.requests for r in explain.files)
             partly = ask(timeout_s=0.4, allow_partial=True)
             assert {report.outcome for report in partly.failed} == {"failed"} and len(partly.failed) == files
             # a lookup without a timeout, begun meanwhile, answers once the storage continues

@@ -22,32 +22,32 @@ def test_a_batch_with_cursors_and_a_bound(tmp_path: Path) -> None:
     made = cold_index(tmp_path / "root", files=3)
     with made.reader(block_cache_bytes=0) as reader:
         cursor = reader.query("t", "all", max_count=1).cursor
-        asked = [
+        lookups = [
             Lookup(topic="t", key="all", cursor=cursor),
             Lookup(topic="t", key="k1-3"),
             Lookup(topic="t", key="all", cursor=cursor),
         ]
-        results = reader.query_many(asked)
+        results = reader.query_many(lookups)
         rest = made.expected("t", "all")[1:]
         assert [answers(result) for result in results] == [rest, made.expected("t", "k1-3"), rest]
         made.storage.reset()
-        again = reader.query_many(asked)
+        again = reader.query_many(lookups)
         assert again.explain.requests == len(made.storage.operations)
         assert again.explain.bytes == made.storage.delivered
         assert "log" not in [report.file for result in (again, *again) for report in result.explain.files]
         assert sum(report.requests for report in again.explain.files) == again.explain.requests
         needed = again.explain.requests
         for limit in range(needed):
-            partial = reader.query_many(asked, max_requests=limit, allow_partial=True)
+            partial = reader.query_many(lookups, max_requests=limit, allow_partial=True)
             assert partial.failed and partial.explain.requests <= limit
             with pytest.raises(BudgetExceeded) as caught:
-                reader.query_many(asked, max_requests=limit)
+                reader.query_many(lookups, max_requests=limit)
             result = caught.value.result
-            assert isinstance(result, QueryResults) and len(result) == len(asked)
+            assert isinstance(result, QueryResults) and len(result) == len(lookups)
             assert result.failed == caught.value.failed != ()
             assert [len(page) for page in result] == result.counts.tolist()
             assert all(set(page.items) <= set(whole.items) for page, whole in zip(result, results, strict=True))
-        assert reader.query_many(asked, max_requests=needed)[0].items == results[0].items
+        assert reader.query_many(lookups, max_requests=needed)[0].items == results[0].items
 
 
 @pytest.mark.parametrize("limit", [2, 6])
@@ -64,12 +64,12 @@ def test_lookups_with_few_requests_catch_up_with_the_log(tmp_path: Path, limit: 
             behind = writer.log_state.number - reader.log_state.number
             whole = [Answer.of(item) for item in writer.query("t", "all")]
         assert behind >= 12 and len(whole) == len(known) + 12
-        for asked in range(4 * behind):
+        for attempt in range(4 * behind):
             clock.advance(6)
             made.storage.reset()
             partly = reader.query("t", "all", max_count=100, max_requests=limit, allow_partial=True)
             assert len(made.storage.operations) <= limit
-            if limit == 6 and asked == 0:
+            if limit == 6 and attempt == 0:
                 # the log took half; the known files were read all the same
                 assert [Answer.of(item) for item in partly] == known
             if reader.log_state.number >= writer.log_state.number:

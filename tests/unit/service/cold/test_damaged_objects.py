@@ -198,20 +198,22 @@ def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout
         log = open_log(storage, clock)
         assert merge(storage, log, clock, MergeOptions(window_s=30 * 86_400, min_age_s=0, shard_bytes=1 << 20)).sources
     damage(storage, rng)
-    asked = [Lookup(topic="t", key=f"k{number}") for number in range(0, count, 12)]
-    asked += [Lookup(topic="t", key="hot", max_count=most) for most in (1, 100)]
-    asked += [Lookup(topic="t", key="absent"), Lookup(topic="u", key="k1")]
+    lookups = [Lookup(topic="t", key=f"k{number}") for number in range(0, count, 12)]
+    lookups += [Lookup(topic="t", key="hot", max_count=most) for most in (1, 100)]
+    lookups += [Lookup(topic="t", key="absent"), Lookup(topic="u", key="k1")]
     with IndexReader.open(storage_backend=storage, clock=clock, filter_after_probes=10**6) as reader:
-        alone = [reader.query(one.topic, one.key, max_count=one.max_count, allow_partial=True) for one in asked]
+        alone = [
+            reader.query(lookup.topic, lookup.key, max_count=lookup.max_count, allow_partial=True) for lookup in lookups
+        ]
     with IndexReader.open(storage_backend=storage, clock=clock, filter_after_probes=10**6) as reader:
-        many = reader.query_many(asked, allow_partial=True)
+        many = reader.query_many(lookups, allow_partial=True)
         with pytest.raises((CorruptFile, PartialAnswer)):
-            reader.query_many(asked)
-    partial = [one.status == "partial" for one in alone]
-    assert 0 < sum(partial) < len(asked)
-    for lookup, one, other in zip(asked, alone, many, strict=True):
-        assert other.status == one.status, lookup
+            reader.query_many(lookups)
+    partial = [answer.status == "partial" for answer in alone]
+    assert 0 < sum(partial) < len(lookups)
+    for lookup, answer, other in zip(lookups, alone, many, strict=True):
+        assert other.status == answer.status, lookup
         # of a giant slot a batch keeps the entries of its undamaged blocks
-        assert other.items == one.items or (lookup.key == "hot" and one.status == "partial"), lookup
-        assert {report.file for report in other.failed} == {report.file for report in one.failed}, lookup
-    assert {report.file for report in many.failed} == {report.file for one in alone for report in one.failed}
+        assert other.items == answer.items or (lookup.key == "hot" and answer.status == "partial"), lookup
+        assert {report.file for report in other.failed} == {report.file for report in answer.failed}, lookup
+    assert {report.file for report in many.failed} == {report.file for answer in alone for report in answer.failed}

@@ -265,7 +265,7 @@ def crowded_reader(crowded, cache, storage=None):
     return crowded.reader(storage, cache_dir=cache, filter_after_probes=MANY_PROBES, block_cache_bytes=0, **settings)
 
 
-def ask(crowded, asked, first, stop, count, name):
+def ask(crowded, reader, first, stop, count, name):
     """Look up `count` absent keys in the files from `first` to before `stop`.
 
     Return the names of the objects whose filters were fetched, and the number of requests.
@@ -273,7 +273,7 @@ def ask(crowded, asked, first, stop, count, name):
     crowded.storage.reset()
     span = crowded.stored[first].second_min * 1000, crowded.stored[stop - 1].second_max * 1000
     for number in range(count):
-        assert len(asked.query("t", f"{name}{number}", *span)) == 0
+        assert len(reader.query("t", f"{name}{number}", *span)) == 0
     places = {Read(o.name, o.trailer_position, o.filter_length) for o in crowded.stored}
     return [read.name for read in crowded.storage.reads if read in places], len(crowded.storage.reads)
 
@@ -290,8 +290,8 @@ def dear(crowded, monkeypatch, misses):
 @pytest.mark.parametrize("misses", [1600])
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
 def test_filters_that_fit_stay_and_the_other_files_are_read(crowded, tmp_path, local, dear, misses):
-    with crowded_reader(crowded, tmp_path / "cache" if local else None) as asked:
-        fetched, requests = ask(crowded, asked, 0, MANY_FILES, ABSENT, "absent")
+    with crowded_reader(crowded, tmp_path / "cache" if local else None) as reader:
+        fetched, requests = ask(crowded, reader, 0, MANY_FILES, ABSENT, "absent")
     assert len(fetched) == len(set(fetched)) == ROOM
     # once these filters are cached, the files of the others are read, and no further reads happen
     assert (
@@ -309,12 +309,12 @@ def test_filters_that_fit_stay_and_the_other_files_are_read(crowded, tmp_path, l
 def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(crowded, tmp_path, local, dear, misses):
     """The test looks up in two groups of files in turn. Each group has as many filters as fit."""
     turns = 24
-    with crowded_reader(crowded, tmp_path / "cache" if local else None) as asked:
-        ask(crowded, asked, 0, MANY_FILES, 1, "directories")
+    with crowded_reader(crowded, tmp_path / "cache" if local else None) as reader:
+        ask(crowded, reader, 0, MANY_FILES, 1, "directories")
         fetched, reads = 0, MANY_FILES
         for turn in range(turns):
             first = turn % 2 * ROOM
-            of_turn, requests = ask(crowded, asked, first, first + ROOM, 2 * MANY_PROBES, f"turn{turn}-")
+            of_turn, requests = ask(crowded, reader, first, first + ROOM, 2 * MANY_PROBES, f"turn{turn}-")
             fetched, reads = fetched + len(of_turn), reads + requests - len(of_turn)
             # a false positive of a cached filter is not a miss, so these counts are upper bounds
             assert ROOM <= fetched <= ROOM + reads / misses

@@ -110,11 +110,11 @@ def test_the_whole_answer_comes_through_pages_hot_and_cold(giant, whole):
     expected = {name: [getattr(answer, name) for answer in whole] for name in names}
     with giant.reader() as reader:
         for ask, max_count in itertools.product((giant.hot.query, reader.query), (30_000, ENTRIES)):
-            found = list(pages(ask, max_count))
-            table = pa.concat_tables(page.to_arrow() for page in found).select(names)
+            answers = list(pages(ask, max_count))
+            table = pa.concat_tables(page.to_arrow() for page in answers).select(names)
             times = table["timestamp_ms"].cast(pa.int64())
             assert table.set_column(0, "timestamp_ms", times).to_pydict() == expected
-            last = list(found[-1])
+            last = list(answers[-1])
             assert [Answer.of(item) for item in last[::-997]] == whole[::-1][: len(last) : 997]
 
 
@@ -168,13 +168,13 @@ def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_
         (file,) = cold.files()
         block = int(file.stored.trailer().directory.blocks["length"].max())
         made.storage.reset()
-        found = []
+        paged = []
         for number, page in zip(range(3), pages(cold.query, 5000), strict=False):
-            found += [item.offset for item in page]
+            paged += [item.offset for item in page]
             assert len(made.storage.reads) == page.explain.requests == 1
             assert (made.storage.asked_bytes <= block <= BLOCK_BYTES) is (kind != "rocketmq" and number == 0)
             made.storage.reset()
-        assert found == offsets[:15_000]
+        assert paged == offsets[:15_000]
         with made.reader() as warm:
             assert [item.offset for page in pages(warm.query, 30_000) for item in page] == offsets
 
@@ -207,11 +207,11 @@ def read(life):
         yield recorder, reader
 
 
-def peak_of(reader, asked):
+def peak_of(reader, lookups):
     """Return the most bytes that the lookups held at once."""
     with traced_memory() as memory:
-        answers = reader.query_many(asked)
-        assert answers.counts.tolist() == [q.max_count for q in asked]
+        answers = reader.query_many(lookups)
+        assert answers.counts.tolist() == [q.max_count for q in lookups]
         return memory()[1]
 
 

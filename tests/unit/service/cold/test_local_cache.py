@@ -50,14 +50,14 @@ def entry(cache, made, kind, number=0):
 
 def fetched(made):
     """Return the objects whose directories and filters were fetched since the last reset."""
-    found = {"trailer": set(), "filter": set()}
+    names = {"trailer": set(), "filter": set()}
     for read in made.storage.reads:
         stored = next(o for o in made.stored if o.name == read.name)
         if read.start == stored.directory_position:
-            found["trailer"].add(read.name)
+            names["trailer"].add(read.name)
         elif read.start == stored.trailer_position:
-            found["filter"].add(read.name)
-    return found
+            names["filter"].add(read.name)
+    return names
 
 
 def test_a_second_reader_fetches_no_directory_and_no_filter(made, cache):
@@ -272,7 +272,7 @@ def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(made):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     gone = entry(cache, made, "filter", 1)
-    kept = gone.read_bytes()
+    filter_bytes = gone.read_bytes()
     gone.unlink()
     try:
         spoiled = listing(cache)
@@ -282,7 +282,7 @@ def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(made):
         assert made.stored[0].name in fetched(made)["trailer"]
     finally:
         path.write_bytes(whole)
-        gone.write_bytes(kept)
+        gone.write_bytes(filter_bytes)
     made.storage.reset()
     with made.reader(root=made.root) as reader:
         made.storage.reset()
@@ -294,18 +294,18 @@ def test_an_entry_of_an_object_that_goes_while_it_is_written_is_deleted(tmp_path
     """Erased entries must disappear from the cache, too."""
     folder = CacheFolder(DiskCache(tmp_path / "cache", 1 << 30), "index")
     folder.forget_unnamed(set())
-    replace, asked = Path.replace, []
+    replace, threads = Path.replace, []
 
     def slow(path, target):
-        asked.append(threading.Thread(target=folder.forget_unnamed, args=(set(),)))
-        asked[0].start()
+        threads.append(threading.Thread(target=folder.forget_unnamed, args=(set(),)))
+        threads[0].start()
         # without the lock it would run to its end here
-        asked[0].join(0.2)
+        threads[0].join(0.2)
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", slow)
     assert folder.write("data/a/b.index", "trailer", b"x" * 100)
-    asked[0].join(60)
+    threads[0].join(60)
     assert folder.read("data/a/b.index", "trailer", 100) is None
 
 

@@ -95,7 +95,7 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
         assert caught.value.result is not None
         # one thread reads and one waits to read, for all lookups
         assert storage.calls("get") <= 1 + 1 + 2  # the checkpoint, and the log
-        assert sum(one.name.startswith("tiered-index-log") for one in {*threading.enumerate()} - others) <= 2
+        assert sum(thread.name.startswith("tiered-index-log") for thread in {*threading.enumerate()} - others) <= 2
         made.inner.put(gone.name, data)
         storage.clear()
         hang.release.set()
@@ -130,7 +130,7 @@ def test_a_close_does_not_wait_for_a_request_that_hangs(made, storage, clock, wh
     storage.clear()
     hang.release.set()
     assert isinstance(lookup(), IndexClosed | QueryResult)
-    until(lambda: not any(one.name.startswith("tiered-index") for one in {*threading.enumerate()} - others))
+    until(lambda: not any(thread.name.startswith("tiered-index") for thread in {*threading.enumerate()} - others))
     for ask in (lambda: reader.query("t", "all"), reader.refresh):
         with pytest.raises(IndexClosed, match="closed"):
             ask()

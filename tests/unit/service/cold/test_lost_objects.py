@@ -35,8 +35,8 @@ def ask(request):
     """Return a function that looks up a key of all files, alone or in a batch. It allows partial answers."""
     if request.param == "one":
         return lambda reader: reader.query("t", "all", max_count=500, allow_partial=True)
-    asked = Lookup(topic="t", key="all", max_count=500)
-    return lambda reader: reader.query_many([asked], allow_partial=True)[0]
+    lookup = Lookup(topic="t", key="all", max_count=500)
+    return lambda reader: reader.query_many([lookup], allow_partial=True)[0]
 
 
 def lose(made, gone):
@@ -97,7 +97,7 @@ def test_a_file_that_a_record_removed_causes_one_more_pass(made, reader, ask):
 def test_a_lookup_ends_though_the_log_changes_at_every_try(made, reader, ask, monkeypatch):
     """Else it would never end beside merges whose sweeps have no grace."""
     monkeypatch.setattr(scan, "_RESTARTS_S", 0)
-    stored = {one.name: one for one in made.stored}
+    stored = {index_object.name: index_object for index_object in made.stored}
     removed, lock = [], threading.Lock()
 
     def gate(read):
@@ -134,22 +134,22 @@ def test_every_answer_that_may_lack_entries_names_the_lost_object(made, writer, 
     (known,) = give_up(made.inner, open_log(made.inner), [gone.file_id])
     assert known == LostObject.of(gone)
     span = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
-    told = LostFile(file=gone.file_id, entries=gone.count, **span)
+    lost_file = LostFile(file=gone.file_id, entries=gone.count, **span)
     result = ask(reader)  # the lookup begins again, because the reader's log is behind
     assert ([Answer.of(item) for item in result], result.status) == (rest(made, [gone]), "complete")
-    assert result.lost == (told,)
-    begin_ms, end_ms = told.begin_ms - 1000, told.end_ms + 1000
-    ranges = [(begin_ms, begin_ms), (begin_ms, told.begin_ms), (told.end_ms, None), (end_ms, end_ms)]
+    assert result.lost == (lost_file,)
+    begin_ms, end_ms = lost_file.begin_ms - 1000, lost_file.end_ms + 1000
+    ranges = [(begin_ms, begin_ms), (begin_ms, lost_file.begin_ms), (lost_file.end_ms, None), (end_ms, end_ms)]
     for number, (first, last) in enumerate(ranges):
-        lost = (told,) if number in (1, 2) else ()
-        asked = Lookup(topic="t", key="all", begin_ms=first, end_ms=last)
-        assert reader.query("t", "all", first, last).lost == reader.query_many([asked])[0].lost == lost
-    assert result.to_dict()["lost"] == [told.to_dict()]
+        lost = (lost_file,) if number in (1, 2) else ()
+        lookup = Lookup(topic="t", key="all", begin_ms=first, end_ms=last)
+        assert reader.query("t", "all", first, last).lost == reader.query_many([lookup])[0].lost == lost
+    assert result.to_dict()["lost"] == [lost_file.to_dict()]
     # The writer was open before, and a later reader begins at the checkpoint. Both name the lost object.
     with made.reader() as later:
-        assert writer.query("t", "all").lost == later.query("t", "all").lost == (told,)
+        assert writer.query("t", "all").lost == later.query("t", "all").lost == (lost_file,)
         assert writer.log_state.lost == later.log_state.lost == {gone.name: known}
-        assert later.topics().lost == later.messages("t", "all", source=Gone()).lost == (told,)
+        assert later.topics().lost == later.messages("t", "all", source=Gone()).lost == (lost_file,)
 
 
 def test_messages_name_an_object_that_was_given_up_before_a_later_page(made, reader):
@@ -174,7 +174,7 @@ def test_messages_name_an_object_that_was_given_up_before_a_later_page(made, rea
     for source in (Giving(), Collision()):
         answer = reader.messages("t", "all", max_count=FILES - 2, source=source)
         assert (len(answer), answer.collisions, answer.status) == (FILES - 2, 1, "complete")
-        assert [one.file for one in answer.lost] == [gone.file_id]
+        assert [lost.file for lost in answer.lost] == [gone.file_id]
 
 
 def test_only_missing_objects_are_declared_lost(made):

@@ -63,12 +63,12 @@ def expected(made, key):
 
 @pytest.mark.usefixtures("large_filters")
 def test_sixteen_threads_have_the_right_answers(made):
-    asked = keys(100)
-    wanted = {key: expected(made, key) for key in asked}
+    some_keys = keys(100)
+    wanted = {key: expected(made, key) for key in some_keys}
     for cached in (0, 60_000, 64 << 20):
         with made.reader(block_cache_bytes=cached, query_threads=4) as reader, ThreadPoolExecutor(16) as pool:
             made.storage.reset()
-            for key, answer in zip(asked, pool.map(lambda key: reader.query("t", key), asked), strict=True):
+            for key, answer in zip(some_keys, pool.map(lambda key: reader.query("t", key), some_keys), strict=True):
                 assert ([Answer.of(item) for item in answer], answer.status) == (wanted[key], "complete"), key
             assert 0 < made.storage.most_at_once <= 4
             use = reader.cache_use()["blocks"]
@@ -82,8 +82,8 @@ def test_lookups_of_one_file_each_share_the_bound(made):
     with made.reader(query_threads=2, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
         release = threading.Event()
         made.storage.gate = lambda read: release.wait(30)
-        asked = [("t", "all", stored.second_min * 1000, stored.second_max * 1000) for stored in made.stored]
-        answers = [pool.submit(reader.query, *question) for question in asked]
+        questions = [("t", "all", stored.second_min * 1000, stored.second_max * 1000) for stored in made.stored]
+        answers = [pool.submit(reader.query, *question) for question in questions]
         # all lookups wait for a directory
         until(lambda: reader.cache_use()["directories"].misses >= FILES and len(made.storage.reads) >= 2)
         release.set()
@@ -96,20 +96,20 @@ def test_a_search_that_is_given_up_asks_for_nothing_more(made):
 
     One of them hangs.
     """
-    hanging, found = made.stored[FILES - 5], FILES - 4
+    hanging, file_number = made.stored[FILES - 5], FILES - 4
     arrived, release = threading.Event(), threading.Event()
 
     def gate(read):
         if read.name == hanging.name:
             arrived.set()
             assert release.wait(30)
-        elif read.name == made.stored[found].name:
+        elif read.name == made.stored[file_number].name:
             assert arrived.wait(30)
 
     with made.reader(query_threads=8) as reader:
         made.storage.gate = gate
-        answer = reader.query("t", f"k{found}-3", max_count=1, begin_ms=made.stored[FILES - 5].second_min * 1000)
-        assert [Answer.of(item) for item in answer] == expected(made, f"k{found}-3")
+        answer = reader.query("t", f"k{file_number}-3", max_count=1, begin_ms=made.stored[FILES - 5].second_min * 1000)
+        assert [Answer.of(item) for item in answer] == expected(made, f"k{file_number}-3")
         assert [r.name for r in made.storage.reads].count(hanging.name) == 1
         outcomes = {report.file: (report.outcome, report.requests) for report in answer.explain.files}
         assert outcomes[hanging.file_id] == ("skipped_budget", 1)
@@ -135,10 +135,10 @@ def test_a_group_that_failed_its_check_is_not_cached(made):
 
 
 def reads_of(made):
-    found = {}
+    by_name = {}
     for read in made.storage.reads:
-        found.setdefault(read.name, []).append((read.start, read.end))
-    return {name: sorted(ranges) for name, ranges in found.items()}
+        by_name.setdefault(read.name, []).append((read.start, read.end))
+    return {name: sorted(ranges) for name, ranges in by_name.items()}
 
 
 # the keys are in two of the four slot groups of each file, about 4,700 to 5,000 bytes apart
@@ -168,13 +168,13 @@ def test_a_gap_by_price_costs_no_more_than_a_request(made, egress_usd, gap, join
 @pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize("gap", [0, 20_000, 256 << 10, 1 << 40])
 def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made, gap):
-    asked = [Lookup(topic="t", key=key) for key in keys(12, seed=gap % 97)]
+    lookups = [Lookup(topic="t", key=key) for key in keys(12, seed=gap % 97)]
     with made.reader(coalesce_gap_bytes=gap, block_cache_bytes=0) as reader:
         reader.query("t", "all")
         trailers = {h.stored.stored.name: h.stored.trailer() for h in reader.files()}
         made.storage.reset()
-        answers = reader.query_many(asked)
-        for q, answer in zip(asked, answers, strict=True):
+        answers = reader.query_many(lookups)
+        for q, answer in zip(lookups, answers, strict=True):
             assert [Answer.of(item) for item in answer] == expected(made, q.key)
         asked_for = reads_of(made)
         assert len(asked_for) == FILES
@@ -183,7 +183,7 @@ def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made, gap):
             assert all(end <= start for (_, end), (start, _) in pairwise(ranges)), "bytes were fetched twice"
             # the batch has no filters here, and the ranges of all files overlap, so it looks for every key in each file
             directory = trailers[name].directory
-            slots = np.array([key_hash("t", q.key) % 700 for q in asked])
+            slots = np.array([key_hash("t", q.key) % 700 for q in lookups])
             wanted = directory.runs_of(slots, 0, 2**40)
             assert len(ranges) == _runs_apart(wanted, gap)
             total += len(ranges)
@@ -229,9 +229,9 @@ def reader_of():
 @pytest.mark.parametrize("keys", [1, 2, 20])
 def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(days, reader_of, keys):
     reader = reader_of(days)
-    asked = [Lookup(topic="t", key="all")] + [Lookup(topic="t", key=f"k{number}-0") for number in range(keys - 1)]
-    answers = in_rounds(days.storage, lambda: reader.query_many(asked), THREADS, DAILY_FILES)
-    for q, answer in zip(asked, answers, strict=True):
+    lookups = [Lookup(topic="t", key="all")] + [Lookup(topic="t", key=f"k{number}-0") for number in range(keys - 1)]
+    answers = in_rounds(days.storage, lambda: reader.query_many(lookups), THREADS, DAILY_FILES)
+    for q, answer in zip(lookups, answers, strict=True):
         assert [Answer.of(item) for item in answer] == days.expected("t", q.key)
     assert (days.storage.most_at_once, len(days.storage.reads)) == (THREADS, DAILY_FILES)
 

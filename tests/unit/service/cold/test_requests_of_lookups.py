@@ -73,8 +73,8 @@ def test_the_first_lookup_of_an_absent_key_makes_one_request_per_file(made, tmp_
         ask(reader, absent[9:])
         assert made.storage.operations == []
     with made.reader(cache_dir=cache) as reader:
-        (found,) = ask(reader, ["k4-7"])
-        assert [Answer.of(item) for item in found] == made.expected("t", "k4-7")
+        (answer,) = ask(reader, ["k4-7"])
+        assert [Answer.of(item) for item in answer] == made.expected("t", "k4-7")
         # a filter may admit a key that its file lacks
         assert 1 <= len(groups(made)) <= 2
         assert len(made.storage.reads) == len(groups(made)) + (0 if local else len(made.stored))
@@ -109,11 +109,11 @@ def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(made):
         # another key is in other groups, and the files' directories are known
         for file in (0, 9, 4):
             made.storage.reset()
-            found = reader.query("t", f"k{file}-7")
-            assert [Answer.of(item) for item in found] == made.expected("t", f"k{file}-7")
-            touched = [(report.file, report.requests) for report in found.explain.files if report.requests]
+            answer = reader.query("t", f"k{file}-7")
+            assert [Answer.of(item) for item in answer] == made.expected("t", f"k{file}-7")
+            touched = [(report.file, report.requests) for report in answer.explain.files if report.requests]
             assert all(requests == 1 for _, requests in touched)
-            assert len(groups(made)) == len(made.storage.reads) == found.explain.requests
+            assert len(groups(made)) == len(made.storage.reads) == answer.explain.requests
             assert len(set(groups(made))) == len(groups(made))
 
 
@@ -219,10 +219,10 @@ def test_the_cost_of_a_lookup_does_not_grow_with_the_index(many, beside_the_root
         assert len(reader.files()) == _OBJECTS + 3
         newest = many.stored[-1]
         for requests in (2 - beside_the_root, 0):
-            found = reader.query("t", "all", newest.second_min * 1000)
-            assert [Answer.of(item) for item in found] == many.expected("t", "all", begin_ms=newest.second_min * 1000)
-            assert found.explain.requests == requests
-            assert [report.file for report in found.explain.files] == [newest.file_id]
+            answer = reader.query("t", "all", newest.second_min * 1000)
+            assert [Answer.of(item) for item in answer] == many.expected("t", "all", begin_ms=newest.second_min * 1000)
+            assert answer.explain.requests == requests
+            assert [report.file for report in answer.explain.files] == [newest.file_id]
         many.storage.reset()
         reader.refresh()
         assert many.storage.operations == ["list"]
@@ -248,13 +248,13 @@ def gappy(tmp_path_factory):
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=1, entries=ENTRIES, slots=30_000)
 
 
-def cost(gappy, asked=ASKED, limits=None, **settings):
+def cost(gappy, lookups=ASKED, limits=None, **settings):
     """Return requests, bytes, and those between slot groups of one batch. Directories are known."""
     with gappy.reader(block_cache_bytes=0, **settings) as reader:
         reader.query("t", "k0-1")
         gappy.storage.reset()
-        answers = reader.query_many(asked, **(limits or {}))
-        assert answers.counts.tolist() == [1] * len(asked)
+        answers = reader.query_many(lookups, **(limits or {}))
+        assert answers.counts.tolist() == [1] * len(lookups)
     explain = answers.explain
     assert (explain.requests, explain.bytes) == (len(gappy.storage.reads), gappy.storage.asked_bytes)
     return explain.requests, explain.bytes, sum(report.gap_bytes for report in explain.files)
@@ -266,10 +266,10 @@ def test_a_batch_of_few_of_a_files_keys_skips_its_largest_gaps(gappy):
     assert (requests, size - gaps) == (1, needed)
     cuts = gaps // GAP
     assert 2 <= cuts < 31
-    found = cost(gappy)
-    assert (found[0], found[1] - found[2]) == (1 + cuts, needed)
+    measured = cost(gappy)
+    assert (measured[0], measured[1] - measured[2]) == (1 + cuts, needed)
     # each of these gaps is larger than the mean
-    assert found[1] < size - cuts * gaps / len(ASKED)
+    assert measured[1] < size - cuts * gaps / len(ASKED)
 
 
 def test_only_idle_threads_and_few_requests_of_a_bound_are_used(gappy):

@@ -463,8 +463,8 @@ def test_a_repaired_shard_replaces_its_copy(life, target):
     log.append("a copy", None, lambda _: LogRecord(0, "copy", 0, "", 0, (second,)))
     report = Report()
     check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
-    of_log = [one for one in report.findings if one.file.startswith("log/")]
-    parts, problems = zip(*((one.part, one.problem) for one in of_log), strict=True)
+    of_log = [finding for finding in report.findings if finding.file.startswith("log/")]
+    parts, problems = zip(*((finding.part, finding.problem) for finding in of_log), strict=True)
     assert parts == ("repair", "table", "table")
     entries = f"{first.count:,} entries by {first.count - 1:,}"
     assert entries in problems[0] and "removes only a part of table" in problems[1]

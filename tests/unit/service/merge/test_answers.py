@@ -228,7 +228,9 @@ def test_a_table_that_lost_a_shard_answers_for_the_other_slots(two_days):
         assert (missing.object, missing.file, missing.entries) == (gone.name, table, gone.count)
         assert missing.topics == ("t",)
         give_up(two_days.storage, two_days.log(), [table])
-        told = LostFile(file=table, begin_ms=gone.second_min * 1000, end_ms=gone.second_max * 1000, entries=gone.count)
+        lost_file = LostFile(
+            file=table, begin_ms=gone.second_min * 1000, end_ms=gone.second_max * 1000, entries=gone.count
+        )
         many = reader.query_many([Lookup(topic="t", key=key) for key in KEYS])
         for key, batched in zip(KEYS, many, strict=True):
             for result in (reader.query("t", key), batched):
@@ -236,9 +238,9 @@ def test_a_table_that_lost_a_shard_answers_for_the_other_slots(two_days):
                 if key in touched:
                     expected = [answer for answer in expected if answer.timestamp_ms >= BASE_MS + DAY_MS]
                 assert (two_days.answers(result), result.status) == (expected, "complete")
-                assert result.lost == ((told,) if key in touched else ())
+                assert result.lost == ((lost_file,) if key in touched else ())
     report = checked(two_days)
-    assert (report.status, [one.object for one in report.lost]) == ("ok", [gone.name])
+    assert (report.status, [lost.object for lost in report.lost]) == ("ok", [gone.name])
     left = sum(stored.count for stored in two_days.state.objects.values())
     assert two_days.merge(30 * 86400).entries == left and checked(two_days).status == "ok"
 

@@ -64,8 +64,8 @@ def test_a_hot_key_has_several_parts_and_a_page_reads_only_the_newest(life):
         reader.query("t", "hot", max_count=10**6)  # this reads the directories
         for reads, max_count in ((1, 5), (len(parts), 10**6)):
             recorder.reset()
-            found = reader.query("t", "hot", max_count=max_count)
-            assert life.answers(found) == life.model.query("t", "hot", max_count=max_count)
+            answer = reader.query("t", "hot", max_count=max_count)
+            assert life.answers(answer) == life.model.query("t", "hot", max_count=max_count)
             assert len({read.name for read in recorder.reads}) == reads
     # the next tier merges the parts, and writes parts again
     life.merge(30 * 86400)
@@ -77,11 +77,11 @@ def test_a_table_of_two_origins_is_damage(life):
     fill_hot(life)
     life.merge()
     state = life.state
-    one, *others = max(parts_of(life), key=len)
-    assert one.shard is not None and others
-    another = replace(one, shard=replace(one.shard, origin="build"))
+    first, *others = max(parts_of(life), key=len)
+    assert first.shard is not None and others
+    another = replace(first, shard=replace(first.shard, origin="build"))
     with pytest.raises(CorruptFile, match="objects of two origins"):
-        plan_rewrite(replace(state, objects=state.objects | {one.name: another}), {one.name})
+        plan_rewrite(replace(state, objects=state.objects | {first.name: another}), {first.name})
 
 
 def test_pieces_and_their_writes_stay_small(merging, monkeypatch):
@@ -187,8 +187,8 @@ def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, tiny, held, d
 )
 def test_cuts(windows, size, spread, runs, most):
     spans = [(first, min(windows - 1, first + spread - 1), size) for first in range(0, windows, spread)]
-    found, groups = cut_windows(dict.fromkeys(range(windows), size), spans, GIB, 10**6)
-    assert (found, max(map(len, groups))) == (runs, most)
+    run_count, groups = cut_windows(dict.fromkeys(range(windows), size), spans, GIB, 10**6)
+    assert (run_count, max(map(len, groups))) == (runs, most)
     assert [number for group in groups for number in group] == list(range(windows))
 
 
@@ -211,6 +211,6 @@ def test_requests_of_an_upload(size):
     with recorder.open_writer("data/x/y.index") as stream:
         stream.write(bytes(size))
     assert recorder.head(stream.name).size_bytes == size
-    assert [one for one in recorder.operations if one != "write"] == ["put", "head"]
+    assert [operation for operation in recorder.operations if operation != "write"] == ["put", "head"]
     assert writing_requests(1, size) == Counter(put=1, head=1, write=0 if size <= 8 << 20 else 1 - -size // (8 << 20))
     assert writing_requests(3, size).total() == 3 * writing_requests(1, size).total()

@@ -128,9 +128,9 @@ def test_orphans_are_what_nobody_names_and_old_enough(life):
         assert young.objects == (), "all objects are young, or were just removed"
         delete_orphans(life.storage, young)
     life.later(0.2)
-    found = find_orphans(life.storage, life.log())
-    assert len(found.objects) == 7 and "data/stray/1.index" in {info.name for info in found.objects}
-    delete_orphans(life.storage, found)
+    orphans = find_orphans(life.storage, life.log())
+    assert len(orphans.objects) == 7 and "data/stray/1.index" in {info.name for info in orphans.objects}
+    delete_orphans(life.storage, orphans)
     assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
     life.check()
 
@@ -154,9 +154,9 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     storage.meanwhile(
         "list", lambda: published.append(publish(job, results, life.log())), when="after", name_prefix="staging/"
     )
-    found = find_orphans(storage, log, older_than_s=HOUR_S)
-    assert published and found.objects == ()
-    delete_orphans(life.storage, found)
+    orphans = find_orphans(storage, log, older_than_s=HOUR_S)
+    assert published and orphans.objects == ()
+    delete_orphans(life.storage, orphans)
     assert {info.name for info in life.storage.list("data/")} > set(life.state.objects)
     life.check()
 
@@ -166,8 +166,8 @@ def test_a_sweep_without_grace_finds_objects_that_a_merge_removes_while_it_looks
     life.fill()
     inputs, storage = {*life.state.objects}, FaultStorage(life.storage)
     storage.meanwhile("list", life.merge, when="after", name_prefix="staging/")
-    found = find_orphans(storage, life.log(), older_than_s=HOUR_S, removed_s=0)
-    assert {info.name for info in found.objects} == inputs != {*life.state.objects}
+    orphans = find_orphans(storage, life.log(), older_than_s=HOUR_S, removed_s=0)
+    assert {info.name for info in orphans.objects} == inputs != {*life.state.objects}
 
 
 def test_memory_of_a_sweep_does_not_grow_with_the_objects_that_the_log_names(life):
@@ -191,9 +191,9 @@ def test_the_probe_of_a_process_that_was_killed_is_swept(life):
     probe_put_if_absent(KilledBeforeDeleting(life.storage))
     (left,) = life.storage.list("probe/")
     life.clock.advance(HOUR_S + 1)
-    found = find_orphans(life.storage, life.log(), older_than_s=HOUR_S)
-    assert [info.name for info in found.objects] == [left.name]
-    delete_orphans(life.storage, found)
+    orphans = find_orphans(life.storage, life.log(), older_than_s=HOUR_S)
+    assert [info.name for info in orphans.objects] == [left.name]
+    delete_orphans(life.storage, orphans)
     assert not list(life.storage.list("probe/"))
 
 

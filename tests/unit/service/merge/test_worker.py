@@ -53,7 +53,7 @@ def merge_health(index: IndexService) -> dict[str, Any]:
 
 
 def left(life: Merging) -> list[tuple[str, str]]:
-    return [(one["window"], one["reason"]) for one in merge_health(life.index)["left"]]
+    return [(window["window"], window["reason"]) for window in merge_health(life.index)["left"]]
 
 
 def test_finished_windows_are_merged_an_hour_after_their_end(life):
@@ -143,7 +143,7 @@ def test_off_and_the_preset_of_rocketmq_merge_nothing(tmp_path, settings):
     publish_at(life, 1, 3)
     life.later()
     assert life.index.run_merge().jobs == 0 and len(life.state.files) == 2
-    assert merge_health(life.index)["tiers"] == [] and [one.name for one in life.index._workers] == [
+    assert merge_health(life.index)["tiers"] == [] and [worker.name for worker in life.index._workers] == [
         "flusher",
         "lifecycle",
     ]

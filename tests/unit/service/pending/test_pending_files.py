@@ -39,7 +39,7 @@ def test_a_file_is_uploaded_as_it_is_merged_elsewhere_and_adopted(open_spark, st
     assert (done.pending, done.compacted, done.uploaded) == (1, 0, 0)
     assert places(index) == ["unsealed"] and found(index) == [1, 2, 3]
     state = index.log_state
-    assert not state.objects and [one.file_id for one in state.pending.values()] == [index.files()[0].file_id]
+    assert not state.objects and [waiting.file_id for waiting in state.pending.values()] == [index.files()[0].file_id]
     assert (state.positions, state.newest_ms, state.as_of_ms) == ({}, None, None)
     assert names_below(storage, "data/") == [*state.pending]
     assert not index.run_lifecycle().any()
@@ -188,7 +188,7 @@ def test_a_file_of_the_quarantine_is_compacted_here_and_positions_wait_for_it(op
     index.seal()
     done = index.run_lifecycle()
     assert (done.pending, done.compacted, done.uploaded) == (1, 1, 1)
-    assert [one.lane for one in index.log_state.objects.values()] == ["quarantine"]
+    assert [stored.lane for stored in index.log_state.objects.values()] == ["quarantine"]
     assert index.log_state.positions == {}
     Job(storage, clock).run()
     index.run_lifecycle()
@@ -333,7 +333,7 @@ def test_a_damaged_pending_object_is_never_merged_and_its_writer_compacts_the_fi
     assert names_below(storage, "data/") == [waiting.name]
     report = Report()
     check_storage(storage, {}, report, no_progress, deep=True, threads=1)
-    assert [one.file for one in report.findings] == [waiting.name]
+    assert [finding.file for finding in report.findings] == [waiting.name]
     clock.advance(600)
     assert index.run_lifecycle().uploaded == 1
     holds(storage, clock, 1, 2, 3)
@@ -372,7 +372,7 @@ def test_a_lost_pending_object_is_given_up_and_sent_again_from_its_local_copy(
         Job(storage, clock).run()
     if not is_open:
         index.abandon()
-    assert [one.name for one in give_up(storage, Job(storage, clock).log, [waiting.file_id])] == [waiting.name]
+    assert [lost.name for lost in give_up(storage, Job(storage, clock).log, [waiting.file_id])] == [waiting.name]
     if not is_open:
         index = open_spark()
     index.run_lifecycle()

@@ -83,25 +83,25 @@ def test_one_of_twenty_is_away_at_the_opening(many, prefix, clock, failing, how)
 def test_one_hangs_at_the_opening(tmp_path, clock, how, monkeypatch):
     """The reader opens with the others. It reads the index as soon as that answers."""
     shared = Watched(MemoryStorage())
-    made = Cluster(tmp_path)
+    cluster = Cluster(tmp_path)
     for name in ("a", "b"):
         below = PrefixedStorage(shared.inner, name)
-        made.add(below.uri, rows(ord(name)), below)
-    there, away = made.uris
+        cluster.add(below.uri, rows(ord(name)), below)
+    there, away = cluster.uris
     hang = shared.hang("get", name_prefix="b/checkpoint/")
-    given = {"storage_backend": shared}
+    settings = {"storage_backend": shared}
     if how != "prefix":
-        storages = {uri: PrefixedStorage(shared, uri[-1]) for uri in made.uris}
+        storages = {uri: PrefixedStorage(shared, uri[-1]) for uri in cluster.uris}
         monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri=None: storages[uri or config.storage])
-        given = {"storage": [away, there]}
-    given |= {"timeout_s": SHORT_S} if how == "list in time" else {"source_timeout_s": SHORT_S}
-    with IndexReader.open(clock=clock, refresh_interval_s=10, **given) as reader:
+        settings = {"storage": [away, there]}
+    settings |= {"timeout_s": SHORT_S} if how == "list in time" else {"source_timeout_s": SHORT_S}
+    with IndexReader.open(clock=clock, refresh_interval_s=10, **settings) as reader:
         assert reader.sources == (there,)
-        check_partial(made, ask(reader), away)
+        check_partial(cluster, ask(reader), away)
         hang.release.set()
         until(lambda: clock.advance(2) or ask(reader).status == "complete")
-        assert sorted(reader.sources) == made.uris
-        assert made.answers(reader.query("t", "k", max_count=1000)) == made.expected()
+        assert sorted(reader.sources) == cluster.uris
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
 def test_lookups_do_not_wait_for_a_log_that_hangs(cluster, opened, clock):
@@ -117,12 +117,12 @@ def test_lookups_do_not_wait_for_a_log_that_hangs(cluster, opened, clock):
             check_partial(cluster, ask(reader), away)
         assert time.monotonic() - begun_s < 40 * SHORT_S / 2, "each waited"
         # freshness has only the indexes that were read
-        assert {one.source for one in ask(reader).freshness} == {*cluster.uris} - {away}
+        assert {freshness.source for freshness in ask(reader).freshness} == {*cluster.uris} - {away}
         for _ in range(2):
             with pytest.raises(StorageUnavailable, match=away):
                 reader.refresh()
         # at most two wait for the index: for the interval's refresh, and for one that a caller asked for
-        readers = [one for one in threading.enumerate() if one.name.startswith("tiered-index-log")]
+        readers = [thread for thread in threading.enumerate() if thread.name.startswith("tiered-index-log")]
         assert len(readers) <= 2 + 2 * len(cluster.uris)
         hang.release.set()
         until(lambda: clock.advance(2) or ask(reader).status == "complete")
@@ -134,14 +134,14 @@ def test_lookups_do_not_wait_for_a_log_that_hangs(cluster, opened, clock):
 @pytest.fixture
 def hangs(opened):
     """Return a function that lets calls of storages hang until the test ends."""
-    made = []
+    faults = []
 
     def hang(uri, operation, **how):
-        made.append(of(opened, uri).hang(operation, **how))
+        faults.append(of(opened, uri).hang(operation, **how))
 
     yield hang
-    for one in made:
-        one.release.set()
+    for fault in faults:
+        fault.release.set()
 
 
 @pytest.fixture
@@ -247,9 +247,9 @@ def test_a_broker_that_hangs_is_named_and_delays_no_request(cluster, opened):
         hanging = [of(opened, away).hang("get_range", times=None), of(opened, away).hang("list", times=None)]
         try:
             clock.advance(11)
-            got = client.get("/v1/query", params=ASKED | {"allow_partial": "true"}).json()
-            assert (got["status"], len(got["items"])) == ("partial", expected)
-            assert {one["source"] for one in got["failed"]} == {away}
+            page = client.get("/v1/query", params=ASKED | {"allow_partial": "true"}).json()
+            assert (page["status"], len(page["items"])) == ("partial", expected)
+            assert {report["source"] for report in page["failed"]} == {away}
             begun_s = time.monotonic()
             with ThreadPoolExecutor(8) as threads:
                 asking = [
@@ -261,19 +261,19 @@ def test_a_broker_that_hangs_is_named_and_delays_no_request(cluster, opened):
                         ("/v1/topics", {"allow_partial": "true"}),
                     )
                 ]
-                answers = [one.result() for one in asking]
+                answers = [future.result() for future in asking]
             assert time.monotonic() - begun_s < 20 * SHORT_S
             assert {answer.status_code for answer in answers[1::3]} == {502}
             assert all("did not answer" in answer.json()["detail"] for answer in answers[1::3])
             assert {len(answer.json()["items"]) for answer in answers[::3]} == {expected}
-            assert all({one["source"] for one in answer.json()["failed"]} == {away} for answer in answers[2::3])
+            assert all({report["source"] for report in answer.json()["failed"]} == {away} for answer in answers[2::3])
             # the others can be served, so this replica stays ready
             assert client.get("/readyz").status_code == 200
             (problem,) = client.get("/v1/health").json()["problems"]
             assert away in problem["reason"]
         finally:
-            for one in hanging:
-                one.release.set()
+            for hang in hanging:
+                hang.release.set()
 
 
 def test_the_sum_of_log_numbers_waits_for_a_broker_that_is_away_at_the_opening(cluster, monkeypatch):

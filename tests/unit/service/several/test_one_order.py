@@ -33,14 +33,14 @@ class Brokers:
 @pytest.mark.parametrize("count", [3, 1000])
 def test_messages_have_the_order_of_their_entries(cluster, count):
     with cluster.reader() as reader:
-        asked = {"max_count": count, "cursor": None}
+        limits = {"max_count": count, "cursor": None}
         while True:
-            page, entries = reader.messages("t", "k", **asked, source=Brokers()), reader.query("t", "k", **asked)
-            assert [one.item for one in page.messages] == list(entries)
+            page, entries = reader.messages("t", "k", **limits, source=Brokers()), reader.query("t", "k", **limits)
+            assert [message.item for message in page.messages] == list(entries)
             assert (page.status, page.cursor) == (entries.status, entries.cursor)
             if page.cursor is None:
                 break
-            asked["cursor"] = page.cursor
+            limits["cursor"] = page.cursor
         broken = Brokers()
         broken.broken = cluster.uris[1]
         with pytest.raises(StorageUnavailable):
@@ -57,20 +57,20 @@ def test_a_rewritten_message_is_looked_up_in_its_own_index(tmp_path, prefix, rew
 
     The other index has the place, too.
     """
-    made = Cluster(tmp_path)
+    cluster = Cluster(tmp_path)
     for name in "ab":
         again = [("t", 0, "k", 5, 10, BASE_MS + 2_000)] if name == rewritten else []
-        made.add(f"{prefix}/{name}", [("t", 0, "k", 5, 10, BASE_MS), *again])
+        cluster.add(f"{prefix}/{name}", [("t", 0, "k", 5, 10, BASE_MS), *again])
 
     class Log(Brokers):
         def fetch(self, items, topic, key):
-            found = super().fetch(items, topic, key)
-            older = [replace(one, instead=replace(one.item, timestamp_ms=BASE_MS)) for one in found]
-            return [a if a.item.timestamp_ms == BASE_MS else b for a, b in zip(found, older, strict=True)]
+            fetched = super().fetch(items, topic, key)
+            older = [replace(message, instead=replace(message.item, timestamp_ms=BASE_MS)) for message in fetched]
+            return [a if a.item.timestamp_ms == BASE_MS else b for a, b in zip(fetched, older, strict=True)]
 
-    with made.reader() as reader:
-        found = reader.messages("t", "k", source=Log())
-    places = sorted((one.item.source, one.item.timestamp_ms) for one in found.messages)
+    with cluster.reader() as reader:
+        answer = reader.messages("t", "k", source=Log())
+    places = sorted((message.item.source, message.item.timestamp_ms) for message in answer.messages)
     assert places == [(f"{prefix}/a", BASE_MS), (f"{prefix}/b", BASE_MS)]
 
 
@@ -91,8 +91,10 @@ def test_pages_by_readers_of_other_orders_and_of_one_source_more(cluster, count,
             readers[tuple(step)] = cluster.reader(step), cluster.model(step)
         reader, model = readers[tuple(step)]
         expected = model.query("t", "k", BASE_MS, BASE_MS + 3_999, None, after)
-        asked = {"begin_ms": BASE_MS, "end_ms": BASE_MS + 3_999, "max_count": count, "cursor": cursor}
-        page = reader.query_many([Lookup(topic="t", key="k", **asked)])[0] if many else reader.query("t", "k", **asked)
+        limits = {"begin_ms": BASE_MS, "end_ms": BASE_MS + 3_999, "max_count": count, "cursor": cursor}
+        page = (
+            reader.query_many([Lookup(topic="t", key="k", **limits)])[0] if many else reader.query("t", "k", **limits)
+        )
         after = cluster.check_page(page, expected, count) or after
         cursor = page.cursor
         pages += 1
@@ -104,7 +106,7 @@ def test_pages_by_readers_of_other_orders_and_of_one_source_more(cluster, count,
 def test_entries_and_files_say_their_source(cluster):
     with (
         cluster.reader() as several,
-        cluster.reader(cluster.uris[:1]) as one,
+        cluster.reader(cluster.uris[:1]) as single,
         IndexReader.open(cluster.uris[0]) as plain,
     ):
         whole = several.query("t", "k", max_count=1000)
@@ -112,7 +114,7 @@ def test_entries_and_files_say_their_source(cluster):
         assert {report.source for report in whole.explain.files} == set(cluster.uris)
         assert whole.to_dict()["items"][0]["source"] in cluster.uris
         assert whole.to_arrow().equals(items_table(whole.items, whole.item_type))
-        assert {item.source for item in one.query("t", "k")} == {cluster.uris[0]} == set(one.sources)
+        assert {item.source for item in single.query("t", "k")} == {cluster.uris[0]} == set(single.sources)
         answer = plain.query("t", "k")
         assert {item.source for item in answer} == {None} == {report.source for report in answer.explain.files}
         assert "source" not in answer.to_dict()["items"][0]
@@ -139,18 +141,18 @@ class ZonedItem(KeyedIndexItem):
 @pytest.mark.parametrize("item_type", [ZonedItem, None])
 @pytest.mark.parametrize("count", [1, 3])
 def test_further_columns_and_identities_beside_the_source(tmp_path, prefix, item_type, count):
-    made = Cluster(tmp_path, {"item_type": ZonedItem})
+    cluster = Cluster(tmp_path, {"item_type": ZonedItem})
     expected = []
     for number in range(2):
         uri = f"{prefix}/{number}"
-        made.models[uri] = None
-        with made.writer(uri) as index:
-            made.numbers[uri] = source_number(index.index_id)
+        cluster.models[uri] = None
+        with cluster.writer(uri) as index:
+            cluster.numbers[uri] = source_number(index.index_id)
             for offset, zone in itertools.product(range(3), (0, 1, 65_535)):
                 index.put("t", 0, "k", offset, 10, BASE_MS, source_id=7 + number, zone=zone)
-                expected.append((-offset, zone, made.numbers[uri], 7 + number, uri))
+                expected.append((-offset, zone, cluster.numbers[uri], 7 + number, uri))
             index.seal()
             index.run_lifecycle()
-    with made.reader(item_type=item_type) as reader:
-        found = items_by_pages(reader.query, "t", "k", max_count=count)
-    assert [(-i.offset, i.zone, made.numbers[i.source], i.source_id, i.source) for i in found] == sorted(expected)
+    with cluster.reader(item_type=item_type) as reader:
+        items = items_by_pages(reader.query, "t", "k", max_count=count)
+    assert [(-i.offset, i.zone, cluster.numbers[i.source], i.source_id, i.source) for i in items] == sorted(expected)

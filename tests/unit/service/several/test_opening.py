@@ -40,9 +40,9 @@ def test_an_invalid_list_of_indexes_is_refused(wrong):
 
 
 def test_several_have_no_root(cluster, tmp_path, monkeypatch):
-    for given in ({"root": tmp_path}, {"storage_backend": MemoryStorage()}):
+    for settings in ({"root": tmp_path}, {"storage_backend": MemoryStorage()}):
         with pytest.raises(InvalidArgument, match="without one"):
-            IndexReader.open(cluster.uris, **given)
+            IndexReader.open(cluster.uris, **settings)
     monkeypatch.setenv("TIERED_INDEX_ROOT", str(tmp_path))
     with pytest.raises(InvalidArgument, match="without one"):
         IndexReader.open(cluster.uris)
@@ -59,9 +59,9 @@ def test_one_index_given_twice(cluster, tmp_path):
 
 def test_other_schemas_are_not_read_together(cluster, prefix, opened):
     cluster.add(f"{prefix}/old", rows(3), preset="rocketmq")
-    for given in (cluster.uris, cluster.uris[::-1]):
+    for uris in (cluster.uris, cluster.uris[::-1]):
         with pytest.raises(SchemaMismatch, match=r"old .*IndexItem|broker-. .*KeyedIndexItem"):
-            IndexReader.open(given)
+            IndexReader.open(uris)
     assert [storage.closed for storage in opened] == [1] * 2 * (SEVERAL + 1)
 
 
@@ -142,8 +142,8 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
     ],
 )
 def test_members_of_one_index_only(cluster, prefix, ask):
-    for given in (cluster.uris, prefix, cluster.uris[:1]):
-        with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="it was opened for several"):
+    for sources in (cluster.uris, prefix, cluster.uris[:1]):
+        with IndexReader.open(sources) as reader, pytest.raises(InvalidArgument, match="it was opened for several"):
             ask(reader)
 
 
@@ -157,7 +157,7 @@ def reader(cluster, prefix, clock):
 
 
 def names(answer):
-    return [one.source for one in answer.freshness]
+    return [freshness.source for freshness in answer.freshness]
 
 
 @pytest.mark.parametrize("how", [{}, {"timeout_s": 300}, "refresh"])
@@ -259,7 +259,7 @@ def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, 
             with pytest.raises(error):
                 reader.query("t", "k", max_count=1000, **how)
             partial = reader.query("t", "k", max_count=1000, allow_partial=True, **how)
-            assert [one.source for one in partial.failed] == [uri] and names(partial) == good
+            assert [report.source for report in partial.failed] == [uri] and names(partial) == good
             expected = cluster.expected(good)
             assert (partial.status, cluster.answers(partial)) == ("partial", expected)
             assert len([handle for handle in reader.files() if isinstance(handle, DamagedFile)]) == 1
@@ -291,7 +291,7 @@ def test_an_index_that_vanishes_is_never_left_out_unsaid(cluster, clock, reader)
     with pytest.raises(StorageUnavailable, match=f"{gone}: log record"):
         reader.query("t", "k")
     answer = reader.query("t", "k", allow_partial=True)
-    assert (answer.status, {one.source for one in answer.failed}) == ("partial", {gone})
+    assert (answer.status, {report.source for report in answer.failed}) == ("partial", {gone})
     assert names(answer) == cluster.uris
 
 

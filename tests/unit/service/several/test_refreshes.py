@@ -60,8 +60,8 @@ def test_a_damaged_record_of_one_log_is_named_and_the_others_continue(cluster, o
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
         assert [(report.source, report.file) for report in answer.failed] == [(hurt, record)]
         others = [uri for uri in cluster.uris if uri != hurt]
-        found = [answer for answer in cluster.answers(answer) if answer.extra[0][1] != cluster.numbers[hurt]]
-        assert found == cluster.expected(others)
+        of_others = [answer for answer in cluster.answers(answer) if answer.extra[0][1] != cluster.numbers[hurt]]
+        assert of_others == cluster.expected(others)
         of(opened, hurt).clear()
         clock.advance(2)
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
@@ -115,7 +115,7 @@ def test_an_index_without_its_log_is_no_empty_folder(cluster):
         with pytest.raises(CorruptFile, match="log"):
             reader.query("t", "k")
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
-    assert [one.source for one in answer.failed] == [f"{prefix}/broken"]
+    assert [report.source for report in answer.failed] == [f"{prefix}/broken"]
     assert cluster.answers(answer) == cluster.expected()
 
 

@@ -99,8 +99,8 @@ def test_every_kind_of_lookup_is_partial_without_an_index_that_answers_403(denie
             assert (answer.status, [failed.source for failed in answer.failed]) == ("partial", [private])
         # a refresh reads the others, and lookups in between ask for nothing
         reader.refresh()
-        asked = store.requests()
-        assert reader.query("t", "none").status == "partial" and store.requests() == asked
+        requests = store.requests()
+        assert reader.query("t", "none").status == "partial" and store.requests() == requests
         # clients of RocketMQ's protocol would take a part for the whole
         request = Command(code=RequestCode.QUERY_MESSAGE, fields=by_key("t", "k"))
         assert ReadOnlyBroker(reader).look_up(request, HERE).code == ResponseCode.SYSTEM_ERROR
