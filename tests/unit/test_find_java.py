@@ -17,9 +17,9 @@ class Host:
         self.script, self.bin, self.log = script, folder / "bin", folder / "log"
         self.bin.mkdir()
         for tool in _TOOLS:
-            found = shutil.which(tool)
-            assert found is not None
-            (self.bin / tool).symlink_to(found)
+            path = shutil.which(tool)
+            assert path is not None
+            (self.bin / tool).symlink_to(path)
         self.stub("id", "echo 0")
 
     def stub(self, name: str, script: str) -> None:

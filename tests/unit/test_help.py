@@ -27,8 +27,8 @@ def values(name: str) -> dict[str, object]:
     names = getattr(module, "__all__", None)
     if names is None:
         names = [each for each in vars(module) if not each.startswith("_")]
-        found = {each: getattr(module, each) for each in names}
-        return {each: value for each, value in found.items() if getattr(value, "__module__", None) == name}
+        public = {each: getattr(module, each) for each in names}
+        return {each: value for each, value in public.items() if getattr(value, "__module__", None) == name}
     return {each: getattr(module, each) for each in names if each != "__version__"}
 
 
@@ -57,16 +57,16 @@ def fields(kind: type) -> list[str]:
 
 def explained(kind: type) -> set[str]:
     """Return the names in the docstring of a class, and of its bases, and the fields with a docstring below them."""
-    found: set[str] = set()
+    names: set[str] = set()
     for each in kind.__mro__:
         if each.__module__.startswith("tiered_index"):
-            found.update(re.findall(r"`([a-z0-9_]+)`", each.__doc__ or ""))
+            names.update(re.findall(r"`([a-z0-9_]+)`", each.__doc__ or ""))
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
             assert isinstance(tree, ast.ClassDef)
             for field, below in zip(tree.body, tree.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    found.add(ast.unparse(field.target))
-    return found
+                    names.add(ast.unparse(field.target))
+    return names
 
 
 @pytest.mark.parametrize("module", MODULES)

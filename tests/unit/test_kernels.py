@@ -28,8 +28,8 @@ def both(loops, make):
     with using(None):
         expected = make()
     with using(loops):
-        found = make()
-    assert found == expected
+        of_core = make()
+    assert of_core == expected
 
 
 numbers = st.integers(0, 2**32 - 1)
@@ -56,12 +56,12 @@ def test_entries_by_slot(loops, seed, count, slots, hashes):
 def test_items_of_negative_hashes_are_left_to_numpy(loops):
     """Their ranks may be those of another slot: the hashes for the filter would not be distinct."""
     entries = np.zeros(2, KEYED_SCHEMA.entry)
-    for key_hash, found in ((7, 1), (-(2**31), 1), (-5, -1)):
+    for key_hash, expected in ((7, 1), (-(2**31), 1), (-5, -1)):
         entries["key_hash"] = key_hash
         entries["offset"] = [1, 2]
         items, hashes = np.empty((2, KEYED_SCHEMA.item.itemsize), np.uint8), np.empty(2, np.uint64)
         order = np.array([1, 0], np.int32)
-        assert loops.gather(entries.view(np.uint8), entries.itemsize, order, 3, 28, items, hashes) == found
+        assert loops.gather(entries.view(np.uint8), entries.itemsize, order, 3, 28, items, hashes) == expected
 
 
 @settings(max_examples=40)

@@ -46,9 +46,9 @@ def _anchors(page: Path) -> set[str]:
 def test_links_lead_somewhere():
     for page in PAGES:
         for target, anchor in _links(page):
-            found = (page.parent / target).resolve() if target else page
-            assert found.exists(), f"{page}: {target}"
-            assert not anchor or anchor in _anchors(found), f"{page}: {target}#{anchor}"
+            linked = (page.parent / target).resolve() if target else page
+            assert linked.exists(), f"{page}: {target}"
+            assert not anchor or anchor in _anchors(linked), f"{page}: {target}#{anchor}"
 
 
 def _paths(page: Path) -> set[str]:
@@ -154,10 +154,10 @@ def folder_of(parts: tuple[str, ...]) -> tuple[str, ...]:
 @functools.cache
 def imports() -> dict[str, set[tuple[str, ...]]]:
     """Return the folders that the modules of each folder import when they are loaded."""
-    found: dict[str, set[tuple[str, ...]]] = {}
+    imported: dict[str, set[tuple[str, ...]]] = {}
     for path in PACKAGE.rglob("*.py"):
         own = path.parent.relative_to(PACKAGE).parts
-        folders = found.setdefault("/".join(own), set())
+        folders = imported.setdefault("/".join(own), set())
         # A layer's own `__init__` re-exports its names. The `__init__` of a lower folder is a module like any other.
         shows = path.name == "__init__.py" and path.parent.parent in (PACKAGE.parent, PACKAGE)
         for node in ast.parse(path.read_text()).body if not shows else ():
@@ -165,8 +165,8 @@ def imports() -> dict[str, set[tuple[str, ...]]]:
                 base = tuple((node.module or "").split(".")[1:])
                 folders |= {folder_of((*base, alias.name)) for alias in node.names}
         folders -= {own, ()}
-    found.pop("")
-    return found
+    imported.pop("")
+    return imported
 
 
 def test_the_picture_has_every_folder_and_no_other():
@@ -175,11 +175,11 @@ def test_the_picture_has_every_folder_and_no_other():
 
 
 def test_layers_import_what_the_picture_says():
-    found = {layer: set() for layer in LAYERS}
+    imported = {layer: set() for layer in LAYERS}
     for name, folders in imports().items():
         layer = name.split("/")[0]
-        found[layer] |= {folder[0] for folder in folders} - {layer}
-    assert found == LAYERS
+        imported[layer] |= {folder[0] for folder in folders} - {layer}
+    assert imported == LAYERS
     order = list(LAYERS)
     assert all(order.index(below) > order.index(layer) for layer, names in LAYERS.items() for below in names)
 

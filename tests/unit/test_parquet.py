@@ -163,9 +163,9 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
             storage, name = open_storage(f"memory://{tmp_path.name}"), f"{version}{encoding}{path_of_keys}{bound}"
             storage.put(name, path.read_bytes())
             for place in (LocalFile(path), StoredFile(name, storage, name, path.stat().st_size)):
-                found = [rows for _, rows in parquet.ParquetTable(place).read_group(0, ["n", "key"])]
-                assert [value for rows in found for value in rows.column("key").to_pylist()] == keys
-                assert [n for rows in found for n in rows.column("n").to_pylist()] == list(range(len(keys)))
+                groups = [rows for _, rows in parquet.ParquetTable(place).read_group(0, ["n", "key"])]
+                assert [value for rows in groups for value in rows.column("key").to_pylist()] == keys
+                assert [n for rows in groups for n in rows.column("n").to_pylist()] == list(range(len(keys)))
 
 
 @pytest.mark.parametrize("is_field", [False, True], ids=["column", "field of a structure"])

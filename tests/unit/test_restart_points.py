@@ -199,30 +199,30 @@ def test_a_row_of_a_packed_file_costs_the_text_behind_the_point_before_it(tmp_pa
 
     monkeypatch.setattr(RestartedText, "read", counted)
 
-    def found(key):
+    def rows_of(key):
         read.clear()
         done = run_here("query", "t", key, "--messages", "--all", *where, "--json")
-        messages = [one for one in done.records if "state" in one]
-        return [one["message"] and json.loads(one["message"]["body"])["n"] for one in messages], messages
+        messages = [record for record in done.records if "state" in record]
+        return [record["message"] and json.loads(record["message"]["body"])["n"] for record in messages], messages
 
     expected = sorted([*range(123, 40_000, 500)] * 2)
-    numbers, messages = found("123")
+    numbers, messages = rows_of("123")
     assert sorted(numbers) == expected
     # rows in the first MiB of a file are read from its begin
     assert len(read) > 0 and sum(read) / len(expected) < 1.5 * MIB
     with IndexReader.open(where[3]) as reader:
         stored = list(reader.segments().of("points:-/t/0"))
     # points are no messages
-    assert [one.rows for one in stored] == [None] * 4
+    assert [segment.rows for segment in stored] == [None] * 4
     # a window has rows: no erasure leaves one
     erased = run_here("erase", "--topic", "t", "--key", "7", *where, "--yes", "--now", "--json")
     assert erased.document["segments"]["remaining"] == [], erased.err
-    numbers, _ = found("123")
+    numbers, _ = rows_of("123")
     assert (sorted(numbers), read) == (expected, [])
     # a file that was changed is named, though its text is not packed as it was
     (tmp_path / "0.gz").write_bytes(gzip.compress(lines(40_000, 3)))
-    numbers, messages = found("123")
-    assert len([one for one in messages if "has changed" in str(one["problem"])]) == 80
+    numbers, messages = rows_of("123")
+    assert len([record for record in messages if "has changed" in str(record["problem"])]) == 80
 
 
 def test_a_changed_file_is_named_by_what_its_points_lead_to(tmp_path, where):
@@ -232,5 +232,5 @@ def test_a_changed_file_is_named_by_what_its_points_lead_to(tmp_path, where):
     for packed in (gzip.compress(lines(40_000, 3)), gzip.compress(lines(9)), lines(40_000, 3), b""):
         (tmp_path / "0.gz").write_bytes(packed)
         done = run_here("query", "t", "499", "--messages", "--max", "3", *where, "--json")
-        problems = [one["problem"] for one in done.document["messages"]]
+        problems = [message["problem"] for message in done.document["messages"]]
         assert problems == [f"{(tmp_path / '0.gz').as_uri()} has changed since it was indexed"] * 3, done.err

@@ -307,9 +307,9 @@ def test_numbers_are_the_same_times_together_and_one_by_one(case):
 @given(st.lists(st.floats(631_152_000, 4_102_444_799), min_size=1, max_size=20))
 def test_a_column_of_floats_has_the_times_of_its_floats(values):
     mapping = RowMapping(("k",), "at")
-    found = mapping.times_ms(pa.array(values, pa.float64()))
-    assert found is not None and mapping.unit == "s"
-    assert found.tolist() == [mapping.time_ms(value) for value in values]
+    converted = mapping.times_ms(pa.array(values, pa.float64()))
+    assert converted is not None and mapping.unit == "s"
+    assert converted.tolist() == [mapping.time_ms(value) for value in values]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_a_time_out_of_range_is_refused(tmp_path, unit, time):
     pq.write_table(table, path, use_deprecated_int96_timestamps=unit == "int96")
     place = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/storage")
     run_here("ingest", path, *place, "--slots", 7, "--items", 20)
-    found = run_here("query", "t", "k", *place, "--json").document["items"]
-    times = {item["offset"]: item["timestamp_ms"] // 1000 for item in found}
+    items = run_here("query", "t", "k", *place, "--json").document["items"]
+    times = {item["offset"]: item["timestamp_ms"] // 1000 for item in items}
     assert times.get(0, NOW_S) == NOW_S
     assert times.get(1) in (None, time // scale) and (unit == "int96" or 1 not in times)

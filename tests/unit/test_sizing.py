@@ -35,9 +35,9 @@ def test_inputs_equal_the_values_of_the_code():
 
 
 def test_arithmetic_by_hand():
-    given = _GIVEN | {"build": 100_000, "merge": 50_000, "bytes an entry": 32, "keys a message": 2}
-    given |= {"executors": 4, "executor hour": 0.1}
-    year = sizing(given, 1e9)
+    figures = _GIVEN | {"build": 100_000, "merge": 50_000, "bytes an entry": 32, "keys a message": 2}
+    figures |= {"executors": 4, "executor hour": 0.1}
+    year = sizing(figures, 1e9)
     assert year["entries a year"] == 2e9
     assert (year["executor hours a year, build"], year["executor hours a year, merge"]) == pytest.approx(
         (5.5556, 11.1111), rel=1e-4

@@ -138,8 +138,8 @@ def test_a_message_of_more_keys_than_a_block_of_the_buffer_is_accepted_whole(ope
     service.put("t", 3, keys, 7, 9, NOW_MS + 1000, source="s", source_position=7)
     assert service.health()["buffered_entries"] == before + count
     for _ in range(2):
-        found = service.query_many([Lookup(topic="t", key=key) for key in keys])
-        assert [[(i.queue_id, i.offset, i.size) for i in result] for result in found] == [[(3, 7, 9)]] * count
+        results = service.query_many([Lookup(topic="t", key=key) for key in keys])
+        assert [[(i.queue_id, i.offset, i.size) for i in result] for result in results] == [[(3, 7, 9)]] * count
         assert len(service.query("t", keys[-1])) == 1 and len(service.query("t", f"k{count}")) == 0
         assert [len(service.query("t", f"b{key}")) for key in (0, before - 1) if before] == [1] * 2 * bool(before)
         service.flush()

@@ -37,9 +37,9 @@ def test_it_answers_as_the_reader_beneath(uri):
             assert len(pages) > 1 and pages[0].items == answers[0].items and pages[-1].status == "complete"
             return answers, [answer.items for answer in many]
 
-    (one, other, state), many = asyncio.run(ask())
+    (first, other, state), many = asyncio.run(ask())
     with IndexReader.open(uri) as reader:
-        assert (one.items, other.items) == tuple(reader.query("t", key, max_count=5).items for key in ("k", "other"))
+        assert (first.items, other.items) == tuple(reader.query("t", key, max_count=5).items for key in ("k", "other"))
         assert state.number == reader.log_state.number
         assert many == [answer.items for answer in reader.query_many([("t", "k"), ("t", "other")])]
     with pytest.raises(NotAnIndex):

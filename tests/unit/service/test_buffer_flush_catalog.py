@@ -317,7 +317,7 @@ def test_other_threads_see_a_chunk_only_after_its_space_is_free(index, monkeypat
     trim, seen = OpenChunk.trim, []
 
     def trimmed(chunk):
-        seen.append([one.content is chunk for one in index._buffer._ready])
+        seen.append([ready.content is chunk for ready in index._buffer._ready])
         trim(chunk)
 
     monkeypatch.setattr(OpenChunk, "trim", trimmed)

@@ -41,7 +41,7 @@ def test_tables_that_a_state_carries_over_equal_fresh_ones(seed):
     chance = random.Random(seed)
     # 200 shards and files, and some files have a second object
     stock = list(synthetic_objects(200, LAYOUT.slots))
-    stock += [replace(one, name=f"{one.name}x", sequence=1) for one in chance.sample(stock, 3 * (seed % 2))]
+    stock += [replace(stored, name=f"{stored.name}x", sequence=1) for stored in chance.sample(stock, 3 * (seed % 2))]
     chance.shuffle(stock)
     first = state = begun()
     for _ in range(2, 40):
@@ -56,7 +56,7 @@ def test_tables_that_a_state_carries_over_equal_fresh_ones(seed):
             assert getattr(state, name) == getattr(fresh, name), name
             assert list(getattr(state, name) or ()) == list(getattr(fresh, name) or ()) if name == "files" else True
         gone = {before.objects[name].file for name in remove}
-        assert state.changed_since(before) == gone | {one.file for one in add}
+        assert state.changed_since(before) == gone | {stored.file for stored in add}
         assert state.changed_since(first) is not None and state.changed_since(state) == frozenset()
 
 
@@ -68,7 +68,7 @@ def test_a_change_of_very_many_files_and_an_old_state_are_not_known():
     assert state.changed_since(states[-2]) == frozenset()
     assert state.changed_since(states[1]) is None
     assert LogState.decode(state.encode(), "c").changed_since(states[-2]) is None
-    many = tuple([replace(one, shard=None) for one in synthetic_objects(12_000, LAYOUT.slots)])
+    many = tuple([replace(stored, shard=None) for stored in synthetic_objects(12_000, LAYOUT.slots)])
     assert after(state, many).changed_since(state) is None
 
 
@@ -89,15 +89,15 @@ def test_a_reader_of_a_restored_storage_shows_the_files_of_its_other_history(tmp
         with pytest.raises(StorageBehind):
             reader.refresh()
         reader.refresh()
-        assert {one.file_id for one in reader.files()} == set(other.state.files)
+        assert {handle.file_id for handle in reader.files()} == set(other.state.files)
         assert len(reader.query("t", "all", max_count=100).items) == 7 - more
 
 
 def test_an_object_that_appears_and_vanishes_in_one_step_leaves_its_files_other_one():
-    one = next(stored for stored in synthetic_objects(9, LAYOUT.slots) if stored.shard is None)
-    state = begun().apply(LogRecord(2, "publish", 0, "a", 0, (one,)), "log/2")
+    original = next(stored for stored in synthetic_objects(9, LAYOUT.slots) if stored.shard is None)
+    state = begun().apply(LogRecord(2, "publish", 0, "a", 0, (original,)), "log/2")
     look(state)
-    twin = replace(one, name=f"{one.name}x")
+    twin = replace(original, name=f"{original.name}x")
     records = LogRecord(3, "publish", 0, "a", 0, (twin,)), LogRecord(4, "publish", 0, "a", 0, remove=(twin.name,))
     state = state.replayed([(record, f"log/{record.number}") for record in records])
-    assert state.files == replace(state).files == {one.file_id: one}
+    assert state.files == replace(state).files == {original.file_id: original}

@@ -61,7 +61,7 @@ def checked(storage, **how):
 
 
 def add_catalog(log, segments):
-    catalog, _ = send_catalog(log, sorted(segments, key=lambda one: one.place))
+    catalog, _ = send_catalog(log, sorted(segments, key=lambda segment: segment.place))
     append(log, catalogs=(catalog,))
     return catalog
 
@@ -74,14 +74,14 @@ class Model:
 
     def shown(self, store=None):
         return [
-            one
-            for place, one in sorted(self.segments.items())
-            if store in (None, one.store) and one.end > self.expired.get(one.store, 0)
+            segment
+            for place, segment in sorted(self.segments.items())
+            if store in (None, segment.store) and segment.end > self.expired.get(segment.store, 0)
         ]
 
     def check(self, segments, random):
         assert list(segments) == self.shown()
-        assert set(segments.stores) == {one.store for one in self.shown()}
+        assert set(segments.stores) == {segment.store for segment in self.shown()}
         for store in STORES:
             mine = self.shown(store)
             assert list(segments.of(store)) == mine
@@ -89,15 +89,17 @@ class Model:
             assert segments.end(store) == (mine[-1].end if mine else 0)
             for _ in range(5):
                 offset = random.randrange(self.ends[store] + 200)
-                holding = next((one for one in mine if one.start <= offset < one.end), None)
+                holding = next((segment for segment in mine if segment.start <= offset < segment.end), None)
                 assert segments.holding(store, offset) == holding
-                assert segments.after(store, offset) == next((one for one in mine if one.start > offset), None)
+                assert segments.after(store, offset) == next(
+                    (segment for segment in mine if segment.start > offset), None
+                )
                 end = offset + random.randrange(1, 300)
-                overlapping = [one for one in mine if one.start < end and one.end > offset]
+                overlapping = [segment for segment in mine if segment.start < end and segment.end > offset]
                 assert segments.overlapping(store, offset, end) == (overlapping[-1] if overlapping else None)
         some = random.sample(self.shown(), min(3, len(self.shown())))
-        assert segments.named([one.name for one in some]) == some
-        assert all(segments.names_object(one.name) for one in self.shown())
+        assert segments.named([segment.name for segment in some]) == some
+        assert all(segments.names_object(segment.name) for segment in self.shown())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -118,19 +120,19 @@ def test_segments_in_lines_and_catalogs_equal_a_list(seed):
                 append(log, archive=tuple(fresh))
             else:
                 add_catalog(log, fresh)
-            model.segments |= {one.place: one for one in fresh}
+            model.segments |= {new.place: new for new in fresh}
         elif act in ("replace", "give up") and shown:
-            one = random.choice(shown)
-            fresh = (a_segment(*one.place, attempt),) if act == "replace" else ()
-            append(log, archive=fresh, **segments.removal(one))
-            assert not Segments(log.state, log.storage).names_object(one.name)
-            del model.segments[one.place]
-            model.segments |= {one.place: one for one in fresh}
+            segment = random.choice(shown)
+            fresh = (a_segment(*segment.place, attempt),) if act == "replace" else ()
+            append(log, archive=fresh, **segments.removal(segment))
+            assert not Segments(log.state, log.storage).names_object(segment.name)
+            del model.segments[segment.place]
+            model.segments |= {new.place: new for new in fresh}
         elif act == "expire" and shown:
-            one = random.choice(shown)
-            model.expired[one.store] = max(one.end, model.expired.get(one.store, 0))
-            lines = [s.name for s in log.state.archive.values() if s.store == one.store and s.end <= one.end]
-            append(log, expired=Expired(segments={one.store: one.end}), remove=tuple(lines))
+            segment = random.choice(shown)
+            model.expired[segment.store] = max(segment.end, model.expired.get(segment.store, 0))
+            lines = [s.name for s in log.state.archive.values() if s.store == segment.store and s.end <= segment.end]
+            append(log, expired=Expired(segments={segment.store: segment.end}), remove=tuple(lines))
         elif act == "merge":
             merge_catalogs(log, least=random.choice([1, 5]))
         model.check(Segments(log.state, log.storage), random)
@@ -140,8 +142,8 @@ def test_segments_in_lines_and_catalogs_equal_a_list(seed):
     again = StorageLog(log.storage, log.clock)
     assert again.open() == log.state
     report = Report()
-    found = check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
-    assert (found, report.findings) == (log.state, [])
+    state = check_storage(log.storage, {}, report, lambda *_: None, deep=False, threads=1, check_objects=lambda _: None)
+    assert (state, report.findings) == (log.state, [])
 
 
 def test_catalogs_that_overlap_in_one_log_are_refused():
@@ -179,7 +181,7 @@ def test_segments_that_overlap_are_found_and_never_merged():
     add_catalog(log, [a_segment("a", 0), a_segment("a", 300)])
     append(log, archive=(a_segment("a", 50),))
     report = checked(log.storage)
-    assert [one.file for one in report.findings if "overlap" in one.problem] == [a_segment("a", 50).name]
+    assert [finding.file for finding in report.findings if "overlap" in finding.problem] == [a_segment("a", 50).name]
     with pytest.raises(CorruptFile, match="overlaps"):
         merge_catalogs(log)
     assert len(list(log.storage.list("catalog/"))) == 1
@@ -210,11 +212,11 @@ def test_a_fault_at_any_write_of_an_upload_in_a_catalog_loses_and_doubles_nothin
                 pass
     storage.clear()
     log = StorageLog(storage, ManualClock(1_700_000_000_000))
-    assert [one.place for one in Segments(log.open(), storage)] == sorted(places)
+    assert [segment.place for segment in Segments(log.open(), storage)] == sorted(places)
     later = Later(storage, 2 * 86400)
     delete_orphans(later, find_orphans(later, log))
-    found = checked(storage, deep=True)
-    assert (found.findings, found.notes) == ([], [])
+    report = checked(storage, deep=True)
+    assert (report.findings, report.notes) == ([], [])
 
 
 def test_a_round_of_many_partitions_reads_its_catalog_once(open_index):
@@ -244,11 +246,16 @@ def test_what_changes_during_a_merge_is_as_the_log_says_after_it():
 
     storage.meanwhile("put_if_absent", replace_both)
     assert merge_catalogs(log) == 1
-    found = Segments(log.refresh(), storage)
-    assert [(one.place, one.crc32) for one in found] == [(("a", 0), 1), (("a", 100), 9), (("b", 0), 1), (("b", 100), 9)]
+    merged = Segments(log.refresh(), storage)
+    assert [(segment.place, segment.crc32) for segment in merged] == [
+        (("a", 0), 1),
+        (("a", 100), 9),
+        (("b", 0), 1),
+        (("b", 100), 9),
+    ]
     assert len(log.state.catalogs) == 1
     merge_catalogs(log)
-    assert list(Segments(log.state, storage)) == list(found) and not log.state.hidden
+    assert list(Segments(log.state, storage)) == list(merged) and not log.state.hidden
 
 
 def test_a_segment_is_found_by_one_ranged_read_and_by_none_if_it_is_known():
@@ -277,7 +284,7 @@ def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, mon
         archive(number)
     state = life.index.log_state
     assert state.catalogs and len(state.archive) < least
-    assert [one.start for one in life.index.archived()] == [number * len(data) for number in range(5)]
+    assert [segment.start for segment in life.index.archived()] == [number * len(data) for number in range(5)]
     with life.reader() as reader:
         assert reader.archived() == life.index.archived()
         assert reader.segment_archive.verified(reader.archived()[3], 10, 100) == data[10:110]
@@ -294,14 +301,14 @@ def test_uploads_fill_catalogs_and_copies_orphans_and_expiry_know_them(life, mon
     archive(6)
     record_expiry(life.log(), Retention(segments_age_s=50), life.clock)
     life.index._lifecycle.refresh()
-    assert [one.start for one in life.index.archived()] == [6 * len(data)]
+    assert [segment.start for segment in life.index.archived()] == [6 * len(data)]
     assert len(list(life.storage.list("segments/"))) == 7
     later = Later(life.storage, 2 * 86400)
     delete_orphans(later, find_orphans(later, life.log()))
-    assert [info.name for info in life.storage.list("segments/")] == [one.name for one in life.index.archived()]
+    assert [info.name for info in life.storage.list("segments/")] == [segment.name for segment in life.index.archived()]
     assert {info.name for info in life.storage.list("catalog/")} == life.log().state.catalogs.keys()
-    found = checked(life.storage, deep=True)
-    assert found.findings == []
+    check_report = checked(life.storage, deep=True)
+    assert check_report.findings == []
 
 
 def test_linked_segments_are_listed_and_never_objects_of_the_index():
@@ -330,7 +337,7 @@ def linked_life(life):
         for item in items
     ]  # fmt: skip
     add_catalog(life.log(), links)
-    append(life.log(), positions={one.store: max(two.end for two in links) for one in links})
+    append(life.log(), positions={link.store: max(two.end for two in links) for link in links})
     life.uris = {key: {f"{item.offset}" for item in life.index.query("t", key).items} for key in ("k", "m", "other")}
     return life
 
@@ -384,9 +391,9 @@ def test_the_certificate_names_linked_files_of_stores_without_a_topic_and_of_row
     (store,) = {linked_store("t", item.queue_id) for item in life.index.query("t", "k").items}
     ahead = LinkedSegment("ahead", store, 10**6, 9, "ndjson", 9, "e", 3, is_open=True)
     add_catalog(life.log(), [some, late, other, ahead])
-    for asked in ({"keys": ("k",)}, {}, {"queue_id": int(store[-1])}):
-        keys = asked.pop("keys", ())
-        named = linked_of(life, *keys, **asked)
+    for scope in ({"keys": ("k",)}, {}, {"queue_id": int(store[-1])}):
+        keys = scope.pop("keys", ())
+        named = linked_of(life, *keys, **scope)
         assert named >= life.uris["k"] | {"theirs", "ahead"}
         assert named.isdisjoint({"other", "late"})
 
@@ -399,7 +406,7 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
     target.put(name, life.storage.get(name))
     life.storage.delete_many([name])
     report = checked(life.storage, deep=True)
-    assert name in {one.file for one in report.findings}
+    assert name in {finding.file for finding in report.findings}
     (repair,) = Repairs(life.storage, log, standby=target).run(report, yes=True)
     assert list(Segments(log.refresh(), life.storage)) == [a_segment("a", 0), a_segment("a", 100)]
     assert log.state.catalogs.keys() == {repair.replaced_by}
@@ -418,7 +425,7 @@ def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage
             life.storage.put(stored.name, flipped(life.storage.get(stored.name), 30))
     missing = {a_segment(*place).name for key in ("b", "d") for place in places[key]}
     report = checked(life.storage)
-    assert {one.file for one in report.findings} == missing | {names[key].name for key in ("a", "c")}
+    assert {finding.file for finding in report.findings} == missing | {names[key].name for key in ("a", "c")}
     assert len(report.findings) == len(missing) + 2
     assert all(any(names[key].name in note for note in report.notes) for key in ("a", "c"))
 
@@ -431,8 +438,8 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     add_catalog(log, [a_segment("a", 200), a_segment("c", 0)])
     segments = Segments(log.state, life.storage)
     append(log, archive=(a_segment("a", 100, 2),), **segments.removal(segments.at("a", 100)))
-    for one in Segments(log.state, life.storage):
-        life.storage.put(one.name, b"bytes")
+    for segment in Segments(log.state, life.storage):
+        life.storage.put(segment.name, b"bytes")
     life.clock.advance(2 * 86400)
     with pytest.raises(InvalidArgument, match="whole"):
         give_up(life.storage, log, [lost.name])
@@ -445,7 +452,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     done = give_up(life.storage, log, [lost.name])
     assert done == planned == give_up(life.storage, log, [lost.name])
     # a segment that was replaced is not lost
-    places = [(one.range.source, one.range.begin, one.range.end, one.count) for one in done]
+    places = [(loss.range.source, loss.range.begin, loss.range.end, loss.count) for loss in done]
     assert places == [("a", 0, 200, 1), ("b", 0, 100, 1)]
     shown = [a_segment("a", 100, 2), a_segment("a", 200), a_segment("c", 0)]
     assert StorageLog(life.storage, life.clock).open() == log.state == LogState.decode(log.state.encode(), "checkpoint")
@@ -459,8 +466,8 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
         later = Later(life.storage, round(days * 86400))
         delete_orphans(later, find_orphans(later, log))
         assert (alone in {info.name for info in life.storage.list("segments/")}) is left
-    made = difference(LogState(), log.state, "copy:x")
-    assert LogState().apply(made, "copy").given_up == log.state.given_up
+    change = difference(LogState(), log.state, "copy:x")
+    assert LogState().apply(change, "copy").given_up == log.state.given_up
     report = checked(life.storage, check_objects=lambda _: None)
     assert report.findings == []
     assert f"{lost.name} was given up: messages of up to 2 segments of 2 logs are lost" in report.notes
@@ -474,7 +481,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept", "left_out", "is_sound"),
+    ("kind", "remaining", "left_out", "is_sound"),
     [
         ("catalogs", 3, 1, True),
         ("catalogs", 2, 2, False),
@@ -488,17 +495,17 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
         ("erase", 4, 0, False),
     ],
 )
-def test_records_that_lose_segments_of_catalogs_are_findings(kind, kept, left_out, is_sound):
+def test_records_that_lose_segments_of_catalogs_are_findings(kind, remaining, left_out, is_sound):
     """A catalog of four segments is replaced by one of `kept` segments. One segment was hidden."""
     log = a_log(MemoryStorage())
     old = add_catalog(log, run_of("a", 0, 4))
     if kind != "repair":
         append(log, **Segments(log.state, log.storage).removal(a_segment("a", 300)))
-    added = (send_catalog(log, run_of("a", 0, kept))[0],) if kept else ()
+    added = (send_catalog(log, run_of("a", 0, remaining))[0],) if remaining else ()
     record = LogRecord(0, kind, 0, "", 0, remove=(old.name,), catalogs=added, left_out=left_out)
     log.append("test", None, lambda state: record)
     report = checked(log.storage, check_objects=lambda _: None)
-    assert [one.part for one in report.findings] == ["catalogs"] * (not is_sound)
+    assert [finding.part for finding in report.findings] == ["catalogs"] * (not is_sound)
 
 
 def test_segments_that_do_not_add_up_are_not_published():
@@ -512,8 +519,8 @@ def test_segments_that_do_not_add_up_are_not_published():
         fresh = structs.replace(a_segment("a", start, attempt), columns=(3, 20), rows=rows)
         log.storage.put(fresh.name, b"")
         sent = SentObject(fresh.name, 0, log.clock.now_ms())
-        one = SegmentResult(0, {}, 0, (), segments=((fresh, sent),), found=FoundMessages(1))
-        publish(rewrite, [one, *results], log)
+        result = SegmentResult(0, {}, 0, (), segments=((fresh, sent),), found=FoundMessages(1))
+        publish(rewrite, [result, *results], log)
         return fresh
 
     number = log.state.number

@@ -131,12 +131,12 @@ def test_a_large_checkpoint_is_written_after_every_32nd_record():
     log = a_log(metered, objects=300, at_once=100)
     job, written = open_log(metered), [max(stored_checkpoints(metered.inner))]
     for n in range(100):
-        one = job if n % 3 == 0 and n < 80 else log
-        publish(one, EPOCH, (an_object(1000 + n), a_shard(n)), remove=[an_object(n).name] if n % 3 == 0 else [])
+        appending = job if n % 3 == 0 and n < 80 else log
+        publish(appending, EPOCH, (an_object(1000 + n), a_shard(n)), remove=[an_object(n).name] if n % 3 == 0 else [])
         there = stored_checkpoints(metered.inner)
         written += [there[-1]] if there[-1] > written[-1] else []
         state, requests = opened(metered.inner)
-        assert state == one.state and list(state.objects) == list(one.state.objects)
+        assert state == appending.state and list(state.objects) == list(appending.state.objects)
         assert requests == {"list": 2, "get": 1 + state.number - there[-1]} and requests["get"] <= 32
     # at most: a process writes the next one without knowledge of the other's
     gaps = [after - before for before, after in pairwise(written)]
@@ -148,7 +148,7 @@ def test_a_large_checkpoint_is_written_after_every_32nd_record():
     assert len(stored_checkpoints(metered.inner)) <= 2 + len(gaps) // 2
     report = Report()
     _check_log(metered.inner, report)
-    assert [found for found in report.findings if found.part == "checkpoint"] == []
+    assert [finding for finding in report.findings if finding.part == "checkpoint"] == []
     assert report.checked["checkpoints"] > 1
 
 
@@ -183,7 +183,7 @@ def test_a_checkpoint_is_refused_by_name_in_versions_before_and_its_values_are_c
     wrong = each(
         file_id=[7], tail=["a/b", "..", 5], sequence=[-1], second_min=[10**9], count=[0], slot_high=[0], table=[99]
     )
-    columns = [{**objects, name: [*objects[name][:-1], value]} for one in wrong for name, value in one.items()]
+    columns = [{**objects, name: [*objects[name][:-1], value]} for change in wrong for name, value in change.items()]
     # a size that its parts exceed, and a column that is too short
     columns += [{**objects, "size_bytes": [*objects["size_bytes"][:-1], 1]}, {**objects, "count": objects["count"][1:]}]
     for changed in columns:
@@ -333,9 +333,12 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
         storage.put(name, record.encode())
     for state in states[1:]:
         storage.put(checkpoint_name(state.number), state.encode())
-        found, requests = opened(storage)
-        assert found == states[-1]
-        assert (list(found.objects), list(found.archive)) == (list(states[-1].objects), list(states[-1].archive))
+        opened_state, requests = opened(storage)
+        assert opened_state == states[-1]
+        assert (list(opened_state.objects), list(opened_state.archive)) == (
+            list(states[-1].objects),
+            list(states[-1].archive),
+        )
         assert requests["get"] == 1 + len(records) - state.number
     for state in states[damaged + 1 :]:
         storage.put(checkpoint_name(state.number), state.encode()[:-3])
@@ -395,13 +398,13 @@ def test_a_checkpoint_older_than_the_known_records_is_compared_with_the_log(is_o
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     log = a_log(storage, objects=6)
-    kept = {name: storage.get(name) for name in (named(log.state), log_name(log.state.number))}
+    older_objects = {name: storage.get(name) for name in (named(log.state), log_name(log.state.number))}
     if not is_of_this_log:
         restored(storage, clock, 4)
         log = open_log(storage, clock)
     for number in range(CHAINED + 20):
         publish(log, EPOCH, (an_object(100 + number),))
-    for name, data in kept.items():
+    for name, data in older_objects.items():
         storage.put(name, data)
     if is_of_this_log:
         assert opened(storage) == (log.state, {"list": 2, "get": 3})
@@ -420,9 +423,9 @@ def test_a_checkpoint_of_any_version_has_the_whole_state(steps):
         added = tuple(make(100 * number + n) for n in range(count))
         names = list(log.state.objects)
         state = publish(log, EPOCH, added, remove=sorted({names[n] for n in gone if n < len(names)}))
-        found = LogState.decode(state.encode(), "checkpoint")
-        assert (found, found.digest, found.chain) == (state, state.digest, state.chain)
-        assert list(found.objects) == list(state.objects) and found.encode() == state.encode()
+        decoded = LogState.decode(state.encode(), "checkpoint")
+        assert (decoded, decoded.digest, decoded.chain) == (state, state.digest, state.chain)
+        assert list(decoded.objects) == list(state.objects) and decoded.encode() == state.encode()
         make = LogRecord(0, "archive", EPOCH, "", 0, archive=(a_segment(number),))
         state = log.append("segment", EPOCH, lambda _, make=make: make)
         for rows in (True, False):

@@ -178,8 +178,8 @@ def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_pat
 
 @pytest.mark.parametrize("wrong", [-1, "x", "Price", None, True, 1.5, float("inf"), float("nan"), "-3"])
 def test_a_gap_is_a_number_of_bytes_or_price(wrong):
-    for gap, kept in ((0, 0), ("7", 7), (2**53 + 1, 2**53 + 1), ("price", "price")):
-        assert IndexConfig(coalesce_gap_bytes=gap).coalesce_gap_bytes == kept
+    for gap, value in ((0, 0), ("7", 7), (2**53 + 1, 2**53 + 1), ("price", "price")):
+        assert IndexConfig(coalesce_gap_bytes=gap).coalesce_gap_bytes == value
     with pytest.raises(ConfigError, match=r"coalesce_gap_bytes must (be a whole number of bytes|not be true)"):
         IndexConfig(coalesce_gap_bytes=wrong)
 
@@ -227,11 +227,11 @@ def test_a_wrong_table_is_an_error_also_if_another_place_sets_a_part_of_it(toml,
     file = toml('[retention]\nage_s = "365d"\n' + ('topics = "audit=3650d"' if place == "the file" else ""))
     if place == "the environment":
         monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS", '{audit: "3650d"}')
-    given = {"retention": {"topics": {"debug": "7d"}}} if higher == "an argument" else {}
+    arguments = {"retention": {"topics": {"debug": "7d"}}} if higher == "an argument" else {}
     if higher == "the environment":
         monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS__debug", "7d")
     with pytest.raises(ConfigError, match=r"retention\.topics must be a table"):
-        IndexConfig.load(file, **given)
+        IndexConfig.load(file, **arguments)
 
 
 def test_the_environment_is_ignored_if_the_caller_says_so(monkeypatch, tmp_path):
@@ -241,10 +241,10 @@ def test_the_environment_is_ignored_if_the_caller_says_so(monkeypatch, tmp_path)
     config = IndexConfig(environment=False, items=12)
     assert (config.slots, config.items, config.s3.region) == (None, 12, None)
     assert IndexConfig.load(environment=False).slots is None
-    given = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "environment": False}
-    with IndexService.open(slots=7, items=12, **given) as service:
+    settings = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "environment": False}
+    with IndexService.open(slots=7, items=12, **settings) as service:
         assert service.config.slots == 7
-    with IndexReader.open(**given) as reader:
+    with IndexReader.open(**settings) as reader:
         assert reader.config.slots is None
     with pytest.raises(ConfigError, match=r"^setting slots must be"):
         IndexConfig.load(environment=False, slots="many")
@@ -264,9 +264,9 @@ def test_a_wrong_positional_argument_is_named(tmp_path):
     root, uri = str(tmp_path / "root"), f"file://{tmp_path}/storage"
     IndexService.open(root=root, storage=uri, slots=7, items=12).close()
     is_root = "is the root of an index: give it as root="
-    for call, given, meant in (
-        *((call, given, "root=") for call in (IndexService.open, IndexService) for given in (root, Path(root))),
-        *((IndexReader.open, given, is_root) for given in (root, Path(root))),
+    for call, argument, meant in (
+        *((call, argument, "root=") for call in (IndexService.open, IndexService) for argument in (root, Path(root))),
+        *((IndexReader.open, argument, is_root) for argument in (root, Path(root))),
         *((call, MemoryStorage(), "did you mean storage_backend=") for call in (IndexService.open, IndexReader.open)),
         (IndexService.open, uri, "storage="),
         (IndexReader.open, IndexConfig(), "did you mean config="),
@@ -274,7 +274,7 @@ def test_a_wrong_positional_argument_is_named(tmp_path):
         (merge, open_storage(uri), "file://"),
     ):
         with pytest.raises(ConfigError, match=meant):
-            call(given)
+            call(argument)
 
 
 @pytest.mark.parametrize("raised", [True, False])
@@ -282,8 +282,8 @@ def test_the_limit_of_open_files_is_unchanged_if_a_setting_says_so(raised, tmp_p
     limits = []
     monkeypatch.setattr("resource.getrlimit", lambda which: (16, 32))
     monkeypatch.setattr("resource.setrlimit", lambda which, limit: limits.append(limit))
-    given = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "raise_file_limit": raised}
-    with IndexService.open(slots=7, items=12, **given), IndexReader.open(**given):
+    settings = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "raise_file_limit": raised}
+    with IndexService.open(slots=7, items=12, **settings), IndexReader.open(**settings):
         pass
     assert limits == ([(32, 32)] * 2 if raised else [])
 
@@ -323,9 +323,9 @@ def kind_of(path):
 def works(folder, settings):
     """Open a writer with its threads, and a reader. The writer flushes and seals an entry, and both find it."""
     storage = MemoryStorage()
-    given = {"environment": False, "root": folder, "slots": 7, "items": 12, **settings}
-    given.pop("storage", None)
-    with IndexService.open(IndexConfig(**given), storage_backend=storage) as service:
+    arguments = {"environment": False, "root": folder, "slots": 7, "items": 12, **settings}
+    arguments.pop("storage", None)
+    with IndexService.open(IndexConfig(**arguments), storage_backend=storage) as service:
         service.put("t", 0, "k", 1, 1, NOW_MS)
         service.flush()
         upload(service)

@@ -67,8 +67,8 @@ def fill(life, hours=range(12), *, files=4):
 
 def wipe(life, topic="orders", *, storage=None, **more):
     """Erase, and update the model and the writer. Further arguments belong to the request or to `erase`."""
-    asked = {name: more.pop(name) for name in ("keys", "queue_id", "before_ms") if name in more}
-    request = EraseRequest(topic, **asked)
+    fields = {name: more.pop(name) for name in ("keys", "queue_id", "before_ms") if name in more}
+    request = EraseRequest(topic, **fields)
     stones = request.tombstones(life.clock.now_ms(), keyed=True)
     done = erase(storage or life.storage, life.log(), request, life.clock, **{"yes": True, "threads": 1, **more})
     for key in request.keys or (None,):
@@ -85,14 +85,14 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
-def test_it_is_hidden_in_every_state_and_goes_with_the_next_merge(life, asked):
+@pytest.mark.parametrize("fields", ASKED.values(), ids=ASKED.keys())
+def test_it_is_hidden_in_every_state_and_goes_with_the_next_merge(life, fields):
     life.later()
     fill(life)
     life.merge(HOUR_S * 4, begin_s=0, end_s=BASE_MS // 1000 + 4 * HOUR_S)
     for hour in range(3):
         life.put([(BASE_MS + hour * HOUR_MS, key) for key in KEYS], "orders")
-    wipe(life, **asked)
+    wipe(life, **fields)
     for step in (lambda: None, life.index.flush, life.index.seal, life.index.run_lifecycle):
         step()
         life.check(life.index)
@@ -104,17 +104,17 @@ def test_it_is_hidden_in_every_state_and_goes_with_the_next_merge(life, asked):
     life.check()
     stones = Tombstones(life.state.expired.tombstones)
     schema = life.state.genesis.layout.schema
-    found = find_hidden(life.storage, life.state.objects.values(), stones, schema)
-    assert found and not any(held.hidden for held in found.values())
+    hidden_by_object = find_hidden(life.storage, life.state.objects.values(), stones, schema)
+    assert hidden_by_object and not any(held.hidden for held in hidden_by_object.values())
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
-def test_now_rewrites_the_objects_and_certifies(life, asked):
+@pytest.mark.parametrize("fields", ASKED.values(), ids=ASKED.keys())
+def test_now_rewrites_the_objects_and_certifies(life, fields):
     fill(life)
     life.later()
     life.merge(HOUR_S * 4, end_s=BASE_MS // 1000 + 4 * HOUR_S)
     before = sum(stored.count for stored in life.state.objects.values())
-    done = wipe(life, now=True, grace_s=0, **asked)
+    done = wipe(life, now=True, grace_s=0, **fields)
     assert (done.status, done.remaining, done.pending, done.to_do) == ("erased", (), (), ())
     assert done.entries == done.entries_removed > 0
     assert sum(stored.count for stored in life.state.objects.values()) == before - done.entries
@@ -126,7 +126,7 @@ def test_now_rewrites_the_objects_and_certifies(life, asked):
     report = Report()
     check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
     assert not report.findings
-    again = wipe(life, now=True, grace_s=0, **asked)
+    again = wipe(life, now=True, grace_s=0, **fields)
     assert (again.status, again.entries, again.removed) == ("erased", 0, ())
 
 
@@ -134,10 +134,10 @@ def test_entries_that_another_job_moves_meanwhile_are_counted_once(life):
     fill(life)
     life.later()
 
-    def find(*asked):
-        found = find_hidden(*asked)
+    def find(*arguments):
+        hidden = find_hidden(*arguments)
         life.merge(DAY_S)
-        return found
+        return hidden
 
     done = wipe(life, keys=("k",), now=True, grace_s=0, find=find)
     assert (done.status, done.entries, done.entries_removed) == ("erased", 12, 12)
@@ -156,10 +156,10 @@ def test_later_entries_are_found_and_late_ones_are_not(native):
     assert len(native.index.query("orders", "k")) == 1
     begin_ms = -HOUR_MS
     with native.reader() as reader:
-        for asked in (native.index, reader):
-            many = asked.query_many([Lookup(topic="orders", key="k", begin_ms=begin_ms)])
-            for found in (asked.query("orders", "k", begin_ms), many[0], many.seen, asked.topics(begin_ms)):
-                assert found.expired_before_ms is None
+        for opened in (native.index, reader):
+            many = opened.query_many([Lookup(topic="orders", key="k", begin_ms=begin_ms)])
+            for answer in (opened.query("orders", "k", begin_ms), many[0], many.seen, opened.topics(begin_ms)):
+                assert answer.expired_before_ms is None
 
 
 def test_entries_of_the_quarantine_stay_out_of_the_time_of_the_newest_entry(merging):
@@ -202,11 +202,11 @@ def test_a_batch_leaves_out_an_erased_queue_of_a_giant_slot(merging):
     life.index.put_batch(batch(12_000, key="hot", queue_id=numbers % 3, timestamp_ms=BASE_MS + numbers * 1000))
     life.publish()
     wipe(life, "t", queue_id=1, before_ms=BASE_MS + 6_000_000)
-    asked = [Lookup(topic, "hot", max_count=12_000) for topic in ("u", "t")]
+    lookups = [Lookup(topic, "hot", max_count=12_000) for topic in ("u", "t")]
     with life.reader() as reader:
-        nothing, found = reader.query_many(asked)
-        assert found.items == reader.query("t", "hot", max_count=12_000).items
-    queues = Counter((item.queue_id, item.timestamp_ms < BASE_MS + 6_000_000) for item in found)
+        nothing, answer = reader.query_many(lookups)
+        assert answer.items == reader.query("t", "hot", max_count=12_000).items
+    queues = Counter((item.queue_id, item.timestamp_ms < BASE_MS + 6_000_000) for item in answer)
     assert not nothing.items
     assert queues == {(0, True): 2000, (2, True): 2000, (0, False): 2000, (1, False): 2000, (2, False): 2000}
 
@@ -300,15 +300,15 @@ def test_an_export_and_the_topics_leave_it_out(native):
     wipe(native, keys=("k",))
     with native.reader() as reader, reader.export() as batches:
         rows = [row for batch in batches for row in batch.to_pylist()]
-    kept = [(e.topic, e.queue_id, e.offset) for e in native.model.entries if not native.model.has_expired(e)]
-    assert sorted((row["topic"], row["queue_id"], row["offset"]) for row in rows) == sorted(kept)
+    expected = [(e.topic, e.queue_id, e.offset) for e in native.model.entries if not native.model.has_expired(e)]
+    assert sorted((row["topic"], row["queue_id"], row["offset"]) for row in rows) == sorted(expected)
     wipe(native)
     assert [topic.topic for topic in native.reader().topics().topics] == ["t"]
 
 
 def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
-    def stones(*given):
-        return Expired(tombstones=given)
+    def stones(*tombstones):
+        return Expired(tombstones=tombstones)
 
     key, later = Tombstone.of("t", 5000, key="k"), Tombstone.of("t", 9000, key="k")
     queue, topic, other = Tombstone.of("t", 5000, queue_id=1), Tombstone.of("t", 8000), Tombstone.of("u", 5000, key="k")
@@ -325,14 +325,14 @@ def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     each(queue_id=(2**31, -(2**31) - 1, True, "1"), before_ms=(2**62, -(2**62), 1.5e12), keys=([],), threads=(0,)),
     ids=str,
 )
-def test_a_refused_erasure_leaves_the_index_as_it_was(stored, given):
+def test_a_refused_erasure_leaves_the_index_as_it_was(stored, fields):
     fill(stored, range(2))
     with pytest.raises(InvalidArgument):
-        erase_index(stored.storage.uri, "orders", yes=True, now=True, clock=stored.clock, **given)
+        erase_index(stored.storage.uri, "orders", yes=True, now=True, clock=stored.clock, **fields)
     assert not stored.state.expired
     stored.check()
 
@@ -370,12 +370,12 @@ def test_hidden_entries_of_every_window_are_counted(life, monkeypatch):
     stones = Tombstones(tuple(request.tombstones(life.clock.now_ms(), keyed=True)))
     schema, objects = life.state.genesis.layout.schema, list(life.state.objects.values())
     whole = find_hidden(life.storage, objects, stones, schema)
-    assert sum(one.hidden for one in whole.values()) == 9 * len(KEYS)
+    assert sum(held.hidden for held in whole.values()) == 9 * len(KEYS)
     monkeypatch.setattr(find, "_WINDOW_BYTES", 1)
     assert find_hidden(life.storage, objects, stones, schema) == whole
 
 
 def test_requests_that_no_erasure_can_have():
-    for given in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
+    for fields in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
         with pytest.raises(InvalidArgument):
-            EraseRequest(**given)
+            EraseRequest(**fields)

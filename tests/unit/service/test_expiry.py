@@ -60,17 +60,17 @@ def test_answers_name_the_horizon(life):
     rest = life.index.query("orders", "k", max_count=100, cursor=page.cursor)
     assert (len(rest), rest.status) == (15, "complete")
     with life.reader() as reader:
-        for asked in (life.index, reader):
-            life.check(asked)
-            result = asked.query("debug-x", "k", max_count=100)
+        for opened in (life.index, reader):
+            life.check(opened)
+            result = opened.query("debug-x", "k", max_count=100)
             assert result.expired_before_ms == BASE_MS + 25 * HOUR_MS and len(result) == 5
             assert result.status == "complete"
-            late = asked.query("orders", "k", BASE_MS + 10 * HOUR_MS)
+            late = opened.query("orders", "k", BASE_MS + 10 * HOUR_MS)
             assert (late.expired_before_ms, len(late)) == (None, 20)
-            none = asked.query("orders", "k", end_ms=BASE_MS + 9 * HOUR_MS)
+            none = opened.query("orders", "k", end_ms=BASE_MS + 9 * HOUR_MS)
             assert (len(none), none.status, none.expired_before_ms) == (0, "complete", BASE_MS + 10 * HOUR_MS)
-            many = asked.query_many([Lookup(topic=topic, key="k") for topic in TOPICS])
-            assert [one.expired_before_ms for one in many] == [BASE_MS + h * HOUR_MS for h in (10, 25, 10)]
+            many = opened.query_many([Lookup(topic=topic, key="k") for topic in TOPICS])
+            assert [answer.expired_before_ms for answer in many] == [BASE_MS + h * HOUR_MS for h in (10, 25, 10)]
     assert set(life.state.objects) == {o.name for o in life.storage.list("data/")} - {o.name for o in plan.objects}
 
 
@@ -157,10 +157,10 @@ def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
     assert findings() == []
     decode = LogRecord.decode
     with monkeypatch.context() as forged:
-        forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), left_out=9))
+        forged.setattr(LogRecord, "decode", lambda *arguments: replace(decode(*arguments), left_out=9))
         assert any("had 45 entries" in problem for problem in findings())
     with monkeypatch.context() as forged:
-        forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), expired=NOTHING))
+        forged.setattr(LogRecord, "decode", lambda *arguments: replace(decode(*arguments), expired=NOTHING))
         assert any("nothing had expired by then" in problem for problem in findings())
 
 
@@ -174,11 +174,11 @@ def test_bytes_stay_for_the_grace(life):
     number = life.state.number
     expire(life, rule, 10)
     assert life.state.number == number
-    kept = {info.name for info in life.storage.list("data/")}
+    names = {info.name for info in life.storage.list("data/")}
     for advance_s, deleted in ((0, 0), (7000, 0), (300, len(plan.objects))):
         life.clock.advance(advance_s)
         assert len(sweep(life.storage, life.log(), rule, delete=True).objects) == deleted
-    assert kept - {info.name for info in life.storage.list("data/")} == {stored.name for stored in plan.objects}
+    assert names - {info.name for info in life.storage.list("data/")} == {stored.name for stored in plan.objects}
     life.check()
 
 
@@ -227,7 +227,7 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
                     index.put(topic, 0, "k", number, 9, now_ms - hours * HOUR_MS)
                 upload(index)
         with IndexReader.open(uri) as reader:
-            stored = sorted(reader.log_state.objects.values(), key=lambda one: one.sequence)
+            stored = sorted(reader.log_state.objects.values(), key=lambda index_object: index_object.sequence)
         most = sum(stored[number].size_bytes for number in (2, 3, 5))
         rule = Retention(age_s=20 * HOUR_S, topics={"debug-*": 5 * HOUR_S}, max_bytes=most)
         if caller == "writer":
@@ -236,11 +236,13 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
         elif caller == "job":
             tiered_index.expire(uri, rule, yes=True)
         else:
-            options = [f"--set=retention.{one}" for one in ("age_s=20h", "topics.debug-*=5h", f"max_bytes={most}")]
+            options = [
+                f"--set=retention.{setting}" for setting in ("age_s=20h", "topics.debug-*=5h", f"max_bytes={most}")
+            ]
             assert CliRunner().invoke(app, ["expire", "--storage", uri, *options, "--yes"]).exit_code == 0
         with IndexReader.open(uri) as reader:
-            names = {one.name for one in reader.log_state.objects.values()}
-        left[caller] = [number for number, one in enumerate(stored) if one.name in names]
+            names = {index_object.name for index_object in reader.log_state.objects.values()}
+        left[caller] = [number for number, index_object in enumerate(stored) if index_object.name in names]
     assert left == {caller: [2, 3, 5] for caller in ("writer", "command", "job")}
 
 
@@ -360,9 +362,9 @@ def test_several_indexes_each_with_its_own_horizon_and_tombstones(tmp_path, merg
     for life in lives:
         fill(life, range(10))
     expire(lives[0], Retention(age_s=4 * HOUR_S), 10)
-    asked = EraseRequest("t", ("k",), before_ms=BASE_MS + 3 * HOUR_MS)
-    erase(lives[1].storage, lives[1].log(), asked, lives[1].clock, yes=True)
-    lives[1].model.erase("t", asked.before_ms, key="k")
+    request = EraseRequest("t", ("k",), before_ms=BASE_MS + 3 * HOUR_MS)
+    erase(lives[1].storage, lives[1].log(), request, lives[1].clock, yes=True)
+    lives[1].model.erase("t", request.before_ms, key="k")
     left = [len(life.model.query("t", "k")) for life in lives]
     assert left == [4, 7]
     with IndexReader.open([life.storage.uri for life in lives], clock=lives[0].clock) as reader:

@@ -63,11 +63,11 @@ def test_a_file_that_was_merged_before_its_dead_writer_knew_counts_once(open_ind
     with IndexReader.open(root=tmp_path / place, storage_backend=faulty, clock=clock) as beside:
         assert place in {handle.place for handle in beside.files()}
         assert rows(beside.export()) == before
-        assert [(one.topic, one.entries) for one in beside.topics().topics] == [("t", before.total())]
+        assert [(topic.topic, topic.entries) for topic in beside.topics().topics] == [("t", before.total())]
         assert sum(beside.du().column("entries").to_pylist()) == before.total()
     again = open_index(place, storage_backend=faulty, lease_ttl_s=1)
     assert rows(again.export()) == before
-    assert sum(one.entries for one in again.topics().topics) == before.total()
+    assert sum(topic.entries for topic in again.topics().topics) == before.total()
 
 
 def test_an_export_stays_at_its_position_beside_writes_and_merges(open_index, storage, clock, tmp_path):
@@ -171,15 +171,15 @@ def test_the_checksum_tells_topics_and_values_but_not_ids_or_order(index):
     put(index, range(9))
     (batch,) = index.export()
     schema = index.schema
-    one = entries_checksum(batch, schema)
+    checksum = entries_checksum(batch, schema)
     turned = batch.take(pa.array(range(len(batch) - 1, -1, -1)))
     ids = pa.array([7] * len(batch), pa.int32())
-    assert entries_checksum(turned.set_column(1, "topic_id", ids), schema) == one
+    assert entries_checksum(turned.set_column(1, "topic_id", ids), schema) == checksum
     others = {"topic": "u", "queue_id": 5, "offset": 1, "size": 1, "timestamp_ms": T, "key_hash": 0}
     for name, value in others.items():
         place = batch.schema.get_field_index(name)
         other = batch.set_column(place, name, pa.array([value] * len(batch), batch.schema.field(name).type))
-        assert entries_checksum(other, schema) != one, name
+        assert entries_checksum(other, schema) != checksum, name
 
 
 def test_an_export_that_cannot_begin_holds_up_no_deletion(open_index):

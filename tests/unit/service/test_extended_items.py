@@ -198,13 +198,13 @@ def test_bytes_of_fixed_width_keep_every_byte(open_index, storage):
     for topic, make in BYTES.items():
         index.put_batch(batch(len(VALUES), topic=topic, digest=make(VALUES)))
 
-    def check(one):
+    def check(opened):
         for topic in ("put", *BYTES):
-            answer = one.query(topic, "k")
+            answer = opened.query(topic, "k")
             assert {item.offset: item.digest for item in answer} == expected, topic
             table = answer.to_arrow()
             assert dict(zip(table["offset"].to_pylist(), table["digest"].to_pylist(), strict=True)) == expected
-            assert {item.offset: item.digest for item in one.query_many([(topic, "k")])[0]} == expected
+            assert {item.offset: item.digest for item in opened.query_many([(topic, "k")])[0]} == expected
             documents = {item["offset"]: item["digest"] for item in answer.to_dict()["items"]}
             assert documents == {number: value.hex() for number, value in expected.items()}
 
@@ -216,8 +216,8 @@ def test_bytes_of_fixed_width_keep_every_byte(open_index, storage):
         with IndexReader.open(storage_backend=storage, item_type=kind) as reader:
             check(reader)
             for rows in reader.export("put"):
-                found = zip(rows.column("offset").to_pylist(), rows.column("digest").to_pylist(), strict=True)
-                assert all(expected[offset] == digest for offset, digest in found)
+                pairs = zip(rows.column("offset").to_pylist(), rows.column("digest").to_pylist(), strict=True)
+                assert all(expected[offset] == digest for offset, digest in pairs)
 
 
 def test_defaults_of_columns_are_stored(open_index):
@@ -307,10 +307,10 @@ def test_more_columns_than_the_core_has_space_for(merging, way, width, columns):
     assert len(_columns_of(Schema.of(Traced)).order) == columns
     traces = {f"k{number}": bytes(range(number + 1, number + 101)).ljust(width, b"\0") for number in range(3)}
 
-    def check(life, one):
-        life.check(one)
+    def check(life, opened):
+        life.check(opened)
         for key, trace in traces.items():
-            assert {item.trace for item in one.query("t", key, max_count=1000)} == {trace}
+            assert {item.trace for item in opened.query("t", key, max_count=1000)} == {trace}
 
     with using(None if way == "NumPy" else compiled_core()):
         life = merging(item_type=Traced, settings={"local_keep_s": 3600})

@@ -37,20 +37,20 @@ def in_child(act):
     if not child:
         signal.alarm(HANGS_S)
         try:
-            found = act()
+            result = act()
         except BaseException as error:  # noqa: BLE001 - told to the parent
-            found = [type(error).__name__, str(error)]
-        os.write(ends[1], json.dumps(found).encode())
+            result = [type(error).__name__, str(error)]
+        os.write(ends[1], json.dumps(result).encode())
         os._exit(0)
     os.close(ends[1])
-    with os.fdopen(ends[0], "rb") as told:
-        answer = told.read()
+    with os.fdopen(ends[0], "rb") as pipe:
+        answer = pipe.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     return json.loads(answer)
 
 
 @pytest.fixture(params=["file", "sqlite", "s3"])
-def given(request, tmp_path):
+def arguments(request, tmp_path):
     """The arguments that open the storage: `FILES` files with one entry of key k each."""
     if request.param == "s3":
         server = request.getfixturevalue("s3_environment")
@@ -75,15 +75,15 @@ def refused(act):
     return kind == "IndexClosed" and "open it after the fork" in text
 
 
-def test_a_child_opens_its_own_reader(given, tmp_path):
+def test_a_child_opens_its_own_reader(arguments, tmp_path):
     """That of the parent is refused, and answers the parent as before."""
     expected = list(reversed(range(FILES)))
 
     def own():
-        with IndexReader.open(**given) as reader:
+        with IndexReader.open(**arguments) as reader:
             return offsets(reader)
 
-    with IndexReader.open(cache_dir=tmp_path / "cache", **given) as reader:
+    with IndexReader.open(cache_dir=tmp_path / "cache", **arguments) as reader:
         assert offsets(reader) == expected
         assert refused(partial(offsets, reader)) and refused(partial(offsets, reader, timeout_s=HANGS_S))
         assert refused(reader.refresh) and refused(reader.files)
@@ -94,10 +94,10 @@ def test_a_child_opens_its_own_reader(given, tmp_path):
         assert offsets(reader) == expected
 
 
-@pytest.mark.parametrize("given", ["file", "sqlite"], indirect=True)
-def test_a_child_opens_a_reader_while_others_use_one(given):
+@pytest.mark.parametrize("arguments", ["file", "sqlite"], indirect=True)
+def test_a_child_opens_a_reader_while_others_use_one(arguments):
     """The child waits for no lock that the parent's threads hold."""
-    with IndexReader.open(refresh_interval_s=0, **given) as reader:
+    with IndexReader.open(refresh_interval_s=0, **arguments) as reader:
         stop = []
 
         def ask():
@@ -105,7 +105,7 @@ def test_a_child_opens_a_reader_while_others_use_one(given):
                 offsets(reader)
 
         def own():
-            with IndexReader.open(**given) as reader:
+            with IndexReader.open(**arguments) as reader:
                 return len(offsets(reader))
 
         asking = [beside(ask) for _ in range(3)]
@@ -114,20 +114,20 @@ def test_a_child_opens_a_reader_while_others_use_one(given):
                 assert in_child(own) == FILES
         finally:
             stop.append(True)
-        assert all(one.ended(30) and one.error is None for one in asking)
+        assert all(call.ended(30) and call.error is None for call in asking)
 
 
-@pytest.mark.parametrize("given", ["file"], indirect=True)
-def test_a_child_is_refused_objects_that_it_can_not_use(given):
+@pytest.mark.parametrize("arguments", ["file"], indirect=True)
+def test_a_child_is_refused_objects_that_it_can_not_use(arguments):
     async def ask(reader):
         return await reader.query("t", "k")
 
-    with IndexReader.open(**given) as reader, reader.export() as export:
-        kept = reader.storage
+    with IndexReader.open(**arguments) as reader, reader.export() as export:
+        storage = reader.storage
         assert refused(lambda: [len(batch) for batch in export])
-        assert refused(lambda: [info.name for info in kept.list()])
+        assert refused(lambda: [info.name for info in storage.list()])
         assert sum(map(len, export)) == FILES
-    reader = AsyncIndexReader(IndexReader.open(**given))
+    reader = AsyncIndexReader(IndexReader.open(**arguments))
     assert len(asyncio.run(ask(reader))) == FILES
     assert refused(lambda: asyncio.run(ask(reader)))
     asyncio.run(reader.close())
@@ -189,12 +189,12 @@ def test_a_writer_refuses_every_call_of_a_child(tmp_path, background):
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-@pytest.mark.parametrize("given", ["file"], indirect=True)
-def test_children_of_multiprocessing(given, method):
-    with IndexReader.open(**given) as reader:
+@pytest.mark.parametrize("arguments", ["file"], indirect=True)
+def test_children_of_multiprocessing(arguments, method):
+    with IndexReader.open(**arguments) as reader:
         assert len(offsets(reader)) == FILES
         with multiprocessing.get_context(method).Pool(1) as pool:
-            assert pool.apply(count_entries, (given["storage"],)) == FILES
+            assert pool.apply(count_entries, (arguments["storage"],)) == FILES
 
 
 def count_entries(uri):
@@ -238,7 +238,7 @@ def test_gunicorn(tmp_path, preload):
     command = [sys.executable, "-m", "gunicorn", "--no-control-socket", *options, "app:application"]
     environment = {**os.environ, "PLACE": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as served:
-        address = next(found[1] for line in served.stderr if (found := re.search(r"Listening at: (http://\S+)", line)))
+        address = next(match[1] for line in served.stderr if (match := re.search(r"Listening at: (http://\S+)", line)))
         answers = []
         for _ in range(3):
             with urllib.request.urlopen(address, timeout=HANGS_S) as answer:

@@ -127,11 +127,13 @@ def as_of_each(lookups, *topics):
     """The times of single lookups of topics, which those of a batch must be; and the time of the batch."""
     alone = [lookups.query(topic, "k") for topic in topics]
     batch = lookups.query_many([Lookup(topic=topic, key="k") for topic in topics])
-    assert [one.seen for one in batch] == [one.seen for one in alone]
-    assert batch.seen.as_of_ms == min([one.as_of_ms for one in alone if one.as_of_ms is not None], default=None)
+    assert [answer.seen for answer in batch] == [answer.seen for answer in alone]
+    assert batch.seen.as_of_ms == min(
+        [answer.as_of_ms for answer in alone if answer.as_of_ms is not None], default=None
+    )
     assert batch.seen.freshness == batch.freshness
     assert lookups.topics().as_of_ms == batch.seen.as_of_ms
-    return [one.as_of_ms for one in alone]
+    return [answer.as_of_ms for answer in alone]
 
 
 @pytest.mark.parametrize("is_local", [False, True])
@@ -180,7 +182,7 @@ def test_a_topic_that_was_never_read_to_its_end_is_not_complete_up_to_any_time(o
     publish(second, 3)
     with IndexReader.open(uris, clock=clock) as reader:
         answer = reader.query("t", "k")
-        assert [one.as_of_ms for one in answer.freshness] == [0, T + 3000] and answer.as_of_ms == 0
+        assert [freshness.as_of_ms for freshness in answer.freshness] == [0, T + 3000] and answer.as_of_ms == 0
         earlier = reader.query("u", "k").seen
         assert earlier.as_of_ms == T + 1000 and earlier.joined(answer.seen).as_of_ms == 0
 
@@ -277,10 +279,10 @@ def test_joined_answers_lack_everything_that_one_of_them_lacks():
     first = Freshness(source="a", as_of_ms=T, positions={})
     later = Freshness(source="a", as_of_ms=T + 1, positions={}, not_asked="it is away")
     gone, other = (LostFile(file=name, begin_ms=0, end_ms=1, entries=1) for name in "xy")
-    one = Provenance((first,), ("t",), (gone,), None)
-    both = one.joined(Provenance((later,), ("t", "u"), (gone, other), 7))
+    provenance = Provenance((first,), ("t",), (gone,), None)
+    both = provenance.joined(Provenance((later,), ("t", "u"), (gone, other), 7))
     assert both == Provenance((replace(first, not_asked="it is away"),), ("t", "u"), (gone, other), 7)
-    assert both.joined(one).expired_before_ms == 7
+    assert both.joined(provenance).expired_before_ms == 7
     assert both.to_dict()["as_of_ms"] == both.as_of_ms == T
 
 
@@ -294,12 +296,12 @@ def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
     clock.advance(7200)
     assert merge_all(storage, clock).shards >= 2
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        asked = [(topic, f"{n * 7_919_777}-nobody") for n in range(40) for topic in ("rare", "x")]
-        told = [reader.query(*one).unknown_topics for one in asked]
+        lookups = [(topic, f"{n * 7_919_777}-nobody") for n in range(40) for topic in ("rare", "x")]
+        unknown = [reader.query(*lookup).unknown_topics for lookup in lookups]
         # "x" is unknown once the directories of all shards are known. One of them has "rare".
-        assert set(told[::2]) == {()} and told[-1] == ("x",)
+        assert set(unknown[::2]) == {()} and unknown[-1] == ("x",)
         batched = reader.query_many([Lookup(topic=topic, key="j") for topic in ("x", "t")])
-        assert [one.unknown_topics for one in batched] == [("x",), ()]
+        assert [answer.unknown_topics for answer in batched] == [("x",), ()]
 
 
 def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):

@@ -32,14 +32,14 @@ def test_files_of_both_rules_in_one_index(open_index, storage, clock, slots):
             index.put("t", 0, key, put, 10, T + 1000 * put)
             put += 1
 
-    def check(asked):
+    def check(opened):
         expected = [[(at, hash_key("t", key)) for at in range(n, put, len(KEYS))][::-1] for n, key in enumerate(KEYS)]
-        assert [[(i.offset, i.key_hash) for i in asked.query("t", key)] for key in KEYS] == expected
-        many = asked.query_many([Lookup(topic="t", key=key) for key in KEYS])
+        assert [[(i.offset, i.key_hash) for i in opened.query("t", key)] for key in KEYS] == expected
+        many = opened.query_many([Lookup(topic="t", key=key) for key in KEYS])
         assert [[(i.offset, i.key_hash) for i in answer] for answer in many] == expected
         for key, offsets in zip(KEYS, expected, strict=True):
-            found = items_by_pages(asked.query, "t", key, max_count=1)
-            assert [(item.offset, item.key_hash) for item in found] == offsets
+            items = items_by_pages(opened.query, "t", key, max_count=1)
+            assert [(item.offset, item.key_hash) for item in items] == offsets
 
     def reader():
         return IndexReader.open(root=index.config.root, storage_backend=storage, clock=clock)
@@ -127,5 +127,5 @@ def test_a_key_that_a_file_lacks_has_no_items_of_a_giant_slot_beside_it(open_ind
     index.put_batch(batch(10_000, key=giant, timestamp_ms=BASE_MS))
     with plain_files(layout == "plain"):
         upload(index)
-    found = index.query_many([Lookup(topic="t", key=key, max_count=2) for key in (giant, absent)])
-    assert [[item.offset for item in result.items] for result in found] == [[9_999, 9_998], []]
+    answers = index.query_many([Lookup(topic="t", key=key, max_count=2) for key in (giant, absent)])
+    assert [[item.offset for item in result.items] for result in answers] == [[9_999, 9_998], []]

@@ -46,7 +46,7 @@ def test_days_and_states_of_topics(now, open_index, storage, clock, tmp_path):
         ("b", DAY + dt.timedelta(days=1), "storage", 2, True),
         ("old", None, "storage", 2, False),
     ]
-    stored = sum(one.size_bytes for one in index.log_state.objects.values())
+    stored = sum(index_object.size_bytes for index_object in index.log_state.objects.values())
     assert sum(table["bytes"].to_pylist()) == stored
     assert sum(table["usd_a_month"].to_pylist()) == pytest.approx(stored / 2**30)
     index.flush()
@@ -82,18 +82,18 @@ def test_a_record_that_can_not_be_read_leaves_out_only_the_files_that_it_may_con
     if how == "away":
         faulty.fail("*", times=None)
     answer = index.topics(allow_partial=True, **limits)
-    assert ([one.topic for one in answer], answer.status) == (["a"], "partial")
+    assert ([topic.topic for topic in answer], answer.status) == (["a"], "partial")
     assert [(report.place, report.begin_ms) for report in answer.failed] == [("unsealed", T + 1000)]
     with pytest.raises(BudgetExceeded if limits else StorageUnavailable) as caught:
         index.topics(**limits)
     if limits:
-        assert [one.topic for one in caught.value.result] == ["a"]
+        assert [topic.topic for topic in caught.value.result] == ["a"]
     else:
         for call in (index.du, index.export):
             with pytest.raises(StorageUnavailable):
                 call()
     faulty.clear()
-    assert [one.topic for one in index.topics()] == ["a", "b"]
+    assert [topic.topic for topic in index.topics()] == ["a", "b"]
 
 
 def test_a_lost_object_still_counts(now, open_index, storage, clock):
@@ -109,4 +109,4 @@ def test_a_lost_object_still_counts(now, open_index, storage, clock):
 
 def test_shares_are_whole_and_add_up():
     weights = [(10, [1]), (10, []), (7, [0, 0]), (10, [1, 1, 1]), (0, [5, 5]), (3, [1, 2])]
-    assert [_shared(*given) for given in weights] == [[10], [], [7, 0], [3, 4, 3], [0, 0], [1, 2]]
+    assert [_shared(*weight) for weight in weights] == [[10], [], [7, 0], [3, 4, 3], [0, 0], [1, 2]]

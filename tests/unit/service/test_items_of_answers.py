@@ -39,17 +39,17 @@ def test_items_of_the_core_are_those_of_the_constructor(kind):
     with using(core):
         form = AnswerForm(schema, kind)
         assert form.in_core is not None
-        found = form.items("t", rows)
+        items = form.items("t", rows)
     with using(None):
         expected = AnswerForm(schema, kind).items("t", rows)
-    assert found == expected and len(found) == 5
-    assert [list(map(type, map(item.__getattribute__, item.__slots__))) for item in found] == [
+    assert items == expected and len(items) == 5
+    assert [list(map(type, map(item.__getattribute__, item.__slots__))) for item in items] == [
         list(map(type, map(item.__getattribute__, item.__slots__))) for item in expected
     ]
     assert form.items("t", rows[:0]) == ()
-    assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == expected
-    assert [item.to_dict() for item in found] == [item.to_dict() for item in expected]
-    assert list(found[0].to_dict()) == [each.name for each in fields(kind) if each.name != "source"]
+    assert pickle.loads(pickle.dumps(items)) == copy.deepcopy(items) == expected
+    assert [item.to_dict() for item in items] == [item.to_dict() for item in expected]
+    assert list(items[0].to_dict()) == [each.name for each in fields(kind) if each.name != "source"]
 
 
 def test_the_core_refuses_classes_and_rows_that_it_can_not_fill():

@@ -31,15 +31,15 @@ def data(life):
 
 
 def test_it_gives_up_after_ten_plans_that_others_overtook(life):
-    before, asked = life.state.number, []
+    before, rewrites = life.state.number, []
 
     def overtaken(rewrite):
-        asked.append(rewrite)
+        rewrites.append(rewrite)
         raise JobOvertaken("another job was faster")
 
     with pytest.raises(JobOvertaken, match="10 times in a row"):
         merging_job(life, overtaken).run()
-    assert (len(asked), life.state.number) == (20, before)
+    assert (len(rewrites), life.state.number) == (20, before)
 
 
 def test_a_job_that_repeats_takes_what_was_published_meanwhile(life):

@@ -22,11 +22,11 @@ def states():
     log = StorageLog(MemoryStorage(), ManualClock())
     log.create(GENESIS)
     log.claim_epoch()
-    found = [publish(log, 1, tuple(map(an_object, range(OBJECTS))))]
+    history = [publish(log, 1, tuple(map(an_object, range(OBJECTS))))]
     for n in range(60):
         gone = [an_object(n).name] if n % 3 == 0 else []
-        found.append(publish(log, 1, (an_object(OBJECTS + n),), remove=gone))
-    return found
+        history.append(publish(log, 1, (an_object(OBJECTS + n),), remove=gone))
+    return history
 
 
 def like(state):
@@ -62,19 +62,19 @@ def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, s
         steps += 1
         disk = FaultDisk()
         root = a_root(tmp_path / f"root{steps}", disk)
-        kept = KeptLog(root)
+        kept_log = KeptLog(root)
         if by == "this version":
-            kept.keep(states[number - 1])
+            kept_log.keep(states[number - 1])
         else:
             keep_changes(root, states[0], states[number - 1])
         disk.crash(nth=steps, torn=steps % 2 == 0)
         try:
-            kept.keep(states[number])
+            kept_log.keep(states[number])
         except SimulatedCrash:
             disk.revive()
             disk.lose_unsynced(rng)
-            found = KeptLog(root).read()
-            assert like(found) in (like(states[number - 1]), like(states[number]))
+            state = KeptLog(root).read()
+            assert like(state) in (like(states[number - 1]), like(states[number]))
             # the next writer deletes half-made work, and continues
             next_one = KeptLog(root)
             next_one.keep(states[number])
@@ -90,19 +90,19 @@ def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, 
     """A power cut brings no earlier one back."""
     disk = FaultDisk()
     root = a_root(tmp_path / "root", disk)
-    kept = KeptLog(root)
-    kept.keep(states[0])
+    kept_log = KeptLog(root)
+    kept_log.keep(states[0])
     disk.fail(operation, error=errno.ENOSPC, times=None)
-    kept.keep(states[1])
+    kept_log.keep(states[1])
     disk.clear()
     if is_cut:
         disk.lose_unsynced()
     assert KeptLog(root).read() is None
     for state in states[2:6]:
-        kept.keep(state)
+        kept_log.keep(state)
         assert like(KeptLog(root).read()) == like(state)
     # an earlier state changes nothing
-    kept.keep(states[3])
+    kept_log.keep(states[3])
     assert like(KeptLog(root).read()) == like(states[5])
 
 

@@ -52,7 +52,7 @@ def miss(index, count):
     return read
 
 
-def found(index):
+def offsets_of(index):
     return [item.offset for key in KEYS[::5] for item in index.query("t", key).items]
 
 
@@ -76,7 +76,7 @@ def test_a_damaged_filter_is_not_trusted(index, damage, checked):
     damage("filter")
     assert [[item.offset for item in answer] for answer in index.query_many(lookups)] == [[n] for n in range(len(KEYS))]
     miss(index, 300)
-    assert found(index) == list(range(0, len(KEYS), 5))
+    assert offsets_of(index) == list(range(0, len(KEYS), 5))
     damage("items")
     assert miss(index, 300) > 200
 

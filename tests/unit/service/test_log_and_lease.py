@@ -67,12 +67,12 @@ segment_names = st.from_regex(r"segments/[0-9A-Za-z_=-]{1,12}/[0-9]{20}\.log", f
 places = texts, st.integers(0, 2**62), st.integers(0, 2**43), sums, sums
 # an object is some bytes longer than its segment
 segments = st.tuples(segment_names, *places, st.integers(0, 2**40), sizes).map(
-    lambda given: ArchivedSegment(*given[:6], given[3] + given[6], given[7])
+    lambda values: ArchivedSegment(*values[:6], values[3] + values[6], values[7])
 )
 batches = st.dictionaries(texts, st.builds(StreamBatch, numbers, numbers, st.integers(0, 2**64 - 1)), max_size=3)
 layouts = st.sampled_from([GENESIS.layout, Layout(ROCKETMQ, ROCKETMQ.schema, 1, 2)])
 genesis = st.none() | st.builds(IndexDescriptor, ids, layouts, texts)
-added, removed, archived = [st.lists(one, max_size=3).map(tuple) for one in (stored(), texts, segments)]
+added, removed, archived = [st.lists(strategy, max_size=3).map(tuple) for strategy in (stored(), texts, segments)]
 members = numbers, texts, numbers, texts, times, added, removed, positions, genesis, archived, batches
 records = st.builds(LogRecord, *members)
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_follows_as_many_records_as_the_setting_says(log, storage):
     for number in range(10):
         publish(log, epoch, (an_object(number),))
     digests = [(number, log.record(number).digest) for number in (4, 8, 12)]
-    assert [info.name for info in storage.list("checkpoint/")] == [checkpoint_name(*one) for one in digests]
+    assert [info.name for info in storage.list("checkpoint/")] == [checkpoint_name(*pair) for pair in digests]
     number = log.state.number
     publish(log, epoch, (an_object(9),))  # the state has this object already
     assert log.state.number == number
@@ -190,7 +190,7 @@ def test_a_listing_that_repeats_or_lacks_records_makes_none_of_them_old(log, sto
         publish(log, epoch, (an_object(number),))
     since_ms, last, plain = clock.now_ms() - 15_000, log.state.number, storage.list
     assert list(log.numbers_since(last, since_ms)) == [last, last - 1]
-    monkeypatch.setattr(storage, "list", lambda *given, **more: iter(listed(list(plain(*given, **more)))))
+    monkeypatch.setattr(storage, "list", lambda *arguments, **more: iter(listed(list(plain(*arguments, **more)))))
     assert list(log.numbers_since(last, since_ms))[:2] == [last, last - 1]
 
 

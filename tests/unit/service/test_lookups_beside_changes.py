@@ -34,10 +34,10 @@ class Lookups:
     def check(self, look, first=0):
         acknowledged = self.put[0]
         answer = look()
-        found = [item.offset for item in answer]
+        offsets = [item.offset for item in answer]
         assert answer.status == "complete"
-        assert found == list(range(first + len(found) - 1, first - 1, -1))
-        assert acknowledged <= first + len(found) <= self.put[1]
+        assert offsets == list(range(first + len(offsets) - 1, first - 1, -1))
+        assert acknowledged <= first + len(offsets) <= self.put[1]
 
 
 def test_each_answer_has_what_was_put_before_it(open_index, tmp_path, eager_switches):
@@ -47,8 +47,8 @@ def test_each_answer_has_what_was_put_before_it(open_index, tmp_path, eager_swit
     # the numbers of entries that were acknowledged, and that were begun
     put = [0, 0]
     crew, lookups = Crew(1), [Lookups(index, put) for _ in range(THREADS)]
-    for number, one in enumerate(lookups):
-        crew.repeat(f"look-{number}", one.turn)
+    for number, looker in enumerate(lookups):
+        crew.repeat(f"look-{number}", looker.turn)
     try:
         for number in range(ROUNDS):
             for _ in range(1 + number % 5):
@@ -67,8 +67,8 @@ def test_each_answer_has_what_was_put_before_it(open_index, tmp_path, eager_swit
                 # the files in the storage become window tables
                 tiered_index.merge(uri, window="1h")
             if number % 8 == 7:
-                for one in lookups:
-                    assert crew.stop.is_set() or one.answered.acquire(timeout=60)
+                for looker in lookups:
+                    assert crew.stop.is_set() or looker.answered.acquire(timeout=60)
     finally:
         crew.finish()
     assert [item.offset for item in index.query("t", "k", max_count=MOST)] == list(range(put[1] - 1, -1, -1))

@@ -65,27 +65,27 @@ def fresh(files):
 def view_of(files):
     core = compiled_views()
     seconds = [file.trailer().metadata.second_max for file in files]
-    found = [(file.in_core(), second, second) for file, second in zip(files, seconds, strict=True)]
-    return core.View(row_form(LAYOUT.schema), found, [f"label{second}" for second in seconds])
+    spans = [(file.in_core(), second, second) for file, second in zip(files, seconds, strict=True)]
+    return core.View(row_form(LAYOUT.schema), spans, [f"label{second}" for second in seconds])
 
 
 def find(view, key, low=0, high=NEVER, most=64, topic="t"):
     key_hash, masked_hash, fingerprint = lookup_numbers("t", key)
-    found = view.find(topic, key_hash, masked_hash, fingerprint, low, high, most)
-    assert found is not None and not found.has_left
-    return found
+    matches = view.find(topic, key_hash, masked_hash, fingerprint, low, high, most)
+    assert matches is not None and not matches.has_left
+    return matches
 
 
 def expected(numbers, key, low=0, high=NEVER, most=64):
     """Return (second, offset) of the answers in the files of these numbers."""
-    found = [(T + number, 1_000 * number) for number in numbers if key == f"of{number}"]
+    rows = [(T + number, 1_000 * number) for number in numbers if key == f"of{number}"]
     if key == "third":
-        found = [(T + number, 1_000 * number + 1) for number in numbers if number % 3 == 0]
-    return [one for one in found if low <= one[0] <= high][:most]
+        rows = [(T + number, 1_000 * number + 1) for number in numbers if number % 3 == 0]
+    return [row for row in rows if low <= row[0] <= high][:most]
 
 
-def rows_of(found, most=64):
-    rows = np.frombuffer(found.rows, LAYOUT.schema.row)
+def rows_of(matches, most=64):
+    rows = np.frombuffer(matches.rows, LAYOUT.schema.row)
     return list(zip(rows["second"].tolist(), rows["offset"].tolist(), strict=True))[:most]
 
 
@@ -127,27 +127,27 @@ def test_a_batch_has_the_rows_of_its_lookups(fresh, together):
     lookups = [Lookup("t", key, max_count=2 + number % 9) for number, key in enumerate(KEYS)]
     lookups += [Lookup("other", "third"), Lookup("t", "third", (T + 30) * 1000, (T + 50) * 1000)]
     asking = LookupBatch(lookups)
-    asked = in_core(view, asking, asking.key_hash)
-    assert asked.left == []
+    batch_in_core = in_core(view, asking, asking.key_hash)
+    assert batch_in_core.left == []
     counts = np.zeros(len(fresh), np.int64)
-    found = []
+    matched = []
     for span in itertools.pairwise((0, 30, 31, len(lookups))):
-        owners, rows, left, numbers = asked.find(*span)
+        owners, rows, left, numbers = batch_in_core.find(*span)
         assert not left
         counts += np.frombuffer(numbers, np.int64).reshape(-1, 5)[:, 0]
         table = np.frombuffer(rows, LAYOUT.schema.row)
         numbers = np.frombuffer(owners, np.int64)
-        found += zip(numbers.tolist(), table["second"].tolist(), table["offset"].tolist(), strict=True)
+        matched += zip(numbers.tolist(), table["second"].tolist(), table["offset"].tolist(), strict=True)
     wanted = [
         (number, *row)
-        for number, one in enumerate(lookups)
-        if one.topic == "t"
-        for row in expected(ALL, one.key, *((T + 30, T + 50) if one.begin_ms else ()), most=len(ALL))
+        for number, lookup in enumerate(lookups)
+        if lookup.topic == "t"
+        for row in expected(ALL, lookup.key, *((T + 30, T + 50) if lookup.begin_ms else ()), most=len(ALL))
     ]
-    assert found == wanted and counts.sum() == len(wanted)
+    assert matched == wanted and counts.sum() == len(wanted)
     for bad in ((-1, 1), (0, len(lookups) + 1)):
         with pytest.raises(ValueError, match="fewer lookups"):
-            asked.find(*bad)
+            batch_in_core.find(*bad)
 
 
 def put(index, count, key="k", first=0, step=1, topic="t"):
@@ -160,9 +160,9 @@ def put(index, count, key="k", first=0, step=1, topic="t"):
 def steps(index, key="k", most=64, low=0):
     (handle,) = index.files()
     lookup = PreparedLookup("t", key, *lookup_numbers("t", key), low, NEVER, most)
-    found = LocalView(handle.layout.schema, [handle]).find(lookup)
-    assert found is not None
-    return found.steps
+    matches = LocalView(handle.layout.schema, [handle]).find(lookup)
+    assert matches is not None
+    return matches.steps
 
 
 @pytest.mark.parametrize("settings", [{}, {"preset": "rocketmq"}, {"preset": "rocketmq", "hash": "mask"}])
@@ -177,8 +177,8 @@ def test_a_sealed_file_has_the_filter_of_its_compacted_form(open_index, faulty, 
     handle.make_filter()
     assert sum(steps(index, f"none{number}") == 0 for number in range(100)) > 90
     assert [item.offset for item in index.query("t", "k7")] == list(range(39, 34, -1))
-    asked = [("t", f"k{number}") for number in range(160)]
-    assert [len(one) for one in index.query_many(asked)] == [5] * 150 + [0] * 10
+    lookups = [("t", f"k{number}") for number in range(160)]
+    assert [len(answer) for answer in index.query_many(lookups)] == [5] * 150 + [0] * 10
     entries = handle.entries()
     index.run_lifecycle()
     (handle,) = index.files()
@@ -198,15 +198,15 @@ def test_a_large_batch_has_the_answers_of_numpy(open_index):
             index.run_lifecycle() if number else None
     put(index, 9_000, "giant")
     upload(index)
-    asked = [("t", key) for key in ("giant", "none", *(f"k{key}" for key in range(40)))] * 40
+    lookups = [("t", key) for key in ("giant", "none", *(f"k{key}" for key in range(40)))] * 40
     with using(core):
-        found = index.query_many(asked, max_count=30)
+        answers = index.query_many(lookups, max_count=30)
     with using(None):
-        reference = index.query_many(asked, max_count=30)
-    assert [one.items for one in found] == [one.items for one in reference]
-    assert len(found[0]) == 30 and len(found[5]) == 12
-    reports = [{report.file: report.outcome for report in one.explain.files} for one in (found, reference)]
-    assert reports[0] == reports[1] and found.explain.files_read == len(reports[0])
+        reference = index.query_many(lookups, max_count=30)
+    assert [answer.items for answer in answers] == [answer.items for answer in reference]
+    assert len(answers[0]) == 30 and len(answers[5]) == 12
+    reports = [{report.file: report.outcome for report in results.explain.files} for results in (answers, reference)]
+    assert reports[0] == reports[1] and answers.explain.files_read == len(reports[0])
 
 
 def test_a_later_view_takes_over_gathered_filters(fresh):
@@ -230,6 +230,6 @@ def test_repeats_in_a_long_chain_leave_the_answer_whole(open_index):
     for _ in range(3):
         put(index, 500)
     with using(core):
-        found = index.query("t", "k", max_count=100)
+        answer = index.query("t", "k", max_count=100)
         (many,) = index.query_many([("t", "k")], max_count=100)
-    assert [item.offset for item in found] == [item.offset for item in many] == list(range(499, 399, -1))
+    assert [item.offset for item in answer] == [item.offset for item in many] == list(range(499, 399, -1))

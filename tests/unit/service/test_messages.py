@@ -97,11 +97,11 @@ def test_a_page_fetches_no_more_than_it_needs(filled):
 def test_collisions_are_dropped_counted_and_paged_past(filled, max_count, step):
     """Also if nothing else is there."""
     wanted = [number for number in range(299, -1, -1) if number % step == 1 and step < 1000]
-    found, dropped, cursor = [], 0, None
+    shown, dropped, cursor = [], 0, None
     library = Library(set(range(300)) - set(wanted))
     for page in range(1000):
         answer = filled.messages("t", "k", max_count=max_count, cursor=cursor, source=library)
-        found += offsets(answer)
+        shown += offsets(answer)
         dropped += answer.collisions
         cursor = answer.cursor
         if cursor is None:
@@ -109,8 +109,8 @@ def test_collisions_are_dropped_counted_and_paged_past(filled, max_count, step):
         assert answer.status == "truncated"
         # a page is full if there are enough messages
         assert len(answer) == max_count
-        assert found == wanted[: max_count * (page + 1)]
-    assert (answer.status, found, dropped) == ("complete", wanted, 300 - len(wanted))
+        assert shown == wanted[: max_count * (page + 1)]
+    assert (answer.status, shown, dropped) == ("complete", wanted, 300 - len(wanted))
 
 
 def test_an_unavailable_message_is_listed_with_its_state(filled):

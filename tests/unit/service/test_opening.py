@@ -187,9 +187,9 @@ def test_local_copies_of_files_that_are_merged_during_the_opening_are_deleted(
     index = open_index("root", storage_backend=faulty)
     assert [report.sources for report in merged] == [3]
     index.run_lifecycle()
-    (kept,) = (tmp_path / "root" / "uploaded").iterdir()
+    (path,) = (tmp_path / "root" / "uploaded").iterdir()
     local = sorted((handle.file_id, handle.place) for handle in index.files() if handle.place != "storage")
-    assert local == [(kept.stem, "uploaded")]
+    assert local == [(path.stem, "uploaded")]
     assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
 
 
@@ -204,7 +204,7 @@ def test_an_interrupted_opening_leaves_the_root_free(open_index, monkeypatch):
         patched.setattr(index_module, "open_parts", interrupted)
         with pytest.raises(KeyboardInterrupt):
             open_index("root")
-    assert not [one for one in threading.enumerate() if one not in others and "flusher" in one.name]
+    assert not [thread for thread in threading.enumerate() if thread not in others and "flusher" in thread.name]
     index = open_index("root")
     index.put("t", 0, "k", 1, 1, T)
     assert len(index.query("t", "k")) == 1

@@ -48,13 +48,13 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
         identity = (offset, queue, zone)
         best[identity] = max(best.get(identity, ()), (second, size, price, tag.ljust(3, b"\0"), topic_id))
     ordered = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())
-    kept = concatenate([], EXTENDED)
+    first_rows = concatenate([], EXTENDED)
     for part in range(parts + 1):  # file by file, as the budget does it
-        kept = best_of(concatenate([kept, array[part :: parts + 1]], EXTENDED), limit).rows
-    found = []
-    for second, offset, queue, zone, size, topic_id, price, tag in kept[list(names)].tolist():
-        found.append(((-second, -offset, queue, zone), (size, price, tag.ljust(3, b"\0"), topic_id)))
-    assert found == ordered[:limit]
+        first_rows = best_of(concatenate([first_rows, array[part :: parts + 1]], EXTENDED), limit).rows
+    answers = []
+    for second, offset, queue, zone, size, topic_id, price, tag in first_rows[list(names)].tolist():
+        answers.append(((-second, -offset, queue, zone), (size, price, tag.ljust(3, b"\0"), topic_id)))
+    assert answers == ordered[:limit]
 
 
 def fill(index):
@@ -149,7 +149,7 @@ def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, sta
 def test_an_answer_is_a_sequence_and_a_table(index):
     fill(index)
     (answer, none) = index.query_many([("t", "k"), ("t", "none")])
-    assert all(isinstance(one, Sequence) for one in (answer, index.query_many([]), index.topics()))
+    assert all(isinstance(result, Sequence) for result in (answer, index.query_many([]), index.topics()))
     assert (answer[0], answer[-1], answer[1:3]) == (answer.items[0], answer.items[-1], answer.items[1:3])
     with pytest.raises(IndexError):
         none[0]
@@ -180,8 +180,8 @@ def test_all_pages_are_the_whole_answer(index, count):
 
 def test_a_lookup_of_many_may_be_a_pair(index):
     fill(index)
-    pair, given = index.query_many([("t", "k"), Lookup(topic="t", key="k")])
-    assert pair.items == given.items and len(pair) > 1
+    of_pair, of_lookup = index.query_many([("t", "k"), Lookup(topic="t", key="k")])
+    assert of_pair.items == of_lookup.items and len(of_pair) > 1
     for wrong in (("t",), ("t", 5), "tk", ("t", "k", 0)):
         with pytest.raises(InvalidArgument, match=r"lookup 1 must be a Lookup or \(topic, key\)"):
             index.query_many([("t", "k"), wrong])
@@ -212,10 +212,10 @@ def test_the_first_answers_of_one_second_are_those_of_the_whole_answer_whichever
         index.seal()
     for _ in range(2):
         with IndexReader.open(storage_backend=storage, root=index.config.root, clock=clock) as reader:
-            for asked in (index, reader):
-                whole = [item.offset for item in asked.query("t", "k", max_count=10)]
+            for opened in (index, reader):
+                whole = [item.offset for item in opened.query("t", "k", max_count=10)]
                 assert sorted(whole) == list(range(6))
                 for count in range(1, 6):
-                    result = asked.query("t", "k", max_count=count)
+                    result = opened.query("t", "k", max_count=count)
                     assert ([item.offset for item in result], result.status) == (whole[:count], "truncated")
         index.run_lifecycle()

@@ -23,11 +23,11 @@ def slot(batch, spans, *, ordered):
     return _GiantSlot(blocks, runs, np.arange(len(batch)), batch, ordered=ordered)
 
 
-def found(*seconds):
+def matches_of(*seconds):
     """Return rows of each lookup by their seconds."""
     rows = np.zeros(sum(map(len, seconds)), KEYED_SCHEMA.row)
-    rows["second"] = [second for one in seconds for second in one]
-    return Matches(np.repeat(np.arange(len(seconds)), [len(one) for one in seconds]), rows)
+    rows["second"] = [second for of_lookup in seconds for second in of_lookup]
+    return Matches(np.repeat(np.arange(len(seconds)), [len(of_lookup) for of_lookup in seconds]), rows)
 
 
 def read(giant):
@@ -45,12 +45,12 @@ def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered):
 
     The first one finds fewer entries in the newest block than it expected.
     """
-    asked = [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", max_count=1, end_ms=4000)]
-    giant = slot(LookupBatch(asked), [(8, 10), (5, 7), (0, 4)], ordered=ordered)
+    lookups = [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", max_count=1, end_ms=4000)]
+    giant = slot(LookupBatch(lookups), [(8, 10), (5, 7), (0, 4)], ordered=ordered)
     assert read(giant) == [0, 2]
-    giant.settle(found([9, 3], [4, 3]))
+    giant.settle(matches_of([9, 3], [4, 3]))
     assert read(giant) == [1]
-    giant.settle(found([9, 6], [4, 3]))
+    giant.settle(matches_of([9, 6], [4, 3]))
     assert read(giant) == []
 
 
@@ -106,34 +106,34 @@ def test_both_ends_of_the_range_are_in_it(count):
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_blocks_of_the_last_second_count_and_are_read_together_if_there_is_no_order(ordered):
-    one = LookupBatch([Lookup(topic="t", key="k", max_count=1)])
-    giant = slot(one, [(5, 10), (5, 10), (5, 9)], ordered=ordered)
+    batch = LookupBatch([Lookup(topic="t", key="k", max_count=1)])
+    giant = slot(batch, [(5, 10), (5, 10), (5, 9)], ordered=ordered)
     assert read(giant) == ([0] if ordered else [0, 1])
-    giant.settle(found([10, 10]))
+    giant.settle(matches_of([10, 10]))
     assert read(giant) == []
-    giant = slot(one, [(5, 10), (5, 9), (5, 9)], ordered=ordered)
+    giant = slot(batch, [(5, 10), (5, 9), (5, 9)], ordered=ordered)
     assert read(giant) == [0]
-    giant.settle(found([10, 9]))
+    giant.settle(matches_of([10, 9]))
     assert read(giant) == ([] if ordered else [1, 2])
 
 
 def test_blocks_that_the_page_before_may_have_used_promise_nothing():
-    asked = PreparedLookup("t", "k", 1, 1, 1, 0, 10, 1, after=(10, 5, 0))
-    giant = slot(LookupBatch.of_one(asked), [(10, 10), (10, 10), (8, 10), (0, 8)], ordered=True)
+    lookup = PreparedLookup("t", "k", 1, 1, 1, 0, 10, 1, after=(10, 5, 0))
+    giant = slot(LookupBatch.of_one(lookup), [(10, 10), (10, 10), (8, 10), (0, 8)], ordered=True)
     assert read(giant) == [0, 1, 2]
 
 
 def test_the_newest_are_read_first_and_each_round_reads_twice_as_much_as_the_one_before():
-    one = LookupBatch([Lookup(topic="t", key="k", max_count=1)])
-    giant = slot(one, [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False)
+    batch = LookupBatch([Lookup(topic="t", key="k", max_count=1)])
+    giant = slot(batch, [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False)
     assert read(giant) == [2]
-    giant.settle(found([12, 10]))
+    giant.settle(matches_of([12, 10]))
     assert read(giant) == [1, 3]
-    giant.settle(found([12, 10]))
+    giant.settle(matches_of([12, 10]))
     assert giant.waiting() == [] == read(giant)
-    giant = slot(one, [(20 - n, 20 - n) for n in range(20)], ordered=True)
+    giant = slot(batch, [(20 - n, 20 - n) for n in range(20)], ordered=True)
     sizes = []
     while places := read(giant):
         sizes.append(len(places))
-        giant.settle(found([]))
+        giant.settle(matches_of([]))
     assert sizes == [1, 2, 4, 8, 5]

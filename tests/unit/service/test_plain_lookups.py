@@ -72,9 +72,9 @@ def test_each_lookup_is_answered_or_refused_as_by_the_reference(index):
     core = compiled_core()
     for arguments in ASKED:
         with using(core):
-            found = outcome(index, arguments)
+            of_core = outcome(index, arguments)
         with using(None):
-            assert found == outcome(index, arguments), arguments
+            assert of_core == outcome(index, arguments), arguments
 
 
 def test_an_answer_without_waiting_is_that_of_a_lookup_or_none(index):
@@ -137,7 +137,7 @@ def test_lookups_beside_a_buffer_find_all_that_was_put(index, put):
     assert len(index.query(" t", "no file has it")) == 1
     assert not index.query("t", "no file has it")
     # the core leaves other topics and keys, and keys of several spellings, to the caller
-    assert sum(index.query_nowait(*asked) is not None for asked in everywhere) >= 3
+    assert sum(index.query_nowait(*pair) is not None for pair in everywhere) >= 3
 
 
 def test_fields_that_are_made_later_are_those_of_any_answer(index):
@@ -160,7 +160,7 @@ def test_an_answer_that_is_kept_keeps_no_file(index, is_plain):
     if not is_plain:
         index.put("t", 0, "k", 2_000_000, 1, T_MS + 1_000_000_000)
     # the begin and end of a file are read when the caller uses `explain`
-    kept = index.query("t", "k", None, T_MS + 2_000_000_000)
+    answer = index.query("t", "k", None, T_MS + 2_000_000_000)
     index.put("t", 0, "other", 5, 1, T_MS + 1_500_000_000)
     index.flush()
     (file,) = [weakref.ref(handle) for handle in index.files() if handle.place == "unsealed"]
@@ -168,9 +168,9 @@ def test_an_answer_that_is_kept_keeps_no_file(index, is_plain):
     gc.collect()
     assert file() is None
     places = {"unsealed", "uploaded"} if is_plain else {"unsealed", "uploaded", "buffer"}
-    assert {report.place for report in kept.explain.files} == places
-    assert max(report.end_ms for report in kept.explain.files) == T_MS + 1_500_000_000
-    assert len(kept) == 6 + (not is_plain)
+    assert {report.place for report in answer.explain.files} == places
+    assert max(report.end_ms for report in answer.explain.files) == T_MS + 1_500_000_000
+    assert len(answer) == 6 + (not is_plain)
 
 
 def test_a_large_buffer_is_searched_entry_by_entry(index):

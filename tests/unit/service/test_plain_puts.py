@@ -42,9 +42,9 @@ def test_it_accepts_the_same_puts_as_the_general_way(open_index, odd):
         return put, [{name: values.tolist() for name, values in columns.items()} for columns in rows]
 
     with using(compiled_core()):
-        found = outcome()
+        of_core = outcome()
     with using(None):
-        assert outcome() == found
+        assert outcome() == of_core
 
 
 def one_topic():
@@ -55,8 +55,8 @@ def one_topic():
 
 
 def buffer(**bounds):
-    given = {"max_entries": 10**6, "max_bytes": 10**9, **bounds}
-    return WriteBuffer(KEYED_SCHEMA, one_topic(), **given)
+    limits = {"max_entries": 10**6, "max_bytes": 10**9, **bounds}
+    return WriteBuffer(KEYED_SCHEMA, one_topic(), **limits)
 
 
 @pytest.mark.parametrize("bounds", [{"max_entries": 5}, {"max_bytes": 5 * 161}])
@@ -85,8 +85,8 @@ def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
         index.query("t", "k", max_count=1)
     for thread in threads:
         thread.join()
-    found = index.query("t", "k", max_count=10**5)
-    assert sorted((item.queue_id, item.offset) for item in found) == [(q, n) for q in range(3) for n in range(each)]
+    answer = index.query("t", "k", max_count=10**5)
+    assert sorted((item.queue_id, item.offset) for item in answer) == [(q, n) for q in range(3) for n in range(each)]
 
 
 def test_a_closed_chunk_accepts_nothing():
@@ -104,7 +104,7 @@ def test_a_closed_chunk_accepts_nothing():
     with pytest.raises(IndexClosed):
         rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
     rows.close_chunk()
-    assert sum(one.count for one in rows.begin_flush(100)) == 3
+    assert sum(flushed.count for flushed in rows.begin_flush(100)) == 3
 
 
 class FilledAtOnce(WriteBuffer):

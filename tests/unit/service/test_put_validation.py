@@ -33,9 +33,9 @@ def refusing(tmp_path_factory):
         yield index
 
 
-def refused(about, call, *given, **more):
+def refused(about, call, *arguments, **more):
     with pytest.raises(InvalidArgument, match=about):
-        call(*given, **more)
+        call(*arguments, **more)
 
 
 def short(value):
@@ -64,7 +64,7 @@ def test_texts_may_be_members_of_an_enumeration(index):
     for _ in range(2):
         for name in ("orders", member):
             assert [item.offset for item in index.query(name, name)] == [2, 1]
-            assert [[item.offset for item in one] for one in index.query_many([(name, name)])] == [[2, 1]]
+            assert [[item.offset for item in answer] for answer in index.query_many([(name, name)])] == [[2, 1]]
         index.flush()
     assert index.durable_position("orders") == 7
     assert hash_key(member, member) == hash_key("orders", "orders")

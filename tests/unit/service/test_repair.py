@@ -132,11 +132,11 @@ def test_an_object_that_a_merge_has_removed_meanwhile_is_not_missing(life, monke
     known = {*life.state.objects}
     check = checks.check_object
 
-    def merged_first(*given, **how):
+    def merged_first(*arguments, **how):
         monkeypatch.setattr(checks, "check_object", check)
         life.merge(DAY_S)
         assert life.sweep() == len(known)
-        check(*given, **how)
+        check(*arguments, **how)
 
     monkeypatch.setattr(checks, "check_object", merged_first)
     report, _ = checked(life, None)
@@ -151,7 +151,7 @@ def test_an_object_that_can_not_be_read_keeps_no_other_from_its_check(life):
     storage, report = FaultStorage(life.storage), Report()
     storage.fail("get_range", times=None, name_prefix=unread.name)
     assert check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1) == life.state
-    assert {one.file for one in report.findings} == {harmed.name}
+    assert {finding.file for finding in report.findings} == {harmed.name}
     assert [name for name, _ in report.unchecked] == [unread.name]
     storage.clear()
     storage.meanwhile("get_range", lambda: storage.fail("*", times=None))
@@ -171,7 +171,7 @@ def test_an_object_that_was_damaged_for_a_moment_or_is_of_a_newer_version_is_lef
     newer[8 - TAIL_SIZE : 12 - TAIL_SIZE] = (FORMAT_VERSION + 1).to_bytes(4, "big")
     newer[-4:] = zlib.crc32(newer[-TAIL_SIZE:-4]).to_bytes(4, "big")
     life.storage.put(first.name, bytes(newer))
-    assert [one.file for one in checked(life, None)[0].findings] == [first.name]
+    assert [finding.file for finding in checked(life, None)[0].findings] == [first.name]
     assert mend(life) == [] and life.state.number == number
 
 
@@ -191,7 +191,7 @@ def test_a_repair_makes_no_entries_of_hidden_ones(life):
     assert give_up(life.storage, life.log(), [table.name]) == planned == [LostObject.of(table)]
     life.index._lifecycle.refresh()
     answer = life.index.query("t", "k2", max_count=1000)
-    assert [one.entries for one in answer.lost] == [table.count] and not len(answer)
+    assert [lost.entries for lost in answer.lost] == [table.count] and not len(answer)
 
 
 def test_an_object_that_was_merged_meanwhile_is_left_alone(life, monkeypatch):
@@ -341,17 +341,17 @@ def test_of_two_damaged_forms_of_a_file_none_is_deleted(life, both_forms, harm):
     with pytest.raises(CorruptFile):
         life.index.query("t", "k1", max_count=1000)
     partial = life.index.query("t", "k1", max_count=1000, allow_partial=True)
-    assert (partial.status, [one.file for one in partial.failed]) == ("partial", [compacted.stem])
+    assert (partial.status, [report.file for report in partial.failed]) == ("partial", [compacted.stem])
 
 
 def test_a_damaged_checkpoint_is_deleted_and_a_wrong_repair_is_found(life):
     name = max(info.name for info in life.storage.list("checkpoint/"))
     life.storage.put(name, b"{}")
-    assert [one.action for one in mend(life)] == ["drop"]
+    assert [mended.action for mended in mend(life)] == ["drop"]
     assert name not in {info.name for info in life.storage.list("checkpoint/")}
     sound(life)
     first, second, *_ = life.state.objects.values()
     record = LogRecord(0, "repair", 0, "", 0, add=(replace(second, name="data/x/y.index"),), remove=(first.name,))
     life.log().append("a wrong repair", None, lambda state: record)
     report, _ = checked(life, None)
-    assert any(one.part == "repair" for one in report.findings)
+    assert any(finding.part == "repair" for finding in report.findings)

@@ -26,7 +26,7 @@ def stored(number, first_day, last_day, size_bytes=1000):
 
 
 def state_of(*objects):
-    return LogState(objects={one.name: one for one in objects})
+    return LogState(objects={index_object.name: index_object for index_object in objects})
 
 
 def test_ages_of_topics_and_patterns():
@@ -61,10 +61,10 @@ def test_what_has_expired_stays_so_whatever_a_later_rule_says():
 
 
 def test_rules_whose_patterns_overlap_do_not_add_up_to_more_than_each_says():
-    one, other = Horizon(0, (("a*", 5_000), ("ab*", 1_000))), Horizon(0, (("a*", 1_000), ("ab*", 5_000)))
-    both = Expired((one,)).joined(Expired((other,)))
+    first, other = Horizon(0, (("a*", 5_000), ("ab*", 1_000))), Horizon(0, (("a*", 1_000), ("ab*", 5_000)))
+    both = Expired((first,)).joined(Expired((other,)))
     assert [both.before_ms(topic) for topic in ("abc", "ac", "b")] == [1_000, 5_000, 0]
-    assert both.joined(Expired((one,))) is both
+    assert both.joined(Expired((first,))) is both
     later = Horizon(0, (("a*", 6_000), ("ab*", 6_000)))
     assert both.joined(Expired((later,))).horizons == (later,)
 
@@ -103,23 +103,27 @@ def test_many_topics_with_and_without_a_name_expire_by_their_own_horizons():
     chance = np.random.default_rng(1)
     ids, seconds = chance.integers(0, 6_000, 50_000), chance.integers(900, 1_700, 50_000)
     begins = [expired.before_ms(names[at]) if at in names else expired.of_all_ms for at in ids.tolist()]
-    kept = expired.keeps({"topic_id": ids.astype(">i4")}, seconds, names)
-    assert (kept == (seconds * 1000 >= np.array(begins))).all()
+    is_kept = expired.keeps({"topic_id": ids.astype(">i4")}, seconds, names)
+    assert (is_kept == (seconds * 1000 >= np.array(begins))).all()
 
 
 def test_a_topic_of_a_longer_age_keeps_an_object():
-    one = stored(1, 0, 10)
+    index_object = stored(1, 0, 10)
     rule = Retention(age_s=DAY_S, topics={"audit": 95 * DAY_S})
-    assert plan_expiry(rule, state_of(one), NOW_MS).objects == ()
+    assert plan_expiry(rule, state_of(index_object), NOW_MS).objects == ()
 
     def stats(*topics):
-        return {one.name: [(topic, TopicStats(1, 5, 9, one.second_min, one.second_max)) for topic in topics]}
+        return {
+            index_object.name: [
+                (topic, TopicStats(1, 5, 9, index_object.second_min, index_object.second_max)) for topic in topics
+            ]
+        }
 
-    plan = plan_expiry(rule, state_of(one), NOW_MS, stats("orders", "audit"))
-    assert (plan.objects, plan.mixed, plan.mixed_entries) == ((), (one,), 5)
-    assert plan_expiry(rule, state_of(one), NOW_MS, stats("orders", "x")).objects == (one,)
-    assert plan_expiry(rule, state_of(one), NOW_MS, {one.name: []}).objects == ()
-    assert plan_expiry(rule, state_of(one), NOW_MS, {one.name: [("orders", None)]}).objects == ()
+    plan = plan_expiry(rule, state_of(index_object), NOW_MS, stats("orders", "audit"))
+    assert (plan.objects, plan.mixed, plan.mixed_entries) == ((), (index_object,), 5)
+    assert plan_expiry(rule, state_of(index_object), NOW_MS, stats("orders", "x")).objects == (index_object,)
+    assert plan_expiry(rule, state_of(index_object), NOW_MS, {index_object.name: []}).objects == ()
+    assert plan_expiry(rule, state_of(index_object), NOW_MS, {index_object.name: [("orders", None)]}).objects == ()
 
 
 def test_the_oldest_bytes_expire_up_to_a_horizon():
@@ -142,14 +146,14 @@ def test_segments_expire_from_the_beginning_of_their_store():
         return ArchivedSegment(f"segments/{start}", "log", start, 100, 0, 0, 150, published_ms)
 
     segments = [segment(0, 5), segment(100, NOW_MS), segment(200, 5)]
-    state = LogState(archive={one.name: one for one in segments})
+    state = LogState(archive={archived.name: archived for archived in segments})
     plan = plan_expiry(Retention(segments_age_s=DAY_S), state, NOW_MS)
     assert (plan.segments, plan.expired.segments) == ((segments[0],), {"log": 100})
 
 
 def test_a_plan_lists_the_first_segments_and_counts_all():
     segments = [ArchivedSegment(f"segments/{n}", "log", 100 * n, 100, 0, 0, 150, 5) for n in range(1500)]
-    state = LogState(archive={one.name: one for one in segments})
+    state = LogState(archive={segment.name: segment for segment in segments})
     plan = plan_expiry(Retention(segments_age_s=DAY_S), state, NOW_MS)
     assert plan.segments == tuple(segments[:1000])
     assert (plan.segments_expired, plan.size_bytes) == (SegmentTotals.of(segments), 1500 * 150)
@@ -165,14 +169,14 @@ def test_archived_segments_expire_by_the_age_of_their_topic():
         ]
 
     audit, debug, other = (archived(f"kafka:cluster/{topic}/0", 40, 10) for topic in ("audit", "debug-x", "orders"))
-    mixed = [replace(one, columns=None) for one in archived("commitlog", 80, 40)]
-    state = LogState(archive={one.name: one for one in (*audit, *debug, *other, *mixed)})
+    mixed = [replace(segment, columns=None) for segment in archived("commitlog", 80, 40)]
+    state = LogState(archive={segment.name: segment for segment in (*audit, *debug, *other, *mixed)})
     topics = {"debug-*": 7 * DAY_S, "audit": 60 * DAY_S}
     rule = Retention(age_s=5 * DAY_S, segments_age_s=30 * DAY_S, segments_topics=topics)
     plan = plan_expiry(rule, state, NOW_MS)
     assert plan.segments == (mixed[0], *debug, other[0])
-    told = with_sums(plan, Segments(state))
-    assert told.segments_kept == told.segments_of_age == SegmentTotals.of((mixed[1], *audit, other[1]))
+    summed = with_sums(plan, Segments(state))
+    assert summed.segments_kept == summed.segments_of_age == SegmentTotals.of((mixed[1], *audit, other[1]))
     # without an age for all, only the named topics have one
     plan = plan_expiry(Retention(topics={"o*": 20 * DAY_S}, segments_topics=topics), state, NOW_MS)
     assert plan.segments == tuple(debug)

@@ -24,13 +24,13 @@ def filled(index):
 
 
 def test_pairs_take_a_count_and_lookups_have_their_own(filled):
-    asked = [(TOPIC, "k"), (TOPIC, "k1"), Lookup(TOPIC, "k", max_count=2)]
-    assert filled.query_many(asked, max_count=3).counts.tolist() == [3, 3, 2]
-    assert filled.query_many(asked[:2], max_count=20).counts.tolist() == [20, 15]
-    assert filled.query_many(asked[:1]).counts.tolist() == [30]
+    lookups = [(TOPIC, "k"), (TOPIC, "k1"), Lookup(TOPIC, "k", max_count=2)]
+    assert filled.query_many(lookups, max_count=3).counts.tolist() == [3, 3, 2]
+    assert filled.query_many(lookups[:2], max_count=20).counts.tolist() == [20, 15]
+    assert filled.query_many(lookups[:1]).counts.tolist() == [30]
     for wrong in (0, "5", None):
         with pytest.raises(InvalidArgument, match="max_count"):
-            filled.query_many(asked[:2], max_count=wrong)
+            filled.query_many(lookups[:2], max_count=wrong)
 
 
 def test_a_batch_is_one_table(filled):
@@ -38,7 +38,7 @@ def test_a_batch_is_one_table(filled):
     for more in ([], [Lookup(TOPIC, "k", cursor=cursor)]):
         results = filled.query_many([("u", "k"), ("u", "none"), (TOPIC, "k1"), *more])
         table = results.to_arrow()
-        rows = [{"lookup": at, **row} for at, one in enumerate(results) for row in one.to_arrow().to_pylist()]
+        rows = [{"lookup": at, **row} for at, result in enumerate(results) for row in result.to_arrow().to_pylist()]
         assert table.to_pylist() == rows and len(rows) > 15
         assert results.to_pandas()["lookup"].tolist() == table["lookup"].to_pylist()
         assert table.schema.names == ["lookup", *results[0].to_arrow().schema.names]

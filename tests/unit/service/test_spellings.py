@@ -85,9 +85,9 @@ def test_an_entry_is_found_by_each_spelling_of_its_key(open_index, state):
         index.flush()
     if state == "uploaded":
         upload(index)
-    for key, found in ASKED.items():
-        assert offsets(index.query("t", key)) == found, key
-    assert [offsets(one) for one in index.query_many([("t", key) for key in ASKED])] == list(ASKED.values())
+    for key, expected in ASKED.items():
+        assert offsets(index.query("t", key)) == expected, key
+    assert [offsets(answer) for answer in index.query_many([("t", key) for key in ASKED])] == list(ASKED.values())
     # pages continue over all spellings
     first = index.query("t", "0x31323334", max_count=1)
     assert (first.status, [item.offset for item in first.items]) == ("truncated", [2])

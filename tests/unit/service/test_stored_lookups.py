@@ -69,14 +69,14 @@ def told(reader, lookup):
 
 def lookups(seed, count):
     random_ = random.Random(seed)
-    found = []
+    drawn = []
     for _ in range(count):
         lookup = {"topic": random_.choice("abbc"), "key": f"k{random_.randrange(2 * KEYS)}"}
         if random_.random() < 0.3:
             begin_ms = T_MS + random_.randrange(-1, 3) * HOUR_MS + random_.randrange(HOUR_MS)
             lookup |= {"begin_ms": begin_ms, "end_ms": begin_ms + random_.randrange(2 * HOUR_MS)}
-        found.append(lookup)
-    return found
+        drawn.append(lookup)
+    return drawn
 
 
 def open_reader(store, **settings):
@@ -84,11 +84,11 @@ def open_reader(store, **settings):
     return IndexReader.open(uri, environment=False, refresh_interval_s=10**6, query_threads=1, **settings)
 
 
-def told_by_both(one, other, ask):
+def told_by_both(core_reader, file_reader, ask):
     """Return what the core and the search file by file say."""
     with using(None):
-        expected = ask(other)
-    return ask(one), expected
+        expected = ask(file_reader)
+    return ask(core_reader), expected
 
 
 SETTINGS = [{}, *each(filter_after_probes=[1], block_cache_bytes=[0], directory_cache_bytes=[0]), CACHED]
@@ -98,23 +98,26 @@ SETTINGS = [{}, *each(filter_after_probes=[1], block_cache_bytes=[0], directory_
 def both(request, store, tmp_path):
     """Two readers of equal settings: one for the core, one for the search file by file."""
     caches = [{"cache_dir": tmp_path / name} if "cache_dir" in request.param else {} for name in ("one", "other")]
-    with open_reader(store, **request.param | caches[0]) as one, open_reader(store, **request.param | caches[1]) as two:
-        yield one, two, request.param
+    with (
+        open_reader(store, **request.param | caches[0]) as core_reader,
+        open_reader(store, **request.param | caches[1]) as file_reader,
+    ):
+        yield core_reader, file_reader, request.param
 
 
 def test_answers_costs_and_pages_are_those_of_the_search_file_by_file(both):
-    one, other, settings = both
+    core_reader, file_reader, settings = both
     for lookup in lookups(1, 20 if "directory_cache_bytes" in settings else 150):
-        found, expected = told_by_both(one, other, lambda reader, lookup=lookup: told(reader, lookup))
-        assert found == expected
+        of_core, expected = told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: told(reader, lookup))
+        assert of_core == expected
     if settings.get("block_cache_bytes") != 0:
-        assert one.storage.total.requests == other.storage.total.requests
-        assert one.storage.total.bytes_read == other.storage.total.bytes_read
+        assert core_reader.storage.total.requests == file_reader.storage.total.requests
+        assert core_reader.storage.total.bytes_read == file_reader.storage.total.bytes_read
     # the number of lookups that the core answered
-    assert one._engine.plain.complete > 70 or "directory_cache_bytes" in settings
+    assert core_reader._engine.plain.complete > 70 or "directory_cache_bytes" in settings
     for lookup in lookups(2, 30):
         pages, expected = told_by_both(
-            one, other, lambda reader, lookup=lookup: list(reader.query_all(**lookup, max_count=1))
+            core_reader, file_reader, lambda reader, lookup=lookup: list(reader.query_all(**lookup, max_count=1))
         )
         # the first file that is read decides whether the page is proven to be the last
         assert [page.items for page in pages if page.items] == [page.items for page in expected if page.items]
@@ -122,30 +125,35 @@ def test_answers_costs_and_pages_are_those_of_the_search_file_by_file(both):
 
 
 def test_lookups_with_limits_are_those_of_the_search_file_by_file(store):
-    with open_reader(store) as one, open_reader(store) as other:
+    with open_reader(store) as core_reader, open_reader(store) as file_reader:
         for number, lookup in enumerate(lookups(5, 120)):
             # too few for some lookups, until the caches have more
             limited = lookup | {"max_requests": number % 4 * 2, "allow_partial": number % 8 > 3}
-            found, expected = told_by_both(one, other, lambda reader, limited=limited: told(reader, limited))
+            of_core, expected = told_by_both(
+                core_reader, file_reader, lambda reader, limited=limited: told(reader, limited)
+            )
             # without the times of failed files
-            for answer in (expected, found):
+            for answer in (expected, of_core):
                 if "error" not in answer:
                     status, cursor, failed = answer["status"]
                     answer["status"] = status, cursor, sorted((report.file, report.error) for report in failed)
-            assert found == expected
+            assert of_core == expected
         # the core reads nothing for such a lookup, because nobody would bound it
-        assert one.storage.total.requests == other.storage.total.requests
-        assert one.storage.total.bytes_read == other.storage.total.bytes_read
+        assert core_reader.storage.total.requests == file_reader.storage.total.requests
+        assert core_reader.storage.total.bytes_read == file_reader.storage.total.bytes_read
 
 
-def told_of_all(reader, asked, **limits):
+def told_of_all(reader, batch, **limits):
     """Return everything that a batch says but its cost, or the error."""
     try:
-        answers = reader.query_many(asked, **limits)
+        answers = reader.query_many(batch, **limits)
     except TieredIndexError as error:
         return (type(error), str(error))
     of_file = attrgetter("file", "place", "outcome", "error")
-    return [(one.items, one.status, one.cursor, list(map(of_file, one.failed)), one.seen) for one in answers]
+    return [
+        (answer.items, answer.status, answer.cursor, list(map(of_file, answer.failed)), answer.seen)
+        for answer in answers
+    ]
 
 
 def batches(seed, count):
@@ -167,31 +175,33 @@ def forget_pages(store):
 
 
 def test_batches_are_those_of_the_search_file_by_file(both, store):
-    one, other, settings = both
+    core_reader, file_reader, settings = both
     for number, batch in enumerate(batches(20, 3 if "directory_cache_bytes" in settings else 8)):
         if number % 3 == 2:
             # the core then reads ahead
             forget_pages(store)
-        found, expected = told_by_both(one, other, lambda reader, batch=batch: told_of_all(reader, batch))
-        assert found == expected == told_of_all(one, batch, max_requests=1_000)
+        of_core, expected = told_by_both(
+            core_reader, file_reader, lambda reader, batch=batch: told_of_all(reader, batch)
+        )
+        assert of_core == expected == told_of_all(core_reader, batch, max_requests=1_000)
     if "directory_cache_bytes" in settings:
         return
     # one report a file, with the requests of the storage
-    before = one.storage.total.requests, one.storage.total.bytes_read
-    found = one.query_many([Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]).explain
-    after = one.storage.total.requests, one.storage.total.bytes_read
-    assert [found.requests, found.bytes] == [now - then for now, then in zip(after, before, strict=True)]
-    assert len({report.file for report in found.files}) == len(found.files) > 1
+    before = core_reader.storage.total.requests, core_reader.storage.total.bytes_read
+    explain = core_reader.query_many([Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]).explain
+    after = core_reader.storage.total.requests, core_reader.storage.total.bytes_read
+    assert [explain.requests, explain.bytes] == [now - then for now, then in zip(after, before, strict=True)]
+    assert len({report.file for report in explain.files}) == len(explain.files) > 1
 
 
 @pytest.mark.parametrize("store", ["files"], indirect=True)
 def test_the_core_reads_the_slot_groups_of_a_batch(store):
     """Keys of the same slot group share a read."""
-    asked = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
+    batch = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
     with open_reader(store, block_cache_bytes=0) as reader:
-        expected = told_of_all(reader, asked)
-        assert told_of_all(reader, asked) == expected
-        answers = reader.query_many(asked)
+        expected = told_of_all(reader, batch)
+        assert told_of_all(reader, batch) == expected
+        answers = reader.query_many(batch)
         reports = answers.explain.files
         assert sum(report.matched for report in reports) == sum(map(len, answers))
         assert all(0 < report.requests <= KEYS for report in reports)
@@ -205,12 +215,12 @@ def test_a_batch_that_begins_again_reports_the_reads_of_the_core(store, tmp_path
     objects = sorted((store / "storage").rglob(f"*{INDEX_SUFFIX}"))
     shutil.copytree(store, tmp_path / "copy")
     with open_reader(tmp_path / "copy", block_cache_bytes=0) as reader:
-        asked = [Lookup(topic=topic, key=f"k{key}") for topic in "ab" for key in range(KEYS)]
-        expected = [answer.items for answer in reader.query_many(asked)]
+        batch = [Lookup(topic=topic, key=f"k{key}") for topic in "ab" for key in range(KEYS)]
+        expected = [answer.items for answer in reader.query_many(batch)]
         tiered_index.merge((tmp_path / "copy" / "storage").as_uri(), window="1h")
         (tmp_path / "copy" / objects[2].relative_to(store)).unlink()
         before = reader.storage.total.requests
-        answers = reader.query_many(asked)
+        answers = reader.query_many(batch)
         assert [answer.items for answer in answers] == expected
         assert answers.explain.requests == reader.storage.total.requests - before
         assert sum(report.requests for report in answers.explain.files if report.outcome == "outdated") > 0
@@ -221,11 +231,11 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
     objects = sorted((store / "storage").rglob("*.index"), key=lambda path: path.stat().st_size)
     path = objects[-1]
     whole = path.read_bytes()
-    with open_reader(store, block_cache_bytes=0) as one, open_reader(store, block_cache_bytes=0) as other:
+    with open_reader(store, block_cache_bytes=0) as core_reader, open_reader(store, block_cache_bytes=0) as file_reader:
         for lookup in lookups(4, 60):
-            told_by_both(one, other, lambda reader, lookup=lookup: told(reader, lookup))
-        asked = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
-        sound = one.query_many(asked).explain.requests
+            told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: told(reader, lookup))
+        all_lookups = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
+        sound = core_reader.query_many(all_lookups).explain.requests
         try:
             path.unlink()
             if harm == "link":
@@ -237,21 +247,23 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
                 path.write_bytes(whole[:400] + bytes(b ^ 1 for b in whole[400:440]) + whole[440:])
             for batch in batches(30, 3):
                 for partial in (False, True):
-                    found, expected = told_by_both(
-                        one, other, lambda reader, batch=batch, of=partial: told_of_all(reader, batch, allow_partial=of)
+                    of_core, expected = told_by_both(
+                        core_reader,
+                        file_reader,
+                        lambda reader, batch=batch, of=partial: told_of_all(reader, batch, allow_partial=of),
                     )
-                    assert found == expected
+                    assert of_core == expected
             answers = [
-                told_by_both(one, other, lambda reader, lookup=lookup: told(reader, lookup))
+                told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: told(reader, lookup))
                 for lookup in lookups(5, 60)
             ]
             assert any("error" in expected for _, expected in answers)
-            for found, expected in answers:
-                assert found.get("error") == expected.get("error")
-                assert found.get("items") == expected.get("items")
+            for of_core, expected in answers:
+                assert of_core.get("error") == expected.get("error")
+                assert of_core.get("items") == expected.get("items")
             if harm == "changed":
                 # a damaged slot group is read a few times, and not once for each of its keys
-                harmed = one.query_many(asked, allow_partial=True)
+                harmed = core_reader.query_many(all_lookups, allow_partial=True)
                 assert harmed.failed and harmed.explain.requests <= sound + 8
         finally:
             path.unlink(missing_ok=True)
@@ -300,26 +312,26 @@ def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
         for lookup in lookups(7, 60):
             reader.query(**lookup)
         cold = reader._cold_paths[0]
-        kept, other = next(iter(cold.in_core)), next(iter(cold.in_core.values()))
+        known, other = next(iter(cold.in_core)), next(iter(cold.in_core.values()))
 
         class Named:
             """The names in the log. Another thread adds a file between two questions."""
 
             def __contains__(self, name):
                 cold.in_core.setdefault("added", other)
-                return name == kept
+                return name == known
 
         assert len(cold.in_core) > 1
         cold.forget_unnamed(Named())
-        assert list(cold.in_core) == [kept] and cold.core_bytes == cold.in_core[kept].size_bytes
+        assert list(cold.in_core) == [known] and cold.core_bytes == cold.in_core[known].size_bytes
 
 
 @pytest.mark.parametrize("ask", ["query", "query_many"])
 def test_a_file_that_can_not_be_looked_at_is_a_typed_error(store, monkeypatch, ask):
     """A mounted file system lost the file after it was opened. No descriptor stays open."""
     with open_reader(store, block_cache_bytes=0) as reader:
-        asked = [("a", f"k{key}") for key in range(KEYS)]
-        reader.query_many(asked)
+        pairs = [("a", f"k{key}") for key in range(KEYS)]
+        reader.query_many(pairs)
 
         def stale(*_):
             raise OSError(errno.ESTALE, "stale")
@@ -327,5 +339,5 @@ def test_a_file_that_can_not_be_looked_at_is_a_typed_error(store, monkeypatch, a
         before = len(os.listdir("/proc/self/fd"))
         with monkeypatch.context() as patched, contextlib.suppress(TieredIndexError):
             patched.setattr(os, "fstat", stale)
-            assert reader.query_many(asked) if ask == "query_many" else reader.query(*asked[1])
+            assert reader.query_many(pairs) if ask == "query_many" else reader.query(*pairs[1])
         assert len(os.listdir("/proc/self/fd")) <= before

@@ -37,23 +37,23 @@ class Blob(KeyedIndexItem):
     town: bytes = column("S12")
 
 
-def check(one, kind=None, texts=TEXTS):
+def check(opened, kind=None, texts=TEXTS):
     """Check the text of every entry in all forms of answers."""
     expected = dict(enumerate(texts))
 
     def seen(values):
         return {value["offset"]: value["town"] for value in values}
 
-    answer = one.query("t", "k")
+    answer = opened.query("t", "k")
     assert {item.offset: item.town for item in answer} == expected
     assert kind is None or {type(item) for item in answer} == {kind}
     assert seen(json.loads(json.dumps(answer.to_dict()))["items"]) == expected
-    batched = one.query_many([("t", "k")])
+    batched = opened.query_many([("t", "k")])
     for table in (answer.to_arrow(), batched.to_arrow(), items_table(answer.items, type(answer[0]))):
         assert table.schema.field("town").type == pa.string()
         assert seen(table.to_pylist()) == expected
     assert seen(batched.item_documents()[0]) == seen(batched.to_pandas().to_dict("records")) == expected
-    with one.export() as export:
+    with opened.export() as export:
         table = pa.Table.from_batches(list(export), export.schema)
         sums = [entries_checksum(part, export.entry_schema) for part in table.to_batches()]
         assert (export.entries, export.checksum) == (len(texts), sum(sums) % 2**64)

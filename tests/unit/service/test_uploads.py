@@ -313,19 +313,19 @@ def test_an_unsealed_form_that_came_back_is_dropped(open_index, storage, tmp_pat
     index.put("t", 0, "k", 1, 1, T)
     index.seal()
     unsealed = tmp_path / "root" / "unsealed"
-    kept = {path.name: path.read_bytes() for path in unsealed.iterdir() if path.name[0].isdigit()}
+    unsealed_files = {path.name: path.read_bytes() for path in unsealed.iterdir() if path.name[0].isdigit()}
     if later == "compacted":
         compact_only(index, faulty)
     else:
         index.run_lifecycle()
         index.run_lifecycle()
     index.abandon()
-    assert len(kept) == 2
-    for name, data in kept.items():
+    assert len(unsealed_files) == 2
+    for name, data in unsealed_files.items():
         (unsealed / name).write_bytes(data)
     index = open_index("root", storage_backend=faulty)
     assert [handle.place for handle in index.files()] == [later]
-    assert not [path.name for path in unsealed.iterdir() if path.name in kept]
+    assert not [path.name for path in unsealed.iterdir() if path.name in unsealed_files]
     assert [item.offset for item in index.query("t", "k")] == [1]
 
 
@@ -412,12 +412,12 @@ def test_an_opening_that_takes_longer_than_the_lease_renews_it(open_index, fault
     index.abandon()
     recover = UnsealedFile.recover
 
-    def slow(*given):
+    def slow(*arguments):
         clock.advance(25)
         states.append(writer_of(storage, clock).state)
         if fails:
             faulty.fail("put", name_prefix="lease/")
-        return recover(*given)
+        return recover(*arguments)
 
     monkeypatch.setattr(UnsealedFile, "recover", slow)
     index = open_index("root", storage_backend=faulty, lease_ttl_s=60)

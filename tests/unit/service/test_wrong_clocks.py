@@ -125,10 +125,10 @@ def test_a_host_whose_clock_is_days_fast_deletes_nothing_that_was_just_sent(plac
     IndexService.open(root=tmp_path / "root", storage_backend=place, slots=7, items=20, background=False).close()
     place.put("data/sent/1.index", b"x")
     log = open_log(place, fast)
-    found = find_orphans(place, log)
-    assert found.objects == ()
-    found = find_orphans(Later(place, DAYS_S), log)
-    assert [info.name for info in found.objects] == ["data/sent/1.index"]
+    orphans = find_orphans(place, log)
+    assert orphans.objects == ()
+    orphans = find_orphans(Later(place, DAYS_S), log)
+    assert [info.name for info in orphans.objects] == ["data/sent/1.index"]
     assert not list(place.list("probe/"))
 
 

@@ -72,7 +72,7 @@ def test_a_hanging_call_gets_one_more_thread_however_often_it_is_replaced():
         pool.replace_thread(hanging)
     # the barrier would let two further threads pass
     waiting = [pool.submit(both.wait, 0.2) for _ in range(2)]
-    assert all(isinstance(one.exception(30), threading.BrokenBarrierError) for one in waiting)
+    assert all(isinstance(future.exception(30), threading.BrokenBarrierError) for future in waiting)
     go_on.set()
     assert hanging.result(30)
     pool.close()

@@ -165,10 +165,10 @@ class Telling(MemoryStorage):
     """Report each request of a listing, as a client of an object store does. No request follows the last page."""
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        found = sorted(super().list(prefix, start_after=start_after), key=lambda info: info.name)
-        for begin in range(0, max(1, len(found)), PAGE):
+        infos = sorted(super().list(prefix, start_after=start_after), key=lambda info: info.name)
+        for begin in range(0, max(1, len(infos)), PAGE):
             sending()
-            yield from found[begin : begin + PAGE]
+            yield from infos[begin : begin + PAGE]
 
 
 @pytest.mark.parametrize("backend", [MemoryStorage, Telling])

@@ -113,14 +113,14 @@ class Lying(WrapperStorage):
         return {"multipart uploads": "is slow"}
 
 
-def states(found: object) -> dict[str, str]:
-    return {one.what: one.state for one in found}  # type: ignore[attr-defined]
+def states(abilities: object) -> dict[str, str]:
+    return {ability.what: ability.state for ability in abilities}  # type: ignore[attr-defined]
 
 
 def test_each_ability_that_is_missing_is_named(faulty: FaultStorage) -> None:
     assert set(states(probe(faulty)).values()) == {"ok"}
-    found = probe(Lying(faulty))
-    assert states(found) == {
+    abilities = probe(Lying(faulty))
+    assert states(abilities) == {
         "put-if-absent": "ok",
         "the bytes that come back": "ok",
         "ranges": "missing",
@@ -129,7 +129,9 @@ def test_each_ability_that_is_missing_is_named(faulty: FaultStorage) -> None:
         "bulk deletes": "missing",
         "clock": "missing",
     }
-    assert [one.result for one in found if "deletes" in one.what] == ["deleting 3 objects: MethodNotAllowed"]
+    assert [ability.result for ability in abilities if "deletes" in ability.what] == [
+        "deleting 3 objects: MethodNotAllowed"
+    ]
     assert list(faulty.list()) == []
 
 
@@ -155,6 +157,6 @@ def test_an_index_is_not_created_where_an_ability_is_missing(
 
 def test_a_clock_that_is_far_off_is_told(faulty: FaultStorage) -> None:
     clock = ManualClock(faulty.now_ms() + 3_600_000)
-    (told,) = [one for one in probe(faulty, clock) if one.state != "ok"]
-    assert (told.what, told.state) == ("clock", "worked round")
-    assert "3,600 s behind" in told.result
+    (of_clock,) = [ability for ability in probe(faulty, clock) if ability.state != "ok"]
+    assert (of_clock.what, of_clock.state) == ("clock", "worked round")
+    assert "3,600 s behind" in of_clock.result
