@@ -13,7 +13,7 @@ SAY_NOTHING = {"one", "found", "given", "asked", "kept"}
 FOLDERS = [
     *(f"tiered_index/{path.name}" for path in sorted((TOP / "tiered_index").glob("*.py"))),
     *(f"tiered_index/{name}" for name in ("sources", "kafka", "rocketmq", "cli", "server", "client", "format")),
-    *("docs/generators", "tests/support"),
+    *("docs/generators", "tests/support", "tests/unit"),
 ]
 # its models have the names of the documents that they describe
 MODELS = "tiered_index/server/answers.py"

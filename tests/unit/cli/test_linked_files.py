@@ -461,8 +461,8 @@ def test_without_a_root_the_index_has_a_folder_of_the_state_directory(tmp_path, 
     [root] = (tmp_path / "state" / "tiered-index").iterdir()
     assert f"--root is {root}" in done.err
     # all of it is uploaded, because a reader of the storage does not know that root
-    found = run_here("query", "orders", "7", "--messages", "--storage", f"file://{tmp_path}/objects", "--json")
-    assert found.document["messages"] and all(each["message"] for each in found.document["messages"])
+    answer = run_here("query", "orders", "7", "--messages", "--storage", f"file://{tmp_path}/objects", "--json")
+    assert answer.document["messages"] and all(each["message"] for each in answer.document["messages"])
     assert "1 known" in run_here("ingest", *arguments).out
 
 
