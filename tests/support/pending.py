@@ -76,7 +76,7 @@ def fill(index: IndexService, *offsets: int, seal: bool = True) -> None:
         index.seal()
 
 
-def found(index: Lookups) -> list[int]:
+def offsets_of(index: Lookups) -> list[int]:
     """Return the offsets of all messages of `fill` that lookups find."""
     return sorted(item.offset for key in ("k0", "k1", "k2") for item in index.query("t", key, max_count=1000))
 
@@ -90,7 +90,7 @@ def holds(storage: Storage, clock: Clock, *offsets: int) -> None:
     """Assert that a reader of the storage alone finds exactly these offsets, each once."""
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         assert sum(handle.count for handle in reader.files()) == len(offsets)
-        assert found(reader) == sorted(offsets)
+        assert offsets_of(reader) == sorted(offsets)
 
 
 def merge_all(storage: Storage, clock: Clock) -> MergeReport:

@@ -44,7 +44,7 @@ def lists_of(kind: pa.DataType) -> pa.Array:
         pa.types.is_list_view: (pa.ListViewArray, pa.int32()),
         pa.types.is_large_list_view: (pa.LargeListViewArray, pa.int64()),
     }
-    kind_of, index = next(made for is_so, made in of_kind.items() if is_so(kind))
+    kind_of, index = next(kind_and_index for is_so, kind_and_index in of_kind.items() if is_so(kind))
     if kind_of in (pa.ListViewArray, pa.LargeListViewArray):
         return kind_of.from_arrays(pa.array([0, 2, 4], index), pa.array([2, 2, 2], index), flat)
     return kind_of.from_arrays(pa.array([0, 2, 4, 6], index), flat)

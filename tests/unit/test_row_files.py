@@ -166,7 +166,7 @@ def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "problem"),
     [
         (b'[{"k": 1}]', "is a JSON array: write one object a line, for example with `jq -c '.[]' FILE > FILE.ndjson`"),
         (gzip.compress(b" [1]", mtime=0), "`gzip -dc < FILE | jq -c '.[]' > FILE.ndjson`"),
@@ -179,12 +179,12 @@ def test_a_batch_that_needs_too_much_memory_is_refused_before_it_is_decoded(tmp_
         (b"plain words\n", "is neither NDJSON nor CSV, Parquet or Arrow"),
     ],
 )
-def test_a_file_of_another_form_says_how_to_make_it_readable(tmp_path, data, told):
+def test_a_file_of_another_form_says_how_to_make_it_readable(tmp_path, data, problem):
     path = tmp_path / "a.log"
     path.write_bytes(data)
     with pytest.raises(InvalidArgument) as raised:
         read(path)
-    assert str(raised.value).startswith(str(path)) and told in str(raised.value)
+    assert str(raised.value).startswith(str(path)) and problem in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

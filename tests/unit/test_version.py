@@ -58,8 +58,8 @@ def test_no_repository_or_one_that_is_not_understood(git, tmp_path, head):
     assert version_of(tmp_path / "nowhere") == RELEASE
 
 
-@pytest.mark.parametrize(("told", "version"), [(COMMIT, VERSION), ("", f"{RELEASE}+gffffffffffff")])
-def test_a_build_holds_the_version_as_text(git, tmp_path, told, version):
+@pytest.mark.parametrize(("commit", "version"), [(COMMIT, VERSION), ("", f"{RELEASE}+gffffffffffff")])
+def test_a_build_holds_the_version_as_text(git, tmp_path, commit, version):
     # without pyproject.toml, which older versions of setuptools refuse
     (tmp_path / "setup.cfg").write_text("[metadata]\nname = tiered_index\n[options]\npackages = tiered_index\n")
     (git / "HEAD").write_text("f" * 40)
@@ -68,7 +68,7 @@ def test_a_build_holds_the_version_as_text(git, tmp_path, told, version):
     for name in ("setup.py", "tiered_index/_version.py"):
         shutil.copy(TOP / name, tmp_path / name)
     line = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_py", "--build-lib", "built"]
-    subprocess.run(line, cwd=tmp_path, check=True, env=os.environ | {"TIERED_INDEX_COMMIT": told}, timeout=60)
+    subprocess.run(line, cwd=tmp_path, check=True, env=os.environ | {"TIERED_INDEX_COMMIT": commit}, timeout=60)
     built = tmp_path / "built/tiered_index/_version.py"
     assert runpy.run_path(str(built))["__version__"] == version
     assert "git" not in built.read_text()

@@ -93,10 +93,10 @@ def test_archiving_continues_in_rounds_and_reports_its_problems():
         archiving.poll()  # the round is still running, and `poll` does not wait for it
         assert archiving.archived == 0
         archiver.go.set()
-        for told in ((2, None), (2, "down"), (5, "away"), (6, None)):
+        for expected in ((2, None), (2, "down"), (5, "away"), (6, None)):
             ended(archiving)
             archiving.poll()
-            assert (archiving.archived, archiving.problem) == told
+            assert (archiving.archived, archiving.problem) == expected
         with pytest.raises(CorruptFile):
             archiving.finish()
         assert archiving.archived == 10
@@ -117,12 +117,12 @@ def test_skipped_segments_are_reported_once_and_stay_a_problem():
     archiver = Archiver(lost[0], StorageUnavailable("down"), lost[1], 1)
     archiver.go.set()
     with contextlib.closing(Archiving(archiver)) as archiving:
-        told = []
+        losses = []
         for _ in range(3):
             archiving.poll()
             ended(archiving)
-            told.append(archiving.new_losses())
-        assert told == [[lost[0]], [], [lost[1]]]
+            losses.append(archiving.new_losses())
+        assert losses == [[lost[0]], [], [lost[1]]]
         assert archiving.problem == "down; skipped ranges: 2, the last one: not archived: 9"
         archiving.finish()
         assert archiving.problem == "skipped ranges: 2, the last one: not archived: 9"
@@ -131,9 +131,9 @@ def test_skipped_segments_are_reported_once_and_stay_a_problem():
 
 @pytest.fixture
 def followed(tmp_path):
-    made = Followed(tmp_path)
-    yield made
-    made.index.abandon()
+    stream = Followed(tmp_path)
+    yield stream
+    stream.index.abandon()
 
 
 @pytest.fixture
@@ -154,10 +154,10 @@ class Lines:
 def follower_of(followed, *, follow=True, quiet=True, disk=None, **options):
     out, lines = Output(as_json=True, quiet=quiet), Lines()
     source = followed.dispatcher(skip_missing=True, follow=follow, disk=disk)
-    made = Follower(followed.index, source, follow=follow, poll_s=0.01, note=out.note, **options)
-    made.status = StatusLines(out, lines, records=follow)
-    made.details = lines.details
-    return made
+    follower = Follower(followed.index, source, follow=follow, poll_s=0.01, note=out.note, **options)
+    follower.status = StatusLines(out, lines, records=follow)
+    follower.details = lines.details
+    return follower
 
 
 def test_a_status_line_has_each_news_once(followed, capsys, monkeypatch, fast):
@@ -239,7 +239,7 @@ def row(timestamp_ms, **more):
 
 @pytest.mark.parametrize("days", [0, 3], ids=["now", "quarantine"])
 @pytest.mark.parametrize(
-    "made",
+    "batch_of",
     [
         lambda times: row(times.tolist()),
         lambda times: row(times.astype("datetime64[ms]")),
@@ -249,10 +249,10 @@ def row(timestamp_ms, **more):
     ],
     ids=["list", "numpy", "arrow", "pandas", "stream"],
 )
-def test_a_follower_takes_the_batches_that_an_index_takes(made, days, tmp_path):
+def test_a_follower_takes_the_batches_that_an_index_takes(batch_of, days, tmp_path):
     time_ms = time.time_ns() // 10**9 * 1000 + days * 86_400_000
     with IndexService.open(root=tmp_path, storage="memory://kinds", background=False) as index:
-        follower = Follower(index, Rows(made(np.array([time_ms]))), follow=False)
+        follower = Follower(index, Rows(batch_of(np.array([time_ms]))), follow=False)
         follower.run()
         assert [item.timestamp_ms for item in index.query("orders", "k1")] == [time_ms]
     late = {"topic": "orders", "queue_id": 0, "offset": 1, "timestamp_ms": time_ms}

@@ -44,8 +44,8 @@ def test_an_interrupt_waits_for_the_session(monkeypatch):
         sharing.spark_of(said, SparkOptions())
     assert done and signal.getsignal(number) is before
     context = SimpleNamespace(setLogLevel=print, uiWebUrl=None, applicationId="local-1")
-    made = SimpleNamespace(sparkContext=context)
-    monkeypatch.setattr(session, "open_session", lambda *_, **__: made)
+    spark = SimpleNamespace(sparkContext=context)
+    monkeypatch.setattr(session, "open_session", lambda *_, **__: spark)
     sharing.spark_of(said, SparkOptions())
     record = logging.LogRecord("root", logging.ERROR, "/lib/py4j/java_gateway.py", 1, "KeyboardInterrupt", None, None)
     assert not root.filter(record)

@@ -74,11 +74,11 @@ def test_declared_schema():
     assert [c.name for c in schema.caller_columns] == ["region", "price", "label"]
     restored = Schema.from_json(schema.to_json())
     assert restored == schema
-    made = restored.item_type()
+    item_type = restored.item_type()
     about = {"topic": "t", "topic_id": 1, "queue_id": 2, "offset": 3, "size": 4, "timestamp_ms": 5, "key_hash": 6}
     own = {"fingerprint": 0, "region": 7, "price": 0, "label": "78"}
-    assert made(**about, region=7, label=b"x").to_dict() == about | own
-    assert Schema.of(made) == schema
+    assert item_type(**about, region=7, label=b"x").to_dict() == about | own
+    assert Schema.of(item_type) == schema
     assert (ROCKETMQ_SCHEMA.item_type(), KEYED_SCHEMA.item_type()) == (IndexItem, KeyedIndexItem)
 
 

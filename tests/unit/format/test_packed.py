@@ -54,7 +54,7 @@ def unpack(packing: Packing, data: bytes, count: int, key_hash: int | None = Non
     return packing.find(data, count, "f", key_hash, None, 0)
 
 
-def asked_of(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tuple[Any, Any]:
+def items_of_runs(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tuple[Any, Any]:
     """Return the wanted items of separate runs, after a check that a mapped file gives the same."""
     pieces, counts = [data for data, _ in runs], np.array([count for _, count in runs])
     # no run begins at a whole word of the mapped file
@@ -113,7 +113,7 @@ def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: l
     there = hashes[hashes >= 0]
     some = data.draw(st.sets(st.sampled_from(there.tolist()))) if len(there) else set()
     wanted_hashes = np.array([*some, *some, 0, 77, 2**31 - 1], np.int32)
-    unpacked, of_runs = asked_of(packing, runs, packing.ranks_of(wanted_hashes))
+    unpacked, of_runs = items_of_runs(packing, runs, packing.ranks_of(wanted_hashes))
     wanted = np.isin(hashes, wanted_hashes)
     assert unpacked.tobytes() == items[wanted].tobytes()
     assert of_runs.tolist() == [int(part.sum()) for part in np.split(wanted, stops)]
@@ -143,7 +143,7 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
                 unpack(packing, data, 4, key_hash)
             # an empty answer would claim that the run lacks the key
             with pytest.raises(CorruptFile, match="differs from the 2 of its header"):
-                asked_of(packing, [(data, 4)], packing.ranks_of(np.array([key_hash], np.int32)))
+                items_of_runs(packing, [(data, 4)], packing.ranks_of(np.array([key_hash], np.int32)))
 
 
 def log_like(count: int, per_key: int) -> Any:
@@ -281,10 +281,10 @@ def test_values_at_their_bounds(make):
     table, entries = make.entries(layout, np.array([0, 2**31 - 1, 0, 0], np.int32), times, columns, begin_ms=begin_ms)
     entries = entries.copy()
     entries["key_hash"][2] = -(2**31)
-    made = [make.compacted(table, entries, packed=packed, topics=()) for packed in (True, False)]
-    assert [verify(data) for data in made] == [[], []]
-    items = np.frombuffer(made[1], layout.schema.item, 4, layout.items_position)
-    assert items_of_file(made[0]).tobytes() == items.tobytes()
+    files = [make.compacted(table, entries, packed=packed, topics=()) for packed in (True, False)]
+    assert [verify(data) for data in files] == [[], []]
+    items = np.frombuffer(files[1], layout.schema.item, 4, layout.items_position)
+    assert items_of_file(files[0]).tobytes() == items.tobytes()
 
 
 def test_rocketmqs_files_are_not_packed(make):

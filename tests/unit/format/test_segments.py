@@ -121,24 +121,26 @@ def archived_segment(store, start, size, **more):
 
 def segments_of(random, count):
     """Return `count` segments of every form, sorted."""
-    made = []
+    segments = []
     for store in sorted({"broker", "kafka-p", "files:here/t/0"}):
         start = random.randrange(10)
         for _ in range(count):
             size = random.randrange(1, 10_000)
             if store == "broker":
                 source, rows = random.choice([None, (1, 2)]), random.choice([None, 5])
-                made.append(archived_segment(store, start, size, source=source, rows=rows))
+                segments.append(archived_segment(store, start, size, source=source, rows=rows))
             elif store == "kafka-p":
-                made.append(archived_segment(store, start, size, columns=(random.randrange(1, 90), 1), times=(5, 6)))
+                segments.append(
+                    archived_segment(store, start, size, columns=(random.randrange(1, 90), 1), times=(5, 6))
+                )
             else:
                 blocks, etag = random.choice([None, (4096, (1, 2))]), f'"{start:x}"'
                 more = {"rows": 3, "times": (1, 2), "blocks": blocks, "is_open": random.random() < 0.5}
-                made.append(
+                segments.append(
                     LinkedSegment(f"s3://b/{start}.gz", store, start, 77, "ndjson+gzip", size, etag, 9, 4, **more)
                 )
-            start = made[-1].end + random.choice([0, 0, 5])
-    return made
+            start = segments[-1].end + random.choice([0, 0, 5])
+    return segments
 
 
 def written(segments, group_rows):

@@ -74,17 +74,17 @@ def test_a_change_of_very_many_files_and_an_old_state_are_not_known():
 
 @pytest.mark.parametrize("more", [0, 2])
 def test_a_reader_of_a_restored_storage_shows_the_files_of_its_other_history(tmp_path, more):
-    made = cold_index(tmp_path / "root", files=8)
-    log = StorageLog(made.inner, SystemClock())
+    index = cold_index(tmp_path / "root", files=8)
+    log = StorageLog(index.inner, SystemClock())
     epoch = log.open().epoch
-    with made.reader() as reader:
-        publish(log, epoch, remove=[made.stored[3].name])
+    with index.reader() as reader:
+        publish(log, epoch, remove=[index.stored[3].name])
         reader.refresh()
         assert len(reader.query("t", "all", max_count=100).items) == 7
-        made.inner.delete_many([log_name(log.state.number)])
-        other = open_log(made.inner, SystemClock())
-        publish(other, epoch, remove=[made.stored[5].name])
-        for stored in made.stored[:more]:
+        index.inner.delete_many([log_name(log.state.number)])
+        other = open_log(index.inner, SystemClock())
+        publish(other, epoch, remove=[index.stored[5].name])
+        for stored in index.stored[:more]:
             publish(other, epoch, remove=[stored.name])
         with pytest.raises(StorageBehind):
             reader.refresh()

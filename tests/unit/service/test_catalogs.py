@@ -563,11 +563,11 @@ def test_an_erasure_reads_segments_of_catalogs_in_groups_and_also_those_that_com
             yield SegmentResult(number, {}, 0, (), remains=segment.place == ("c", 0))
 
     before = log.state.number
-    told = erase_messages(log, None, workers, 2, lambda *_: None, keys=False)
+    report = erase_messages(log, None, workers, 2, lambda *_: None, keys=False)
     assert groups == [*([(store, 0), (store, 100)] for store in STORES), [("b", 200)]]
     assert log.state.number == before + 1, "a segment without such messages needs no record"
-    assert told["segments_read"] == 7
-    assert told["segments_remaining"] == (a_segment("c", 0).name,)
+    assert report["segments_read"] == 7
+    assert report["segments_remaining"] == (a_segment("c", 0).name,)
 
 
 def test_the_end_of_a_catalog_of_many_logs_is_read_whole():

@@ -314,8 +314,8 @@ def logs(draw):
 
 @settings(deadline=None)
 @given(logs(), st.integers(0, 13), st.integers(0, 13))
-def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, damaged):
-    records, expected = made
+def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(log, cut, damaged):
+    records, expected = log
     names = [log_name(record.number) for record in records]
     pairs = list(zip(records, names, strict=True))
     states = [LogState()]

@@ -217,18 +217,18 @@ def test_a_batch_leaves_out_an_erased_queue_of_a_giant_slot(merging):
     [("before", 1, 2), *(pytest.param(*case, marks=pytest.mark.long) for case in (("before", 2, 2), ("after", 1, 1)))],
 )
 def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(tmp_path, when, first, step):
-    made = Merging(tmp_path / "made")
-    fill(made, range(2))
+    original = Merging(tmp_path / "made")
+    fill(original, range(2))
     # this file has no other entries, so the log record removes it
-    made.put([(BASE_MS, "k")], "orders")
-    made.publish()
-    made.later()
-    made.merge(HOUR_S, end_s=BASE_MS // 1000 + HOUR_S)
-    made.index.close()
+    original.put([(BASE_MS, "k")], "orders")
+    original.publish()
+    original.later()
+    original.merge(HOUR_S, end_s=BASE_MS // 1000 + HOUR_S)
+    original.index.close()
     nth, struck = first - step, True
     while struck:
         nth += step
-        life = made.copied(tmp_path / str(nth))
+        life = original.copied(tmp_path / str(nth))
         try:
             storage = FaultStorage(life.storage)
             log = StorageLog(storage, life.clock)

@@ -40,7 +40,7 @@ def expected(numbers, topic="t"):
     return Counter((topic, n % 2, n, 10 + n, T + 1000 * n, hash_key(topic, key)) for n, key in keys)
 
 
-def told(export):
+def counted(export):
     return Counter((row[0], *row[2:7]) for row in rows(export).elements())
 
 
@@ -87,7 +87,7 @@ def test_an_export_stays_at_its_position_beside_writes_and_merges(open_index, st
     for export, batch in zip(exports, first, strict=True):
         table = pa.Table.from_batches([batch, *export])
         assert Counter(table["offset"].to_pylist()) == Counter([*range(64)] * 2)
-    assert told(index.export()) == expected(range(200))
+    assert counted(index.export()) == expected(range(200))
     reader.close()
 
 
@@ -101,7 +101,7 @@ def test_a_writer_deletes_nothing_that_an_open_export_may_read(open_index):
     export.close()
     index.run_lifecycle()
     assert not path.exists()
-    assert told(index.export()) == expected(range(5))
+    assert counted(index.export()) == expected(range(5))
 
 
 def test_an_unreadable_object_fails_the_export(open_index, storage):
@@ -148,7 +148,7 @@ def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(open
     index.close()
     flip(path, 28 + 8 * 5 + 40)
     again = open_index("root", slots=5)
-    assert told(again.export()) == expected(range(9))
+    assert counted(again.export()) == expected(range(9))
 
 
 def test_hashes_are_put_unchanged_or_refused(index):
@@ -211,5 +211,5 @@ def test_a_file_of_several_windows_and_batches_has_each_entry_once(open_index, m
     with index.export() as batches:
         sizes = [len(batch) for batch in batches]
     assert (max(sizes), sum(sizes)) == (7, 120)
-    assert told(index.export()) == expected(range(60))
-    assert told(index.export(begin_ms=T + 10_000, end_ms=T + 50_000)) == expected(range(10, 51))
+    assert counted(index.export()) == expected(range(60))
+    assert counted(index.export(begin_ms=T + 10_000, end_ms=T + 50_000)) == expected(range(10, 51))

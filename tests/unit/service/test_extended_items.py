@@ -111,9 +111,9 @@ WRONG = {
 def test_a_wrong_further_column_is_refused(open_index, name):
     index = open_index(item_type=NarrowItem)
     good = {"region": 1, "weight": float("inf"), "note": b"a\0b"}
-    told = "note must be bytes, at most 4, " if name == "note" else name
+    problem = "note must be bytes, at most 4, " if name == "note" else name
     for value in WRONG[name]:
-        with pytest.raises(InvalidArgument, match=told):
+        with pytest.raises(InvalidArgument, match=problem):
             index.put("t", 0, "k", 1, 1, T, **good | {name: value})
         for columns in ([value], np.array([value], object)):
             with pytest.raises(InvalidArgument, match=name):
@@ -269,9 +269,9 @@ RESERVED = "status Failed position begin_ms end_ms cursor lookup to_dict error l
 
 def test_a_column_with_the_name_of_a_field_of_answers(open_index):
     for name in RESERVED.split():
-        made = type("Named", (KeyedIndexItem,), {"__annotations__": {name: int}, name: column(">u4")})
+        item_type = type("Named", (KeyedIndexItem,), {"__annotations__": {name: int}, name: column(">u4")})
         with pytest.raises(ConfigError, match=rf"Named\.{name} has the name of a field of answers"):
-            open_index(item_type=dataclass(frozen=True, kw_only=True)(made))
+            open_index(item_type=dataclass(frozen=True, kw_only=True)(item_type))
 
 
 def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_index, storage, clock, monkeypatch):

@@ -107,8 +107,8 @@ def test_the_document_of_a_batch_is_the_one_of_the_specification():
 def test_the_greatest_number_of_each_stream_counts():
     state = LogState().apply(LogRecord(1, "create", 0, "a", 5, genesis=GENESIS), "x")
     begun = state
-    for number, told in enumerate([{"a": 1}, {"b": 7}, {"a": 3}, {}, {"a": 2, "b": 8}], 2):
-        last = {stream: StreamBatch(at, number, 0) for stream, at in told.items()}
+    for number, batch_numbers in enumerate([{"a": 1}, {"b": 7}, {"a": 3}, {}, {"a": 2, "b": 8}], 2):
+        last = {stream: StreamBatch(at, number, 0) for stream, at in batch_numbers.items()}
         state = state.apply(LogRecord(number, "build", 0, "a", 5, batches=last), "x")
     assert state.batches == {"a": StreamBatch(3, 4, 0), "b": StreamBatch(8, 6, 0)} and begun.batches == {}
 
@@ -124,9 +124,9 @@ def test_an_invalid_record_is_damage_and_one_of_another_version_is_refused():
 
 @pytest.fixture
 def log(storage, clock):
-    made = StorageLog(storage, clock, checkpoint_every=4)
-    made.create(GENESIS)
-    return made
+    new_log = StorageLog(storage, clock, checkpoint_every=4)
+    new_log.create(GENESIS)
+    return new_log
 
 
 def test_a_checkpoint_follows_as_many_records_as_the_setting_says(log, storage):

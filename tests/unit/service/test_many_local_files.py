@@ -43,9 +43,9 @@ def entries_of(keys, second):
 def file_of(number, keys=None):
     """Return the compacted file of second `number`, in memory that a test can change."""
     keys = keys or [f"of{number}", *(["third"] if number % 3 == 0 else []), *(f"{number}-{n}" for n in range(90))]
-    made = Compaction(entries_of(keys, number), LAYOUT, T * 1000, (T + number) * 1000, packed=True)
+    compaction = Compaction(entries_of(keys, number), LAYOUT, T * 1000, (T + number) * 1000, packed=True)
     about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
-    data = b"".join(made.pieces(file_id=f"file{number}", topics=((0, "t"),), **about))
+    data = b"".join(compaction.pieces(file_id=f"file{number}", topics=((0, "t"),), **about))
     return InMemory(data, parse_trailer(data, "file", len(data)))
 
 

@@ -116,8 +116,8 @@ def test_collisions_are_dropped_counted_and_paged_past(filled, max_count, step):
 def test_an_unavailable_message_is_listed_with_its_state(filled):
     library = Library(others=[298], states={299: "missing", 297: "expired"})
     answer = filled.messages("t", "k", max_count=3, source=library)
-    told = {f.item.offset: (f.state, f.message is None) for f in answer.messages}
-    assert list(told.items()) == [(299, ("missing", True)), (297, ("expired", True)), (296, ("local", False))]
+    states = {f.item.offset: (f.state, f.message is None) for f in answer.messages}
+    assert list(states.items()) == [(299, ("missing", True)), (297, ("expired", True)), (296, ("local", False))]
     document = answer.to_dict()
     first = {"state": "missing", "item": answer.messages[0].item.to_dict(), "message": None, "problem": "why"}
     assert document["messages"][0] == first | {"read_from": None}

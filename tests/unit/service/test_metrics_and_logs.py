@@ -33,9 +33,9 @@ def test_a_collector_of_a_writer_and_a_reader(settings):
         index.put("t", 0, "k", 1, 1, T)
         assert page(index)["tiered_index_buffered_entries"] == 1
         upload(index)
-        told = page(index)
-        assert (told["tiered_index_put_entries_total"], told["tiered_index_unpublished_entries"]) == (1, 0)
-        assert told['tiered_index_lifecycle_seconds_count{step="upload"}'] == 1
+        metrics = page(index)
+        assert (metrics["tiered_index_put_entries_total"], metrics["tiered_index_unpublished_entries"]) == (1, 0)
+        assert metrics['tiered_index_lifecycle_seconds_count{step="upload"}'] == 1
     with IndexReader.open(storage_backend=storage) as reader:
         assert page(reader)['tiered_index_files{state="storage"}'] == 1
         assert "tiered_index_put_entries_total" not in page(reader)
@@ -55,10 +55,10 @@ def test_a_collector_counts_lookups(settings):
         with pytest.raises(StorageUnavailable):
             reader.query("t", "k")
         reader.query("t", "k", allow_partial=True)
-        told = {name: count for name, count in page(reader).items() if name.startswith("tiered_index_lookups_total")}
+        counts = {name: count for name, count in page(reader).items() if name.startswith("tiered_index_lookups_total")}
         ends = [("query", end) for end in ("truncated", "StorageUnavailable", "partial")]
         ends += [(kind, "complete") for kind in ("query_many", "topics")]
-        assert told == {f'tiered_index_lookups_total{{kind="{kind}",status="{end}"}}': 1 for kind, end in ends}
+        assert counts == {f'tiered_index_lookups_total{{kind="{kind}",status="{end}"}}': 1 for kind, end in ends}
 
 
 def test_without_prometheus_the_package_is_named(monkeypatch):

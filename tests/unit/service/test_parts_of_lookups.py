@@ -81,7 +81,7 @@ def question(second_min, second_max, after=None):
     return PreparedLookup("t", "k", *hashes, BEGIN_S + second_min, BEGIN_S + second_max, 1_000, after)
 
 
-def made(count):
+def items_among_others(count):
     """Return `count` items of key "k", one per second, among others.
 
     Beside each are three items: with another fingerprint, another topic, and another hash.
@@ -98,7 +98,7 @@ def made(count):
 @pytest.mark.parametrize("count", [1, 4, 5, 6, 100])
 def test_both_ends_of_the_range_are_in_it(count):
     for low, high in ((0, count - 1), (1, count - 2), (count // 2, count // 2)):
-        items, batch = made(count), LookupBatch.of_one(question(low, high))
+        items, batch = items_among_others(count), LookupBatch.of_one(question(low, high))
         rows = matching(batch, items, lambda some: BEGIN_S + some["time_diff_s"], TOPICS, KEYED_SCHEMA).rows
         assert sorted((rows["second"] - BEGIN_S).tolist()) == list(range(low, high + 1))
         assert rows["offset"].tolist() == (rows["second"] - BEGIN_S).tolist()

@@ -203,7 +203,7 @@ def test_a_rule_that_can_not_be_right(wrong):
 
 def test_an_age_without_a_unit_is_named_in_every_source(tmp_path, monkeypatch):
     file = tmp_path / "index.toml"
-    for text, told in {
+    for text, problem in {
         "[retention]\nage_s = 365": "age_s: '365' has no unit: give 365d",
         "[retention]\nsegments_age_s = 90.0": "segments_age_s: '90' has no unit: give ",
         '[retention.topics]\n"a b" = 7': "topics.a b: '7' has no unit: give ",
@@ -213,15 +213,15 @@ def test_an_age_without_a_unit_is_named_in_every_source(tmp_path, monkeypatch):
         file.write_text(text)
         with pytest.raises(ConfigError) as caught:
             IndexConfig.load(file)
-        assert str(caught.value).startswith(f"{file}: setting retention.{told}")
+        assert str(caught.value).startswith(f"{file}: setting retention.{problem}")
     for age_s, hint in {365: " as text; in Python, the class Retention takes seconds", "365": ""}.items():
         with pytest.raises(ConfigError, match=f"age_s: '365' has no unit: give 365d, 365h, 365m or 365s{hint}$"):
             IndexConfig(retention={"age_s": age_s})
     for name, value in {"RETENTION__AGE_S": "365", "RETENTION": '{"age_s": 365}', "RETENTION__TOPICS": "7d"}.items():
-        told = "topics must be a table, as JSON" if value == "7d" else "age_s: '365' has no unit: give 365d"
+        problem = "topics must be a table, as JSON" if value == "7d" else "age_s: '365' has no unit: give 365d"
         with monkeypatch.context() as patched:
             patched.setenv(f"TIERED_INDEX_{name}", value)
-            with pytest.raises(ConfigError, match=rf"{name}: setting retention\.{told}"):
+            with pytest.raises(ConfigError, match=rf"{name}: setting retention\.{problem}"):
                 IndexConfig.load()
 
 

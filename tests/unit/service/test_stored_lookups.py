@@ -31,9 +31,9 @@ def store(request):
     compiled_core()
     # on a disk: a file system in memory can't tell whether bytes are in memory
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder)
-        fill(made, request.param)
-        yield made
+        path = Path(folder)
+        fill(path, request.param)
+        yield path
 
 
 def fill(folder, kind):
@@ -53,7 +53,7 @@ def fill(folder, kind):
         assert tiered_index.merge(uri, window="1h").tables > 1
 
 
-def told(reader, lookup):
+def answer_of(reader, lookup):
     """Return everything that an answer says, or the error."""
     try:
         answer = reader.query(**lookup)
@@ -63,8 +63,8 @@ def told(reader, lookup):
     of_file = attrgetter(*shared, "file", "place", "outcome", "matched", "begin_ms", "end_ms")
     costs = attrgetter(*shared, "files_read", "files_skipped")
     files = sorted(map(of_file, answer.explain.files))
-    told = {"items": answer.items, "status": (answer.status, answer.cursor, answer.failed), "seen": answer.seen}
-    return told | {"files": files, "costs": costs(answer.explain)}
+    document = {"items": answer.items, "status": (answer.status, answer.cursor, answer.failed), "seen": answer.seen}
+    return document | {"files": files, "costs": costs(answer.explain)}
 
 
 def lookups(seed, count):
@@ -108,7 +108,9 @@ def both(request, store, tmp_path):
 def test_answers_costs_and_pages_are_those_of_the_search_file_by_file(both):
     core_reader, file_reader, settings = both
     for lookup in lookups(1, 20 if "directory_cache_bytes" in settings else 150):
-        of_core, expected = told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: told(reader, lookup))
+        of_core, expected = told_by_both(
+            core_reader, file_reader, lambda reader, lookup=lookup: answer_of(reader, lookup)
+        )
         assert of_core == expected
     if settings.get("block_cache_bytes") != 0:
         assert core_reader.storage.total.requests == file_reader.storage.total.requests
@@ -130,7 +132,7 @@ def test_lookups_with_limits_are_those_of_the_search_file_by_file(store):
             # too few for some lookups, until the caches have more
             limited = lookup | {"max_requests": number % 4 * 2, "allow_partial": number % 8 > 3}
             of_core, expected = told_by_both(
-                core_reader, file_reader, lambda reader, limited=limited: told(reader, limited)
+                core_reader, file_reader, lambda reader, limited=limited: answer_of(reader, limited)
             )
             # without the times of failed files
             for answer in (expected, of_core):
@@ -233,7 +235,7 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
     whole = path.read_bytes()
     with open_reader(store, block_cache_bytes=0) as core_reader, open_reader(store, block_cache_bytes=0) as file_reader:
         for lookup in lookups(4, 60):
-            told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: told(reader, lookup))
+            told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: answer_of(reader, lookup))
         all_lookups = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
         sound = core_reader.query_many(all_lookups).explain.requests
         try:
@@ -254,7 +256,7 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
                     )
                     assert of_core == expected
             answers = [
-                told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: told(reader, lookup))
+                told_by_both(core_reader, file_reader, lambda reader, lookup=lookup: answer_of(reader, lookup))
                 for lookup in lookups(5, 60)
             ]
             assert any("error" in expected for _, expected in answers)

@@ -128,11 +128,11 @@ WRONG = {
 @pytest.mark.parametrize("why", WRONG)
 def test_wrong_texts_are_refused(open_index, why):
     index = open_index(item_type=Place)
-    value, told = WRONG[why]
-    with pytest.raises(InvalidArgument, match=f"^town {told}$"):
+    value, problem = WRONG[why]
+    with pytest.raises(InvalidArgument, match=f"^town {problem}$"):
         index.put("t", 0, "k", 1, 1, T, town=value)
     good = b"good" if isinstance(value, bytes) else "good"
-    with pytest.raises(InvalidArgument, match=rf"^column 'town' {told} \(row 1\)$"):
+    with pytest.raises(InvalidArgument, match=rf"^column 'town' {problem} \(row 1\)$"):
         index.put_batch(batch(2, town=[good, value]))
     assert not index.query("t", "k")
 
@@ -173,8 +173,8 @@ def test_an_index_of_bytes_stays_one(open_index, storage):
     upload(index)
     assert index.query("t", "k")[0].to_dict()["town"] == b"Paris".ljust(12, b"\0").hex()
     index.close()
-    told = r"Blob\(fingerprint: >u4, town: \|S12\), not Place\(fingerprint: >u4, town: text of at most 12 bytes\)"
-    with pytest.raises(SchemaMismatch, match=told):
+    problem = r"Blob\(fingerprint: >u4, town: \|S12\), not Place\(fingerprint: >u4, town: text of at most 12 bytes\)"
+    with pytest.raises(SchemaMismatch, match=problem):
         open_index("root", item_type=Place)
     with pytest.raises(SchemaMismatch):
         IndexReader.open(storage_backend=storage, item_type=Place)

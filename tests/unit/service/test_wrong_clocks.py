@@ -8,7 +8,7 @@ import pytest
 from tests.storage.scripted_server import Answer, scripted_server
 from tests.support.later import Later
 from tests.support.log_records import open_log
-from tests.support.pending import Job, fill, found, holds, merge_all, names_below, places
+from tests.support.pending import Job, fill, holds, merge_all, names_below, offsets_of, places
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
@@ -241,7 +241,7 @@ def test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day(index, faulty
     assert merge_all(storage, clock).sources == 1
     clock.advance(MAX_AGE_S)
     index.run_lifecycle()
-    assert found(index) == [1, 2] and set(places(index)) == {"storage"}
+    assert offsets_of(index) == [1, 2] and set(places(index)) == {"storage"}
     holds(storage, clock, 1, 2)
 
 

@@ -25,13 +25,13 @@ def threads():
 
 def test_the_first_thread_cant_be_started(limit):
     pool = DaemonPool(2, NAME)
-    made = []
+    done = []
     limit.refuse(NAME)
     with pytest.raises(StorageUnavailable, match="can't start new thread"):
-        pool.submit(made.append, 1)
-    pool.submit(made.append, 2).result(30)
+        pool.submit(done.append, 1)
+    pool.submit(done.append, 2).result(30)
     # the refused call did not run later
-    assert made == [2]
+    assert done == [2]
     both = threading.Barrier(2)
     for future in [pool.submit(both.wait, 30) for _ in range(2)]:
         future.result(30)

@@ -302,7 +302,7 @@ def test_azure(uri, environment, endpoint, account, further):
 
 
 @pytest.mark.parametrize(
-    ("account", "environment", "told"),
+    ("account", "environment", "problem"),
     [
         (None, {}, "needs the storage account"),
         ("acc", {"AZURE_STORAGE_KEY": "sec ret"}, "the account key in AZURE_STORAGE_KEY is not Base64"),
@@ -323,8 +323,8 @@ def test_azure(uri, environment, endpoint, account, further):
         ("acc", {"AZURE_STORAGE_ENDPOINT": "secret:80"}, "AZURE_STORAGE_ENDPOINT must look like https"),
     ],
 )
-def test_what_has_no_effect_or_is_wrong_is_named_without_its_value(account, environment, told):
-    with pytest.raises(ConfigError, match=told) as raised:
+def test_what_has_no_effect_or_is_wrong_is_named_without_its_value(account, environment, problem):
+    with pytest.raises(ConfigError, match=problem) as raised:
         azure_settings(account, None, environment)
     assert "secret" not in str(raised.value)
 
@@ -332,14 +332,14 @@ def test_what_has_no_effect_or_is_wrong_is_named_without_its_value(account, envi
 def test_credentials_files_that_google_would_take_are_named(tmp_path: Path):
     file = tmp_path / "credentials.json"
     variables = {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
-    for text, told in (
+    for text, problem in (
         (None, "can't be read: No such file"),
         ("no JSON", "not a JSON file"),
         (json.dumps({"type": "external_account"}), "whose type is not service_account or authorized_user"),
     ):
         if text is not None:
             file.write_text(text)
-        with pytest.raises(StorageMisconfigured, match=f"GOOGLE_APPLICATION_CREDENTIALS names .*{told}"):
+        with pytest.raises(StorageMisconfigured, match=f"GOOGLE_APPLICATION_CREDENTIALS names .*{problem}"):
             google_settings(None, variables)
     file.write_text(json.dumps({"type": "service_account"}))
     assert google_settings(None, variables).arguments == {}
@@ -359,10 +359,10 @@ def test_credentials_files_that_google_would_take_are_named(tmp_path: Path):
     ],
 )
 def test_names_of_googles_tools_without_effect_are_refused_unless_other_credentials_win(name, wins):
-    told = f"{name} is set and has no effect here: unset it"
-    with pytest.raises(StorageMisconfigured, match=told):
+    problem = f"{name} is set and has no effect here: unset it"
+    with pytest.raises(StorageMisconfigured, match=problem):
         google_settings(None, {name: "elsewhere"})
-    with contextlib.nullcontext() if wins else pytest.raises(StorageMisconfigured, match=told):
+    with contextlib.nullcontext() if wins else pytest.raises(StorageMisconfigured, match=problem):
         google_settings(None, {name: "elsewhere", "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"})
 
 

@@ -20,13 +20,13 @@ FILES = 6
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def index(tmp_path_factory):
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES)
 
 
 @pytest.fixture(autouse=True)
-def _forget(made):
-    made.storage.reset()
+def _forget(index):
+    index.storage.reset()
 
 
 def test_local_files_are_answered_for_nothing(tmp_path):
@@ -50,22 +50,22 @@ def test_local_files_are_answered_for_nothing(tmp_path):
     ),
     ids=str,
 )
-def test_an_invalid_limit_is_refused(made, limits):
-    with made.reader() as reader:
-        made.storage.reset()
+def test_an_invalid_limit_is_refused(index, limits):
+    with index.reader() as reader:
+        index.storage.reset()
         name = next(iter(limits))
         with pytest.raises(InvalidArgument, match=name):
             reader.query("t", "all", **limits)
         with pytest.raises(InvalidArgument, match=name):
             reader.query_many([Lookup(topic="t", key="all")], **limits)
-        assert made.storage.operations == []
+        assert index.storage.operations == []
 
 
 @pytest.mark.parametrize("timeout_s", [1e300, 10**400], ids=["float", "integer"])
-def test_a_timeout_of_any_length_is_a_timeout(made, timeout_s):
-    with made.reader(query_threads=1) as reader:
+def test_a_timeout_of_any_length_is_a_timeout(index, timeout_s):
+    with index.reader(query_threads=1) as reader:
         answer = reader.query("t", "all", timeout_s=timeout_s)
-        assert [Answer.of(item) for item in answer] == made.expected("t", "all")
+        assert [Answer.of(item) for item in answer] == index.expected("t", "all")
         assert len(reader.query_many([Lookup(topic="t", key="all")], timeout_s=timeout_s)[0]) == FILES
 
 
@@ -79,9 +79,9 @@ def threads_end():
 
 
 @pytest.mark.parametrize(("files", "many"), [(FILES, False), (1, True)])
-def test_a_storage_that_hangs_is_waited_for_until_the_timeout(made, tmp_path, threads_end, files, many):
+def test_a_storage_that_hangs_is_waited_for_until_the_timeout(index, tmp_path, threads_end, files, many):
     """The call returns while the storage still hangs, so only its own deadline can have ended it."""
-    chosen = made if files == FILES else cold_index(tmp_path / "root", files=1)
+    chosen = index if files == FILES else cold_index(tmp_path / "root", files=1)
     faulty = FaultStorage(chosen.inner)
     with chosen.reader(storage=faulty) as reader:
         ask = asking(reader, "t", "all", many=many)
@@ -112,7 +112,7 @@ def test_a_storage_that_hangs_is_waited_for_until_the_timeout(made, tmp_path, th
 
 
 @pytest.mark.parametrize("error", [BudgetExceeded, KeyboardInterrupt])
-def test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory(made, error, monkeypatch):
+def test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory(index, error, monkeypatch):
     entered, release = threading.Event(), threading.Event()
     inner = MemoryStorage.get_range
     calls = []
@@ -125,9 +125,9 @@ def test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory(
             raise error("struck")
         return inner(self, name, start, length)
 
-    stored = made.stored[0]
+    stored = index.stored[0]
     question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
-    with made.reader() as reader, ThreadPoolExecutor(5) as pool:
+    with index.reader() as reader, ThreadPoolExecutor(5) as pool:
         monkeypatch.setattr(MemoryStorage, "get_range", get_range)
         first = pool.submit(reader.query, *question)
         assert entered.wait(30)

@@ -19,8 +19,8 @@ def answers(result: QueryResult) -> list[Answer]:
 
 
 def test_a_batch_with_cursors_and_a_bound(tmp_path: Path) -> None:
-    made = cold_index(tmp_path / "root", files=3)
-    with made.reader(block_cache_bytes=0) as reader:
+    index = cold_index(tmp_path / "root", files=3)
+    with index.reader(block_cache_bytes=0) as reader:
         cursor = reader.query("t", "all", max_count=1).cursor
         lookups = [
             Lookup(topic="t", key="all", cursor=cursor),
@@ -28,12 +28,12 @@ def test_a_batch_with_cursors_and_a_bound(tmp_path: Path) -> None:
             Lookup(topic="t", key="all", cursor=cursor),
         ]
         results = reader.query_many(lookups)
-        rest = made.expected("t", "all")[1:]
-        assert [answers(result) for result in results] == [rest, made.expected("t", "k1-3"), rest]
-        made.storage.reset()
+        rest = index.expected("t", "all")[1:]
+        assert [answers(result) for result in results] == [rest, index.expected("t", "k1-3"), rest]
+        index.storage.reset()
         again = reader.query_many(lookups)
-        assert again.explain.requests == len(made.storage.operations)
-        assert again.explain.bytes == made.storage.delivered
+        assert again.explain.requests == len(index.storage.operations)
+        assert again.explain.bytes == index.storage.delivered
         assert "log" not in [report.file for result in (again, *again) for report in result.explain.files]
         assert sum(report.requests for report in again.explain.files) == again.explain.requests
         needed = again.explain.requests
@@ -52,11 +52,11 @@ def test_a_batch_with_cursors_and_a_bound(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [2, 6])
 def test_lookups_with_few_requests_catch_up_with_the_log(tmp_path: Path, limit: int) -> None:
-    made = cold_index(tmp_path / "root", files=2)
+    index = cold_index(tmp_path / "root", files=2)
     clock = ManualClock(BASE_MS)
-    with made.reader(clock=clock, refresh_interval_s=5, block_cache_bytes=0) as reader:
+    with index.reader(clock=clock, refresh_interval_s=5, block_cache_bytes=0) as reader:
         known = [Answer.of(item) for item in reader.query("t", "all")]
-        with made.writer() as writer:
+        with index.writer() as writer:
             for number in range(12):
                 writer.put("t", 0, "all", 10**6 + number, 1, BASE_MS + 10**9 + number * 1000)
                 writer.seal()
@@ -66,9 +66,9 @@ def test_lookups_with_few_requests_catch_up_with_the_log(tmp_path: Path, limit: 
         assert behind >= 12 and len(whole) == len(known) + 12
         for attempt in range(4 * behind):
             clock.advance(6)
-            made.storage.reset()
+            index.storage.reset()
             partly = reader.query("t", "all", max_count=100, max_requests=limit, allow_partial=True)
-            assert len(made.storage.operations) <= limit
+            assert len(index.storage.operations) <= limit
             if limit == 6 and attempt == 0:
                 # the log took half; the known files were read all the same
                 assert [Answer.of(item) for item in partly] == known

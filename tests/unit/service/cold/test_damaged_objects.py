@@ -28,11 +28,11 @@ KEYS = ("k0-0", "k0-1", "all", "absent")
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
-def made(request, tmp_path_factory):
+def index(request, tmp_path_factory):
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=2, entries=3, slots=3, preset=request.param)
 
 
-def check(made, reader, name, keys=KEYS):
+def check(index, reader, name, keys=KEYS):
     """Look up every key, then all at once. Return how many lookups named the object `name` as corrupt."""
     named = 0
     for key in keys:
@@ -42,30 +42,30 @@ def check(made, reader, name, keys=KEYS):
             assert name in str(error)
             named += 1
         else:
-            assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
+            assert ([Answer.of(item) for item in answer], answer.status) == (index.expected("t", key), "complete")
     try:
         answers = list(reader.query_many([Lookup(topic="t", key=key) for key in KEYS]))
     except CorruptFile as error:
         assert name in str(error)
         return named + 1
-    assert [[Answer.of(item) for item in answer] for answer in answers] == [made.expected("t", key) for key in KEYS]
+    assert [[Answer.of(item) for item in answer] for answer in answers] == [index.expected("t", key) for key in KEYS]
     return named
 
 
-def first_item(made):
+def first_item(index):
     """Return the position of the first item. Native files are packed and have no slot table."""
-    layout = made.reader().genesis.layout
+    layout = index.reader().genesis.layout
     return HEADER_SIZE if layout.preset is NATIVE else layout.items_position
 
 
 @pytest.mark.parametrize("apart", [20, pytest.param(4, marks=pytest.mark.long)])
-def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_noticed(made, apart):
+def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_noticed(index, apart):
     """Lookups do not read header and slot table. So few lookups fetch no filter.
 
     Flips of the trailer are `apart` bytes from each other: `test_trailer.py` flips each of its bits.
     """
-    stored = made.stored[0]
-    items = first_item(made)
+    stored = index.stored[0]
+    items = first_item(index)
 
     def flip(position, data):
         data[position] ^= 0x40
@@ -74,61 +74,61 @@ def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_noticed(made, ap
     positions = [*range(items, stored.trailer_position, 4), *range(stored.trailer_position, stored.size_bytes, apart)]
     quiet = []
     for position in positions:
-        with spoiled(made, stored.name, partial(flip, position)), made.reader() as reader:
+        with spoiled(index, stored.name, partial(flip, position)), index.reader() as reader:
             # any lookup reads the bytes outside the groups
-            if not check(made, reader, stored.name, KEYS if position < stored.trailer_position else KEYS[2:3]):
+            if not check(index, reader, stored.name, KEYS if position < stored.trailer_position else KEYS[2:3]):
                 quiet.append(position)
     # lookups notice every byte except the filter's
     assert quiet == [at for at in positions if stored.trailer_position <= at < stored.directory_position]
 
 
-def test_a_damaged_filter_that_comes_with_its_directory_hides_no_entry(made):
-    stored = made.stored[0]
+def test_a_damaged_filter_that_comes_with_its_directory_hides_no_entry(index):
+    stored = index.stored[0]
 
     def empty(data):
         data[stored.trailer_position : stored.directory_position] = bytes(stored.filter_length)
 
-    with spoiled(made, stored.name, empty), made.reader() as reader:
-        assert check(made, reader, stored.name) == 0
+    with spoiled(index, stored.name, empty), index.reader() as reader:
+        assert check(index, reader, stored.name) == 0
 
 
-def test_objects_that_changed_places_are_named(made, tmp_path):
-    older, newer = made.stored
-    whole = {stored.name: made.inner.get(stored.name) for stored in made.stored}
-    foreign = cold_index(tmp_path / "root", files=2, entries=3, slots=3, preset=made.settings["preset"])
+def test_objects_that_changed_places_are_named(index, tmp_path):
+    older, newer = index.stored
+    whole = {stored.name: index.inner.get(stored.name) for stored in index.stored}
+    foreign = cold_index(tmp_path / "root", files=2, entries=3, slots=3, preset=index.settings["preset"])
     assert foreign.stored[0].size_bytes == older.size_bytes  # so that only the content differs
-    warm = made.reader(block_cache_bytes=0)
-    assert check(made, warm, "") == 0
+    warm = index.reader(block_cache_bytes=0)
+    assert check(index, warm, "") == 0
     other_index = foreign.inner.get(foreign.stored[0].name)
     for name, other in ((older.name, whole[newer.name]), (newer.name, whole[older.name]), (older.name, other_index)):
 
         def exchange(data, other=other):
             data[:] = other
 
-        with spoiled(made, name, exchange), made.reader() as fresh:
-            assert check(made, fresh, name) == len(KEYS) + 1
+        with spoiled(index, name, exchange), index.reader() as fresh:
+            assert check(index, fresh, name) == len(KEYS) + 1
             if other in whole.values():
-                assert check(made, warm, name) > 0
-    assert check(made, warm, "") == 0
+                assert check(index, warm, name) > 0
+    assert check(index, warm, "") == 0
     warm.close()
 
 
 @pytest.mark.parametrize("mode", ["short", "long", "wrong"])
-def test_a_range_always_answered_wrongly_is_corrupt(made, mode):
+def test_a_range_always_answered_wrongly_is_corrupt(index, mode):
     for warm in (False, True):
-        faulty = FaultStorage(made.inner)
-        with made.reader(storage=faulty, query_threads=1, block_cache_bytes=0) as reader:
+        faulty = FaultStorage(index.inner)
+        with index.reader(storage=faulty, query_threads=1, block_cache_bytes=0) as reader:
             if warm:
                 reader.query("t", "all")
             before = faulty.calls("get_range")
             faulty.corrupt("get_range", mode=mode, times=None)
-            with pytest.raises(CorruptFile, match=made.stored[1].name):
+            with pytest.raises(CorruptFile, match=index.stored[1].name):
                 reader.query("t", "all", max_count=1)
             assert faulty.calls("get_range") - before == 2
             partly = reader.query("t", "all", allow_partial=True)
             assert (partly.status, len(partly), len(partly.failed)) == ("partial", 0, 2)
             faulty.clear()
-            assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
+            assert [Answer.of(item) for item in reader.query("t", "all")] == index.expected("t", "all")
 
 
 BASE_MS = 1_700_000_000_000

@@ -25,7 +25,7 @@ PROBES = 4
 
 
 @pytest.fixture(scope="module", params=["native", pytest.param("rocketmq", marks=pytest.mark.long)])
-def made(request, tmp_path_factory):
+def index(request, tmp_path_factory):
     """Files of one slot group each, so that a lookup of an absent key reads it."""
     return cold_index(
         tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=200, slots=50, preset=request.param
@@ -34,114 +34,114 @@ def made(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _forget(request):
-    if "made" in request.fixturenames:
-        made = request.getfixturevalue("made")
-        made.storage.reset()
+    if "index" in request.fixturenames:
+        index = request.getfixturevalue("index")
+        index.storage.reset()
 
 
-def held(made, key):
+def held(index, key):
     """Return for each file, oldest first, whether its stored filter admits a key."""
     answers = []
-    for stored in made.stored:
-        hash64 = filter_hash(key_hash("t", key, stored.hash), fingerprint("t", key) if made.model.keyed else 0)
-        data = made.inner.get_range(stored.name, stored.trailer_position, stored.filter_length)
+    for stored in index.stored:
+        hash64 = filter_hash(key_hash("t", key, stored.hash), fingerprint("t", key) if index.model.keyed else 0)
+        data = index.inner.get_range(stored.name, stored.trailer_position, stored.filter_length)
         at = 32 * block_number(hash64, len(data) // 32)
         answers.append(block_may_hold(data[at : at + 32], hash64))
     return answers
 
 
 @pytest.fixture(scope="module")
-def absent(made):
+def absent(index):
     """Keys that every filter excludes."""
-    return [key for key in (f"absent{n}" for n in range(400)) if not any(held(made, key))][:200]
+    return [key for key in (f"absent{n}" for n in range(400)) if not any(held(index, key))][:200]
 
 
 @pytest.fixture(scope="module")
-def mistaken(made):
+def mistaken(index):
     """An absent key that one filter admits."""
-    return next(key for key in (f"nowhere{n}" for n in range(5000)) if sum(held(made, key)) == 1)
+    return next(key for key in (f"nowhere{n}" for n in range(5000)) if sum(held(index, key)) == 1)
 
 
-def filter_reads(made):
-    places = {Read(o.name, o.trailer_position, o.filter_length) for o in made.stored}
-    return [read.name for read in made.storage.reads if read in places]
+def filter_reads(index):
+    places = {Read(o.name, o.trailer_position, o.filter_length) for o in index.stored}
+    return [read.name for read in index.storage.reads if read in places]
 
 
-def check_present(made, reader):
+def check_present(index, reader):
     for key in ("all", *(f"k{file}-{n}" for file in range(FILES) for n in range(0, 199, 23))):
-        assert [Answer.of(item) for item in reader.query("t", key)] == made.expected("t", key), key
+        assert [Answer.of(item) for item in reader.query("t", key)] == index.expected("t", key), key
 
 
-def test_the_writer_keeps_the_filters_that_it_uploads(made, absent):
+def test_the_writer_keeps_the_filters_that_it_uploads(index, absent):
     """The files have no local copies, and the writer was opened again."""
-    with made.writer() as writer:
-        made.storage.reset()
+    with index.writer() as writer:
+        index.storage.reset()
         for key in absent:
             answer = writer.query("t", key)
             assert (len(answer), answer.status, answer.explain.requests) == (0, "complete", 0)
             assert [report.outcome for report in answer.explain.files] == ["skipped_filter"] * FILES
-        assert all(writer.fetch_filter(stored.file_id) for stored in made.stored)
-        assert made.storage.operations == []
+        assert all(writer.fetch_filter(stored.file_id) for stored in index.stored)
+        assert index.storage.operations == []
         for n in range(0, 199, 23):
-            made.storage.reset()
+            index.storage.reset()
             assert len(writer.query("t", f"k1-{n}")) == 1
             # no directory, because the writer keeps it, too
-            assert len(made.storage.reads) <= sum(held(made, f"k1-{n}"))
+            assert len(index.storage.reads) <= sum(held(index, f"k1-{n}"))
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_a_reader_fetches_a_filter_after_probes_in_vain(made, absent, tmp_path, local):
+def test_a_reader_fetches_a_filter_after_probes_in_vain(index, absent, tmp_path, local):
     cache = tmp_path / "cache" if local else None
-    with made.reader(filter_after_probes=PROBES, cache_dir=cache, block_cache_bytes=0) as reader:
+    with index.reader(filter_after_probes=PROBES, cache_dir=cache, block_cache_bytes=0) as reader:
         for number, key in enumerate(absent):
-            made.storage.reset()
+            index.storage.reset()
             answer = reader.query("t", key)
             assert (len(answer), answer.status) == (0, "complete")
             if number < PROBES:
-                assert filter_reads(made) == [] and answer.explain.requests == FILES * (2 if number == 0 else 1)
+                assert filter_reads(index) == [] and answer.explain.requests == FILES * (2 if number == 0 else 1)
             elif number == PROBES:
                 # the filter is read in place of the group, not in addition
                 assert answer.explain.requests == FILES
-                assert sorted(filter_reads(made)) == sorted(o.name for o in made.stored)
+                assert sorted(filter_reads(index)) == sorted(o.name for o in index.stored)
             else:
-                assert made.storage.operations == []
+                assert index.storage.operations == []
                 assert {report.outcome for report in answer.explain.files} == {"skipped_filter"}
-        check_present(made, reader)
+        check_present(index, reader)
 
 
-def test_a_batch_asks_the_filters_too(made, absent, tmp_path):
+def test_a_batch_asks_the_filters_too(index, absent, tmp_path):
     present = [f"k{file}-{n}" for file in range(FILES) for n in range(0, 199, 11)] + ["all"]
     for cache in (None, tmp_path / "cache"):
-        with made.reader(filter_after_probes=1, cache_dir=cache) as reader:
+        with index.reader(filter_after_probes=1, cache_dir=cache) as reader:
             for key in absent[:2]:
                 reader.query("t", key)
-            made.storage.reset()
+            index.storage.reset()
             answers = reader.query_many([Lookup(topic="t", key=key) for key in absent])
-            assert answers.counts.sum() == 0 and made.storage.operations == []
+            assert answers.counts.sum() == 0 and index.storage.operations == []
             assert {report.outcome for report in answers.explain.files} == {"skipped_filter"}
             keys = [key for pair in zip(absent, present, strict=False) for key in pair]
             for key, answer in zip(keys, reader.query_many([Lookup(topic="t", key=key) for key in keys]), strict=True):
-                assert [Answer.of(item) for item in answer] == made.expected("t", key)
+                assert [Answer.of(item) for item in answer] == index.expected("t", key)
 
 
-def test_a_mistaken_filter_is_not_fetched_again_and_again(made, absent, mistaken):
-    with made.reader(filter_after_probes=2, block_cache_bytes=0) as reader:
+def test_a_mistaken_filter_is_not_fetched_again_and_again(index, absent, mistaken):
+    with index.reader(filter_after_probes=2, block_cache_bytes=0) as reader:
         for key in absent[:3]:
             reader.query("t", key)
-        assert sorted(filter_reads(made)) == sorted(o.name for o in made.stored)
-        made.storage.reset()
+        assert sorted(filter_reads(index)) == sorted(o.name for o in index.stored)
+        index.storage.reset()
         for _ in range(10):
             answer = reader.query("t", mistaken)
             assert (len(answer), answer.explain.requests) == (0, 1)
-        assert filter_reads(made) == []
+        assert filter_reads(index) == []
 
 
-def test_many_threads_fetch_a_filter_once(made, absent):
+def test_many_threads_fetch_a_filter_once(index, absent):
     """All threads wait until each has begun, so that their misses come at once."""
-    with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
+    with index.reader(filter_after_probes=1, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
         reader.query("t", "all")
         reader.query("t", absent[0])
-        made.storage.reset()
+        index.storage.reset()
         barrier = threading.Barrier(8)
 
         def ask(number):
@@ -149,31 +149,31 @@ def test_many_threads_fetch_a_filter_once(made, absent):
             return len(reader.query("t", absent[number]))
 
         assert list(pool.map(ask, range(8))) == [0] * 8
-        assert sorted(filter_reads(made)) == sorted(o.name for o in made.stored)
-        made.storage.reset()
-        assert len(reader.query("t", absent[9])) == 0 and made.storage.operations == []
+        assert sorted(filter_reads(index)) == sorted(o.name for o in index.stored)
+        index.storage.reset()
+        assert len(reader.query("t", absent[9])) == 0 and index.storage.operations == []
 
 
-def test_a_damaged_filter_is_passed_over(made, absent):
+def test_a_damaged_filter_is_passed_over(index, absent):
     """Lookups read the files in place of the filter."""
-    stored = made.stored[1]
+    stored = index.stored[1]
     size = stored.filter_length
     for at in (stored.trailer_position + n for n in (0, 7, size // 2, size - 1)):
-        with spoiled(made, stored.name, lambda data, at=at: data.__setitem__(at, 255 ^ data[at])):
-            with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
+        with spoiled(index, stored.name, lambda data, at=at: data.__setitem__(at, 255 ^ data[at])):
+            with index.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
                 for key in absent[:4]:
                     answer = reader.query("t", key)
                     assert (len(answer), answer.status) == (0, "complete")
-                check_present(made, reader)
+                check_present(index, reader)
                 outcomes = {report.file: report.outcome for report in reader.query("t", absent[9]).explain.files}
                 assert outcomes[stored.file_id] == "read" and set(outcomes.values()) == {"read", "skipped_filter"}
 
 
-def test_a_filter_that_cannot_be_fetched_fails_no_lookup(made, absent):
-    faulty = FaultStorage(made.inner)
-    with made.reader(storage=faulty, filter_after_probes=1, block_cache_bytes=0) as reader:
+def test_a_filter_that_cannot_be_fetched_fails_no_lookup(index, absent):
+    faulty = FaultStorage(index.inner)
+    with index.reader(storage=faulty, filter_after_probes=1, block_cache_bytes=0) as reader:
         reader.query("t", absent[0])
-        for stored in made.stored:
+        for stored in index.stored:
             faulty.fail("get_range", name_prefix=stored.name)  # the next read of each file is of its filter
         answer = reader.query("t", absent[1])
         assert (len(answer), answer.status) == (0, "complete")
@@ -184,53 +184,53 @@ def test_a_filter_that_cannot_be_fetched_fails_no_lookup(made, absent):
 
 
 @pytest.mark.parametrize("limits", [{"timeout_s": 10.0}, {"max_requests": 5}], ids=["deadline", "requests"])
-def test_a_lookup_with_limits_has_the_filter_fetched_for_later_lookups(made, absent, limits):
-    stored = made.stored[0]
+def test_a_lookup_with_limits_has_the_filter_fetched_for_later_lookups(index, absent, limits):
+    stored = index.stored[0]
     second = stored.second_min * 1000, stored.second_max * 1000
-    with made.reader(filter_after_probes=2, block_cache_bytes=0) as reader:
+    with index.reader(filter_after_probes=2, block_cache_bytes=0) as reader:
         costs = [reader.query("t", key, *second, **limits).explain.requests for key in absent[:3]]
         assert costs[1:] == [1, 1]  # no lookup counts the fetch
         until(lambda: reader.query("t", absent[3], *second, **limits).explain.requests == 0)
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_a_filter_is_fetched_on_demand(made, absent, tmp_path, local):
+def test_a_filter_is_fetched_on_demand(index, absent, tmp_path, local):
     cache = tmp_path / "cache" if local else None
-    with made.reader(filter_after_probes=10**6, cache_dir=cache, block_cache_bytes=0) as reader:
+    with index.reader(filter_after_probes=10**6, cache_dir=cache, block_cache_bytes=0) as reader:
         reader.query("t", "all")
-        for stored in made.stored:
-            made.storage.reset()
+        for stored in index.stored:
+            index.storage.reset()
             assert reader.fetch_filter(stored.file_id) is True
-            assert made.storage.reads == [Read(stored.name, stored.trailer_position, stored.filter_length)]
+            assert index.storage.reads == [Read(stored.name, stored.trailer_position, stored.filter_length)]
             assert reader.fetch_filter(stored.file_id) is True
-            assert len(made.storage.reads) == 1
-        made.storage.reset()
+            assert len(index.storage.reads) == 1
+        index.storage.reset()
         for key in absent[:20]:
             answer = reader.query("t", key)
             assert (len(answer), answer.status, answer.explain.requests) == (0, "complete", 0)
-        check_present(made, reader)
-    with made.reader(filter_after_probes=10**6, cache_dir=cache) as reader:
-        made.storage.reset()
-        assert reader.fetch_filter(made.stored[0].file_id)
-        assert len(filter_reads(made)) == (0 if local else 1)
+        check_present(index, reader)
+    with index.reader(filter_after_probes=10**6, cache_dir=cache) as reader:
+        index.storage.reset()
+        assert reader.fetch_filter(index.stored[0].file_id)
+        assert len(filter_reads(index)) == (0 if local else 1)
     with pytest.raises(IndexClosed, match="closed"):
-        reader.fetch_filter(made.stored[0].file_id)
+        reader.fetch_filter(index.stored[0].file_id)
 
 
-def test_a_filter_on_demand_of_no_stored_file_is_refused(made):
-    with made.reader() as reader:
-        made.storage.reset()
-        for unknown in ("nowhere", "", made.stored[0].name, None, ["k"]):
+def test_a_filter_on_demand_of_no_stored_file_is_refused(index):
+    with index.reader() as reader:
+        index.storage.reset()
+        for unknown in ("nowhere", "", index.stored[0].name, None, ["k"]):
             with pytest.raises(InvalidArgument):
                 reader.fetch_filter(unknown)
-        assert made.storage.operations == []
+        assert index.storage.operations == []
 
 
-def test_a_filter_on_demand_that_cannot_be_fetched_raises_the_error(made):
-    stored = made.stored[0]
-    faulty = FaultStorage(made.inner)
-    with made.reader(storage=faulty) as reader:
-        with spoiled(made, stored.name, lambda data: data.__setitem__(stored.trailer_position, 255)):
+def test_a_filter_on_demand_that_cannot_be_fetched_raises_the_error(index):
+    stored = index.stored[0]
+    faulty = FaultStorage(index.inner)
+    with index.reader(storage=faulty) as reader:
+        with spoiled(index, stored.name, lambda data: data.__setitem__(stored.trailer_position, 255)):
             with pytest.raises(CorruptFile, match="filter's CRC32") as caught:
                 reader.fetch_filter(stored.file_id)
         assert caught.value.file == stored.name
@@ -238,7 +238,7 @@ def test_a_filter_on_demand_that_cannot_be_fetched_raises_the_error(made):
         with pytest.raises(StorageUnavailable):
             reader.fetch_filter(stored.file_id)
         faulty.clear()
-        with gone(made, stored.name), pytest.raises(ObjectNotFound):
+        with gone(index, stored.name), pytest.raises(ObjectNotFound):
             reader.fetch_filter(stored.file_id)
         assert reader.fetch_filter(stored.file_id)
 
@@ -322,9 +322,9 @@ def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(crowded, tmp_
     assert fetched > ROOM
 
 
-def test_the_filters_request_also_reports_a_lost_object(made, absent):
-    name = made.stored[2].name
-    with made.reader(filter_after_probes=1) as reader:
+def test_the_filters_request_also_reports_a_lost_object(index, absent):
+    name = index.stored[2].name
+    with index.reader(filter_after_probes=1) as reader:
         reader.query("t", absent[0])
-        with gone(made, name), pytest.raises(CorruptFile, match=name):
+        with gone(index, name), pytest.raises(CorruptFile, match=name):
             reader.query("t", absent[1])

@@ -89,8 +89,8 @@ def stored(root, kind, batch):
 
 @pytest.fixture(scope="module", params=KINDS)
 def giant(request, tmp_path_factory):
-    with stored(tmp_path_factory.mktemp("giant") / "root", request.param, giant_columns()) as made:
-        yield made
+    with stored(tmp_path_factory.mktemp("giant") / "root", request.param, giant_columns()) as index:
+        yield index
 
 
 def pages(ask, max_count, **question):
@@ -163,19 +163,19 @@ def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_
     """
     batch = giant_columns() | {"timestamp_ms": np.full(ENTRIES + OTHERS, BASE_MS)}
     offsets = [offset for offset, key in zip(batch["offset"].tolist(), batch["key"], strict=True) if key == "hot"][::-1]
-    with stored(tmp_path / "root", kind, batch) as made, made.reader(block_cache_bytes=0) as cold:
+    with stored(tmp_path / "root", kind, batch) as index, index.reader(block_cache_bytes=0) as cold:
         cold.query("t", "k1")
         (file,) = cold.files()
         block = int(file.stored.trailer().directory.blocks["length"].max())
-        made.storage.reset()
+        index.storage.reset()
         paged = []
         for number, page in zip(range(3), pages(cold.query, 5000), strict=False):
             paged += [item.offset for item in page]
-            assert len(made.storage.reads) == page.explain.requests == 1
-            assert (made.storage.asked_bytes <= block <= BLOCK_BYTES) is (kind != "rocketmq" and number == 0)
-            made.storage.reset()
+            assert len(index.storage.reads) == page.explain.requests == 1
+            assert (index.storage.asked_bytes <= block <= BLOCK_BYTES) is (kind != "rocketmq" and number == 0)
+            index.storage.reset()
         assert paged == offsets[:15_000]
-        with made.reader() as warm:
+        with index.reader() as warm:
             assert [item.offset for page in pages(warm.query, 30_000) for item in page] == offsets
 
 
@@ -189,12 +189,12 @@ def hot(first):
 def life(request, tmp_path_factory):
     preset = "rocketmq" if request.param == "rocketmq" else "native"
     settings = {"slots": 100, "items": ENTRIES + 1}
-    made = Merging(tmp_path_factory.mktemp("hot"), preset=preset, settings=settings)
-    made.index.put_batch(hot(0))
+    merging = Merging(tmp_path_factory.mktemp("hot"), preset=preset, settings=settings)
+    merging.index.put_batch(hot(0))
     with plain_files(request.param == "plain"):
-        made.publish()
-    yield made
-    made.close()
+        merging.publish()
+    yield merging
+    merging.close()
 
 
 @pytest.fixture

@@ -21,38 +21,38 @@ ABSENT = [f"absent{n}" for n in range(6)]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def index(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cold")
     return cold_index(folder / "root", files=2, entries=60, slots=4, storage=open_storage(f"file://{folder}/objects"))
 
 
 @pytest.fixture
-def cache(made, tmp_path):
+def cache(index, tmp_path):
     """A cache that a reader has filled."""
-    with made.reader(cache_dir=tmp_path / "cache", filter_after_probes=1) as reader:
-        ask_all(made, reader)
+    with index.reader(cache_dir=tmp_path / "cache", filter_after_probes=1) as reader:
+        ask_all(index, reader)
     entries = sorted(path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file())
     assert entries == [".filter", ".filter", ".trailer", ".trailer"]
-    made.storage.reset()
+    index.storage.reset()
     return tmp_path / "cache"
 
 
-def ask_all(made, reader, keys=("all", "k0-5", "k1-7", *ABSENT)):
+def ask_all(index, reader, keys=("all", "k0-5", "k1-7", *ABSENT)):
     for key in keys:
         answer = reader.query("t", key)
-        assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
+        assert ([Answer.of(item) for item in answer], answer.status) == (index.expected("t", key), "complete")
 
 
-def entry(cache, made, kind, number=0):
-    (path,) = cache.glob(f"*/{made.stored[number].name.replace('/', ',')}.{kind}")
+def entry(cache, index, kind, number=0):
+    (path,) = cache.glob(f"*/{index.stored[number].name.replace('/', ',')}.{kind}")
     return path
 
 
-def fetched(made):
+def fetched(index):
     """Return the objects whose directories and filters were fetched since the last reset."""
     names = {"trailer": set(), "filter": set()}
-    for read in made.storage.reads:
-        stored = next(o for o in made.stored if o.name == read.name)
+    for read in index.storage.reads:
+        stored = next(o for o in index.stored if o.name == read.name)
         if read.start == stored.directory_position:
             names["trailer"].add(read.name)
         elif read.start == stored.trailer_position:
@@ -60,15 +60,15 @@ def fetched(made):
     return names
 
 
-def test_a_second_reader_fetches_no_directory_and_no_filter(made, cache):
-    with made.reader(cache_dir=cache) as reader:
-        made.storage.reset()
+def test_a_second_reader_fetches_no_directory_and_no_filter(index, cache):
+    with index.reader(cache_dir=cache) as reader:
+        index.storage.reset()
         for key in ABSENT:
             assert reader.query("t", key).explain.requests == 0
-        assert made.storage.operations == []
+        assert index.storage.operations == []
         answer = reader.query("t", "all")
-        assert answer.explain.requests == 2 == len(made.storage.reads)
-        assert fetched(made) == {"trailer": set(), "filter": set()}
+        assert answer.explain.requests == 2 == len(index.storage.reads)
+        assert fetched(index) == {"trailer": set(), "filter": set()}
 
 
 _PROCESS = """
@@ -83,10 +83,10 @@ print(json.dumps(counts))
 """
 
 
-def test_processes_share_a_cache(made, tmp_path):
+def test_processes_share_a_cache(index, tmp_path):
     """Two processes fill the cache at the same time, and a third one deletes entries."""
     cache = tmp_path / "cache"
-    program = [sys.executable, "-c", _PROCESS, made.inner.uri, str(cache), "all", *ABSENT]
+    program = [sys.executable, "-c", _PROCESS, index.inner.uri, str(cache), "all", *ABSENT]
     processes = [subprocess.Popen(program, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     while any(process.poll() is None for process in processes):
         for path in cache.rglob("*.trailer"):
@@ -96,20 +96,20 @@ def test_processes_share_a_cache(made, tmp_path):
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0
         assert json.loads(output) == [[2, 0, 0, 0, 0, 0, 0]] * 5
-    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
-        ask_all(made, reader)
+    with index.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        ask_all(index, reader)
 
 
 @pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize("kind", ["trailer", "filter"])
-def test_no_flipped_byte_of_an_entry_is_believed(made, cache, kind, caplog):
-    path = entry(cache, made, kind)
+def test_no_flipped_byte_of_an_entry_is_believed(index, cache, kind, caplog):
+    path = entry(cache, index, kind)
     whole = path.read_bytes()
     other = "filter" if kind == "trailer" else "trailer"
     # so that nothing is kept in memory
-    with made.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:
+    with index.reader(cache_dir=cache, filter_after_probes=1, directory_cache_bytes=0) as reader:
         folder = CacheFolder(DiskCache(cache, 1 << 30, read_only=True), path.parent.name)
-        name = made.stored[0].name
+        name = index.stored[0].name
         for at in range(len(whole)):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x04]) + whole[at + 1 :])
             assert folder.read(name, kind, len(whole) - 4) is None
@@ -117,11 +117,11 @@ def test_no_flipped_byte_of_an_entry_is_believed(made, cache, kind, caplog):
             caplog.clear()
             if at % 7:
                 continue
-            made.storage.reset()
-            ask_all(made, reader, ("k0-5", *ABSENT[:2]))
+            index.storage.reset()
+            ask_all(index, reader, ("k0-5", *ABSENT[:2]))
             assert [path.name in record.getMessage() for record in caplog.records] == [True]
             caplog.clear()
-            assert fetched(made) == {kind: {made.stored[0].name}, other: set()}
+            assert fetched(index) == {kind: {index.stored[0].name}, other: set()}
             assert path.read_bytes() == whole  # fetched again
 
 
@@ -165,14 +165,14 @@ DAMAGES = [_cut, _grow, _empty, _zeros, _other_object, _other_kind, _another_ind
 
 @pytest.mark.parametrize("kind", ["trailer", "filter"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_what_is_not_this_entry_is_fetched_again(made, cache, damage, kind):
-    path = entry(cache, made, kind)
+def test_what_is_not_this_entry_is_fetched_again(index, cache, damage, kind):
+    path = entry(cache, index, kind)
     whole = path.read_bytes()
     damage(path)
     assert path.read_bytes() != whole
-    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
-        ask_all(made, reader)
-    assert made.stored[0].name in fetched(made)[kind]
+    with index.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        ask_all(index, reader)
+    assert index.stored[0].name in fetched(index)[kind]
     assert path.read_bytes() == whole
 
 
@@ -188,16 +188,16 @@ def _file_for_the_index(cache):
 
 
 @pytest.mark.parametrize("spoil", [_file_in_its_place, _file_for_the_index], ids=lambda spoil: spoil.__name__)
-def test_a_cache_that_is_not_a_folder_changes_no_answer(made, cache, spoil):
+def test_a_cache_that_is_not_a_folder_changes_no_answer(index, cache, spoil):
     spoil(cache)
-    with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
-        ask_all(made, reader)
-        made.storage.reset()
+    with index.reader(cache_dir=cache, filter_after_probes=1) as reader:
+        ask_all(index, reader)
+        index.storage.reset()
         for key in ABSENT:
             assert reader.query("t", key).explain.requests == 0
 
 
-def test_a_full_disk_changes_no_answer(made, tmp_path):
+def test_a_full_disk_changes_no_answer(index, tmp_path):
     folder = tmp_path / "small"
     folder.mkdir()
     with Mounts() as mounts:
@@ -210,15 +210,15 @@ def test_a_full_disk_changes_no_answer(made, tmp_path):
                     os.write(handle.fileno(), bytes(512))
             except OSError:
                 pass
-        with made.reader(cache_dir=folder / "cache", filter_after_probes=1) as reader:
-            ask_all(made, reader)
-            made.storage.reset()
+        with index.reader(cache_dir=folder / "cache", filter_after_probes=1) as reader:
+            ask_all(index, reader)
+            index.storage.reset()
             for key in ABSENT:
                 assert reader.query("t", key).explain.requests == 0  # in memory
         assert not listing(folder / "cache")
         filler.unlink()
-        with made.reader(cache_dir=folder / "cache", filter_after_probes=1) as reader:
-            ask_all(made, reader)
+        with index.reader(cache_dir=folder / "cache", filter_after_probes=1) as reader:
+            ask_all(index, reader)
         assert len(listing(folder / "cache")) == 4
 
 
@@ -264,30 +264,30 @@ def listing(folder):
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(made):
-    cache = made.root / "cache"
+def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(index):
+    cache = index.root / "cache"
     before = listing(cache)
     assert len(before) == 4
-    path = entry(cache, made, "trailer")
+    path = entry(cache, index, "trailer")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    gone = entry(cache, made, "filter", 1)
+    gone = entry(cache, index, "filter", 1)
     filter_bytes = gone.read_bytes()
     gone.unlink()
     try:
         spoiled = listing(cache)
-        with made.reader(root=made.root, filter_after_probes=1) as reader:
-            ask_all(made, reader)
+        with index.reader(root=index.root, filter_after_probes=1) as reader:
+            ask_all(index, reader)
         assert listing(cache) == spoiled
-        assert made.stored[0].name in fetched(made)["trailer"]
+        assert index.stored[0].name in fetched(index)["trailer"]
     finally:
         path.write_bytes(whole)
         gone.write_bytes(filter_bytes)
-    made.storage.reset()
-    with made.reader(root=made.root) as reader:
-        made.storage.reset()
-        ask_all(made, reader)
-        assert fetched(made) == {"trailer": set(), "filter": set()}
+    index.storage.reset()
+    with index.reader(root=index.root) as reader:
+        index.storage.reset()
+        ask_all(index, reader)
+        assert fetched(index) == {"trailer": set(), "filter": set()}
 
 
 def test_an_entry_of_an_object_that_goes_while_it_is_written_is_deleted(tmp_path, monkeypatch):

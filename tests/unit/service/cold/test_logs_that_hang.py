@@ -29,13 +29,13 @@ SHORT_S, SOME_S, LONG_S = 0.05, 2.0, 300.0
 
 
 @pytest.fixture
-def made(tmp_path):
+def index(tmp_path):
     return cold_index(tmp_path / "root", files=FILES)
 
 
 @pytest.fixture
-def storage(made):
-    storage = FaultStorage(made.inner)
+def storage(index):
+    storage = FaultStorage(index.inner)
     hang = storage.hang("list", name_prefix="log/", nth=10**9)
     yield storage
     storage.clear()
@@ -43,10 +43,10 @@ def storage(made):
 
 
 @pytest.fixture
-def reader(made, storage, clock):
+def reader(index, storage, clock):
     """A reader that knows all directories and blocks, so that its lookups need only the log."""
-    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
-        assert answers(reader.query("t", "all")) == made.expected("t", "all")
+    with index.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        assert answers(reader.query("t", "all")) == index.expected("t", "all")
         yield reader
 
 
@@ -54,9 +54,9 @@ def answers(result):
     return [Answer.of(item) for item in result]
 
 
-def test_a_due_refresh_continues_behind_the_lookup_only_once(made, storage, reader, clock):
-    before = made.expected("t", "all")
-    made.add(FILES)
+def test_a_due_refresh_continues_behind_the_lookup_only_once(index, storage, reader, clock):
+    before = index.expected("t", "all")
+    index.add(FILES)
     hang = storage.hang("get", name_prefix="log/")
     clock.advance(11)
     ask = partial(reader.query, "t", "all")
@@ -70,20 +70,20 @@ def test_a_due_refresh_continues_behind_the_lookup_only_once(made, storage, read
     patient = [beside(ask) for _ in range(2)]
     hang.release.set()
     for waited in patient:
-        assert answers(waited()) == made.expected("t", "all") != before
-    assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all")
+        assert answers(waited()) == index.expected("t", "all") != before
+    assert answers(ask(timeout_s=LONG_S)) == index.expected("t", "all")
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
-    gone, others = made.stored[1], set(threading.enumerate())
-    with made.reader(storage, block_cache_bytes=0) as reader:
+def test_an_object_that_is_gone_and_a_log_that_hangs(index, storage, many):
+    gone, others = index.stored[1], set(threading.enumerate())
+    with index.reader(storage, block_cache_bytes=0) as reader:
         reader.query("t", "all")
-        data = made.inner.get(gone.name)
-        made.inner.delete_many([gone.name])
+        data = index.inner.get(gone.name)
+        index.inner.delete_many([gone.name])
         hang = storage.hang("list", name_prefix="log/", times=None)
         seconds = range(gone.second_min, gone.second_max + 1)
-        rest = [answer for answer in made.expected("t", "all") if answer.timestamp_ms // 1000 not in seconds]
+        rest = [answer for answer in index.expected("t", "all") if answer.timestamp_ms // 1000 not in seconds]
         ask = asking(reader, "t", "all", many=many)
         for _ in range(2):
             result = ask(timeout_s=SOME_S, allow_partial=True)
@@ -96,16 +96,16 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
         # one thread reads and one waits to read, for all lookups
         assert storage.calls("get") <= 1 + 1 + 2  # the checkpoint, and the log
         assert sum(thread.name.startswith("tiered-index-log") for thread in {*threading.enumerate()} - others) <= 2
-        made.inner.put(gone.name, data)
+        index.inner.put(gone.name, data)
         storage.clear()
         hang.release.set()
-        assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all")
+        assert answers(ask(timeout_s=LONG_S)) == index.expected("t", "all")
 
 
-def test_a_lookup_of_a_writer_does_not_wait_longer_for_its_log(made, storage):
-    gone = made.stored[1]
-    with replace(made, storage=storage).writer(block_cache_bytes=0) as writer:
-        made.inner.delete_many([gone.name])
+def test_a_lookup_of_a_writer_does_not_wait_longer_for_its_log(index, storage):
+    gone = index.stored[1]
+    with replace(index, storage=storage).writer(block_cache_bytes=0) as writer:
+        index.inner.delete_many([gone.name])
         hang = storage.hang("list", name_prefix="log/", times=None)
         result = beside(lambda: writer.query("t", "all", timeout_s=SOME_S, allow_partial=True))()
         assert hang.entered.is_set() and not hang.release.is_set()
@@ -118,9 +118,9 @@ def test_a_lookup_of_a_writer_does_not_wait_longer_for_its_log(made, storage):
 
 
 @pytest.mark.parametrize("what", ["list", "get_range"])
-def test_a_close_does_not_wait_for_a_request_that_hangs(made, storage, clock, what):
+def test_a_close_does_not_wait_for_a_request_that_hangs(index, storage, clock, what):
     others = set(threading.enumerate())
-    reader = made.reader(storage, clock=clock, refresh_interval_s=10, block_cache_bytes=0)
+    reader = index.reader(storage, clock=clock, refresh_interval_s=10, block_cache_bytes=0)
     reader.query("t", "all")
     hang = storage.hang(what, times=None)
     clock.advance(11)
@@ -152,9 +152,9 @@ class Closing(FaultStorage):
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_a_lookup_whose_storage_is_closed_under_it_reports_no_object_as_corrupt(made, warm):
-    storage, stored = Closing(made.inner), made.stored[0]
-    reader = made.reader(storage, block_cache_bytes=0)
+def test_a_lookup_whose_storage_is_closed_under_it_reports_no_object_as_corrupt(index, warm):
+    storage, stored = Closing(index.inner), index.stored[0]
+    reader = index.reader(storage, block_cache_bytes=0)
 
     def ask():
         return len(reader.query("t", "all", stored.second_min * 1000, stored.second_max * 1000))
@@ -202,11 +202,11 @@ def test_a_process_ends_though_a_request_hangs(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
 
 
-def test_an_object_that_is_gone_and_a_damaged_log(made, storage):
-    gone = made.stored[0]
-    with made.reader(storage, block_cache_bytes=0) as reader:
-        made.add(FILES)
-        made.inner.delete_many([gone.name])
+def test_an_object_that_is_gone_and_a_damaged_log(index, storage):
+    gone = index.stored[0]
+    with index.reader(storage, block_cache_bytes=0) as reader:
+        index.add(FILES)
+        index.inner.delete_many([gone.name])
         storage.corrupt("get", name_prefix="log/", times=None)
         limits = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
         result = reader.query("t", "all", allow_partial=True, **limits)
@@ -217,13 +217,13 @@ def test_an_object_that_is_gone_and_a_damaged_log(made, storage):
 
 
 @pytest.mark.parametrize(("interval_s", "beside_the_root"), [(10, False), (100, False), (100, True)])
-def test_a_refresh_that_hangs_for_too_long(made, clock, storage, interval_s, beside_the_root):
-    root = made.root if beside_the_root else None
-    with made.reader(storage, clock=clock, refresh_interval_s=interval_s, root=root) as reader:
+def test_a_refresh_that_hangs_for_too_long(index, clock, storage, interval_s, beside_the_root):
+    root = index.root if beside_the_root else None
+    with index.reader(storage, clock=clock, refresh_interval_s=interval_s, root=root) as reader:
         ask = partial(reader.query, "t", "all")
-        before = made.expected("t", "all")
+        before = index.expected("t", "all")
         assert answers(ask()) == before
-        made.add(FILES)
+        index.add(FILES)
         hangs = [storage.hang(what, name_prefix="log/", times=None) for what in ("get", "list")]
         clock.advance(interval_s + max(interval_s, 30))
         if not beside_the_root:  # beside a root the lookup sees that folders have changed, and reads the log itself
@@ -242,11 +242,11 @@ def test_a_refresh_that_hangs_for_too_long(made, clock, storage, interval_s, bes
             hang.release.set()
         # a lookup without a timeout waits for the hanging request
         result = ask()
-        assert (result.status, answers(result)) == ("complete", made.expected("t", "all"))
+        assert (result.status, answers(result)) == ("complete", index.expected("t", "all"))
 
 
-def test_one_that_may_make_no_request_is_not_complete_either(made, clock):
-    with made.reader(clock=clock, refresh_interval_s=10) as reader:
+def test_one_that_may_make_no_request_is_not_complete_either(index, clock):
+    with index.reader(clock=clock, refresh_interval_s=10) as reader:
         reader.query("t", "all")
         clock.advance(40)
         assert reader.query("t", "all", max_requests=0).status == "complete"
@@ -254,63 +254,63 @@ def test_one_that_may_make_no_request_is_not_complete_either(made, clock):
         with pytest.raises(BudgetExceeded, match="41 s ago"):
             reader.query("t", "all", max_requests=0)
         # files are listed whatever the age
-        assert [handle.file_id for handle in reader.files()] == [stored.file_id for stored in made.stored]
+        assert [handle.file_id for handle in reader.files()] == [stored.file_id for stored in index.stored]
         assert reader.query("t", "all").status == "complete"
         assert reader.query("t", "all", max_requests=0).status == "complete"
 
 
-def test_an_interval_of_nothing_reads_the_log_once_a_lookup(made, storage):
-    with made.reader(storage, refresh_interval_s=0) as reader:
+def test_an_interval_of_nothing_reads_the_log_once_a_lookup(index, storage):
+    with index.reader(storage, refresh_interval_s=0) as reader:
         before = storage.calls("list")
         for number in (1, 2):
             reader.query("t", "all")
             assert storage.calls("list") == before + number
 
 
-def pass_long(made, storage, clock):
+def pass_long(index, storage, clock):
     """Let much time pass after the next answer to a listing of the log, while the writer continues."""
 
     def act():
-        made.add(FILES)
+        index.add(FILES)
         clock.advance(100_000)
 
     storage.meanwhile("list", act, when="after", name_prefix="log/")
 
 
 @pytest.mark.parametrize("opening", [True, False])
-def test_a_view_is_as_old_as_the_beginning_of_its_reading(made, storage, clock, opening):
+def test_a_view_is_as_old_as_the_beginning_of_its_reading(index, storage, clock, opening):
     if opening:
-        pass_long(made, storage, clock)
-    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        pass_long(index, storage, clock)
+    with index.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         if not opening:
-            pass_long(made, storage, clock)
+            pass_long(index, storage, clock)
             reader.refresh()
-        assert answers(reader.query("t", "all", max_count=100)) == made.expected("t", "all")
+        assert answers(reader.query("t", "all", max_count=100)) == index.expected("t", "all")
 
 
-def test_a_long_lookup_answers_as_of_its_begin(made, storage, clock, reader):
-    before = made.expected("t", "all")
-    pass_long(made, storage, clock)
+def test_a_long_lookup_answers_as_of_its_begin(index, storage, clock, reader):
+    before = index.expected("t", "all")
+    pass_long(index, storage, clock)
     clock.advance(11)
     result = reader.query("t", "all", max_count=100)
     assert (result.status, answers(result)) == ("complete", before)
-    assert made.expected("t", "all") != before
+    assert index.expected("t", "all") != before
 
 
-def fail_once(made, storage, clock, reader, timeout_s):
+def fail_once(index, storage, clock, reader, timeout_s):
     """Let a lookup fail because the log can't be listed. Then it can, and has one more file."""
     storage.fail("list", name_prefix="log/", times=None)
     clock.advance(11)
     with pytest.raises(StorageUnavailable):
         reader.query("t", "all", timeout_s=timeout_s)
     storage.clear()
-    made.add(FILES)
+    index.add(FILES)
 
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(made, storage, clock, reader, timeout_s):
+def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(index, storage, clock, reader, timeout_s):
     """They once raised the error of an earlier refresh, or said that the log was too old."""
-    fail_once(made, storage, clock, reader, timeout_s)
+    fail_once(index, storage, clock, reader, timeout_s)
     clock.advance(100)
     hang = storage.hang("list", name_prefix="log/")
     calls = storage.calls("list")
@@ -318,26 +318,26 @@ def test_lookups_after_an_outage_answer_and_share_one_reading_of_the_log(made, s
     assert hang.entered.wait(30)
     time.sleep(0.05)
     hang.release.set()
-    assert all(waited() == made.expected("t", "all") for waited in waiting)
+    assert all(waited() == index.expected("t", "all") for waited in waiting)
     clock.advance(0.001)
     reader.query("t", "all", timeout_s=timeout_s)
     assert storage.calls("list") <= calls + 2
 
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_the_first_lookup_after_an_outage_answers_at_once(made, storage, clock, reader, timeout_s):
+def test_the_first_lookup_after_an_outage_answers_at_once(index, storage, clock, reader, timeout_s):
     """It reads the log again in place of the error of an earlier read, however short the outage was."""
-    fail_once(made, storage, clock, reader, timeout_s)
+    fail_once(index, storage, clock, reader, timeout_s)
     clock.advance(0.001)
-    assert answers(reader.query("t", "all", timeout_s=timeout_s)) == made.expected("t", "all")
+    assert answers(reader.query("t", "all", timeout_s=timeout_s)) == index.expected("t", "all")
 
 
-def test_a_lookup_that_joins_an_old_reading_of_the_log_reads_it_again(made, storage, clock, reader):
+def test_a_lookup_that_joins_an_old_reading_of_the_log_reads_it_again(index, storage, clock, reader):
     """Else its answer would lack entries that were published long before it began."""
     joined = []
 
     def act():
-        made.add(FILES)
+        index.add(FILES)
         clock.advance(100_000)
         joined.append(beside(lambda: answers(reader.query("t", "all", max_count=100))))
         assert not joined[0].ended(0.05)
@@ -345,7 +345,7 @@ def test_a_lookup_that_joins_an_old_reading_of_the_log_reads_it_again(made, stor
     storage.meanwhile("list", act, when="after", name_prefix="log/")
     clock.advance(11)
     reader.query("t", "all")
-    assert joined[0]() == made.expected("t", "all")
+    assert joined[0]() == index.expected("t", "all")
 
 
 LONG_S = 300.0
@@ -369,18 +369,18 @@ def several(tmp_path):
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, limit, clock, timeout_s):
-    made = cold_index(tmp_path / "root", files=3)
+    index = cold_index(tmp_path / "root", files=3)
     limit.refuse("tiered-index-log", MANY)
-    with made.reader(clock=clock, refresh_interval_s=10) as reader:
+    with index.reader(clock=clock, refresh_interval_s=10) as reader:
         before = [Answer.of(item) for item in reader.query("t", "all")]
-        made.add(3)
+        index.add(3)
         clock.advance(11)
         # The log is overdue by a second. The answer is as of the reader's log position.
         result = reader.query("t", "all", timeout_s=LONG_S)
         assert ([Answer.of(item) for item in result], result.status) == (before, "complete")
         limit.refuse("tiered-index-log", 0)
         result = reader.query("t", "all", timeout_s=timeout_s)
-        assert [Answer.of(item) for item in result] == made.expected("t", "all") != before
+        assert [Answer.of(item) for item in result] == index.expected("t", "all") != before
 
 
 def test_opening_and_refreshes_without_threads(several, limit, clock):

@@ -17,16 +17,16 @@ FILES = 12
 
 
 @pytest.fixture
-def made(tmp_path):
+def index(tmp_path):
     return cold_index(tmp_path / "root", files=FILES, entries=3)
 
 
 @pytest.fixture
-def reader(made):
+def reader(index):
     """A reader that knows every directory and keeps no group."""
-    with made.reader(query_threads=3, block_cache_bytes=0, filter_after_probes=10**6) as reader:
+    with index.reader(query_threads=3, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         reader.query("t", "all")
-        made.storage.reset()
+        index.storage.reset()
         yield reader
 
 
@@ -39,22 +39,22 @@ def ask(request):
     return lambda reader: reader.query_many([lookup], allow_partial=True)[0]
 
 
-def lose(made, gone):
+def lose(index, gone):
     for stored in gone:
-        made.inner.delete_many([stored.name])
+        index.inner.delete_many([stored.name])
 
 
-def remove(made, gone):
+def remove(index, gone):
     """Remove files as a merge does: by a record, then from the storage."""
-    log = open_log(made.inner)
+    log = open_log(index.inner)
     publish(log, log.state.epoch, remove=tuple(stored.name for stored in gone))
-    lose(made, gone)
+    lose(index, gone)
 
 
-def rest(made, gone):
+def rest(index, gone):
     """Return the answers of the other files."""
     within = [(stored.second_min, stored.second_max) for stored in gone]
-    answers = made.expected("t", "all")
+    answers = index.expected("t", "all")
     return [answer for answer in answers if not any(low <= answer.timestamp_ms // 1000 <= high for low, high in within)]
 
 
@@ -63,51 +63,51 @@ def requests_of(result, outcome):
 
 
 @pytest.mark.parametrize("count", [1, 5, FILES])
-def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(made, reader, ask, count):
-    gone = made.stored[::2][:count] if count < FILES else made.stored
-    lose(made, gone)
+def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(index, reader, ask, count):
+    gone = index.stored[::2][:count] if count < FILES else index.stored
+    lose(index, gone)
     result = ask(reader)
-    assert ([Answer.of(item) for item in result], result.status) == (rest(made, gone), "partial")
+    assert ([Answer.of(item) for item in result], result.status) == (rest(index, gone), "partial")
     assert {report.file for report in result.failed} == {stored.file_id for stored in gone}
-    assert len(made.storage.reads) == FILES
-    assert made.storage.operations == ["get_range"] * FILES + ["list"]
+    assert len(index.storage.reads) == FILES
+    assert index.storage.operations == ["get_range"] * FILES + ["list"]
     assert (requests_of(result, "read"), requests_of(result, "failed")) == (FILES - count, count)
     (log,) = (report for report in result.explain.files if report.outcome == "refreshed")
     assert (log.file, log.requests) == ("log", 1)
     assert result.explain.requests == FILES + 1
 
 
-def test_a_file_that_a_record_removed_causes_one_more_pass(made, reader, ask):
-    gone, lost = made.stored[2:4], made.stored[5:8]
-    remove(made, gone)
-    lose(made, lost)
+def test_a_file_that_a_record_removed_causes_one_more_pass(index, reader, ask):
+    gone, lost = index.stored[2:4], index.stored[5:8]
+    remove(index, gone)
+    lose(index, lost)
     result = ask(reader)
-    assert ([Answer.of(item) for item in result], result.status) == (rest(made, [*gone, *lost]), "partial")
+    assert ([Answer.of(item) for item in result], result.status) == (rest(index, [*gone, *lost]), "partial")
     assert {report.file for report in result.failed} == {stored.file_id for stored in lost}
     first, second = FILES, FILES - len(gone)
-    assert len(made.storage.reads) == first + second
-    log = len(made.storage.operations) - first - second
+    assert len(index.storage.reads) == first + second
+    log = len(index.storage.operations) - first - second
     assert requests_of(result, "outdated") == first
     assert requests_of(result, "read") + requests_of(result, "failed") == second
     assert requests_of(result, "refreshed") == log
-    assert result.explain.requests == len(made.storage.operations)
+    assert result.explain.requests == len(index.storage.operations)
     assert result.explain.files_read == second - len(lost)
 
 
-def test_a_lookup_ends_though_the_log_changes_at_every_try(made, reader, ask, monkeypatch):
+def test_a_lookup_ends_though_the_log_changes_at_every_try(index, reader, ask, monkeypatch):
     """Else it would never end beside merges whose sweeps have no grace."""
     monkeypatch.setattr(scan, "_RESTARTS_S", 0)
-    stored = {index_object.name: index_object for index_object in made.stored}
+    stored = {index_object.name: index_object for index_object in index.stored}
     removed, lock = [], threading.Lock()
 
     def gate(read):
         """Remove the first file that is read after each reading of the log."""
         with lock:
-            if made.storage.operations.count("list") == len(removed):
+            if index.storage.operations.count("list") == len(removed):
                 removed.append(read.name)
-                remove(made, [stored[read.name]])
+                remove(index, [stored[read.name]])
 
-    made.storage.gate = gate
+    index.storage.gate = gate
     with pytest.raises(StorageUnavailable, match="again and again"):
         ask(reader)
     # the lookup begins again once in any case
@@ -122,21 +122,21 @@ class Gone:
 
 
 @pytest.fixture
-def writer(made):
-    with made.writer() as writer:
+def writer(index):
+    with index.writer() as writer:
         yield writer
 
 
-def test_every_answer_that_may_lack_entries_names_the_lost_object(made, writer, reader, ask):
-    gone = made.stored[3]
-    lose(made, [gone])
+def test_every_answer_that_may_lack_entries_names_the_lost_object(index, writer, reader, ask):
+    gone = index.stored[3]
+    lose(index, [gone])
     assert ask(reader).status == "partial" and not ask(reader).lost
-    (known,) = give_up(made.inner, open_log(made.inner), [gone.file_id])
+    (known,) = give_up(index.inner, open_log(index.inner), [gone.file_id])
     assert known == LostObject.of(gone)
     span = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
     lost_file = LostFile(file=gone.file_id, entries=gone.count, **span)
     result = ask(reader)  # the lookup begins again, because the reader's log is behind
-    assert ([Answer.of(item) for item in result], result.status) == (rest(made, [gone]), "complete")
+    assert ([Answer.of(item) for item in result], result.status) == (rest(index, [gone]), "complete")
     assert result.lost == (lost_file,)
     begin_ms, end_ms = lost_file.begin_ms - 1000, lost_file.end_ms + 1000
     ranges = [(begin_ms, begin_ms), (begin_ms, lost_file.begin_ms), (lost_file.end_ms, None), (end_ms, end_ms)]
@@ -146,15 +146,15 @@ def test_every_answer_that_may_lack_entries_names_the_lost_object(made, writer, 
         assert reader.query("t", "all", first, last).lost == reader.query_many([lookup])[0].lost == lost
     assert result.to_dict()["lost"] == [lost_file.to_dict()]
     # The writer was open before, and a later reader begins at the checkpoint. Both name the lost object.
-    with made.reader() as later:
+    with index.reader() as later:
         assert writer.query("t", "all").lost == later.query("t", "all").lost == (lost_file,)
         assert writer.log_state.lost == later.log_state.lost == {gone.name: known}
         assert later.topics().lost == later.messages("t", "all", source=Gone()).lost == (lost_file,)
 
 
-def test_messages_name_an_object_that_was_given_up_before_a_later_page(made, reader):
+def test_messages_name_an_object_that_was_given_up_before_a_later_page(index, reader):
     """The newest entry is of another key, so the call reads a second page, and the first one names the object."""
-    gone, newest = made.stored[0], made.expected("t", "all")[0].offset
+    gone, newest = index.stored[0], index.expected("t", "all")[0].offset
 
     class Collision:
         """A source whose newest message has another key."""
@@ -167,8 +167,8 @@ def test_messages_name_an_object_that_was_given_up_before_a_later_page(made, rea
 
         def fetch(self, items, topic, key):
             if items[0].offset == newest:
-                lose(made, [gone])
-                give_up(made.inner, open_log(made.inner), [gone.file_id])
+                lose(index, [gone])
+                give_up(index.inner, open_log(index.inner), [gone.file_id])
             return super().fetch(items, topic, key)
 
     for source in (Giving(), Collision()):
@@ -177,11 +177,11 @@ def test_messages_name_an_object_that_was_given_up_before_a_later_page(made, rea
         assert [lost.file for lost in answer.lost] == [gone.file_id]
 
 
-def test_only_missing_objects_are_declared_lost(made):
-    gone = made.stored[3]
-    lose(made, [gone])
+def test_only_missing_objects_are_declared_lost(index):
+    gone = index.stored[3]
+    lose(index, [gone])
     with pytest.raises(InvalidArgument, match="are whole"):
-        give_up(made.inner, open_log(made.inner), [gone.name, made.stored[0].file_id])
+        give_up(index.inner, open_log(index.inner), [gone.name, index.stored[0].file_id])
     with pytest.raises(InvalidArgument, match="names no such"):
-        give_up(made.inner, open_log(made.inner), [gone.name, "000000000000000-000000000000"])
-    assert not open_log(made.inner).state.lost
+        give_up(index.inner, open_log(index.inner), [gone.name, "000000000000000-000000000000"])
+    assert not open_log(index.inner).state.lost

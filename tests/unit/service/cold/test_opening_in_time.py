@@ -17,48 +17,48 @@ SOME_S, LONG_S = 2.0, 300.0
 
 
 @pytest.fixture
-def made(tmp_path):
+def index(tmp_path):
     return cold_index(tmp_path / "root", files=2)
 
 
 @pytest.fixture
-def storage(made):
-    return Watched(made.inner)
+def storage(index):
+    return Watched(index.inner)
 
 
 @pytest.mark.parametrize(
     ("operation", "prefix", "beside_the_root"),
     [("list", "checkpoint/", False), ("get", "checkpoint/", True), ("list", "log/", False)],
 )
-def test_a_storage_that_hangs(made, storage, operation, prefix, beside_the_root):
+def test_a_storage_that_hangs(index, storage, operation, prefix, beside_the_root):
     hang = storage.hang(operation, name_prefix=prefix)
-    root = made.root if beside_the_root else None
-    error = beside(lambda: made.reader(storage, timeout_s=SOME_S, root=root))()
-    opened = str(made.root) if beside_the_root else made.inner.uri
+    root = index.root if beside_the_root else None
+    error = beside(lambda: index.reader(storage, timeout_s=SOME_S, root=root))()
+    opened = str(index.root) if beside_the_root else index.inner.uri
     assert isinstance(error, BudgetExceeded) and error.exit_code == 6
     assert str(error) == f"timeout_s was reached while opening {opened}: its log was not read by then"
     assert not hang.release.is_set()
     storage.clear()
     hang.release.set()
     until(lambda: storage.closed)
-    with made.reader(storage, timeout_s=LONG_S) as reader:
+    with index.reader(storage, timeout_s=LONG_S) as reader:
         # the time is of the opening alone
-        assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
+        assert [Answer.of(item) for item in reader.query("t", "all")] == index.expected("t", "all")
 
 
-def test_a_part_of_the_opening_that_reaches_the_same_time_first(made, storage):
+def test_a_part_of_the_opening_that_reaches_the_same_time_first(index, storage):
     storage.fail("list", name_prefix="log/", error=BudgetExceeded)
-    with pytest.raises(BudgetExceeded, match=f"while opening {made.inner.uri}: its log was not read by then"):
-        made.reader(storage, timeout_s=LONG_S)
+    with pytest.raises(BudgetExceeded, match=f"while opening {index.inner.uri}: its log was not read by then"):
+        index.reader(storage, timeout_s=LONG_S)
 
 
-def test_an_error_within_the_time_is_raised_itself(made, storage):
+def test_an_error_within_the_time_is_raised_itself(index, storage):
     storage.fail("list", name_prefix="checkpoint/")
     with pytest.raises(StorageUnavailable):
-        made.reader(storage, timeout_s=LONG_S)
+        index.reader(storage, timeout_s=LONG_S)
     for wrong in (0, -1, float("nan"), "1"):
         with pytest.raises(InvalidArgument, match="timeout_s"):
-            made.reader(storage, timeout_s=wrong)
+            index.reader(storage, timeout_s=wrong)
     assert storage.calls("list") == 1
 
 
@@ -73,10 +73,10 @@ def test_a_prefix_whose_listing_hangs(tmp_path):
     hang.release.set()
 
 
-def test_a_command_with_a_time(made, storage, monkeypatch, capsys):
+def test_a_command_with_a_time(index, storage, monkeypatch, capsys):
     monkeypatch.setattr(IndexConfig, "open_storage", lambda config: storage)
     hang = storage.hang("list", name_prefix="log/")
     ended = beside(lambda: run(["query", "t", "all", "--storage", "memory://elsewhere", "--timeout", str(SOME_S)]))()
     assert isinstance(ended, SystemExit) and ended.code == BudgetExceeded.exit_code
-    assert f"opening {made.inner.uri}: its log was not read by then" in capsys.readouterr().err
+    assert f"opening {index.inner.uri}: its log was not read by then" in capsys.readouterr().err
     hang.release.set()

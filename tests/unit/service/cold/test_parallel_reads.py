@@ -31,17 +31,17 @@ _BY_KEY = {}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def index(tmp_path_factory):
     """Files of four slot groups each."""
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=ENTRIES, slots=700)
 
 
 @pytest.fixture(autouse=True)
 def _forget(request):
-    if "made" in request.fixturenames:
-        made = request.getfixturevalue("made")
-        made.storage.gate = None
-        made.storage.reset()
+    if "index" in request.fixturenames:
+        index = request.getfixturevalue("index")
+        index.storage.gate = None
+        index.storage.reset()
 
 
 def keys(count, seed=1):
@@ -49,12 +49,12 @@ def keys(count, seed=1):
     return [f"k{chosen.randrange(FILES)}-{chosen.randrange(ENTRIES + 200)}" for _ in range(count)] + ["all"]
 
 
-def expected(made, key):
+def expected(index, key):
     """Return the model's answer, from only the entries of the key, because the model reads each entry."""
     entries = _BY_KEY.get(key)
     if entries is None:
-        _BY_KEY.update({entry.key: [] for entry in made.model.entries})
-        for entry in made.model.entries:
+        _BY_KEY.update({entry.key: [] for entry in index.model.entries})
+        for entry in index.model.entries:
             _BY_KEY[entry.key].append(entry)
     few = ReferenceModel()
     few.entries = _BY_KEY.get(key, [])
@@ -62,71 +62,71 @@ def expected(made, key):
 
 
 @pytest.mark.usefixtures("large_filters")
-def test_sixteen_threads_have_the_right_answers(made):
+def test_sixteen_threads_have_the_right_answers(index):
     some_keys = keys(100)
-    wanted = {key: expected(made, key) for key in some_keys}
+    wanted = {key: expected(index, key) for key in some_keys}
     for cached in (0, 60_000, 64 << 20):
-        with made.reader(block_cache_bytes=cached, query_threads=4) as reader, ThreadPoolExecutor(16) as pool:
-            made.storage.reset()
+        with index.reader(block_cache_bytes=cached, query_threads=4) as reader, ThreadPoolExecutor(16) as pool:
+            index.storage.reset()
             for key, answer in zip(some_keys, pool.map(lambda key: reader.query("t", key), some_keys), strict=True):
                 assert ([Answer.of(item) for item in answer], answer.status) == (wanted[key], "complete"), key
-            assert 0 < made.storage.most_at_once <= 4
+            assert 0 < index.storage.most_at_once <= 4
             use = reader.cache_use()["blocks"]
             assert use.size_bytes <= use.max_bytes == cached
-            directories = [r for r in made.storage.reads if any(r.start == o.directory_position for o in made.stored)]
+            directories = [r for r in index.storage.reads if any(r.start == o.directory_position for o in index.stored)]
             assert len(directories) == FILES
 
 
-def test_lookups_of_one_file_each_share_the_bound(made):
+def test_lookups_of_one_file_each_share_the_bound(index):
     """The callers' own threads search these files, not a pool."""
-    with made.reader(query_threads=2, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
+    with index.reader(query_threads=2, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
         release = threading.Event()
-        made.storage.gate = lambda read: release.wait(30)
-        questions = [("t", "all", stored.second_min * 1000, stored.second_max * 1000) for stored in made.stored]
+        index.storage.gate = lambda read: release.wait(30)
+        questions = [("t", "all", stored.second_min * 1000, stored.second_max * 1000) for stored in index.stored]
         answers = [pool.submit(reader.query, *question) for question in questions]
         # all lookups wait for a directory
-        until(lambda: reader.cache_use()["directories"].misses >= FILES and len(made.storage.reads) >= 2)
+        until(lambda: reader.cache_use()["directories"].misses >= FILES and len(index.storage.reads) >= 2)
         release.set()
         assert [len(answer.result(30)) for answer in answers] == [1] * FILES
-        assert made.storage.most_at_once == 2 and len(made.storage.reads) == 2 * FILES
+        assert index.storage.most_at_once == 2 and len(index.storage.reads) == 2 * FILES
 
 
-def test_a_search_that_is_given_up_asks_for_nothing_more(made):
+def test_a_search_that_is_given_up_asks_for_nothing_more(index):
     """The newest files have no entry of the key, so several searches run when the answer is found.
 
     One of them hangs.
     """
-    hanging, file_number = made.stored[FILES - 5], FILES - 4
+    hanging, file_number = index.stored[FILES - 5], FILES - 4
     arrived, release = threading.Event(), threading.Event()
 
     def gate(read):
         if read.name == hanging.name:
             arrived.set()
             assert release.wait(30)
-        elif read.name == made.stored[file_number].name:
+        elif read.name == index.stored[file_number].name:
             assert arrived.wait(30)
 
-    with made.reader(query_threads=8) as reader:
-        made.storage.gate = gate
-        answer = reader.query("t", f"k{file_number}-3", max_count=1, begin_ms=made.stored[FILES - 5].second_min * 1000)
-        assert [Answer.of(item) for item in answer] == expected(made, f"k{file_number}-3")
-        assert [r.name for r in made.storage.reads].count(hanging.name) == 1
+    with index.reader(query_threads=8) as reader:
+        index.storage.gate = gate
+        answer = reader.query("t", f"k{file_number}-3", max_count=1, begin_ms=index.stored[FILES - 5].second_min * 1000)
+        assert [Answer.of(item) for item in answer] == expected(index, f"k{file_number}-3")
+        assert [r.name for r in index.storage.reads].count(hanging.name) == 1
         outcomes = {report.file: (report.outcome, report.requests) for report in answer.explain.files}
         assert outcomes[hanging.file_id] == ("skipped_budget", 1)
-        requests = len(made.storage.reads)
+        requests = len(index.storage.reads)
         release.set()
     # the reader is closed, so every search has ended
-    assert len(made.storage.reads) == requests == answer.explain.requests
+    assert len(index.storage.reads) == requests == answer.explain.requests
 
 
-def test_a_group_that_failed_its_check_is_not_cached(made):
-    stored = made.stored[0]
+def test_a_group_that_failed_its_check_is_not_cached(index):
+    stored = index.stored[0]
     question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
-    with made.reader() as reader:
+    with index.reader() as reader:
         reader.query("t", "k0-3", max_requests=0, allow_partial=True)
         items = slice(HEADER_SIZE, stored.trailer_position)
         zeros = bytes(items.stop - items.start)
-        with spoiled(made, stored.name, lambda data: data.__setitem__(items, zeros)):
+        with spoiled(index, stored.name, lambda data: data.__setitem__(items, zeros)):
             for _ in range(2):
                 with pytest.raises(CorruptFile, match="CRC32"):
                     reader.query(*question)
@@ -134,9 +134,9 @@ def test_a_group_that_failed_its_check_is_not_cached(made):
         assert len(reader.query(*question)) == 1
 
 
-def reads_of(made):
+def reads_of(index):
     by_name = {}
-    for read in made.storage.reads:
+    for read in index.storage.reads:
         by_name.setdefault(read.name, []).append((read.start, read.end))
     return {name: sorted(ranges) for name, ranges in by_name.items()}
 
@@ -147,36 +147,36 @@ APART = [Lookup(topic="t", key=key) for key in keys(2, seed=3)]
 
 @pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize(("egress_usd", "gap", "joined"), [(0.0, 256 << 10, 8), (0.09, 4772, 1), (100.0, 4, 0)])
-def test_a_gap_by_price_costs_no_more_than_a_request(made, egress_usd, gap, joined):
+def test_a_gap_by_price_costs_no_more_than_a_request(index, egress_usd, gap, joined):
     prices = PriceTable(egress_per_gib_usd=egress_usd)
     costs = {}
-    told = {}
+    gaps = {}
     reads = {}
     for setting in ("price", gap, 0, 256 << 10):
-        with made.reader(coalesce_gap_bytes=setting, block_cache_bytes=0, prices=prices) as reader:
+        with index.reader(coalesce_gap_bytes=setting, block_cache_bytes=0, prices=prices) as reader:
             reader.query("t", "all")
-            made.storage.reset()
+            index.storage.reset()
             answers = reader.query_many(APART)
-            costs[setting], reads[setting] = answers.explain.cost_usd, reads_of(made)
-            told[setting] = {report.file: report.gap_bytes for report in answers.explain.files}
+            costs[setting], reads[setting] = answers.explain.cost_usd, reads_of(index)
+            gaps[setting] = {report.file: report.gap_bytes for report in answers.explain.files}
     assert reads["price"] == reads[gap]
-    assert told["price"] == told[gap]
-    assert sum(size > 0 for size in told["price"].values()) == joined
+    assert gaps["price"] == gaps[gap]
+    assert sum(size > 0 for size in gaps["price"].values()) == joined
     assert costs["price"] <= min(costs[0], costs[256 << 10])
 
 
 @pytest.mark.usefixtures("large_filters")
 @pytest.mark.parametrize("gap", [0, 20_000, 256 << 10, 1 << 40])
-def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made, gap):
+def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(index, gap):
     lookups = [Lookup(topic="t", key=key) for key in keys(12, seed=gap % 97)]
-    with made.reader(coalesce_gap_bytes=gap, block_cache_bytes=0) as reader:
+    with index.reader(coalesce_gap_bytes=gap, block_cache_bytes=0) as reader:
         reader.query("t", "all")
         trailers = {h.stored.stored.name: h.stored.trailer() for h in reader.files()}
-        made.storage.reset()
+        index.storage.reset()
         answers = reader.query_many(lookups)
         for q, answer in zip(lookups, answers, strict=True):
-            assert [Answer.of(item) for item in answer] == expected(made, q.key)
-        asked_for = reads_of(made)
+            assert [Answer.of(item) for item in answer] == expected(index, q.key)
+        asked_for = reads_of(index)
         assert len(asked_for) == FILES
         total = 0
         for name, ranges in asked_for.items():
@@ -187,8 +187,8 @@ def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made, gap):
             wanted = directory.runs_of(slots, 0, 2**40)
             assert len(ranges) == _runs_apart(wanted, gap)
             total += len(ranges)
-        assert answers.explain.requests == total == len(made.storage.reads)
-        assert answers.explain.bytes == made.storage.asked_bytes
+        assert answers.explain.requests == total == len(index.storage.reads)
+        assert answers.explain.bytes == index.storage.asked_bytes
         if gap >= 256 << 10:
             assert total == FILES
 
@@ -213,12 +213,12 @@ def days(tmp_path_factory):
 def reader_of():
     readers = []
 
-    def opened(made):
+    def opened(index):
         """Return a reader that knows every directory and keeps no group."""
-        reader = made.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6)
+        reader = index.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6)
         readers.append(reader)
         reader.query_many([Lookup(topic="t", key="warm")])
-        made.storage.reset()
+        index.storage.reset()
         return reader
 
     yield opened
@@ -254,17 +254,17 @@ FIRST_64 = {"hot": (2, 2), "warm": (4, 4), "weekly": (30, 4), "daily": (30, 30),
 @pytest.fixture(scope="module")
 def month(tmp_path_factory):
     """A file per day, with frequent and rare keys."""
-    made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0, items=1000)
-    with made.writer() as writer:
+    index = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0, items=1000)
+    with index.writer() as writer:
         offset = 0
         for day in range(DAYS):
             keys = [key for key, entries in KEYS.items() for _ in range(entries(DAYS - 1 - day))]
             offsets, times = np.arange(len(keys)) + offset, BASE_MS + day * 86_400_000 + np.arange(len(keys)) * 1000
-            put(made, writer, batch(len(keys), key=keys, offset=offsets, timestamp_ms=times))
+            put(index, writer, batch(len(keys), key=keys, offset=offsets, timestamp_ms=times))
             offset += len(keys)
             writer.seal()
-        publish(made, writer)
-    return made
+        publish(index, writer)
+    return index
 
 
 @pytest.mark.parametrize("with_filters", [False, True])

@@ -126,9 +126,9 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, inner, sma
     fill(life, 1)
     archive(life)
     target = Watched(inner)
-    made = copier(life, target)
+    copy_job = copier(life, target)
     if round_ == "later":
-        made.run_once()
+        copy_job.run_once()
         merge_first_day(life)
         fill(life, 1, first=1)
     before = bytes_of(life.storage)
@@ -150,7 +150,7 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, inner, sma
         }
 
     target.look = look
-    made.run_once()
+    copy_job.run_once()
     look()
     assert looked == {old_number, old_number + 1}
     check_target(life, inner)
@@ -203,10 +203,10 @@ def test_the_target_fails_at_any_call_and_the_next_run_continues(source, small_w
 def test_present_objects_are_not_sent_again_unless_they_differ(life, inner):
     fill(life)
     target = FaultStorage(inner)
-    made = copier(life, target)
+    copy_job = copier(life, target)
     target.fail("put_if_absent", nth=1, times=None)
     with pytest.raises(StorageUnavailable):
-        made.run_once()
+        copy_job.run_once()
     target.clear()
     names = sorted(life.state.objects)
     assert [info.name for info in inner.list("data/")] == names
@@ -293,10 +293,10 @@ def test_an_object_that_a_killed_copier_left_outlives_a_power_cut(life, tmp_path
     """The copier died after an object had its name, and before the sync of its folder."""
     fill(life, 1)
     disk = FaultDisk()
-    made = copier(life, LocalStorage(tmp_path / "target", disk=disk))
+    copy_job = copier(life, LocalStorage(tmp_path / "target", disk=disk))
     disk.crash("rename", after=True)
     with pytest.raises(SimulatedCrash):
-        made.run_once()
+        copy_job.run_once()
     disk.revive()
     assert copier(life, LocalStorage(tmp_path / "target", disk=disk)).run_once().kept == 1
     disk.lose_unsynced()
@@ -306,15 +306,15 @@ def test_an_object_that_a_killed_copier_left_outlives_a_power_cut(life, tmp_path
 @pytest.mark.parametrize("by", ["a writer", "a job"])
 def test_a_target_that_was_written_to_is_let_alone(life, target, by):
     fill(life)
-    made = copier(life, target)
-    made.run_once()
+    copy_job = copier(life, target)
+    copy_job.run_once()
     if by == "a writer":
         life.open("another", storage_backend=target)
     else:
         record_expiry(StorageLog(target, life.clock), Retention(age_s=3600), ManualClock(BASE_MS + DAY_MS))
     fill(life, 1, first=2)
     before = bytes_of(target)
-    for again in (made, Copier(life.storage, target, life.clock)):
+    for again in (copy_job, Copier(life.storage, target, life.clock)):
         with pytest.raises(InvalidArgument, match="written to since it was copied"):
             again.open()
         with pytest.raises(InvalidArgument, match="written to since it was copied"):
@@ -326,8 +326,8 @@ def test_a_writer_that_takes_the_target_over_during_a_round(life, inner):
     """The first record at the log's end wins. The copier then has lost permanently."""
     fill(life)
     target = Watched(inner)
-    made = copier(life, target)
-    made.run_once()
+    copy_job = copier(life, target)
+    copy_job.run_once()
     fill(life, 1, first=2)
 
     def take_over():
@@ -336,7 +336,7 @@ def test_a_writer_that_takes_the_target_over_during_a_round(life, inner):
 
     target.look = take_over
     with pytest.raises(InvalidArgument, match="written to since it was copied"):
-        made.run_once()
+        copy_job.run_once()
     assert StorageLog(inner, life.clock).open().epoch == 1
 
 
@@ -384,40 +384,40 @@ def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_continues(lif
 def test_an_object_that_a_sweep_of_the_target_may_delete_is_sent_again(life, inner):
     fill(life, 1)
     target = FaultStorage(inner)
-    made = copier(life, target)
-    made.run_once()
+    copy_job = copier(life, target)
+    copy_job.run_once()
     fill(life, 1, first=1)
     target.fail("put_if_absent", nth=1)
     with pytest.raises(StorageUnavailable):
-        made.run_once()
+        copy_job.run_once()
     life.clock.advance(23.5 * HOUR_S)
-    report = made.run_once()
+    report = copy_job.run_once()
     assert report.sent == 2
     life.clock.advance(HOUR_S)
-    made.sweep(DAY_S)
+    copy_job.sweep(DAY_S)
     check_target(life, inner)
 
 
 def test_bytes_stay_in_the_copy_for_the_grace(life, target):
     fill(life, 1)
-    made = copier(life, target)
-    made.run_once()
+    copy_job = copier(life, target)
+    copy_job.run_once()
     merge_first_day(life)
-    removed = made.run_once().removed
+    removed = copy_job.run_once().removed
     life.clock.advance(2 * DAY_S)
-    assert (len(removed), made.sweep(3 * DAY_S).objects) == (2, ())
+    assert (len(removed), copy_job.sweep(3 * DAY_S).objects) == (2, ())
     assert {info.name for info in target.list("data/")} >= set(removed)
     life.clock.advance(2 * DAY_S)
-    assert {info.name for info in made.sweep(3 * DAY_S).objects} == set(removed)
+    assert {info.name for info in copy_job.sweep(3 * DAY_S).objects} == set(removed)
     check_target(life, target)
 
 
 def test_a_stop_ends_it_between_objects(life, target):
     fill(life)
-    made = copier(life, target)
-    made.progress = lambda size_bytes: made.stop.set()
+    copy_job = copier(life, target)
+    copy_job.progress = lambda size_bytes: copy_job.stop.set()
     with pytest.raises(CopyStopped):
-        made.run_once()
+        copy_job.run_once()
     assert len(list(target.list("data/"))) == 1
     report = copier(life, target).run_once()
     assert (report.kept, report.sent) == (1, len(life.state.objects) - 1)
@@ -445,15 +445,15 @@ def test_a_repaired_shard_replaces_its_copy(life, target):
     fill(life)
     with small_shards():
         merge_first_day(life)
-    made = copier(life, target)
-    made.run_once()
+    copy_job = copier(life, target)
+    copy_job.run_once()
     first, second, *_ = (stored for stored in life.state.objects.values() if stored.shard is not None)
     flip_object(life.storage, first.name, first.trailer_position + 3)
     report = Report()
     check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
     (done,) = Repairs(life.storage, life.log(), standby=target).run(report, yes=True)
     assert done.object == first.name
-    made.run_once()
+    copy_job.run_once()
     assert done.replaced_by in check_target(life, target).objects
     log = StorageLog(target, life.clock)
     log.open()
@@ -474,18 +474,18 @@ def test_a_repaired_shard_replaces_its_copy(life, target):
 def test_two_copiers_at_once(life, inner):
     fill(life)
     target = Watched(inner)
-    made = copier(life, target)
+    copy_job = copier(life, target)
 
     def other_first():
         target.look = None
         copier(life, inner).run_once()
 
     target.look = other_first
-    report = made.run_once()
+    report = copy_job.run_once()
     assert (report.log_number, len(list(inner.list("log/")))) == (1, 1)
     fill(life, 1, first=2)
     target.look = other_first
-    assert made.run_once().log_number == 2
+    assert copy_job.run_once().log_number == 2
     check_target(life, inner)
 
 

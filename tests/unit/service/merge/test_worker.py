@@ -151,8 +151,8 @@ def test_off_and_the_preset_of_rocketmq_merge_nothing(tmp_path, settings):
 
 
 def test_the_setting(tmp_path):
-    made = IndexConfig(environment=False)
-    assert made.merge_tiers(NATIVE) == [DAY_S, 30 * DAY_S] and made.merge_tiers(ROCKETMQ) == []
+    config = IndexConfig(environment=False)
+    assert config.merge_tiers(NATIVE) == [DAY_S, 30 * DAY_S] and config.merge_tiers(ROCKETMQ) == []
     assert IndexConfig(merge="30d, 1d,24h", environment=False).merge == "1d,30d"
     assert IndexConfig(merge="1h", environment=False).merge_tiers(ROCKETMQ) == [HOUR_S]
     assert IndexConfig(merge="OFF", environment=False).merge_tiers(NATIVE) == []

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.damage import flip, flip_object
-from tests.support.pending import Job, T, fill, found, holds, merge_all, names_below, pending, places
+from tests.support.pending import Job, T, fill, holds, merge_all, names_below, offsets_of, pending, places
 from tiered_index import IndexReader
 from tiered_index.errors import (
     BackPressure,
@@ -37,21 +37,21 @@ def test_a_file_is_uploaded_as_it_is_merged_elsewhere_and_adopted(open_spark, st
     fill(index, 1, 2, 3)
     done = index.run_lifecycle()
     assert (done.pending, done.compacted, done.uploaded) == (1, 0, 0)
-    assert places(index) == ["unsealed"] and found(index) == [1, 2, 3]
+    assert places(index) == ["unsealed"] and offsets_of(index) == [1, 2, 3]
     state = index.log_state
     assert not state.objects and [waiting.file_id for waiting in state.pending.values()] == [index.files()[0].file_id]
     assert (state.positions, state.newest_ms, state.as_of_ms) == ({}, None, None)
     assert names_below(storage, "data/") == [*state.pending]
     assert not index.run_lifecycle().any()
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        assert not found(reader)
+        assert not offsets_of(reader)
     assert len(Job(storage, clock).run()) == 1
     holds(storage, clock, 1, 2, 3)
     assert index.log_state.positions == {}
     done = index.run_lifecycle()
     assert (done.adopted, done.uploaded) == (1, 0)
     state = index.log_state
-    assert places(index) == ["storage"] and found(index) == [1, 2, 3]
+    assert places(index) == ["storage"] and offsets_of(index) == [1, 2, 3]
     assert (state.positions, state.as_of_ms) == ({"log": 3}, T - 1000)
     assert not state.pending and not list((tmp_path / "root" / "unsealed").glob("[0-9]*"))
     assert not index.run_lifecycle().any()
@@ -109,7 +109,7 @@ def test_a_restart_as_local_compacts_pending_files_and_lets_go_of_merged_ones(op
     index.abandon()
     index = open_spark(compaction="local")
     index.run_lifecycle()
-    assert found(index) == [1, 2] and index.log_state.positions == {"log": 2}
+    assert offsets_of(index) == [1, 2] and index.log_state.positions == {"log": 2}
     assert sorted(places(index)) == ["storage", "uploaded"] and not index.log_state.pending
     holds(storage, clock, 1, 2)
 
@@ -123,7 +123,7 @@ def test_another_root_merges_pending_files_of_a_lost_one_only_if_it_compacts_fil
     other = open_index("other", compaction=compaction, merge="1d", refresh_interval_s=0)
     other.run_lifecycle()
     other.run_merge()
-    assert found(other) == ([1, 2] if compaction == "local" else [])
+    assert offsets_of(other) == ([1, 2] if compaction == "local" else [])
     assert bool(pending(storage, clock)) == (compaction == "spark")
 
 
@@ -151,7 +151,7 @@ def test_a_bound_on_the_disk_pushes_back_until_merges_make_room(open_spark, stor
     index.run_lifecycle()
     index.flush()
     fill(index, 500)
-    assert 500 in found(index)
+    assert 500 in offsets_of(index)
 
 
 def test_positions_never_run_ahead_of_an_older_file(open_spark, storage, clock, tmp_path):
@@ -171,7 +171,7 @@ def test_positions_never_run_ahead_of_an_older_file(open_spark, storage, clock, 
     assert index.log_state.positions == {"log": 1}
     index.abandon()
     index = open_spark()
-    assert index.durable_position("log") == 3 and found(index) == [1, 2, 3]
+    assert index.durable_position("log") == 3 and offsets_of(index) == [1, 2, 3]
     index.run_lifecycle()
     Job(storage, clock).run(second)
     index.run_lifecycle()
@@ -201,7 +201,7 @@ def ended(index, storage, clock):
     for _ in range(2):
         Job(storage, clock).run()
         index.run_lifecycle()
-    assert {*places(index)} == {"storage"} and found(index) == [1, 2, 3]
+    assert {*places(index)} == {"storage"} and offsets_of(index) == [1, 2, 3]
     assert index.log_state.positions == {"log": 3} and not index.log_state.pending
     holds(storage, clock, 1, 2, 3)
     clock.advance(10 * 86_400)
@@ -228,7 +228,7 @@ def test_the_log_accepts_the_writer_or_the_merge(open_spark, faulty, storage, cl
     if loser == "writer":
         faulty.meanwhile("put_if_absent", merge_first, name_prefix="log/")
     index.run_lifecycle()
-    assert (won if loser == "writer" else not job.publish()) and found(index) == [1, 2, 3]
+    assert (won if loser == "writer" else not job.publish()) and offsets_of(index) == [1, 2, 3]
     assert bool(index._lifecycle.refresh().tables) == (loser == "writer")
     ended(index, storage, clock) if loser == "writer" else holds(storage, clock, 1, 2, 3)
     sent = {name for name in names_below(storage, "data/") if name not in index.log_state.objects}
@@ -243,7 +243,7 @@ def test_a_storage_that_is_down_holds_nothing_up_but_uploads(open_spark, faulty,
         with pytest.raises(StorageUnavailable):
             index.run_lifecycle()
     fill(index, 2)
-    assert found(index) == [1, 2]
+    assert offsets_of(index) == [1, 2]
     faulty.clear()
     assert index.run_lifecycle().pending == 2
 
@@ -292,10 +292,10 @@ def test_a_damaged_local_copy_of_a_merged_file_is_dropped(
     index = open_spark()
     if down:
         with pytest.raises((CorruptFile, StorageUnavailable)):
-            found(index)
+            offsets_of(index)
         faulty.clear()
     index.run_lifecycle()
-    assert found(index) == [1, 2, 3] and set(places(index)) == {"storage"}
+    assert offsets_of(index) == [1, 2, 3] and set(places(index)) == {"storage"}
     # without a journal no local file has the positions
     assert index.log_state.positions == ({"log": 3} if journal else {})
     assert not list((tmp_path / "root" / "unsealed").glob(f"{file.file_id}*"))
@@ -313,11 +313,11 @@ def test_a_pending_object_replaces_a_damaged_local_copy(open_spark, upload, stor
     index = open_spark()
     assert index.durable_position("log") == (3 if journal else None)
     with pytest.raises(CorruptFile):
-        found(index)
+        offsets_of(index)
     index.run_lifecycle()
     assert Job(storage, clock).run() == {file.file_id}
     index.run_lifecycle()
-    assert found(index) == [1, 2, 3] and set(places(index)) == {"storage"}
+    assert offsets_of(index) == [1, 2, 3] and set(places(index)) == {"storage"}
     assert index.log_state.positions == ({"log": 3} if journal else {})
     assert not list((tmp_path / "root" / "unsealed").glob("[0-9]*"))
     holds(storage, clock, 1, 2, 3)
@@ -344,9 +344,9 @@ def test_a_copy_restores_a_pending_object_which_is_then_merged(upload, storage, 
     index = upload(1, 2, 3)
     (waiting,) = index.log_state.pending.values()
     target = MemoryStorage(clock=clock)
-    made = Copier(storage, target, clock)
-    made.open()
-    made.run_once()
+    copy_job = Copier(storage, target, clock)
+    copy_job.open()
+    copy_job.run_once()
     flip_object(storage, waiting.name, 9) if harm == "damage" else storage.delete_many([waiting.name])
     # the root is lost with the object
     index.abandon()
@@ -376,7 +376,7 @@ def test_a_lost_pending_object_is_given_up_and_sent_again_from_its_local_copy(
     if not is_open:
         index = open_spark()
     index.run_lifecycle()
-    assert found(index) == [1, 2, 3] or not is_open
+    assert offsets_of(index) == [1, 2, 3] or not is_open
     assert Job(storage, clock).run() == {waiting.file_id}
     holds(storage, clock, 1, 2, 3)
 
@@ -412,5 +412,5 @@ def test_an_upload_that_has_failed_at_its_end_is_repeated(open_spark, faulty, st
     faulty.fail("head", nth=nth, name_prefix="data/")
     with contextlib.suppress(StorageUnavailable):
         index.run_lifecycle()
-    assert found(index) == [1, 2, 3]
+    assert offsets_of(index) == [1, 2, 3]
     ended(index, storage, clock)

@@ -22,23 +22,23 @@ def prefix(tmp_path):
 
 @pytest.fixture
 def cluster(tmp_path, prefix):
-    made = Cluster(tmp_path)
+    indexes = Cluster(tmp_path)
     for number in range(SEVERAL):
-        made.add(f"{prefix}/broker-{number}", rows(number))
-    return made
+        indexes.add(f"{prefix}/broker-{number}", rows(number))
+    return indexes
 
 
 @pytest.fixture
 def opened(monkeypatch):
     """The storages that readers open, by URI, in the order of opening."""
-    made = []
+    storages = []
 
     def watched(config, uri=None):
         storage = open_storage(uri or str(config.storage))
         if config.root is not None:
             return storage  # this storage is a writer's
-        made.append(Watched(storage))
-        return made[-1]
+        storages.append(Watched(storage))
+        return storages[-1]
 
     monkeypatch.setattr(IndexConfig, "open_storage", watched)
-    return made
+    return storages

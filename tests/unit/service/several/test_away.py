@@ -173,19 +173,19 @@ def refused():
 
 
 def brokers(tmp_path, prefix, count):
-    made = Cluster(tmp_path)
+    cluster = Cluster(tmp_path)
     for number in range(count):
-        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
-    return made
+        cluster.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    return cluster
 
 
 @pytest.mark.parametrize(("count", "hanging", "threads"), [(3, 1, 1), (20, 4, 8)])
 def test_refreshes_of_the_others_do_not_queue_behind_those_that_hang(
     tmp_path, prefix, hangs, clock, count, hanging, threads
 ):
-    made = brokers(tmp_path, prefix, count)
-    aways = set(made.uris[:hanging])
-    with made.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=threads) as reader:
+    cluster = brokers(tmp_path, prefix, count)
+    aways = set(cluster.uris[:hanging])
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=threads) as reader:
         for away in aways:
             hangs(away, "list", name_prefix="log/")
         for _ in range(2):
@@ -299,19 +299,19 @@ def test_the_sum_of_log_numbers_waits_for_a_broker_that_is_away_at_the_opening(c
 
 def test_an_index_that_answers_too_late_for_its_reader_is_closed(tmp_path, monkeypatch):
     shared = MemoryStorage()
-    made = Cluster(tmp_path)
+    cluster = Cluster(tmp_path)
     storages = {}
     for name in ("a", "b"):
         below = PrefixedStorage(shared, name)
-        made.add(below.uri, rows(ord(name)), below)
+        cluster.add(below.uri, rows(ord(name)), below)
         storages[below.uri] = Watched(PrefixedStorage(shared, name))
     monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri=None: storages[uri or config.storage])
-    hang = storages[made.uris[1]].hang("get", name_prefix="checkpoint/")
-    with IndexReader.open(made.uris, source_timeout_s=SHORT_S):
+    hang = storages[cluster.uris[1]].hang("get", name_prefix="checkpoint/")
+    with IndexReader.open(cluster.uris, source_timeout_s=SHORT_S):
         pass
     assert [storage.closed for storage in storages.values()] == [1, 0]
     hang.release.set()
-    until(lambda: storages[made.uris[1]].closed)
+    until(lambda: storages[cluster.uris[1]].closed)
 
 
 def test_lookups_with_a_very_short_timeout_leave_a_hanging_index(cluster, hangs, clock):

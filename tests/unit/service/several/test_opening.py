@@ -81,18 +81,18 @@ def test_a_prefix_whose_folders_are_no_indexes():
 
 
 def test_if_none_can_be_opened_none_stays_open(cluster, monkeypatch):
-    made = []
+    storages = []
 
     def watched(config, uri):
-        made.append(Watched(open_storage(uri)))
-        made[-1].fail("list", times=None)
-        return made[-1]
+        storages.append(Watched(open_storage(uri)))
+        storages[-1].fail("list", times=None)
+        return storages[-1]
 
     monkeypatch.setattr(IndexConfig, "open_storage", watched)
     before = set(threading.enumerate())
     with pytest.raises(StorageUnavailable):
         cluster.reader()
-    assert [storage.closed for storage in made] == [1] * SEVERAL
+    assert [storage.closed for storage in storages] == [1] * SEVERAL
     until(lambda: set(threading.enumerate()) <= before)
 
 
@@ -117,19 +117,19 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
     Two requests find no index at the prefix itself, and the listings find the folders below it.
     """
     store = Watched(MemoryStorage())
-    made = Cluster(tmp_path)
+    cluster = Cluster(tmp_path)
     for number in range(children):
         below = PrefixedStorage(store.inner, f"broker-{number:02}")
-        made.add(below.uri, rows(number, 12), below, items=3 if number else 50)
+        cluster.add(below.uri, rows(number, 12), below, items=3 if number else 50)
     store.inner.put("readme.txt", b"a note")
     store.inner.put("backup/x/y", b"not an index")
     objects = sum(1 for _ in store.inner.list())
     with IndexReader.open(storage_backend=store) as reader:
-        assert list(reader.sources) == made.uris
+        assert list(reader.sources) == cluster.uris
         assert store.calls("get") == children
         listings = store.calls("list") - 2 - 2 * children - 3
         assert 1 <= listings <= 1 + objects // 1000
-        assert made.answers(reader.query("t", "k", max_count=1000)) == made.expected()
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
     assert store.closed
 
 
@@ -180,9 +180,9 @@ def test_an_index_that_appears_is_read_without_a_restart(cluster, prefix, clock,
 
 
 def test_a_folder_that_becomes_an_index(tmp_path, clock):
-    store, made = Watched(MemoryStorage()), Cluster(tmp_path)
+    store, cluster = Watched(MemoryStorage()), Cluster(tmp_path)
     first, later = (PrefixedStorage(store.inner, name) for name in ("broker-0", "broker-1"))
-    made.add(first.uri, rows(0), first)
+    cluster.add(first.uri, rows(0), first)
     store.inner.put("broker-1/notes", b"nothing yet")
     with IndexReader.open(storage_backend=store, clock=clock, refresh_interval_s=INTERVAL_S) as reader:
         costs = []
@@ -190,13 +190,13 @@ def test_a_folder_that_becomes_an_index(tmp_path, clock):
             clock.advance(INTERVAL_S)
             answer = reader.query("t", "none")
             costs.append([report.requests for report in answer.explain.files if report.file == "log"])
-            assert names(answer) == made.uris
+            assert names(answer) == cluster.uris
         # the log's end, a listing of the prefix, and one request for the folder that is not an index
         assert costs == [[3]] * 3
-        made.add(later.uri, rows(1), later)
+        cluster.add(later.uri, rows(1), later)
         clock.advance(INTERVAL_S)
         answer = reader.query("t", "k", max_count=1000)
-        assert (names(answer), made.answers(answer)) == (made.uris, made.expected())
+        assert (names(answer), cluster.answers(answer)) == (cluster.uris, cluster.expected())
 
 
 class Unlisted(WrapperStorage):
@@ -212,20 +212,20 @@ class Unlisted(WrapperStorage):
 
 def test_no_answer_is_complete_while_a_prefix_cannot_be_listed(tmp_path, clock):
     """It may lack the entries of an index that has appeared."""
-    store, made = Unlisted(MemoryStorage()), Cluster(tmp_path)
+    store, cluster = Unlisted(MemoryStorage()), Cluster(tmp_path)
     below = PrefixedStorage(store.inner, "broker-0")
-    made.add(below.uri, rows(0), below)
+    cluster.add(below.uri, rows(0), below)
     with IndexReader.open(storage_backend=store, clock=clock, refresh_interval_s=INTERVAL_S) as reader:
         store.refuses = True
         clock.advance(INTERVAL_S)
         with pytest.raises(StorageUnavailable, match="no listing"):
             reader.query("t", "k", timeout_s=300)
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
-        assert (answer.status, made.answers(answer)) == ("partial", made.expected())
+        assert (answer.status, cluster.answers(answer)) == ("partial", cluster.expected())
         store.refuses = False
         clock.advance(2)
         answer = reader.query("t", "k", max_count=1000)
-        assert (answer.status, made.answers(answer)) == ("complete", made.expected())
+        assert (answer.status, cluster.answers(answer)) == ("complete", cluster.expected())
 
 
 @pytest.mark.parametrize("what", ["schema", "copy", "damage", "no answer"])

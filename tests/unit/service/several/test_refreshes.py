@@ -124,15 +124,15 @@ def test_objects_of_one_name_in_two_storages_are_distinguished(tmp_path, prefix)
 
     If one storage lost an object, the reader does not look for it in the other.
     """
-    made = Cluster(tmp_path)
+    cluster = Cluster(tmp_path)
     for number in range(2):
-        made.add(f"{prefix}/{number}", rows(number, 20))
-    stored = [MemoryStorage(uri.removeprefix("memory://")) for uri in made.uris]
-    with made.reader() as reader:
+        cluster.add(f"{prefix}/{number}", rows(number, 20))
+    stored = [MemoryStorage(uri.removeprefix("memory://")) for uri in cluster.uris]
+    with cluster.reader() as reader:
         names = [info.name for info in stored[0].list("data/")]
         for name in names:
             stored[1].put(name, b"not asked for")
             stored[0].delete(name)
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
-        assert {report.source for report in answer.failed} == {made.uris[0]}
-        assert made.answers(answer) == made.expected(made.uris[1:])
+        assert {report.source for report in answer.failed} == {cluster.uris[0]}
+        assert cluster.answers(answer) == cluster.expected(cluster.uris[1:])

@@ -73,22 +73,22 @@ def test_an_answer_names_a_folder_that_may_be_an_index(tmp_path, monkeypatch):
 @pytest.fixture
 def denied(tmp_path):
     """A storage with three indexes, and the indexes: the second one answers 403."""
-    store, made = Watched(MemoryStorage()), Cluster(tmp_path)
+    store, cluster = Watched(MemoryStorage()), Cluster(tmp_path)
     for number in range(3):
         child = PrefixedStorage(store.inner, f"broker-{number}")
-        made.add(child.uri, rows(number), child)
+        cluster.add(child.uri, rows(number), child)
     for operation in ("get", "head"):
         store.fail(operation, name_prefix="broker-1/", times=None, error=StorageMisconfigured)
-    return store, made
+    return store, cluster
 
 
 def test_every_kind_of_lookup_is_partial_without_an_index_that_answers_403(denied):
-    store, made = denied
-    clock, private, others = ManualClock(0), made.uris[1], made.uris[::2]
+    store, cluster = denied
+    clock, private, others = ManualClock(0), cluster.uris[1], cluster.uris[::2]
     with IndexReader.open(storage_backend=store, clock=clock, refresh_interval_s=10) as reader:
         pages = list(reader.query_all("t", "k", max_count=7))
         assert len(pages) > 1 and {page.status for page in pages} == {"partial"}
-        assert made.answers(item for page in pages for item in page.items) == made.expected(others)
+        assert cluster.answers(item for page in pages for item in page.items) == cluster.expected(others)
         for answer in (
             reader.query("t", "k", max_count=1000),
             reader.query("t", "k", max_count=1000, timeout_s=300),
@@ -112,7 +112,7 @@ def test_every_kind_of_lookup_is_partial_without_an_index_that_answers_403(denie
         store.clear()
         clock.advance(10)
         answer = reader.query("t", "k", max_count=1000)
-        assert (answer.status, made.answers(answer)) == ("complete", made.expected())
+        assert (answer.status, cluster.answers(answer)) == ("complete", cluster.expected())
 
 
 def test_a_message_that_an_unreadable_folder_may_have_is_not_told_as_missing(tmp_path, monkeypatch, capsys):
