@@ -22,8 +22,8 @@ from tiered_index.storage.memory import MemoryStorage
 NOW_MS = 1_700_000_000_000
 SETTINGS = {"slots": 7, "items": 64, "background": False, "query_threads": 2}
 ASK = {
-    "query": lambda asked, **how: asked.query("t", "k", **how),
-    "query_many": lambda asked, allow_partial=False, **how: asked.query_many(
+    "query": lambda reader, **how: reader.query("t", "k", **how),
+    "query_many": lambda reader, allow_partial=False, **how: reader.query_many(
         [Lookup(topic="t", key="k", **how)], allow_partial
     )[0],
 }
@@ -34,8 +34,8 @@ ASK = {
 def offsets():
     """Return a function that returns the offsets of a whole answer, in rising order."""
 
-    def look(asked):
-        result = asked.query("t", "k", max_count=1000)
+    def look(reader):
+        result = reader.query("t", "k", max_count=1000)
         assert result.status == "complete"
         return sorted(item.offset for item in result)
 

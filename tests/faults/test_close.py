@@ -291,11 +291,11 @@ def test_a_close_that_fails_in_any_way_frees_the_root(open_index, offsets, tmp_p
     with pytest.raises(IndexClosed):
         put(service, 9)
     service = open_index()
-    found = offsets(service)
-    assert found in ([1], [1, 2])
+    stored = offsets(service)
+    assert stored in ([1], [1, 2])
     put(service, 3)
     service.flush()
-    assert offsets(service) == [*found, 3]
+    assert offsets(service) == [*stored, 3]
 
 
 def test_a_lease_that_can_not_be_released_frees_the_root(open_index, storage):
@@ -355,11 +355,11 @@ def test_errors_of_a_source_and_interrupts_of_lookups_end_no_index(open_index, o
     put(index, 1)
     index.seal()
     index.run_lifecycle()
-    for asked in (index, open_reader(storage_backend=faulty)):
+    for either in (index, open_reader(storage_backend=faulty)):
         faulty.fail("get_range", name_prefix="data/", error=KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
-            asked.query("t", "k", max_requests=9)
-        assert [item.offset for item in asked.query("t", "k")] == [1]
+            either.query("t", "k", max_requests=9)
+        assert [item.offset for item in either.query("t", "k")] == [1]
 
 
 def test_a_close_after_an_interrupt_does_not_wait_for_a_storage(open_index, storage):

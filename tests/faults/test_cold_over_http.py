@@ -45,7 +45,7 @@ class Wire:
         self.proxy.reset()
         return reader
 
-    def told(self) -> tuple[int, int]:
+    def billed(self) -> tuple[int, int]:
         """Return the number of GETs and the payload bytes since the last call; other requests are a failure."""
         exchanges = self.proxy.reset()
         assert {e.method for e in exchanges} <= {"GET"}
@@ -86,7 +86,7 @@ def _no_fault(wire: Wire) -> Iterator[None]:
 
 def check(wire: Wire, explain: Explain) -> int:
     """Compare the report of one lookup with the counts on the wire; return the requests."""
-    assert wire.told() == (explain.requests, explain.bytes)
+    assert wire.billed() == (explain.requests, explain.bytes)
     assert explain.requests == sum(report.requests for report in explain.files)
     assert explain.bytes == sum(report.bytes for report in explain.files)
     return explain.requests
@@ -100,7 +100,7 @@ def right(made: ColdIndex, answer: QueryResult, key: str = "all") -> None:
 def test_explain_has_the_requests_on_the_wire(wire: Wire, files: int) -> None:
     made = wire.made[files]
     with IndexReader.open(wire.uri(files)):
-        assert wire.told()[0] <= 3  # whatever the number of files
+        assert wire.billed()[0] <= 3  # whatever the number of files
     with wire.reader(files, block_cache_bytes=0) as reader:
         for requests in (2 * files, files):  # at first also each directory, by one exact GET
             answer = reader.query("t", "all", max_count=1000)
@@ -192,7 +192,7 @@ def test_answers_spoiled_once_in_a_while_spoil_nothing(wire: Wire, action: Actio
             wire.proxy.fault = fault
             answer = reader.query("t", "all")
             right(made, answer)
-            requests, delivered = wire.told()
+            requests, delivered = wire.billed()
             # a damaged filter that came with its directory is ignored until it is due
             repeats = 0 if action.flip_byte == 0 and nth == 0 else len(struck)
             assert answer.explain.requests == requests == 20 + repeats
@@ -284,9 +284,9 @@ def test_limits_hold_on_the_wire(wire: Wire, spoiled: str | None) -> None:
             wire.proxy.fault = fault
             partly = reader.query("t", "all", allow_partial=True, **limits)
         until(lambda: not any(thread.name.startswith("tiered-index-query") for thread in threading.enumerate()))
-        requests, delivered = wire.told()
+        requests, delivered = wire.billed()
         assert requests == partly.explain.requests <= limits.get("max_requests", 10**6)
         assert delivered <= limits.get("max_bytes", 10**6)
-        found = {Answer.of(item) for item in partly}
-        assert len(found) == 10 - len(partly.failed) and found <= set(made.expected("t", "all"))
-        assert len(found) < 10 or limits == {"max_requests": 20}
+        answers = {Answer.of(item) for item in partly}
+        assert len(answers) == 10 - len(partly.failed) and answers <= set(made.expected("t", "all"))
+        assert len(answers) < 10 or limits == {"max_requests": 20}

@@ -86,7 +86,7 @@ def test_an_entry_that_rots_while_the_writer_runs_is_not_compacted(make_world):
 
 
 @pytest.fixture
-def kept(make_world):
+def uploaded(make_world):
     """A writer whose files are uploaded and still kept locally."""
     world = make_world()
     world.settings["local_keep_s"] = 86400
@@ -94,8 +94,8 @@ def kept(make_world):
     return world
 
 
-def test_a_damaged_local_copy_is_answered_from_the_storage(kept):
-    world = kept
+def test_a_damaged_local_copy_is_answered_from_the_storage(uploaded):
+    world = uploaded
     for path in (world.root / "uploaded").glob("*.index"):
         with path.open("r+b") as handle:
             handle.seek(28 + 8 * 7 + 3)
@@ -112,9 +112,9 @@ def test_a_damaged_local_copy_is_answered_from_the_storage(kept):
     world.check()
 
 
-def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storage(kept):
+def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storage(uploaded):
     """The crash came between the file's record and its move to uploaded/."""
-    world = kept
+    world = uploaded
     world.service.close()
     for path in (world.root / "uploaded").glob("*.index"):
         flip(path, -30)
@@ -148,7 +148,7 @@ def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_worl
     """The crash came between the two steps. Whatever caused the damage, the unsealed form is still whole."""
     world = make_world()
     world.do("open 9 seal abandon")
-    kept = {path.name: path.read_bytes() for path in (world.root / "unsealed").iterdir() if path.name[0].isdigit()}
+    originals = {path.name: path.read_bytes() for path in (world.root / "unsealed").iterdir() if path.name[0].isdigit()}
     for position in (5, 40, 28 + 8 * 7 + 5, -30, -200):
         storage = FaultStorage(world.storage)
         storage.fail("put", name_prefix="data/", times=None)
@@ -158,10 +158,10 @@ def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_worl
         world.abandon()
         for path in (world.root / "compacted").glob("*.index"):
             flip(path, position)
-        for name, data in kept.items():
+        for name, data in originals.items():
             (world.root / "unsealed" / name).write_bytes(data)
         world.do("come_back abandon")
-        assert all((world.root / "unsealed" / name).exists() for name in kept)
+        assert all((world.root / "unsealed" / name).exists() for name in originals)
     world.do("open run_lifecycle check")
 
 
@@ -211,8 +211,8 @@ def test_health_names_a_damaged_file_until_it_is_whole_again(open_index, leave_c
     assert len(service.query("t", "k")) == 1 and service.health()["problems"] == []
 
 
-def test_a_damaged_copy_found_while_the_storage_was_down_is_no_trouble_once_the_log_is_read(kept):
-    world = kept
+def test_a_damaged_copy_found_while_the_storage_was_down_is_no_trouble_once_the_log_is_read(uploaded):
+    world = uploaded
     world.service.close()
     paths = list((world.root / "uploaded").glob("*.index"))
     for path in paths:
@@ -314,11 +314,11 @@ def test_what_a_journal_lost_is_damage_where_a_younger_file_is(
     files = {path: path.read_bytes() for path in (journal, journal.with_suffix(".index"))}
     for _ in range(2):
         service = open_index()
-        for asked in (service, open_reader("root")):
+        for either in (service, open_reader("root")):
             for ask in ASK.values():
                 with pytest.raises(CorruptFile, match=journal.stem):
-                    ask(asked)
-            result = asked.query("t", "k", max_count=1000, allow_partial=True)
+                    ask(either)
+            result = either.query("t", "k", max_count=1000, allow_partial=True)
             assert (result.status, sorted(item.offset for item in result)) == ("partial", list(range(41, 51)))
             assert [report.file for report in result.failed] == [journal.stem]
         service.seal()

@@ -106,8 +106,8 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(published, caplog):
         world.storage.put(newest, bad)
         counted = FaultStorage(world.storage)
         caplog.clear()
-        found = reopened(world, counted)
-        assert (found, list(found.objects)) == (state, list(state.objects))
+        opened = reopened(world, counted)
+        assert (opened, list(opened.objects)) == (state, list(state.objects))
         # both checkpoints, then the records after the sound one
         assert counted.calls("get") == 2 + state.number - number_of(older)
         (message,) = caplog.messages

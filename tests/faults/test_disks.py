@@ -132,18 +132,18 @@ def in_turn(*operations):
     return error
 
 
-@pytest.mark.parametrize("kept", [(), (1, 2)], ids=["first batch", "later batch"])
+@pytest.mark.parametrize("durable", [(), (1, 2)], ids=["first batch", "later batch"])
 @pytest.mark.parametrize("more", [[], ["create", "create"]], ids=len)
-def test_recovery_writes_again_what_a_failed_sync_may_not_have_written(open_index, offsets, put, kept, more):
+def test_recovery_writes_again_what_a_failed_sync_may_not_have_written(open_index, offsets, put, durable, more):
     """The second sync of a flush is the journal's. Its record is read after a kill, but is gone after a power cut."""
     disk = FaultDisk()
     service = open_index(disk=disk)
-    if kept:
-        put(service, *kept)
-    disk.fail("sync", nth=2 if kept else 4)
+    if durable:
+        put(service, *durable)
+    disk.fail("sync", nth=2 if durable else 4)
     disk.fail("*", times=None, error=in_turn(*more))
     disk.fail("unlink", times=None)
-    disk.crash("create", nth=len(more) + (1 if kept else 4))
+    disk.crash("create", nth=len(more) + (1 if durable else 4))
     with pytest.raises((SimulatedCrash, TieredIndexError)):
         put(service, 3, 4)
         put(service)
@@ -152,7 +152,7 @@ def test_recovery_writes_again_what_a_failed_sync_may_not_have_written(open_inde
     disk.revive()
     service = open_index(disk=disk)
     recovered = offsets(service)
-    assert set(recovered) >= set(kept)
+    assert set(recovered) >= set(durable)
     assert service.durable_position("s") == (recovered[-1] if recovered else None)
     put(service, 5)
     service.abandon()

@@ -129,7 +129,7 @@ def test_a_pending_object_is_read_and_written_again_without_erased_entries(begin
     assert wipe(life, "nobody's").status == "erased"
     done = wipe(life, "gone")
     assert (done.status, done.removed, done.entries_removed) == ("erased", (waiting.name,), 1)
-    assert [one.count for one in life.state.objects.values()] == [1] and not life.state.pending
+    assert [stored.count for stored in life.state.objects.values()] == [1] and not life.state.pending
 
 
 def test_a_damaged_pending_object_may_have_erased_entries(begin):

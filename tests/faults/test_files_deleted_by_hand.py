@@ -77,19 +77,19 @@ def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int)
     with life.reader() as reader:
         assert len(reader.query("t", "k", max_count=100)) == 30
     life.delete(file_id)
-    asked = {"topic": "t", "key": "k", "max_count": 100}
+    lookup = {"topic": "t", "key": "k", "max_count": 100}
     # the first start rewrites the list
     for _ in range(2):
         with life.open() as index, life.reader() as reader:
             for either in (index, reader):
                 with pytest.raises(CorruptFile, match=f"recover --root {life.root} --lost {file_id}"):
-                    either.query(**asked)
-                partial = either.query(**asked, allow_partial=True)
+                    either.query(**lookup)
+                partial = either.query(**lookup, allow_partial=True)
                 assert (partial.status, len(partial)) == ("partial", 20)
-                assert [one.file for one in partial.failed] == [file_id]
+                assert [report.file for report in partial.failed] == [file_id]
             if which < 2:
                 # the time of a sealed file is known
-                third = {**asked, "begin_ms": NOW_MS + 2 * HOUR_MS}
+                third = {**lookup, "begin_ms": NOW_MS + 2 * HOUR_MS}
                 assert len(index.query(**third)) == len(reader.query(**third)) == 10
             assert any(file_id in problem for problem in index.health()["problems"])
     with life.open() as index:
@@ -100,8 +100,8 @@ def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int)
     assert (done.code, lost["file"], lost["entries"]) == (0, file_id, 10)
     with life.reader() as reader, life.open() as index:
         for either in (reader, index):
-            told = either.query(**asked)
-            assert (told.status, len(told), [one.file for one in told.lost]) == ("complete", 30, [file_id])
+            answer = either.query(**lookup)
+            assert (answer.status, len(answer), [loss.file for loss in answer.lost]) == ("complete", 30, [file_id])
         index.seal()
         index.run_lifecycle()
         assert index.health()["problems"] == []
@@ -222,7 +222,7 @@ def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_it_is_dropped(lif
                     either.query("t", "k", max_count=100)
                 partial = either.query("t", "k", max_count=100, allow_partial=True)
                 assert (partial.status, len(partial)) == ("partial", 20)
-                assert [one.file for one in partial.failed] == ["files"]
+                assert [report.file for report in partial.failed] == ["files"]
             # files appear and are deleted: the list stays the same
             index.seal()
             index.run_lifecycle()
@@ -267,11 +267,11 @@ def test_verify_reports_one_damaged_copy_of_the_list_until_a_start_repairs_it(li
 
 def test_a_file_that_is_published_or_put_back_is_not_missed(life: Life) -> None:
     first, *_ = life.fill("unsealed")
-    kept = {path: path.read_bytes() for path in life.root.rglob(f"{first}*")}
+    originals = {path: path.read_bytes() for path in life.root.rglob(f"{first}*")}
     life.delete(first)
     with life.open() as index, pytest.raises(CorruptFile):
         index.query("t", "k")
-    for path, data in kept.items():
+    for path, data in originals.items():
         path.write_bytes(data)
     listed = (life.root / "files").read_bytes()
     with life.open(local_keep_s=0) as index:

@@ -120,5 +120,5 @@ def test_the_command_exits_with_7_and_continues_when_repeated(small_disk, tmp_pa
     assert (done.code, done.document["position"]) == (0, source.stat().st_size), done.err
     with IndexReader.open(uri) as reader:
         for key in ("k3", "own-77", "own-2999"):
-            found = [item.offset for item in reader.query("orders", key, max_count=1000)]
-            assert found == expected_offsets("orders", key)
+            entry_offsets = [item.offset for item in reader.query("orders", key, max_count=1000)]
+            assert entry_offsets == expected_offsets("orders", key)

@@ -143,10 +143,10 @@ def check(life: Merging) -> None:
     """
     gone = life.model.has_expired
     published = Published(life.storage, KEYS, keyed=True)
-    stored = Counter(mark(e, keyed=True) for one in life.state.objects.values() for e in published.entries(one))
+    stored = Counter(mark(e, keyed=True) for file in life.state.objects.values() for e in published.entries(file))
     put = Counter(mark(entry, keyed=True) for entry in life.model.entries)
-    kept = Counter(mark(entry, keyed=True) for entry in life.model.entries if not gone(entry))
-    assert kept <= stored <= put
+    unexpired = Counter(mark(entry, keyed=True) for entry in life.model.entries if not gone(entry))
+    assert unexpired <= stored <= put
     report = Report()
     check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
     assert not report.findings

@@ -50,7 +50,7 @@ def test_files_that_move_at_any_listing_are_found(
     names, moved = Disk.names, []
 
     def moving(disk, place):
-        found = names(disk, place) if when == "after" else None
+        listed = names(disk, place) if when == "after" else None
         if place.name == folder and not moved:
             moved.append(True)
             (journal,) = (path for path in (tmp_path / "root" / "unsealed").glob("*.journal") if path.stat().st_size)
@@ -59,7 +59,7 @@ def test_files_that_move_at_any_listing_are_found(
             compact() if move == "compacted" else service.run_lifecycle()
             if move == "half deleted":  # the writer died before it deleted the journal
                 journal.write_bytes(data)
-        return names(disk, place) if found is None else found
+        return names(disk, place) if listed is None else listed
 
     monkeypatch.setattr(Disk, "names", moving)
     for _ in range(3):

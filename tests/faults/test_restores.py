@@ -31,7 +31,7 @@ from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
 OUTCOMES = """
-| restored                        | said            | who | storage            | sent      | kept                   |
+| restored                        | said            | who | storage            | sent      | remaining              |
 | the storage                     | earlier state   | WRJ | 1-30               | 2, 50, 1  | 1-80                   |
 | the storage, files were retired | earlier state   | WRJ | 1-30               | 1, 10, 0  | 1-30, 71-80            |
 | the storage, another went on    | another history | WRJ | 1-10, 101-110      | 1, 10, 1  | 1-20, 101-110          |
@@ -84,19 +84,19 @@ class Outcome:
 
     - `said`: words of the error. `who` says it: W: a writer that opens the root, L: its life cycle, before the file
       counts as published, R: readers that know the root, J: jobs that know the root. All others find the entries
-      `kept`; w and r: they warn, and delete nothing of the other history.
+      `remaining`; w and r: they warn, and delete nothing of the other history.
     - `storage`: the entries that a reader of the storage alone has; ``bad``: it is refused because of an object;
       ``two``: it is refused, as new writers are, because there are two histories, and a copy has these entries.
     - `sent`: what `recover` reports: the numbers of files and entries that it sent, and of files that the storage has.
       Sources then continue behind the last entry of the storage.
-    - `kept`: the entries of the index in the end.
+    - `remaining`: the entries of the index in the end.
     """
 
     said: str
     who: str
     storage: str
     sent: str
-    kept: str
+    remaining: str
 
     @property
     def stops_writers(self) -> bool:
@@ -139,7 +139,7 @@ class Outcome:
 
 def numbers(ranges: str) -> set[int]:
     """Return the numbers of inclusive ranges, as in a row."""
-    return entries(*(tuple(map(int, one.split("-"))) for one in ranges.split(", ")))
+    return entries(*(tuple(map(int, span.split("-"))) for span in ranges.split(", ")))
 
 
 def files_of(life: Life) -> list[Path]:
@@ -164,7 +164,7 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
     life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, restored: str
 ) -> None:
     outcome = Outcome(*ROWS[restored])
-    kept, where = numbers(outcome.kept), ("--root", life.root, "--storage")
+    remaining, where = numbers(outcome.remaining), ("--root", life.root, "--storage")
     RESTORES[restored](life, monkeypatch)
     before, is_mixed = files_of(life), outcome.storage.startswith("two")
     outcome.check_storage(life)
@@ -173,7 +173,7 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
             life.found(reader)
     else:
         with IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader:
-            assert life.found(reader) == kept
+            assert life.found(reader) == remaining
         assert ("r" in outcome.who) == ("a root goes on with its own history" in caplog.text)
     if "J" in outcome.who:
         for job in ("merge", "orphans --yes", "erase --topic t --key k --yes", "expire --set retention.age_s=9d --yes"):
@@ -181,7 +181,7 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
             assert (job, refused.code, refused.error["type"]) == (job, 4, outcome.error.__name__)
         told = run_here("verify", "--deep", *where, life.uri, "--json")
         assert told.code == 1
-        assert {"log", "checkpoint"} & {one["part"] for one in told.document["findings"]}
+        assert {"log", "checkpoint"} & {finding["part"] for finding in told.document["findings"]}
     if not outcome.stops_writers:
         assert files_of(life) == before
         if "w" in outcome.who:
@@ -192,7 +192,7 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
                 with pytest.raises(StorageBehind, match=outcome.said):
                     index.run_lifecycle()
                 assert stored <= {*files_of(life)}
-        assert life.reopened() == kept
+        assert life.reopened() == remaining
         assert not list((life.root / "unsealed").glob("*.journal"))
         return
     with pytest.raises(outcome.error, match=outcome.said) as caught:
@@ -200,7 +200,7 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
     assert "tiered-index recover" in str(caught.value)
     if "J" in outcome.who:
         repaired = run_here("verify", "--deep", "--repair", "--yes", *where, life.uri, "--json")
-        problems = [one["problem"] for one in repaired.document["findings"] if one["part"] == "log"]
+        problems = [finding["problem"] for finding in repaired.document["findings"] if finding["part"] == "log"]
         assert repaired.code == 1
         # a log whose records contradict each other can't be compared with the root
         assert any("tiered-index recover" in problem or "two histories" in problem for problem in problems)
@@ -220,9 +220,9 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
     life.publish_all()
     if outcome.storage.startswith("bad"):
         with life.open() as index:
-            assert {item.offset for item in index.query("t", "k", max_count=1000, allow_partial=True)} == kept
+            assert {item.offset for item in index.query("t", "k", max_count=1000, allow_partial=True)} == remaining
     else:
-        assert (life.reopened() if is_mixed else life.found()) == kept
+        assert (life.reopened() if is_mixed else life.found()) == remaining
     assert not [path for path in life.root.iterdir() if path.name.startswith(("aside", "sent"))]
 
 
@@ -287,7 +287,7 @@ def test_each_record_names_its_predecessor_and_its_root(life: Life) -> None:
         life.ingest(index, 3, upload=True)
         state = StorageLog(index.storage, life.clock).open()
         records = [StorageLog(index.storage, life.clock).record(n) for n in range(1, state.number + 1)]
-    assert [one.previous for one in records[1:]] == [one.digest for one in records[:-1]]
+    assert [record.previous for record in records[1:]] == [record.digest for record in records[:-1]]
     assert state.roots == {records[-1].root: (state.number, records[-1].attempt)}
     seen = SeenFile(Root(life.root, Disk())).read()
     assert seen is not None
@@ -422,7 +422,7 @@ def test_verify_says_which_log_is_whole_and_repairs_its_checkpoints(life: Life, 
     report = Report()
     config = IndexConfig(storage=sites.storage("a").uri)
     check_index(config, report, lambda *_: None, lambda *_: None, deep=False)
-    parts = {one.part for one in report.findings}
+    parts = {finding.part for finding in report.findings}
     if rounds == (2, 1):
         assert "log" in parts
         return

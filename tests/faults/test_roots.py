@@ -312,11 +312,11 @@ def test_a_file_of_another_schema_is_named_kept_and_never_published(
     file_id = next(iter(copied)).stem
     for first in (2, 3):
         service, wanted = open_index(), list(reversed(range(1, first)))
-        for asked in (service, open_reader("root")):
+        for either in (service, open_reader("root")):
             for ask in ASK.values():
                 with pytest.raises(SchemaMismatch, match=file_id):
-                    ask(asked)
-                result = ask(asked, allow_partial=True)
+                    ask(either)
+                result = ask(either, allow_partial=True)
                 assert (result.status, [item.offset for item in result]) == ("partial", wanted)
                 assert [report.file for report in result.failed] == [file_id]
         service.put("t", 0, "k", first, 1, NOW_MS + 1000 * first)

@@ -236,11 +236,11 @@ def test_answers_do_not_claim_log_records_read_before_the_storage_failed(make_wo
         storage.fail("*", times=None)
         world.clock.advance(11)
         (before,) = reader.query("orders", "a").freshness
-        kept = (world.root / "log").read_bytes()
+        noted = (world.root / "log").read_bytes()
         for _ in range(2):
             world.clock.advance(60)
             world.publish(9)
-        (world.root / "log").write_bytes(kept)  # as if another process has published
+        (world.root / "log").write_bytes(noted)  # as if another process has published
         storage.clear()
         storage.fail("get", nth=3, times=None)
         (after,) = reader.query("orders", "a").freshness
@@ -254,10 +254,10 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_a_new_one_or_one_without
     world = make_world(LocalStorage(folder))
     world.settings["local_keep_s"] = 86400
     world.do("open 9 publish 9 seal")
-    kept = {"clock": world.clock, "refresh_interval_s": 10}
+    settings = {"clock": world.clock, "refresh_interval_s": 10}
     with (
-        IndexReader.open(root=world.root, **kept) as beside,
-        IndexReader.open(storage=folder.as_uri(), **kept) as alone,
+        IndexReader.open(root=world.root, **settings) as beside,
+        IndexReader.open(storage=folder.as_uri(), **settings) as alone,
     ):
         folder.rename(tmp_path / "away")
         if empty:

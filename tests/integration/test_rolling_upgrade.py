@@ -84,8 +84,8 @@ def old(earlier: Path) -> Iterator[Callable[..., Any]]:
     ) as process:
         assert process.stdin is not None and process.stdout is not None
 
-        def ask(name: str, **given: Any) -> Any:
-            process.stdin.write(json.dumps({"name": name, **given}) + "\n")  # type: ignore[union-attr]
+        def ask(name: str, **arguments: Any) -> Any:
+            process.stdin.write(json.dumps({"name": name, **arguments}) + "\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
             return json.loads(process.stdout.readline())  # type: ignore[union-attr]
 
@@ -134,8 +134,8 @@ def test_a_present_reader_beside_an_earlier_writer(old: Callable[..., Any], tmp_
     uri, root = f"file://{tmp_path}/storage", str(tmp_path / "root")
 
     def answer(reader: Any) -> list[Any]:
-        found = reader.query("t", "k", max_count=1000)
-        return [found.status, [item.offset for item in found]]
+        answered = reader.query("t", "k", max_count=1000)
+        return [answered.status, [item.offset for item in answered]]
 
     old("open", root=root, storage=uri)
     old("put", **message(1))

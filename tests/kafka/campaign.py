@@ -121,7 +121,7 @@ def produce(producing: Producing, first: int, last: int) -> None:
 
 def logs_of(servers: str) -> Places:
     """Return the places of each key in the brokers' logs."""
-    found: Places = defaultdict(set)
+    places_by_key: Places = defaultdict(set)
     settings = {"bootstrap.servers": servers, "group.id": "oracle", "enable.partition.eof": True, "log_level": 0}
     reader = confluent_kafka.Consumer(settings)
     places = [(topic, partition) for topic in TOPICS for partition in range(PARTITIONS)]
@@ -130,11 +130,11 @@ def logs_of(servers: str) -> Places:
     while len(ends) < len(places):
         for message in reader.consume(20_000, 1.0):
             if message.error() is None:
-                found[message.topic(), message.key().decode()].add((message.partition(), message.offset()))
+                places_by_key[message.topic(), message.key().decode()].add((message.partition(), message.offset()))
             elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 ends.add((message.topic(), message.partition()))
     reader.close()
-    return found
+    return places_by_key
 
 
 def check(index: Any, expected: Places, outcome: Outcome) -> None:
@@ -143,11 +143,11 @@ def check(index: Any, expected: Places, outcome: Outcome) -> None:
     for first in range(0, len(pairs), _LOOKUPS):
         some = pairs[first : first + _LOOKUPS]
         for pair, answer in zip(some, index.query_many(some), strict=True):
-            found = [(item.queue_id, item.offset) for item in answer]
+            entries = [(item.queue_id, item.offset) for item in answer]
             outcome.checked += len(expected[pair])
-            outcome.lost += len(expected[pair] - set(found)) + (answer.status != "complete")
-            outcome.doubled += len(found) - len(set(found))
-            outcome.wrong += len(set(found) - expected[pair])
+            outcome.lost += len(expected[pair] - set(entries)) + (answer.status != "complete")
+            outcome.doubled += len(entries) - len(set(entries))
+            outcome.wrong += len(set(entries) - expected[pair])
     index.seal()
     index.run_lifecycle()
     stored = sum(stored.count for stored in index.log_state.objects.values())
@@ -156,10 +156,10 @@ def check(index: Any, expected: Places, outcome: Outcome) -> None:
 
 def check_archive(index: Any, expected: Places, outcome: Outcome) -> None:
     """Compare the archive with the brokers' logs, record by record."""
-    found = Counter((one.topic, one.key.decode(), one.partition, one.offset) for one in archived(index))
+    stored = Counter((record.topic, record.key.decode(), record.partition, record.offset) for record in archived(index))
     wanted = Counter((*pair, *place) for pair, places in expected.items() for place in places)
-    outcome.lost += (wanted - found).total()
-    outcome.doubled += (found - wanted).total()
+    outcome.lost += (wanted - stored).total()
+    outcome.doubled += (stored - wanted).total()
 
 
 def run(records: int, kills: int, seed: int, folder: Path) -> Outcome:
@@ -206,10 +206,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(given.records, given.kills, given.seed, Path(folder))
-    print(json.dumps(asdict(outcome)) if given.json else outcome.table())
+        outcome = run(arguments.records, arguments.kills, arguments.seed, Path(folder))
+    print(json.dumps(asdict(outcome)) if arguments.json else outcome.table())
     return not outcome.is_right()
 
 

@@ -38,16 +38,21 @@ def test_every_record_is_archived_as_it_is(index, servers, producing, topic):
     follower = archive(index, servers, topic)
     assert index.segment_archive.refresh().number == before + 1
     assert (follower.messages, follower.archiving.archived, follower.loss_count) == (4_000, PARTITIONS, 0)
-    found = {(one.partition, one.offset): one for one in archived(index)}
-    assert len(found) == 4_000
+    stored = {(record.partition, record.offset): record for record in archived(index)}
+    assert len(stored) == 4_000
     for n, sent in enumerate(produced):
-        one = found[n % PARTITIONS, n // PARTITIONS]
+        record = stored[n % PARTITIONS, n // PARTITIONS]
         key = None if sent["key"] is None else sent["key"].encode()
-        assert (one.topic, one.key, one.value, one.timestamp_ms) == (topic, key, sent["value"], sent["timestamp"])
-        assert list(one.headers) == sent["headers"]
-    told = sorted((one.rows, one.times) for one in index.archived())
-    of_partitions = ([one["timestamp"] for one in produced[number::PARTITIONS]] for number in range(PARTITIONS))
-    assert told == sorted((len(times), (times[0], times[-1])) for times in of_partitions)
+        assert (record.topic, record.key, record.value, record.timestamp_ms) == (
+            topic,
+            key,
+            sent["value"],
+            sent["timestamp"],
+        )
+        assert list(record.headers) == sent["headers"]
+    facts = sorted((segment.rows, segment.times) for segment in index.archived())
+    of_partitions = ([line["timestamp"] for line in produced[number::PARTITIONS]] for number in range(PARTITIONS))
+    assert facts == sorted((len(times), (times[0], times[-1])) for times in of_partitions)
 
 
 @contextlib.contextmanager
@@ -61,7 +66,7 @@ def archiver_of(index, source):
 
 
 def offsets(index):
-    return sorted((one.partition, one.offset) for one in archived(index))
+    return sorted((record.partition, record.offset) for record in archived(index))
 
 
 def packet(count, name="k", partition=0):
@@ -69,7 +74,7 @@ def packet(count, name="k", partition=0):
 
 
 def lost(follower):
-    return [(one.kind, one.begin, one.end) for one in follower.losses]
+    return [(loss.kind, loss.begin, loss.end) for loss in follower.losses]
 
 
 def test_it_goes_on_behind_the_last_archived_record(index, servers, producing, topic):
@@ -81,7 +86,7 @@ def test_it_goes_on_behind_the_last_archived_record(index, servers, producing, t
     assert offsets(index) == [(0, n) for n in range(105)]
     segments = index.segment_archive.state().segments_of(next(iter(index.segment_archive.state().stores)))
     # without a gap
-    assert [one.start for one in segments[1:]] == [one.end for one in segments[:-1]]
+    assert [segment.start for segment in segments[1:]] == [segment.end for segment in segments[:-1]]
 
 
 def test_records_that_were_indexed_before_are_read_again_for_the_archive(index, servers, producing, topic):
@@ -162,7 +167,7 @@ def test_a_topic_that_was_made_again_is_a_log_of_its_own(index, cluster, servers
     follower = archive(index, servers, topic)
     # ten records went with the topic
     assert ("missing", 20, 30) in lost(follower)
-    assert sorted(one.key for one in archived(index)) == sorted(
+    assert sorted(record.key for record in archived(index)) == sorted(
         f"{name}{n}".encode() for name, count in (("old", 20), ("new", 40)) for n in range(count)
     )
     assert archive(index, servers, topic).archiving.archived == 0
@@ -194,7 +199,7 @@ def test_a_topic_that_was_made_again_after_a_root_was_lost_is_a_log_of_its_own(
     producing.send(topic, packet(40, "new"))
     index = IndexService(IndexConfig(root=tmp_path / "root", **settings), storage=storage, takes_over=True)
     archive(index, servers, topic)
-    keys = [one.key for one in archived(index)]
+    keys = [record.key for record in archived(index)]
     assert sorted(keys) == sorted(f"{name}{n}".encode() for name, c in (("old", 20), ("new", 40)) for n in range(c))
     assert archive(index, servers, topic).archiving.archived == 0
     index.abandon()
@@ -220,7 +225,7 @@ def test_logs_that_were_never_archived_are_losses_each(index, cluster, servers, 
         cluster.delete(topic)
         cluster.create(topic)
     producing.send(topic, packet(10))
-    assert [one[1:] for one in lost(archive(index, servers, topic)) if one[0] == "missing"] == [(0, 30), (0, 20)]
+    assert [loss[1:] for loss in lost(archive(index, servers, topic)) if loss[0] == "missing"] == [(0, 30), (0, 20)]
 
 
 def test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_one_before(
@@ -243,7 +248,7 @@ def test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_on
     assert offsets(index) == []
     monkeypatch.undo()
     archive(index, servers, topic)
-    assert {one.key[:3] for one in archived(index)} == {b"new"}
+    assert {record.key[:3] for record in archived(index)} == {b"new"}
 
 
 def test_while_ids_can_not_be_asked_nothing_is_archived(index, cluster, servers, producing, topic, monkeypatch):
@@ -285,7 +290,7 @@ def test_records_are_archived_well_before_their_topic_deletes_them(
 ):
     now_ms = SystemClock().now_ms()
     age_ms = 43_200_000 if records == 11 else 0
-    producing.send(topic, [{**one, "timestamp": now_ms - age_ms} for one in packet(records)])
+    producing.send(topic, [{**record, "timestamp": now_ms - age_ms} for record in packet(records)])
     monkeypatch.setattr(KafkaBroker, "retentions", lambda _, topics, *__: dict.fromkeys(topics, retention))
     source = source_of(index, servers, topic)
     source.clock = clock = ManualClock(now_ms)
@@ -336,13 +341,13 @@ def test_a_loss_is_told_while_topics_are_followed_and_once(index, cluster, serve
         assert sum(note.startswith("missing: ") for note in notes) == 2
     index.flush()
     cluster.create(topic)
-    assert [one for one in lost(archive(index, servers, topic)) if one[0] == "missing"] == []
+    assert [loss for loss in lost(archive(index, servers, topic)) if loss[0] == "missing"] == []
 
 
 def test_a_partition_that_can_not_be_read_does_not_keep_others_out_of_the_archive(
     index, servers, producing, topic, monkeypatch
 ):
-    producing.send(topic, [one for number in range(PARTITIONS) for one in packet(5, partition=number)])
+    producing.send(topic, [record for number in range(PARTITIONS) for record in packet(5, partition=number)])
     read, away = KafkaBroker.messages, {0}
 
     def read_or_fail(broker, place, *offsets, **more):

@@ -88,11 +88,11 @@ def paths(uri):
         return archived_files(reader, topic)
 
 
-def found(uri, topic, key):
+def messages_of(uri, topic, key):
     with IndexReader.open(uri) as reader:
         return [
-            (one.state, one.message and one.message.key)
-            for one in reader.messages(topic, key, source=KafkaMessages(reader.segment_archives))
+            (fetched.state, fetched.message and fetched.message.key)
+            for fetched in reader.messages(topic, key, source=KafkaMessages(reader.segment_archives))
         ]
 
 
@@ -102,8 +102,14 @@ def test_duckdb_and_arrow_open_the_files_as_a_table(uri, tmp_path):
     table = f"read_parquet({files}, hive_partitioning = false)"
     rows = duckdb.sql(f'select key, value, partition, "offset", headers from {table}').fetchall()
     wanted = [
-        (one["key"].encode(), one["value"].encode(), n % PARTITIONS, n // PARTITIONS, one["headers"][0][1].encode())
-        for n, one in enumerate(RECORDS)
+        (
+            record["key"].encode(),
+            record["value"].encode(),
+            n % PARTITIONS,
+            n // PARTITIONS,
+            record["headers"][0][1].encode(),
+        )
+        for n, record in enumerate(RECORDS)
     ]
     assert sorted((*row[:4], row[4][0]["value"]) for row in rows) == sorted(wanted)
     # a condition on offsets reads the row groups that have them
@@ -124,7 +130,7 @@ def test_verify_finds_damage_anywhere_and_a_copy_repairs_it(uri, tmp_path):
     for path, share in zip(paths(uri), (0.3, 0.6, 0.99), strict=False):
         flip(Path(path), int(Path(path).stat().st_size * share))
     report = run("verify", "--deep", "--storage", uri, code=1)
-    assert {one["file"] for one in report["findings"]} == set(names(uri)[:3])
+    assert {finding["file"] for finding in report["findings"]} == set(names(uri)[:3])
     repaired = run("verify", "--deep", "--repair", "--from", copied, "--yes", "--storage", uri)
     assert (repaired["status"], len(repaired["repairs"])) == ("repaired", 3)
     assert run("verify", "--deep", "--storage", uri)["findings"] == []
@@ -141,8 +147,8 @@ def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topi
     table = pq.read_table(paths(uri)).to_pylist()
     assert len(table) == COUNT - count
     assert not [row for row in table if key in (row["key"].decode(), row["headers"][0]["value"].decode())]
-    assert found(uri, topic, key) == []
-    assert found(uri, topic, "k8") == [("archived", b"k8")]
+    assert messages_of(uri, topic, key) == []
+    assert messages_of(uri, topic, "k8") == [("archived", b"k8")]
     assert run("verify", "--deep", "--storage", uri)["findings"] == []
     # the bytes are gone, too
     assert sorted(map(Path, paths(uri))) == sorted((tmp_path / "storage").rglob("*.parquet"))
@@ -176,7 +182,7 @@ def test_segments_expire_and_are_counted(uri, topic, servers, tmp_path):
     assert row["bytes"] == size
     expire(uri, Retention(segments_age_s=1), yes=True, clock=ManualClock(SystemClock().now_ms() + 10_000))
     assert names(uri) == []
-    assert found(uri, topic, "k7") == [("expired", None)]
+    assert messages_of(uri, topic, "k7") == [("expired", None)]
     # and are not archived again
     with IndexService.open(root=tmp_path / "root", storage=uri, background=False) as index:
         assert archive(index, servers, topic).archiving.archived == 0

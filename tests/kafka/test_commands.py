@@ -44,8 +44,8 @@ def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, produci
     assert named.startswith(f"{topic}/")
     offsets = set()
     for key in ("key-7", "t-7", "7"):
-        (found,) = run("query", topic, key, "--json").document["items"]
-        offsets.add((found["queue_id"], found["offset"]))
+        (item,) = run("query", topic, key, "--json").document["items"]
+        offsets.add((item["queue_id"], item["offset"]))
     assert len(offsets) == 1
     again = run("ingest", place)
     assert re.search("messages +0\n", again.out), again.err
@@ -59,17 +59,17 @@ def test_entries_of_records_older_than_the_retention_are_counted(run, servers, p
     where = (f"kafka://{servers}/{topic}", "--storage", (tmp_path / "store").as_uri(), "--wait")
     done = run("ingest", *where, "--set", f"retention.topics.{topic}=30d", "--json")
     assert [done.document[name] for name in ("messages", "entries", "expired")] == [8, 8, 5], done.err
-    found = [bool(run("query", topic, f"k{n}", "--json").document["items"]) for n in range(8)]
-    assert found == [False] * 5 + [True] * 3
+    are_found = [bool(run("query", topic, f"k{n}", "--json").document["items"]) for n in range(8)]
+    assert are_found == [False] * 5 + [True] * 3
 
 
 def test_the_program_of_the_page_indexes_by_a_function_of_its_own(run, servers, producing, topic, tmp_path):
     producing.send(topic, [{"key": f"k{n}", "value": f"id={n}", "partition": 0} for n in range(3)])
     root, uri = tmp_path / "root", (tmp_path / "store").as_uri()
     (program,) = programs(section("kafka.md", "Index topics"))
-    for given, own in (("/data/index", str(root)), ("s3://bucket/index", uri), ("broker:9092/orders", "")):
-        assert given in program
-        program = program.replace(given, own or f"{servers}/{topic}")
+    for placeholder, own in (("/data/index", str(root)), ("s3://bucket/index", uri), ("broker:9092/orders", "")):
+        assert placeholder in program
+        program = program.replace(placeholder, own or f"{servers}/{topic}")
     named = {"decode": lambda value: {"order_id": f"order-{value.decode().removeprefix('id=')}"}}
     running = threading.Thread(target=exec, args=(compile(program, "docs/kafka.md", "exec"), named))
     running.start()
@@ -82,8 +82,8 @@ def test_the_program_of_the_page_indexes_by_a_function_of_its_own(run, servers, 
     ):
         assert len(reader.query(topic, "order-1").items) == 1 and not reader.query(topic, "k1").items
         source = KafkaMessages(reader.segment_archives, b, function=named["keys_of"])
-        (found,) = reader.messages(topic, "order-1", source=source).messages
-        assert (found.state, found.message.value) == ("local", b"id=1")
+        (fetched,) = reader.messages(topic, "order-1", source=source).messages
+        assert (fetched.state, fetched.message.value) == ("local", b"id=1")
     refused = run("query", topic, "order-1", "--messages", "--kafka", f"bootstrap.servers={servers}")
     assert (refused.code, "pass it to KafkaMessages(function=)" in " ".join(refused.err.split())) == (2, True)
 
@@ -161,21 +161,23 @@ def test_a_wrong_address_makes_no_index(run, tmp_path):
 def test_a_run_that_indexes_nothing_tells_why(run, servers, producing, topic, tmp_path, keys, reasons):
     value = json.dumps({"order": {"id": 1}, "at": 2})
     producing.send(topic, [{"value": value, "headers": [("trace", "t")], "partition": 0}] * 3)
-    given = [part for key in keys for part in ("--key", key)]
-    where = (f"kafka://{servers}/{topic}", *given, "--storage", (tmp_path / "store").as_uri())
+    options = [part for key in keys for part in ("--key", key)]
+    where = (f"kafka://{servers}/{topic}", *options, "--storage", (tmp_path / "store").as_uri())
     quiet = run("ingest", *where, "--quiet")
     assert quiet.code == 1 and all(reason in " ".join(quiet.err.split()) for reason in reasons), quiet.err
     again = run("ingest", *where, "--restart", "--allow-none", "--json")
-    found = again.document["nothing_indexed"]
-    assert again.code == 0 and len(found) == len(reasons)
-    assert all(reason in one for reason, one in zip(reasons, found, strict=True)), found
+    reasons_told = again.document["nothing_indexed"]
+    assert again.code == 0 and len(reasons_told) == len(reasons)
+    assert all(reason in told for reason, told in zip(reasons, reasons_told, strict=True)), reasons_told
     assert run("ingest", *where).code == 0  # it read nothing
 
 
 def test_numbers_of_serializers_are_indexed_and_erased_by_each_spelling(run, servers, producing, topic, tmp_path):
     numbers = [0, 42, 200, -1, 2**40 + 5]
     uri = (tmp_path / "store").as_uri()
-    records = [{"key": struct.pack(">q", one), "value": b"v", "partition": 0, "timestamp": T_MS} for one in numbers]
+    records = [
+        {"key": struct.pack(">q", number), "value": b"v", "partition": 0, "timestamp": T_MS} for number in numbers
+    ]
     producing.send(topic, records)
     keys = ("--key", "key", "--key", "key:int64")
     done = run("ingest", f"kafka://{servers}/{topic}", *keys, "--storage", uri, "--archive", "--wait", "--json")
@@ -183,13 +185,13 @@ def test_numbers_of_serializers_are_indexed_and_erased_by_each_spelling(run, ser
     for offset, number in enumerate(numbers):
         for key in (str(number), f"0x{struct.pack('>q', number).hex()}"):
             done = run_here("query", "--root", tmp_path / "root", "--json", "--messages", "--", topic, key)
-            found = done.document["messages"]
-            assert [one["item"]["offset"] for one in found] == [offset], key
-            assert found[0]["message"]["key"] == f"0x{struct.pack('>q', number).hex()}"
+            messages = done.document["messages"]
+            assert [message["item"]["offset"] for message in messages] == [offset], key
+            assert messages[0]["message"]["key"] == f"0x{struct.pack('>q', number).hex()}"
     erased = run_here("erase", "--storage", uri, "--topic", topic, "--key", "0x000000000000002A", "--now", "--yes")
     assert "0x000000000000002a" in erased.err, erased.err
-    found = run_here("message", f"kafka:{topic}/0/1", "--storage", uri, "--json").document["messages"]
-    assert [one["state"] for one in found] == ["erased"]
+    messages = run_here("message", f"kafka:{topic}/0/1", "--storage", uri, "--json").document["messages"]
+    assert [message["state"] for message in messages] == ["erased"]
 
 
 def test_a_first_run_that_cannot_read_its_topics_makes_no_index(run, servers, topic, producing, tmp_path, monkeypatch):

@@ -153,7 +153,7 @@ def test_a_cluster_that_does_not_answer_after_some_partitions_are_read_loses_no_
     cluster, index, servers, topic, sent, monkeypatch
 ):
     sent(0, 100)
-    opened, asked = kafka_source.open_consumer, []
+    opened, questions = kafka_source.open_consumer, []
 
     class Silent:
         """A client whose cluster answers its first question only."""
@@ -165,8 +165,8 @@ def test_a_cluster_that_does_not_answer_after_some_partitions_are_read_loses_no_
             return getattr(self._client, name)
 
         def list_topics(self, timeout):
-            asked.append(timeout)
-            if len(asked) in (2, 3):
+            questions.append(timeout)
+            if len(questions) in (2, 3):
                 time.sleep(0.5)  # now it has records
                 raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TRANSPORT))
             return self._client.list_topics(timeout=timeout)
@@ -174,7 +174,7 @@ def test_a_cluster_that_does_not_answer_after_some_partitions_are_read_loses_no_
     monkeypatch.setattr(kafka_source, "open_consumer", Silent)
     cluster.fail(LIST_OFFSETS, 6)  # so that one partition waits for the second look
     with Follower(index, source_of(index, servers, topic, follow=True, settings=HASTY)) as follower:
-        assert len(asked) > 1
+        assert len(questions) > 1
         follower.in_background()
         check_went_on(index, topic, follower, 100)
     follower.end()

@@ -122,7 +122,7 @@ def test_a_value_that_is_no_json_is_counted_and_named():
 
 
 def test_a_function_gives_keys_of_any_format():
-    keys = RecordKeys(function=lambda one: [one.value.decode()[::-1], ""])
+    keys = RecordKeys(function=lambda message: [message.value.decode()[::-1], ""])
     assert keys.take(record(None, b"abc")) == ["cba"]
     assert not keys.only_key
 
@@ -154,14 +154,14 @@ def test_a_value_that_a_function_of_the_path_refuses_lacks_that_key():
     assert (keys.without_key, keys.no_json) == (1, 0)
 
 
-@pytest.mark.parametrize(("path", "found"), [("ids", ["a", "7", "b"]), ("to_string(ids)", []), ("sort(ids)", [])])
-def test_arrays_of_more_levels_than_the_stack_of_python(monkeypatch, path, found):
+@pytest.mark.parametrize(("path", "keys"), [("ids", ["a", "7", "b"]), ("to_string(ids)", []), ("sort(ids)", [])])
+def test_arrays_of_more_levels_than_the_stack_of_python(monkeypatch, path, keys):
     deep = ["7"]
     for _ in range(1_200):
         deep = [deep]
     # the parser of Python 3.11 accepts fewer levels
     monkeypatch.setattr(keys_module, "json_numbers", SimpleNamespace(loads=lambda _: {"ids": ["a", *deep, "b"]}))
-    assert RecordKeys((f"json:{path}", "key")).take(record(b"k", b"[]")) == ["k", *found]
+    assert RecordKeys((f"json:{path}", "key")).take(record(b"k", b"[]")) == ["k", *keys]
 
 
 @pytest.mark.parametrize("path", ["items[].lower(id)", "length(a, b)"])

@@ -45,36 +45,36 @@ def test_a_record_is_shown_from_the_broker_and_from_the_archive_once_that_has_de
     archive(index, servers, topic)
     for state in ("local", "archived"):
         source = messages_of(index, servers)
-        (found,) = index.messages(topic, "k7", source=source).messages
-        assert (found.state, found.message.value, found.message.offset) == (state, b"k value 7", 7)
-        assert source.at(topic, 0, 7).message == found.message
+        (fetched,) = index.messages(topic, "k7", source=source).messages
+        assert (fetched.state, fetched.message.value, fetched.message.offset) == (state, b"k value 7", 7)
+        assert source.at(topic, 0, 7).message == fetched.message
         source.close()
         cluster.trim(topic, 0, 50)
     assert source.at(topic, 0, 99).state == "missing"
     assert "no archive has it" in source.at(topic, 0, 99).problem
     # without a broker
-    (found,) = index.messages(topic, "k49", source=messages_of(index)).messages
-    assert (found.state, found.message.value) == ("archived", b"k value 49")
+    (fetched,) = index.messages(topic, "k49", source=messages_of(index)).messages
+    assert (fetched.state, fetched.message.value) == ("archived", b"k value 49")
 
 
 def test_a_record_that_nobody_has_any_more_is_expired(index, cluster, servers, producing, topic):
     producing.send(topic, sent(9))
     ingest(index, servers, topic)
     cluster.trim(topic, 0, 9)
-    (found,) = index.messages(topic, "k7", source=messages_of(index, servers)).messages
-    assert (found.state, found.message) == ("expired", None)
-    assert "the broker has deleted it: the log of" in found.problem
-    (found,) = index.messages(topic, "k7", source=messages_of(index)).messages
-    assert (found.state, found.problem) == ("missing", "no archive has it, and no broker was given")
+    (fetched,) = index.messages(topic, "k7", source=messages_of(index, servers)).messages
+    assert (fetched.state, fetched.message) == ("expired", None)
+    assert "the broker has deleted it: the log of" in fetched.problem
+    (fetched,) = index.messages(topic, "k7", source=messages_of(index)).messages
+    assert (fetched.state, fetched.problem) == ("missing", "no archive has it, and no broker was given")
 
 
 def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, servers, producing, topic, monkeypatch):
     producing.send(topic, sent(9))
     archive(index, servers, topic)
-    asked, answer = [], Future()
+    places_asked, answer = [], Future()
 
     def away(_, places):
-        asked.extend(places)
+        places_asked.extend(places)
         return [{TopicPartition(topic, 0): answer}]
 
     monkeypatch.setattr(KafkaBroker, "ranges", away)
@@ -86,7 +86,7 @@ def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, 
     answer.set_exception(StorageUnavailable("timed out"))
     for _ in range(3):
         assert source.at(topic, 0, 7).state == "archived"
-    assert asked == [(topic, 0)] * 2
+    assert places_asked == [(topic, 0)] * 2
 
 
 @pytest.mark.parametrize("with_broker", [True, False])
@@ -115,8 +115,8 @@ def test_records_of_a_log_before_are_shown_out_of_its_archive(index, cluster, se
     assert archive(index, servers, topic).archiving.archived == 1
     for source in (messages_of(index, servers), messages_of(index)):
         for name in ("old", "new"):
-            (found,) = index.messages(topic, f"{name}7", source=source).messages
-            assert found.message.value == f"{name} value 7".encode()
+            (fetched,) = index.messages(topic, f"{name}7", source=source).messages
+            assert fetched.message.value == f"{name} value 7".encode()
         # by its place alone the newest log is meant
         assert source.at(topic, 0, 7).message.value == b"new value 7"
 
@@ -128,8 +128,8 @@ def test_keys_of_a_function_need_the_function(index, servers, producing, topic):
         return [record.key.decode()[::-1]]
 
     archive(index, servers, topic, function=backwards)
-    (found,) = index.messages(topic, "cba", source=messages_of(index, function=backwards)).messages
-    assert found.message.key == b"abc"
+    (fetched,) = index.messages(topic, "cba", source=messages_of(index, function=backwards)).messages
+    assert fetched.message.key == b"abc"
     with pytest.raises(InvalidArgument, match="function"):
         index.messages(topic, "cba", source=messages_of(index))
 
@@ -142,10 +142,10 @@ def test_one_record_is_two_requests_and_one_once_the_footer_is_known(index, serv
     source = KafkaMessages({None: replace(index.segment_archive, storage=counted)})
     for offset, requests in ((7, 2), (1_999, 1)):
         before = counted.calls()
-        found = source.at(topic, 0, offset)
-        assert found.message.offset == offset
-        assert (found.requests, counted.calls() - before) == (requests, requests)
-    assert 0 < found.bytes < segment.object_bytes
+        fetched = source.at(topic, 0, offset)
+        assert fetched.message.offset == offset
+        assert (fetched.requests, counted.calls() - before) == (requests, requests)
+    assert 0 < fetched.bytes < segment.object_bytes
 
 
 def test_a_local_file_tells_how_keys_were_given(servers, producing, topic, tmp_path):
@@ -163,8 +163,8 @@ def test_a_local_file_tells_how_keys_were_given(servers, producing, topic, tmp_p
         with IndexReader.open(root=tmp_path / "root", storage_backend=storage) as reader:
             broker = KafkaBroker({"bootstrap.servers": servers})
             source = open_kafka_messages(reader, broker, topic)
-            (found,) = reader.messages(topic, "o7", source=source).messages
-            assert (found.state, found.message.key) == ("local", b"other")
+            (fetched,) = reader.messages(topic, "o7", source=source).messages
+            assert (fetched.state, fetched.message.key) == ("local", b"other")
             broker.close()
         storage.clear()
 
@@ -202,8 +202,8 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
         assert f"2023-11-14T22:13:20Z  {state}" in text, text
         assert "h: 0xff" in text and '"id": 7' in text
         document = json.loads(run("message", f"kafka:{topic}/0/0", "--json", *where))
-        (one,) = document["messages"]
-        assert (one["state"], one["message"]["body"], one["message"]["key"]) == (state, value, "a")
+        (shown,) = document["messages"]
+        assert (shown["state"], shown["message"]["body"], shown["message"]["key"]) == (state, value, "a")
     # the records alone were uploaded yet
     assert "archived" in run("message", f"kafka:{topic}/0/0", "--storage", storage)
     assert "local" in run("message", f"kafka:{topic}/0/0", *broker)
@@ -229,37 +229,37 @@ def test_each_reason_why_a_record_cannot_be_shown_is_a_state_of_its_own(
     cluster.trim(topic, 0, 3)
     index.flush()
 
-    def asked(key="k7", servers=servers):
+    def state_of(key="k7", servers=servers):
         """Return the state of a record and its problem, over HTTP the status of its answer, and that of its place."""
         source = messages_of(index, servers)
         with serving(index, records=lambda _: source) as client:
             params = {"topic": topic, "key": key, "allow_partial": True}
             answer, place = client.get("/v1/messages", params=params), client.get(f"/v1/messages/kafka:{topic}/0/7")
         source.close()
-        (one,) = answer.json()["messages"]
-        assert (one["message"] is None) == (one["state"] != "local") == bool(one["problem"])
+        (row,) = answer.json()["messages"]
+        assert (row["message"] is None) == (row["state"] != "local") == bool(row["problem"])
         assert place.status_code == 200 or "127.0.0.1" not in place.text
-        return one["state"], one["problem"], answer.json()["status"], place.status_code
+        return row["state"], row["problem"], answer.json()["status"], place.status_code
 
-    assert asked()[0] == "local"
-    assert asked("k1")[0] == "expired"
+    assert state_of()[0] == "local"
+    assert state_of("k1")[0] == "expired"
     cluster.fail_topic(topic, TOPIC_REFUSED)
-    state, problem, *codes = asked()
+    state, problem, *codes = state_of()
     assert (state, codes) == ("refused", ["partial", 502]) and "allow the client's login to READ it" in problem
     cluster.fail_topic(topic, 0)
     cluster.delete(topic)
-    assert asked() == ("no_topic", f"the cluster has no topic {topic}; no archive has it", "complete", 404)
+    assert state_of() == ("no_topic", f"the cluster has no topic {topic}; no archive has it", "complete", 404)
     for name in ("STEP_S", "TIMEOUT_S"):
         monkeypatch.setattr(f"tiered_index.kafka.client.{name}", 0.5)
-    state, problem, *codes = asked(servers="127.0.0.1:1")
+    state, problem, *codes = state_of(servers="127.0.0.1:1")
     assert (state, codes) == ("unavailable", ["partial", 502]) and "127.0.0.1" not in problem.split(":")[0]
 
 
 def test_a_partition_that_a_topic_does_not_have_is_named(index, servers, producing, topic):
     producing.send(topic, sent(9))
     source = messages_of(index, servers)
-    found = source.at(topic, 99, 7)
-    assert (found.state, f"the topic {topic} has no partition 99" in found.problem) == ("no_topic", True)
+    fetched = source.at(topic, 99, 7)
+    assert (fetched.state, f"the topic {topic} has no partition 99" in fetched.problem) == ("no_topic", True)
     source.close()
 
 

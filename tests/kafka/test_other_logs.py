@@ -28,9 +28,9 @@ def has_all(index, topic, name, count):
     return all(places(index, topic, f"{name}-{n}") == {(0, n)} for n in range(count))
 
 
-def told(follower):
+def losses_of(follower):
     """The losses of partitions that had records."""
-    return [(one.kind, one.begin, one.end) for one in follower.losses if one.end]
+    return [(loss.kind, loss.begin, loss.end) for loss in follower.losses if loss.end]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_begin(index, cluster, serv
     assert ingest(index, servers, topic).loss_count == 0
     make_again(cluster, topic, producing, count)
     again = ingest(index, servers, topic)
-    assert (again.messages, told(again)) == (count, [("rewritten", 0, BEFORE)])
+    assert (again.messages, losses_of(again)) == (count, [("rewritten", 0, BEFORE)])
     assert has_all(index, topic, "new", count)
     # the new log is the one that was read, from now on
     later = ingest(index, servers, topic)
@@ -72,7 +72,7 @@ def test_a_topic_that_goes_and_returns_is_read_from_its_begin(index, cluster, se
         source._looked_s = 0.0
         until(lambda: has_all(index, topic, "new", 2 * BEFORE))
     assert all(" is gone: " in note for note in notes)
-    assert told(follower) == [("rewritten", 0, BEFORE)]
+    assert losses_of(follower) == [("rewritten", 0, BEFORE)]
 
 
 def test_a_cluster_whose_topics_have_no_ids_is_refused(index, topic):
@@ -110,7 +110,7 @@ def test_records_that_were_deleted_unread_are_an_error_or_a_gap(
     with pytest.raises(OffsetOutOfRange, match=f"the next offset is {BEFORE}, and the log has 80 to 99.*--restart-at"):
         ingest(index, servers, topic)
     follower = ingest(index, servers, topic, restart_at=restart_at)
-    assert (follower.messages, told(follower)) == (messages, [loss])
+    assert (follower.messages, losses_of(follower)) == (messages, [loss])
     assert ingest(index, servers, topic).loss_count == 0
 
 
@@ -128,30 +128,30 @@ def test_records_of_a_log_that_was_empty_before_are_not_lost_without_a_report(
 def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
     index, cluster, servers, topic, made, producing, monkeypatch
 ):
-    kept = BEFORE - 5
+    remaining = BEFORE - 5
     for module in ("client", "source"):
         monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
     archive(index, servers, topic)
     cluster.delete(topic)
     cluster.create(topic)
-    producing.send(topic, records("old", kept))
+    producing.send(topic, records("old", remaining))
     follower = ingest(index, servers, topic)
-    assert (follower.messages, told(follower)) == (0, [("rewritten", kept, BEFORE)])
+    assert (follower.messages, losses_of(follower)) == (0, [("rewritten", remaining, BEFORE)])
     assert f"its log was cut: it had offset {BEFORE} next, and its log has" in follower.losses[0].problem
     producing.send(topic, records("new", 20))
     archive(index, servers, topic)
-    new = {one.offset: one.key for one in archived(index) if one.key.startswith(b"new")}
-    assert new == {kept + n: b"new-%d" % n for n in range(20)}
-    assert all(places(index, topic, f"new-{n}") == {(0, kept + n)} for n in range(20))
+    new = {record.offset: record.key for record in archived(index) if record.key.startswith(b"new")}
+    assert new == {remaining + n: b"new-%d" % n for n in range(20)}
+    assert all(places(index, topic, f"new-{n}") == {(0, remaining + n)} for n in range(20))
 
 
 def committed(servers, topic):
     asker = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
     try:
-        (found,) = asker.committed([confluent_kafka.TopicPartition(topic, 0)], timeout=30)
+        (partition,) = asker.committed([confluent_kafka.TopicPartition(topic, 0)], timeout=30)
     finally:
         asker.close()
-    return found.offset
+    return partition.offset
 
 
 def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(index, cluster, servers, topic, made, monkeypatch):
@@ -196,7 +196,7 @@ def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epoch
         cluster.lead(topic, 0, 1)
     producing.send(topic, records("new", 40))
     follower = ingest(index, servers, topic)
-    assert (follower.messages, told(follower)) == (40, [("rewritten", BEFORE - 20, BEFORE)])
+    assert (follower.messages, losses_of(follower)) == (40, [("rewritten", BEFORE - 20, BEFORE)])
     assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
     # an election alone cuts nothing
     cluster.lead(topic, 0, 1)

@@ -16,7 +16,7 @@ from tiered_index import IndexReader
 from tiered_index.cli.kafka import open_kafka_messages
 
 
-def found(client, topic, key):
+def places_of(client, topic, key):
     answer = client.get("/v1/query", params={"topic": topic, "key": key}).json()
     return [(item["queue_id"], item["offset"]) for item in answer["items"]]
 
@@ -29,24 +29,24 @@ def test_records_are_found_and_shown_while_they_arrive_and_the_lag_is_told(serve
     producing.send(topic, records)
     index = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
     keys = ("--key", "key", "--key", "header:trace", "--max-lag", 60, "--kafka", "client.id=served")
-    asked = {"topic": topic, "body": "json"}
+    params = {"topic": topic, "body": "json"}
     with started(*index, "--follow", f"kafka://{servers}/{topic}", *keys) as (process, client):
-        until(lambda: found(client, topic, "k4") == [(1, 4)])
+        until(lambda: places_of(client, topic, "k4") == [(1, 4)])
         producing.send(topic, [{"key": "k0", "value": None, "partition": 1, "headers": [("trace", "t9")]}])
-        until(lambda: found(client, topic, "t9") == [(1, 5)])
+        until(lambda: places_of(client, topic, "t9") == [(1, 5)])
         until(lambda: client.get("/readyz").status_code == 200)
         metrics = client.get("/metrics").text.splitlines()
         for line in ("lag_records 0.0", "lag_seconds 0.0", "position_records 6.0"):
             assert f"tiered_index_follow_{line}" in metrics
         assert client.get("/v1/health").json()["problems"] == []
-        (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
-        assert (one["state"], one["read_from"]) == ("local", f"kafka://{servers}/{topic}/1")
-        message = one["message"]
+        (row,) = client.get("/v1/messages", params=params | {"key": "t1"}).json()["messages"]
+        assert (row["state"], row["read_from"]) == ("local", f"kafka://{servers}/{topic}/1")
+        message = row["message"]
         shown = ("partition", "offset", "key", "body", "headers", "timestamp_type")
         assert [message[n] for n in shown] == [1, 1, "k1", {"n": 1}, [["trace", "t1"], ["trace", None]], "create"]
-        several = client.get("/v1/messages", params=asked | {"key": "k0"}).json()["messages"]
+        several = client.get("/v1/messages", params=params | {"key": "k0"}).json()["messages"]
         assert [(each["message"]["offset"], each["message"]["body_bytes"]) for each in several] == [(5, None), (0, 8)]
-        having = client.get("/v1/messages", params=asked | {"key": "k0", "contains": "T0"}).json()
+        having = client.get("/v1/messages", params=params | {"key": "k0", "contains": "T0"}).json()
         assert [each["message"]["offset"] for each in having["messages"]] == [0]
         place = client.get(f"/v1/messages/kafka:{topic}/1/2", params={"body": "text"}).json()["messages"]
         assert [each["message"]["body"] for each in place] == ['{"n": 2}']
@@ -60,8 +60,8 @@ def test_records_are_found_and_shown_while_they_arrive_and_the_lag_is_told(serve
         serving(reader, records=partial(open_kafka_messages, reader, None)) as client,
     ):
         assert places(reader, topic, "t0") == {(1, 0)}
-        (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
-        assert (one["message"], "no archive has it" in one["problem"]) == (None, True)
+        (row,) = client.get("/v1/messages", params=params | {"key": "t1"}).json()["messages"]
+        assert (row["message"], "no archive has it" in row["problem"]) == (None, True)
 
 
 @pytest.mark.parametrize(

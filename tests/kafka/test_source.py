@@ -26,8 +26,8 @@ def test_every_record_of_every_partition_is_found_by_its_key(index, servers, pro
     follower = ingest(index, servers, topic)
     assert (follower.messages, follower.entries, follower.loss_count) == (400, 400, 0)
     for n in range(400):
-        (found,) = index.query(topic, f"order-{n}").items
-        assert (found.queue_id, found.offset, found.size) == (n % PARTITIONS, n // PARTITIONS, len(f"order-{n}") + 1)
+        (entry,) = index.query(topic, f"order-{n}").items
+        assert (entry.queue_id, entry.offset, entry.size) == (n % PARTITIONS, n // PARTITIONS, len(f"order-{n}") + 1)
     assert set(follower.source.positions().values()) == {100}
     lag = follower.source.lag()
     assert (lag.bytes, lag.end_offset) == (0, 400)

@@ -71,8 +71,8 @@ class Programs:
 
     def _loader(self) -> Path:
         for folder in ("usr/lib64", "lib64", f"usr/lib/{self.triplet}", "usr/lib", "lib"):
-            for found in sorted((self.folder / folder).glob("ld-linux-*.so.*")):
-                return found
+            for loader in sorted((self.folder / folder).glob("ld-linux-*.so.*")):
+                return loader
         raise MissingPrerequisite(f"{self.folder} has no dynamic loader: remove it and install again")
 
     def _library_path(self) -> str:

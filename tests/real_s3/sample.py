@@ -57,5 +57,5 @@ class Sample:
         self, result: QueryResult, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None
     ) -> None:
         assert result.status == "complete"
-        found = [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in result.items]
-        assert found == self.answers.answer(topic, key, begin_ms, end_ms)
+        entries = [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in result.items]
+        assert entries == self.answers.answer(topic, key, begin_ms, end_ms)

@@ -74,9 +74,9 @@ def check(storage: S3Storage, uri: str, sample: Sample) -> None:
 def sweep(storage: S3Storage, *, days: float) -> tuple[int, int]:
     """Sweep as if so many days had passed; return the number of deleted objects and half-made uploads."""
     half_made = len(storage.purge(0))
-    found = find_orphans(Later(storage, days * DAY_S), open_log(storage, SystemClock()))
-    delete_orphans(storage, found)
-    return len(found.objects), half_made - len(storage.purge(0))
+    orphans = find_orphans(Later(storage, days * DAY_S), open_log(storage, SystemClock()))
+    delete_orphans(storage, orphans)
+    return len(orphans.objects), half_made - len(storage.purge(0))
 
 
 MOMENTS: dict[str, tuple[str, str, bool]] = {

@@ -47,8 +47,8 @@ def put(index: IndexService, message: Message, keys: Iterable[str] | None = None
 
 def scan(messages: Iterable[Message], topic: str, key: str) -> list[Message]:
     """Return the visible messages of a topic with a key, in answer order."""
-    found = [m for m in messages if m.is_visible and m.topic == topic and key in m.index_keys]
-    return sorted(found, key=lambda m: (-(m.store_ms // 1000), -m.physical_offset, m.queue_id))
+    matches = [m for m in messages if m.is_visible and m.topic == topic and key in m.index_keys]
+    return sorted(matches, key=lambda m: (-(m.store_ms // 1000), -m.physical_offset, m.queue_id))
 
 
 def lookups(messages: Iterable[Message]) -> list[tuple[str, str]]:
@@ -105,8 +105,8 @@ def same(fetched, wanted: Message):
 def one_message(tmp_path, index, **fields):
     """Return an archived store of one closed segment with three messages, and the middle message."""
     messages = log(3, **fields)
-    for one in messages:
-        put(index, one)
+    for message in messages:
+        put(index, message)
     lay_archived(index, tmp_path / "small", *messages, segment_bytes=2_000)
     return tmp_path / "small", messages[1]
 
@@ -125,6 +125,6 @@ def lay_archived(index, folder: Path, *messages: Message, **how: int) -> Rocketm
     return RocketmqMessages(None, index.segment_archive)
 
 
-def asked(index, wanted, source):
+def fetched_of(index, wanted, source):
     (fetched,) = index.messages(wanted.topic, wanted.uniq_key, source=source).messages
     return fetched

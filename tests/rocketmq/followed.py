@@ -61,24 +61,26 @@ def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tu
     """Compare the answers for every key of the model, and of `more`, with the model's; return the number of entries in
     them.
     """
-    asked = sorted(names(model) | (more or set()) | {("nobody", "k"), ("orders", "absent")})
-    answers = index.query_many([Lookup(topic=topic, key=key, max_count=100_000) for topic, key in asked])
+    lookups = sorted(names(model) | (more or set()) | {("nobody", "k"), ("orders", "absent")})
+    answers = index.query_many([Lookup(topic=topic, key=key, max_count=100_000) for topic, key in lookups])
     count = 0
     parts = by_key(model)
-    for (topic, key), found in zip(asked, answers, strict=True):
-        assert found.status == "complete"
+    for (topic, key), entries in zip(lookups, answers, strict=True):
+        assert entries.status == "complete"
         expected = parts[topic, key].query(topic, key, max_count=None) if (topic, key) in parts else []
-        assert [Answer.of(item) for item in found] == expected, (topic, key)
-        count += len(found)
+        assert [Answer.of(item) for item in entries] == expected, (topic, key)
+        count += len(entries)
     return count
 
 
 def missing(followed: Followed) -> set[tuple[str, str]]:
     """Return the topics and keys for which a scan finds more than the index."""
     parts = by_key(scan(followed.path))
-    found = {name: {item.offset for item in followed.index.query(*name, max_count=10_000)} for name in parts}
+    indexed = {name: {item.offset for item in followed.index.query(*name, max_count=10_000)} for name in parts}
     return {
-        name for name, part in parts.items() if not {a.offset for a in part.query(*name, max_count=None)} <= found[name]
+        name
+        for name, part in parts.items()
+        if not {a.offset for a in part.query(*name, max_count=None)} <= indexed[name]
     }
 
 
@@ -187,13 +189,13 @@ class Followed:
         """Put messages of two topics; return their offsets. Each has one of 17 keys, its own key and a unique key."""
         offsets = []
         for number in range(self.number, self.number + count):
-            given = {
+            arguments = {
                 "body": b"b" * (number % 60),
                 "keys": f"k{number % KEYS}  own-{number}",
                 "uniq_key": f"U{number:030X}",
             } | fields
             topic = only_topic or ("orders" if number % 3 else "payments")
-            offsets.append(self.writer.put(topic, number % 4, store_ms=NOW_MS + 20 * number, **given).offset)
+            offsets.append(self.writer.put(topic, number % 4, store_ms=NOW_MS + 20 * number, **arguments).offset)
         self.number += count
         if flush:
             self.writer.flush()

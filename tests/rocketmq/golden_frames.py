@@ -16,12 +16,12 @@ DATA = Path(__file__).parents[1] / "golden" / "data" / "remoting" / "frames.json
 def frames() -> dict[str, dict[str, Any]]:
     """Return the frames by file; `frame` is the bytes, including the length."""
     lines = [json.loads(line) for line in gzip.decompress(DATA.read_bytes()).splitlines()]
-    return {one["file"]: one | {"frame": base64.b64decode(one["frame"])} for one in lines}
+    return {line["file"]: line | {"frame": base64.b64decode(line["frame"])} for line in lines}
 
 
 def requests() -> list[str]:
-    return [name for name, one in frames().items() if one["direction"] == "request"]
+    return [name for name, frame in frames().items() if frame["direction"] == "request"]
 
 
 def responses() -> list[str]:
-    return [name for name, one in frames().items() if one["direction"] == "response"]
+    return [name for name, frame in frames().items() if frame["direction"] == "response"]

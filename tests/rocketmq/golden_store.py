@@ -32,8 +32,8 @@ def raw(name: str) -> bytes:
 def names(folder: str = "") -> list[str]:
     """Return the names of the store's files below a folder, relative to the store."""
     paths = (path for path in (DATA / folder).rglob("*") if path.is_file())
-    found = sorted({str(path.relative_to(DATA)).removesuffix(".gz") for path in paths})
-    return [name for name in found if "/" in name or name == "checkpoint"]
+    files = sorted({str(path.relative_to(DATA)).removesuffix(".gz") for path in paths})
+    return [name for name in files if "/" in name or name == "checkpoint"]
 
 
 def unpack(folder: Path) -> Path:
@@ -71,8 +71,8 @@ def hidden(message: dict[str, Any]) -> bool:
 
 def keys(message: dict[str, Any]) -> list[str]:
     """Return the index keys of RocketMQ's dispatch request: unique key and KEYS, without empty ones, each once."""
-    found = [message["dispatch"]["uniqKey"], *(message["dispatch"]["keys"] or "").split(" ")]
-    return list(dict.fromkeys(key for key in found if key))
+    candidates = [message["dispatch"]["uniqKey"], *(message["dispatch"]["keys"] or "").split(" ")]
+    return list(dict.fromkeys(key for key in candidates if key))
 
 
 def rows() -> Iterator[tuple[str, int, str, int, int, int]]:

@@ -81,7 +81,7 @@ def digests(store: Path) -> dict[str, list[Any]]:
     """Return the number of files in each part of a store (queues by topic), and the SHA-256 of their names and
     bytes.
     """
-    found: dict[str, list[Any]] = {}
+    summary: dict[str, list[Any]] = {}
     parts = {name: store / name for name in ("commitlog", "index")}
     parts |= {f"consumequeue/{path.name}": path for path in (store / "consumequeue").iterdir()}
     for name, folder in parts.items():
@@ -89,5 +89,5 @@ def digests(store: Path) -> dict[str, list[Any]]:
         digest = hashlib.sha256()
         for path in files:
             digest.update(f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-        found[name] = [len(files), digest.hexdigest()]
-    return found
+        summary[name] = [len(files), digest.hexdigest()]
+    return summary

@@ -64,7 +64,7 @@ def log(count: int, start: int = 0, first: int = 0, **fields) -> list[Message]:
 
 
 def joined(messages: list[Message]) -> bytes:
-    return b"".join(one.encode() for one in messages)
+    return b"".join(record.encode() for record in messages)
 
 
 def blank(left: int) -> bytes:

@@ -81,20 +81,20 @@ def by_unique_key(topic: str, key: str, **more: str) -> dict[str, str]:
 
 def records(body: bytes) -> list[Message]:
     """Return the messages of a response, by the method of the client's decoder."""
-    found = []
+    messages = []
     at = 0
     while at < len(body):
-        found.append(decode_message(body, at))
-        at += found[-1].size
-    return found
+        messages.append(decode_message(body, at))
+        at += messages[-1].size
+    return messages
 
 
 def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a coroutine function as a test."""
 
     @functools.wraps(test)
-    def body(*given: Any, **named: Any) -> None:
-        asyncio.run(test(*given, **named))
+    def body(*positional: Any, **named: Any) -> None:
+        asyncio.run(test(*positional, **named))
 
     return body
 
@@ -124,7 +124,7 @@ def pulled(
     broker: ReadOnlyBroker, topic: str, queue_id: int, begin: int, end: int, most: int = 32
 ) -> tuple[list[Message], list[int]]:
     """Return the messages of a queue, page by page, and the offsets of empty pages."""
-    found: list[Message] = []
+    messages: list[Message] = []
     empty, at = [], begin
     while at < end:
         answer = pull(broker, topic, queue_id, at, most)
@@ -134,5 +134,5 @@ def pulled(
         following = int(answer.fields["nextBeginOffset"])
         assert following > at
         assert all(at <= m.queue_offset < following for m in page)
-        found, at = found + page, following
-    return found, empty
+        messages, at = messages + page, following
+    return messages, empty

@@ -74,7 +74,9 @@ def test_the_golden_store_byte_for_byte(tmp_path, index, storage):
     archiver = SegmentArchiver(index, "broker a", store / "commitlog")
     assert archiver.run_once() == 5
     assert archiver.run_once() == 0
-    uploaded = {one.start: storage.get(one.name)[: one.size_bytes] for one in index.archived("broker a")}
+    uploaded = {
+        segment.start: storage.get(segment.name)[: segment.size_bytes] for segment in index.archived("broker a")
+    }
     assert uploaded == {start: data for start, data in golden_store.segments().items() if start < 81_920}
     names = stored(storage)
     # another archiver compares the segments, and uploads nothing
@@ -393,7 +395,7 @@ def test_a_restart_notices_segments_that_were_rewritten_meanwhile(followed):
     followed.number = 1_200  # the same topic
     followed.write(1, keys="k", uniq_key=None, body=b"c")
     answer = ask(ReadOnlyBroker(followed.index, store=followed.path), 33, "orders", offset=str(place))
-    assert (answer.code, [one.body() for one in records(answer.body)]) == (0, [b"c"])
+    assert (answer.code, [message.body() for message in records(answer.body)]) == (0, [b"c"])
     followed.write(200)
     followed.clock.advance(60)
     dispatcher = followed.dispatcher(restart=True, clock=followed.clock)

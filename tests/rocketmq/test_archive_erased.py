@@ -109,15 +109,15 @@ def archive_of(storage):
 def read_all(storage, name=None):
     """Return the messages of all archived segments, or of one, by offset."""
     archive = archive_of(storage)
-    found = {}
+    messages = {}
     for segment in archive.segments():
         if name is not None and segment.name != name:
             continue
         for batch in ArchivedLog(archive, segment).batches():
             for place in batch.positions.tolist():
                 message = decode_message(batch.data, place)
-                found[message.physical_offset] = message
-    return found
+                messages[message.physical_offset] = message
+    return messages
 
 
 ASKED = {
@@ -127,17 +127,17 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize(("asked", "concerns"), ASKED.values(), ids=ASKED.keys())
-def test_bodies_and_properties_go_and_everything_else_stays(store, life, asked, concerns):
+@pytest.mark.parametrize(("selection", "concerns"), ASKED.values(), ids=ASKED.keys())
+def test_bodies_and_properties_go_and_everything_else_stays(store, life, selection, concerns):
     storage, index, messages = life
     before = read_all(storage)
-    until = asked.get("before_ms", 1 << 60)
+    until = selection.get("before_ms", 1 << 60)
     gone = {
         m.physical_offset
         for m in messages
         if m.topic == "orders" and m.store_ms < until and concerns(m) and m.physical_offset in before
     }
-    done = erase(storage.uri, "orders", **asked, yes=True, now=True, grace_s=0)
+    done = erase(storage.uri, "orders", **selection, yes=True, now=True, grace_s=0)
     assert (done.status, done.messages_erased, done.pending) == ("erased", len(gone), ())
     assert 0 < done.segments_rewritten <= done.segments_read
     after = read_all(storage)
@@ -148,8 +148,8 @@ def test_bodies_and_properties_go_and_everything_else_stays(store, life, asked, 
             continue
         assert message.is_erased and not message.index_keys and not message.properties
         assert set(message.raw_body) <= {0} and message.compression is None
-        kept = ("topic", "queue_id", "queue_offset", "size", "store_ms", "physical_offset")
-        assert [getattr(message, name) for name in kept] == [getattr(before[offset], name) for name in kept]
+        fields = ("topic", "queue_id", "queue_offset", "size", "store_ms", "physical_offset")
+        assert [getattr(message, name) for name in fields] == [getattr(before[offset], name) for name in fields]
     stored = b"".join(map(storage.get, names(storage)))
     assert not [n for n in gone if before[n].compression is None and before[n].raw_body in stored]
     assert not verified(storage).findings
@@ -158,7 +158,7 @@ def test_bodies_and_properties_go_and_everything_else_stays(store, life, asked, 
     rewritten = names(storage)
     assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
     assert names(storage) == rewritten
-    again = erase(storage.uri, "orders", **asked, yes=True, now=True, grace_s=0)
+    again = erase(storage.uri, "orders", **selection, yes=True, now=True, grace_s=0)
     assert (again.messages_erased, again.segments_rewritten) == (0, 0)
 
 
@@ -169,11 +169,11 @@ def test_reading_one_says_that_it_was_erased(life):
         source = RocketmqMessages(None, reader.segment_archive)
         assert len(reader.messages("orders", "k-3", source=source)) == 0
         others = reader.messages("orders", "all", source=source, max_count=1000)
-        states = {one.state for one in others.messages}
+        states = {fetched.state for fetched in others.messages}
         assert "erased" in states and "archived" in states
-        one = next(one for one in others.messages if one.state == "erased")
-        assert one.message is None and "erased" in one.problem
-        assert source.at(one.item.offset).state == "erased"
+        fetched = next(fetched for fetched in others.messages if fetched.state == "erased")
+        assert fetched.message is None and "erased" in fetched.problem
+        assert source.at(fetched.item.offset).state == "erased"
 
 
 def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
@@ -182,14 +182,14 @@ def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
     """
     storage, _, messages = life
     neighbours = [m for m in messages if "k-3" not in m.index_keys and m.topic == "orders"]
-    with IndexReader.open(storage.uri) as one, IndexReader.open(storage.uri) as many:
+    with IndexReader.open(storage.uri) as single, IndexReader.open(storage.uri) as many:
         before = many.query("orders", "all", max_count=1000)
         erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
-        source = RocketmqMessages(None, one.segment_archive)
+        source = RocketmqMessages(None, single.segment_archive)
         assert source.at(neighbours[0].physical_offset).message == neighbours[0]
-        archived = max(segment.end for segment in one.archived())
+        archived = max(segment.end for segment in single.archived())
         fetched = RocketmqMessages(None, many.segment_archive).fetch(before.items, "orders", "all")
-        states = {found.item.offset: found.state for found in fetched if found.item.offset < archived}
+        states = {message.item.offset: message.state for message in fetched if message.item.offset < archived}
         expected = {m.physical_offset: "archived" if m in neighbours else "erased" for m in messages}
         assert len(states) > 100 and states.items() <= expected.items()
 
@@ -221,8 +221,8 @@ def test_tombstones_and_overwritten_messages_are_of_one_moment(life):
     done = erase(storage.uri, "orders", yes=True, now=True, clock=Running(BEGIN_MS + 50_500))
     until = done.tombstones[0].before_ms
     assert BEGIN_MS + 50_000 < until < BEGIN_MS + 400_000
-    asked = {m.physical_offset for m in messages if m.topic == "orders" and m.store_ms < until}
-    assert {offset for offset, m in read_all(storage).items() if m.is_erased} == asked & archived.keys()
+    concerned = {m.physical_offset for m in messages if m.topic == "orders" and m.store_ms < until}
+    assert {offset for offset, m in read_all(storage).items() if m.is_erased} == concerned & archived.keys()
 
 
 def test_a_time_within_a_second_is_one_rule_for_entries_archive_and_certificate(tmp_path):
@@ -330,15 +330,15 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
     assert sum(bool(log.record(number).archive) for number in placed) == sum(
         certificate.segments_rewritten for certificate in (first.done, done)
     )
-    asked = [m for m in before.values() if m.topic == "orders" and m.store_ms < BEGIN_MS + 300_000]
-    assert done.messages_erased == sum("k-3" in m.index_keys for m in asked)
+    concerned = [m for m in before.values() if m.topic == "orders" and m.store_ms < BEGIN_MS + 300_000]
+    assert done.messages_erased == sum("k-3" in m.index_keys for m in concerned)
     after = read_all(local)
     for message in messages:
         gone = message.topic == "orders" and message.store_ms < BEGIN_MS + 300_000
         gone &= not {"k-3", "k-4"}.isdisjoint(message.index_keys)
         if message.physical_offset in before:
-            found = after[message.physical_offset]
-            assert found.is_erased if gone else found == before[message.physical_offset]
+            present = after[message.physical_offset]
+            assert present.is_erased if gone else present == before[message.physical_offset]
 
 
 def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store, tmp_path, monkeypatch):
@@ -373,11 +373,11 @@ def test_what_a_request_finds_is_told_by_the_real_key(life):
     archive = archive_of(storage)
     segment = next(iter(archive.segments()))
     find = MessagesToErase(EraseRequest("orders", ("k-3",)), BEGIN_MS + 100_000)
-    found = find(archive, segment)
-    assert found.messages == sum(
+    matched = find(archive, segment)
+    assert matched.messages == sum(
         "k-3" in m.index_keys and m.topic == "orders" and m.store_ms < BEGIN_MS + 100_000 for m in messages
     )
-    assert found.messages > 0
+    assert matched.messages > 0
     assert MessagesToErase(EraseRequest("orders", ("k-30",)), 1 << 60)(archive, segment).messages == 0
 
 
@@ -397,22 +397,22 @@ def repair(storage, store=None, standby=None, *, yes=True):
 
 
 @pytest.mark.parametrize(
-    ("asked", "origin"),
+    ("selection", "origin"),
     [(None, "store"), (None, "copy"), ("key", "store"), ("key", "copy"), ("queue", "store"), ("topic", "store")],
 )
-def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, asked, origin):
+def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, selection, origin):
     """The segments come from the source's file, or from a copy of the index made before the erasure."""
     storage, index, _ = life
     copy_index(storage.uri, f"file://{tmp_path}/standby")
-    if asked is not None:
-        erase(storage.uri, "orders", **ASKED[asked][0], yes=True, now=True, grace_s=0)
+    if selection is not None:
+        erase(storage.uri, "orders", **ASKED[selection][0], yes=True, now=True, grace_s=0)
     before = read_all(storage)
     damage(storage)
     place = {"store": store} if origin == "store" else {"standby": LocalStorage(tmp_path / "standby")}
-    told, report = repair(storage, **place, yes=False)
-    assert [one.replaced_by for one in told] == [None, None] and len(report.findings) >= 2
+    plans, report = repair(storage, **place, yes=False)
+    assert [plan.replaced_by for plan in plans] == [None, None] and len(report.findings) >= 2
     repairs, _ = repair(storage, **place)
-    assert [one.action for one in repairs] == ["restore", "restore"]
+    assert [done.action for done in repairs] == ["restore", "restore"]
     assert read_all(storage) == before and not repair(storage)[1].findings
     # the follower accepts the segment as a copy of the source's file
     index.run_lifecycle()
@@ -427,16 +427,18 @@ def test_an_erased_segment_that_was_restored_gets_queue_offsets_again_and_none_o
     assert len(repair(storage, store)[0]) == 2
     before, archiver = read_all(storage), SegmentArchiver(index, "a-store", store / "commitlog", queues=True)
     first, *_ = segments = list(archive_of(storage).segments())
-    assert not any(one.queues_bytes for one in segments) and any(one.source for one in segments)
+    assert not any(segment.queues_bytes for segment in segments) and any(segment.source for segment in segments)
     if harm is not None:
         flip_object(storage, first.name, 1000) if harm == "damaged" else storage.delete_many([first.name])
     assert archiver.run_once() == len(segments) - (harm is not None)
     fresh = list(archive_of(storage).segments())
-    assert [one.queues_bytes > 0 for one in fresh] == [not (harm and one.place == first.place) for one in fresh]
-    said = [(one.place, one.source, one.published_ms, one.crc32) for one in segments]
-    assert [(one.place, one.source, one.published_ms, one.crc32) for one in fresh if one.source] == [
-        row for row in said if row[1]
+    assert [segment.queues_bytes > 0 for segment in fresh] == [
+        not (harm and segment.place == first.place) for segment in fresh
     ]
+    said = [(segment.place, segment.source, segment.published_ms, segment.crc32) for segment in segments]
+    assert [
+        (segment.place, segment.source, segment.published_ms, segment.crc32) for segment in fresh if segment.source
+    ] == [row for row in said if row[1]]
     if harm is None:
         assert read_all(storage) == before and not verified(storage).findings
         assert archiver.run_once() == 0
@@ -544,9 +546,9 @@ def test_a_damaged_piece_within_properties_was_not_searched(tmp_path):
     whole = find(archive, segment)
     assert (whole.messages, whole.problem) == (3, None)
     flip_object(storage, segment.name, 20_000)
-    found = find(archive_of(storage), segment)
-    assert found.messages == 2
-    assert found.problem is not None and segment.name in found.problem
+    matched = find(archive_of(storage), segment)
+    assert matched.messages == 2
+    assert matched.problem is not None and segment.name in matched.problem
 
 
 def test_the_patches_of_many_messages_take_little_memory(tmp_path):
@@ -560,11 +562,11 @@ def test_the_patches_of_many_messages_take_little_memory(tmp_path):
     (segment,) = archive.segments()
     find = MessagesToErase(EraseRequest("orders"), 1 << 60)
     with traced_memory() as memory:
-        found = find(archive, segment)
-        kept, _ = memory()
-    assert found.messages > 10_000
-    assert kept < 150 * found.messages
-    assert len(list(found.patches)) == len(list(found.patches)) == 4 * found.messages
+        matched = find(archive, segment)
+        memory_bytes, _ = memory()
+    assert matched.messages > 10_000
+    assert memory_bytes < 150 * matched.messages
+    assert len(list(matched.patches)) == len(list(matched.patches)) == 4 * matched.messages
 
 
 def test_a_segment_of_a_damaged_log_is_restored_without_its_erased_messages(tmp_path):

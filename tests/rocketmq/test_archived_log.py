@@ -49,12 +49,12 @@ def archived(store, tmp_path, monkeypatch):
 
 def rows(reader, start, end, **how):
     """Return the entries within [start, end) of a log."""
-    found = []
+    entries = []
     for batch in reader.batches(start, **how):
-        found += [row for row in batch.columns.to_pylist() if row["offset"] < end]
+        entries += [row for row in batch.columns.to_pylist() if row["offset"] < end]
         if batch.end >= end:
             break
-    return found
+    return entries
 
 
 def test_the_same_entries_as_from_the_files_each_piece_fetched_once(store, archived):
@@ -79,9 +79,9 @@ def test_a_changed_piece_is_named_or_skipped_with_all_its_messages(store, archiv
     assert (caught.value.file, caught.value.offset) == (segment.name, 2 * PIECE_BYTES)
     log = ArchivedLog(archive, segment, skip_corrupt=True)
     low, high = segment.start + 2 * PIECE_BYTES, segment.start + 3 * PIECE_BYTES
-    found = rows(log, segment.start, segment.end, skip_corrupt=True)
+    entries = rows(log, segment.start, segment.end, skip_corrupt=True)
     whole = [row for row in expected if row["offset"] >= high or row["offset"] + row["size"] <= low]
-    assert [row for row in found if row["offset"] >= high or row["offset"] + row["size"] <= low] == whole
+    assert [row for row in entries if row["offset"] >= high or row["offset"] + row["size"] <= low] == whole
     assert len(expected) - 300 < len(whole) < len(expected)
     assert [(piece.begin, piece.end, piece.file) for piece in log.damaged] == [(low, high, segment.name)]
 

@@ -63,13 +63,13 @@ def take(index, store, **how):
     return messages
 
 
-def made(folder, puts, segment_bytes=4096):
+def write_store(folder, puts, segment_bytes=4096):
     """Write a store whose messages are all in closed segments; return its messages."""
     with StoreWriter(folder, segment_bytes=segment_bytes) as writer:
         for n, fields in enumerate(puts):
-            given = {"store_ms": BEGIN_MS + n * 1000, "keys": [f"k-{n}"], **fields}
-            topic, queue_id = given.pop("topic", "orders"), given.pop("queue_id", 0)
-            writer.put(topic, queue_id, given.pop("body", b"paid"), **given)
+            arguments = {"store_ms": BEGIN_MS + n * 1000, "keys": [f"k-{n}"], **fields}
+            topic, queue_id = arguments.pop("topic", "orders"), arguments.pop("queue_id", 0)
+            writer.put(topic, queue_id, arguments.pop("body", b"paid"), **arguments)
         last = writer.next_offset // writer.segment_bytes
         while writer.next_offset // writer.segment_bytes == last:
             writer.put("TBW102", 0, bytes(300), store_ms=BEGIN_MS + 10_000_000)
@@ -97,8 +97,8 @@ def test_every_queue_is_answered_whole_from_store_and_archive(index, store, dele
         begin = 0 if own[0].physical_offset < BEGIN_OF_LAST else queue.index(own[0])
         assert ends(broker, topic, queue_id) == (begin, len(queue))
         for most in (1, 5, 32):
-            found, empty = pulled(broker, topic, queue_id, begin, len(queue), most)
-            assert ([m.encode() for m in found], empty) == ([m.encode() for m in queue[begin:]], [])
+            page, empty = pulled(broker, topic, queue_id, begin, len(queue), most)
+            assert ([m.encode() for m in page], empty) == ([m.encode() for m in queue[begin:]], [])
         for at, code, remark, following in (
             (len(queue), 19, "OFFSET_OVERFLOW_ONE", len(queue)),
             (len(queue) + 1, 21, "OFFSET_OVERFLOW_BADLY", len(queue)),
@@ -122,8 +122,8 @@ def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path)
     """The archive has another log, or a topic that was created again. Its messages are no older part of the store's
     queues.
     """
-    messages = made(tmp_path / "s", [{} for _ in range(120)])
-    made(tmp_path / "other", [{"body": b"other's"}] * 100)
+    messages = write_store(tmp_path / "s", [{} for _ in range(120)])
+    write_store(tmp_path / "other", [{"body": b"other's"}] * 100)
     index_log(index, tmp_path / "s")
     archive(index, tmp_path / "other")
     delete_segments(tmp_path / "s", 8192)
@@ -137,7 +137,7 @@ def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path)
 
 def test_a_queue_without_messages_in_the_store_is_read_from_the_archive(index, tmp_path):
     """The broker has deleted all messages of a topic that gets no more, and keeps the queue's entries."""
-    messages = made(tmp_path / "s", [{"topic": "idle" if n < 40 else "orders"} for n in range(200)])
+    messages = write_store(tmp_path / "s", [{"topic": "idle" if n < 40 else "orders"} for n in range(200)])
     take(index, tmp_path / "s")
     idle = [m for m in messages if m.topic == "idle"]
     delete_segments(tmp_path / "s", (idle[-1].physical_offset // 4096 + 1) * 4096)
@@ -152,9 +152,9 @@ def test_a_queue_without_messages_in_the_store_is_read_from_the_archive(index, t
 @pytest.mark.parametrize("queues", [True, False])
 def test_a_segment_states_the_number_of_its_messages_and_their_times(index, store, queues):
     messages = take(index, store, queues=queues)
-    for one in index.archived():
-        times = [m.store_ms for m in messages if one.start <= m.physical_offset < one.end]
-        assert (one.rows, one.times) == (len(times), (min(times), max(times)))
+    for segment in index.archived():
+        times = [m.store_ms for m in messages if segment.start <= m.physical_offset < segment.end]
+        assert (segment.rows, segment.times) == (len(times), (min(times), max(times)))
     # a time that no record can have is not stated
     assert times_of(np.array([1, 2**60])) is None
     assert times_of(np.array([-5, 7])) == (-5, 7)
@@ -162,7 +162,7 @@ def test_a_segment_states_the_number_of_its_messages_and_their_times(index, stor
 
 def test_segments_archived_without_queue_offsets_are_archived_again_with_them(index, tmp_path):
     """Without any, nothing is claimed. With some, offsets that may be in the others are unknown."""
-    messages = made(tmp_path / "s", [{"queue_id": n % 2} for n in range(120)])
+    messages = write_store(tmp_path / "s", [{"queue_id": n % 2} for n in range(120)])
     index_log(index, tmp_path / "s")
     segments = list_segments(tmp_path / "s" / "commitlog")
     closed = archive(index, tmp_path / "s", queues=False)
@@ -189,7 +189,7 @@ def test_segments_archived_without_queue_offsets_are_archived_again_with_them(in
 
 def archived_life(folder, puts):
     """The storage of a closed index, with its archive, and the messages of its store."""
-    messages = made(folder / "s", puts)
+    messages = write_store(folder / "s", puts)
     storage = LocalStorage(folder / "storage")
     with open_index(folder / "root", storage, local_keep_s=0) as index:
         index_log(index, folder / "s")
@@ -215,21 +215,21 @@ def reading(storage, **settings):
 
 
 @pytest.mark.parametrize("now", [False, True])
-@pytest.mark.parametrize("asked", [{"keys": "k-4"}, {"queue_id": 0, "before_ms": BEGIN_MS + 50_000}])
-def test_erased_messages_are_skipped_with_or_without_their_bytes(life, now, asked):
+@pytest.mark.parametrize("selection", [{"keys": "k-4"}, {"queue_id": 0, "before_ms": BEGIN_MS + 50_000}])
+def test_erased_messages_are_skipped_with_or_without_their_bytes(life, now, selection):
     storage, messages = life
-    done = erase(storage.uri, "orders", **asked, yes=True, now=now, grace_s=0)
+    done = erase(storage.uri, "orders", **selection, yes=True, now=now, grace_s=0)
     assert bool(done.messages_erased) == now
     with reading(storage) as broker:
         for (topic, queue_id), queue in in_queues(messages).items():
-            if "keys" in asked:
+            if "keys" in selection:
                 gone = [m for m in queue if "k-4" in m.index_keys]
             else:
-                gone = [m for m in queue if queue_id == 0 and m.store_ms < asked["before_ms"]]
-            begin = len(gone) if "keys" not in asked else 0
+                gone = [m for m in queue if queue_id == 0 and m.store_ms < selection["before_ms"]]
+            begin = len(gone) if "keys" not in selection else 0
             assert ends(broker, topic, queue_id) == (begin, 60)
-            found, _ = pulled(broker, topic, queue_id, begin, 60, 1)
-            assert found == [m for m in queue if m not in gone]
+            remaining, _ = pulled(broker, topic, queue_id, begin, 60, 1)
+            assert remaining == [m for m in queue if m not in gone]
             for m in gone[:2]:
                 answer = pull(broker, topic, queue_id, m.queue_offset, 1)
                 assert m.raw_body not in answer.body or records(answer.body)[0].queue_offset > m.queue_offset
@@ -252,11 +252,11 @@ def test_a_queue_begins_behind_what_has_expired(life):
     assert BEGIN_MS + 60_000 < before_ms < BEGIN_MS + 100_000
     with reading(storage) as broker:
         for (topic, queue_id), queue in in_queues(messages).items():
-            kept = [m for m in queue if m.store_ms >= before_ms]
-            assert ends(broker, topic, queue_id) == (60 - len(kept), 60)
-            assert pulled(broker, topic, queue_id, 60 - len(kept), 60)[0] == kept
+            remaining = [m for m in queue if m.store_ms >= before_ms]
+            assert ends(broker, topic, queue_id) == (60 - len(remaining), 60)
+            assert pulled(broker, topic, queue_id, 60 - len(remaining), 60)[0] == remaining
             answer = pull(broker, topic, queue_id, 0)
-            assert (answer.code, answer.fields["nextBeginOffset"]) == (21, str(60 - len(kept)))
+            assert (answer.code, answer.fields["nextBeginOffset"]) == (21, str(60 - len(remaining)))
 
 
 def test_a_flipped_bit_is_damage_and_never_another_answer(life):
@@ -268,7 +268,7 @@ def test_a_flipped_bit_is_damage_and_never_another_answer(life):
     whole = storage.get(segment.name)
     queues = in_queues(messages)
     queue = queues["orders", 1]
-    (run,) = [one for one in runs["orders"] if one.queue_id == 1]
+    (run,) = [run_of_queue for run_of_queue in runs["orders"] if run_of_queue.queue_id == 1]
     behind = segment.size_bytes + segment.queues_bytes
     places = [queue[7].physical_offset + 30, segment.size_bytes + run.begin + 7 * 16, behind - 30]
     for place in places:
@@ -279,17 +279,17 @@ def test_a_flipped_bit_is_damage_and_never_another_answer(life):
             first = pull(broker, "orders", 1, 0)
             assert records(first.body) == queue[: len(records(first.body))]
             assert len(records(first.body)) <= 7
-        assert {one.file for one in verified(storage).findings} == {segment.name}
+        assert {finding.file for finding in verified(storage).findings} == {segment.name}
     # damage of the messages hides none of their queue offsets, and the reverse
     storage.put(segment.name, flipped(flipped(whole, places[0]), places[1]))
     piece = places[0] // PIECE_BYTES
-    in_parts = {one.part: one.offset for one in verified(storage).findings}
+    in_parts = {finding.part: finding.offset for finding in verified(storage).findings}
     run_at = segment.size_bytes + run.begin
     assert in_parts == {f"piece {piece}": piece * PIECE_BYTES, "segment": None, "queue offsets": run_at}
     storage.put(segment.name, whole)
 
     chosen = random.Random(5)
-    names = [one.name for one in segments_of(storage)]
+    names = [archived.name for archived in segments_of(storage)]
     for _ in range(25):
         name = chosen.choice(names)
         whole = storage.get(name)
@@ -317,7 +317,7 @@ def test_a_lost_segment_or_catalog_leaves_its_offsets_unknown_and_is_named(life,
     if which != "segment":
         parts = [segments[at : at + 1], segments[:at], segments[at + 1 :]]
         catalogs = tuple(send_catalog(state, some)[0] for some in parts if some)
-        removed = tuple(one.name for one in segments)
+        removed = tuple(segment.name for segment in segments)
         state.append("test", None, lambda _: LogRecord(0, "archive", 0, "", 0, remove=removed, catalogs=catalogs))
         name, said = catalogs[0].name, f"{catalogs[0].name}, which listed"
     storage.delete_many([name])
@@ -336,7 +336,7 @@ def test_a_lost_segment_or_catalog_leaves_its_offsets_unknown_and_is_named(life,
 
 
 def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
-    made(tmp_path / "s", [{"queue_id": n % 3} for n in range(40)])
+    write_store(tmp_path / "s", [{"queue_id": n % 3} for n in range(40)])
     take(index, tmp_path / "s")
     archived = index.segment_archive
     (segment, *_) = archived.segments()
@@ -359,7 +359,7 @@ def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
 
 def test_a_damaged_segment_has_no_queue_offsets(tmp_path):
     """Its queue offsets would lack the messages after the damage."""
-    made(tmp_path / "s", [{} for _ in range(40)])
+    write_store(tmp_path / "s", [{} for _ in range(40)])
     data = list_segments(tmp_path / "s" / "commitlog")[0].path.read_bytes()
 
     def facts(of):
@@ -412,7 +412,7 @@ def test_prepared_messages_are_in_no_queue_and_messages_decide_tags(tmp_path, in
     for n in range(120):
         flag = {1: TRANSACTION_PREPARED, 2: TRANSACTION_COMMIT}.get(n % 3, 0)
         puts.append({"sys_flag": flag, "tags": "Aa" if n == 30 else "BB" if n == 108 else "other"})
-    messages = made(tmp_path / "s", puts)
+    messages = write_store(tmp_path / "s", puts)
     take(index, tmp_path / "s")
     queue = in_queues(messages)["orders", 0]
     broker = ReadOnlyBroker(index)
@@ -426,7 +426,7 @@ def test_prepared_messages_are_in_no_queue_and_messages_decide_tags(tmp_path, in
 
 def test_logs_of_two_brokers_have_queues_of_their_own(index, tmp_path):
     for name in ("a", "b"):
-        made(tmp_path / name, [{} for _ in range(40)])
+        write_store(tmp_path / name, [{} for _ in range(40)])
         take(index, tmp_path / name, name=name)
     answer = ask(ReadOnlyBroker(index), END, "orders")
     assert (answer.code, "the logs of 2 brokers" in answer.remark) == (1, True)
@@ -434,14 +434,14 @@ def test_logs_of_two_brokers_have_queues_of_their_own(index, tmp_path):
 
 def test_a_queue_without_messages_left_is_unknown(index, tmp_path):
     """It may have had messages before: 0 would be a guess."""
-    messages = made(tmp_path / "s", [{"queue_id": 0 if n < 20 else 1} for n in range(80)])
+    messages = write_store(tmp_path / "s", [{"queue_id": 0 if n < 20 else 1} for n in range(80)])
     index_log(index, tmp_path / "s")
     first = list_segments(tmp_path / "s" / "commitlog")[0]
     first.path.unlink()
     archive(index, tmp_path / "s")
     broker = ReadOnlyBroker(index)
-    kept = [m for m in in_queues(messages)["orders", 1] if m.physical_offset >= first.end]
-    assert ends(broker, "orders", 1) == (kept[0].queue_offset, 60)
+    remaining = [m for m in in_queues(messages)["orders", 1] if m.physical_offset >= first.end]
+    assert ends(broker, "orders", 1) == (remaining[0].queue_offset, 60)
     answer = ask(broker, END, "orders", 0)
     assert (answer.code, "older segments are gone" in answer.remark) == (1, True)
     for queue_id in (0, 2):
@@ -470,7 +470,7 @@ def test_repairs_erasures_and_copies_keep_queue_offsets(life, tmp_path):
     copy_index(storage.uri, f"file://{tmp_path}/copied")
     with open_storage(f"file://{tmp_path}/copied") as copied, IndexReader.open(f"file://{tmp_path}/copied") as reader:
         assert not verified(copied).findings
-        assert all(one.queues_bytes for one in reader.archived() if one.source)
+        assert all(segment.queues_bytes for segment in reader.archived() if segment.source)
         assert pulled(ReadOnlyBroker(reader), "orders", 0, 0, 60)[0] == [m for m in queue if "k-4" not in m.index_keys]
 
 

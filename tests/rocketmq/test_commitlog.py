@@ -47,7 +47,7 @@ class Log:
                 2 * SEGMENT: messages.joined(self.parts[2]),
             },
         )
-        self.made = [one for part in self.parts for one in part]
+        self.made = [message for part in self.parts for message in part]
         self.end = self.made[-1].physical_offset + self.made[-1].size
 
     def path(self, number: int) -> Path:
@@ -72,28 +72,28 @@ def offsets(batches):
 
 
 def of(made):
-    return [one.physical_offset for one in made]
+    return [message.physical_offset for message in made]
 
 
 def until_error(iterator, error):
     """Return the items that an iterator yields before it raises, and its error."""
-    found = []
+    items = []
     with pytest.raises(error) as caught:
-        for one in iterator:
-            found.append(one)
-    return found, caught.value
+        for item in iterator:
+            items.append(item)
+    return items, caught.value
 
 
 def check_damage(log, reader, lost, place, problem=""):
     """Some messages are in a damaged place: reading stops before it, or skips it and reports the place."""
     first, behind = lost
-    found, error = until_error(reader.batches(), CorruptFile)
-    assert offsets(found) == of(log.made[:first])
+    batches_before, error = until_error(reader.batches(), CorruptFile)
+    assert offsets(batches_before) == of(log.made[:first])
     assert (error.file, error.offset) == (str(log.path(place[0] // SEGMENT)), place[0] % SEGMENT)
     assert problem in error.problem
     batches = list(reader.batches(skip_corrupt=True))
     assert offsets(batches) == of(log.made[:first] + log.made[behind:])
-    (skipped,) = [one for batch in batches for one in batch.skipped]
+    (skipped,) = [skipped_range for batch in batches for skipped_range in batch.skipped]
     assert (skipped.begin, skipped.end, skipped.problem) == (*place, error.problem)
     assert batches[-1].end == log.end
 
@@ -198,7 +198,7 @@ def test_reading_does_not_continue_at_a_copy_of_a_message(log):
     log.patch(log.end + 84, b"\x70")
     batches = list(log.reader(1).batches(skip_corrupt=True))
     assert offsets(batches)[-1] == follower.physical_offset
-    (skipped,) = [one for batch in batches for one in batch.skipped]
+    (skipped,) = [skipped_range for batch in batches for skipped_range in batch.skipped]
     assert (skipped.begin, skipped.end) == (log.end, follower.physical_offset)
 
 
@@ -218,24 +218,24 @@ def test_deleted_segments_are_missed(log):
     log.path(0).unlink()
     reader = log.reader()
     assert offsets(reader.batches()) == of(log.made[12:])  # from the first segment that exists
-    found, error = until_error(reader.batches(100), MissingOffsets)
-    assert (found, error.begin, error.end) == ([], 100, SEGMENT)
+    read_before, error = until_error(reader.batches(100), MissingOffsets)
+    assert (read_before, error.begin, error.end) == ([], 100, SEGMENT)
     batches = list(reader.batches(100, skip_missing=True))
     assert offsets(batches) == of(log.made[12:])
-    assert [(one.begin, one.end) for one in batches[0].skipped] == [(100, SEGMENT)]
+    assert [(skipped_range.begin, skipped_range.end) for skipped_range in batches[0].skipped] == [(100, SEGMENT)]
     with pytest.raises(MissingOffsets, match="offsets 100 to 3,999"):
         reader.read(100)
 
 
 def test_a_segment_missing_in_the_middle_and_positions_behind_the_log_are_never_its_end(log):
     for skip in (False, True):
-        found, error = until_error(log.reader().batches(3 * SEGMENT + 1, skip_missing=skip), MissingOffsets)
-        assert (found, error.begin, error.end) == ([], 3 * SEGMENT, 3 * SEGMENT + 1)
+        batches_before, error = until_error(log.reader().batches(3 * SEGMENT + 1, skip_missing=skip), MissingOffsets)
+        assert (batches_before, error.begin, error.end) == ([], 3 * SEGMENT, 3 * SEGMENT + 1)
     with pytest.raises(InvalidArgument):
         list(log.reader().batches(-1))
     log.path(1).unlink()
-    found, error = until_error(log.reader().batches(), MissingOffsets)
-    assert (offsets(found), error.begin, error.end) == (of(log.made[:12]), SEGMENT, 2 * SEGMENT)
+    batches_before, error = until_error(log.reader().batches(), MissingOffsets)
+    assert (offsets(batches_before), error.begin, error.end) == (of(log.made[:12]), SEGMENT, 2 * SEGMENT)
     batches = list(log.reader().batches(skip_missing=True))
     assert offsets(batches) == of(log.made[:12] + log.made[24:])
 
@@ -249,8 +249,8 @@ def test_a_segment_deleted_while_it_is_read(log, monkeypatch):
         return real(path, size, position)
 
     monkeypatch.setattr(segments, "pread", delete_first)
-    found, error = until_error(log.reader(700).batches(), MissingOffsets)
-    read = offsets(found)
+    batches_before, error = until_error(log.reader(700).batches(), MissingOffsets)
+    read = offsets(batches_before)
     assert read == of(log.made[: len(read)])
     assert 12 < len(read) < 24
     assert (error.begin, error.end) == (log.made[len(read)].physical_offset, 2 * SEGMENT)
@@ -274,11 +274,11 @@ def test_single_messages(log):
 
 def test_single_messages_of_segments_that_come_and_go(log):
     reader = log.reader()
-    for one in log.made:
-        assert reader.read(one.physical_offset) == one
+    for message in log.made:
+        assert reader.read(message.physical_offset) == message
     more = messages.log(2, 3 * SEGMENT, 40)
     messages.write_log(log.folder, SEGMENT, {3 * SEGMENT: messages.joined(more)})
-    assert [reader.read(one.physical_offset) for one in more] == more
+    assert [reader.read(message.physical_offset) for message in more] == more
     log.path(0).unlink()
     with pytest.raises(MissingOffsets, match="deleted before"):
         reader.read(0)
@@ -299,8 +299,8 @@ def test_messages_beside_a_writer_have_all_their_properties_or_wait(log, monkeyp
     def with_holes(path, size_bytes, position):
         data = real(path, size_bytes, position)
         if size_bytes >= SEGMENT // 2:
-            for one in holes:
-                data = data.replace(one.uniq_key.encode(), one.uniq_key[:20].encode() + bytes(12))
+            for message in holes:
+                data = data.replace(message.uniq_key.encode(), message.uniq_key[:20].encode() + bytes(12))
         return data
 
     monkeypatch.setattr(segments, "pread", with_holes)
@@ -360,8 +360,8 @@ def test_files_that_may_not_be_read(log, monkeypatch, number, error):
 
     monkeypatch.setattr(os, "open", refuse)
     for skip in (False, True):
-        found, raised = until_error(log.reader().batches(skip_corrupt=skip, skip_missing=skip), error)
-        assert offsets(found) == of(log.made[:12])
+        batches_before, raised = until_error(log.reader().batches(skip_corrupt=skip, skip_missing=skip), error)
+        assert offsets(batches_before) == of(log.made[:12])
         assert str(log.path(1)) in str(raised)
 
 
@@ -380,7 +380,7 @@ def test_many_damaged_messages_do_not_cost_a_chunk_each(tmp_path, monkeypatch):
     read: list[int] = []
     real = segments.pread
     monkeypatch.setattr(
-        segments, "pread", lambda path, size, at: read.append(len(found := real(path, size, at))) or found
+        segments, "pread", lambda path, size, at: read.append(len(bytes_read := real(path, size, at))) or bytes_read
     )
     reader = CommitLogReader(path.parent, check_crc=True)
     batches = list(reader.batches(skip_corrupt=True))

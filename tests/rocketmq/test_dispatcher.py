@@ -40,7 +40,7 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
         assert done.entries == len(list(golden_store.rows()))
         model = scan(path)
         assert check(index, model) >= done.entries
-        found = 0
+        count = 0
         for line in golden_store.raw("index_queries.jsonl").splitlines():
             query = json.loads(line)
             if not query["key"]:
@@ -53,8 +53,8 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
             # prepared messages
             if query["begin"] == 0 and end_ms == MAX_TIMESTAMP_MS:
                 assert set(query["phyOffsets"]) - hidden <= set(mine)
-                found += len(mine)
-        assert found > 100
+                count += len(mine)
+        assert count > 100
 
 
 def test_an_empty_store_is_followed_from_its_first_message_and_its_files_stay_as_they_are(followed):
@@ -82,12 +82,12 @@ def test_only_what_is_selected_is_put(followed):
     followed.writer.put("orders", 0, keys="never", tags="paid", sys_flag=TRANSACTION_ROLLBACK)
     offsets = followed.write(30, tags="paid")
     done = list(rounds(chosen))
-    assert (sum(one.messages for one in done), sum(one.hidden for one in done)) == (33, 1)
-    assert sum(one.left_out for one in done) == 11
+    assert (sum(progress.messages for progress in done), sum(progress.hidden for progress in done)) == (33, 1)
+    assert sum(progress.left_out for progress in done) == 11
     orders = [offset for number, offset in enumerate(offsets) if number % 3]
-    found = followed.index.query("orders", tag_key("paid"), max_count=100)
-    assert sorted(item.offset for item in found)[1:] == orders
-    assert [item.offset for item in followed.index.query("orders", "half")] == [min(item.offset for item in found)]
+    entries = followed.index.query("orders", tag_key("paid"), max_count=100)
+    assert sorted(item.offset for item in entries)[1:] == orders
+    assert [item.offset for item in followed.index.query("orders", "half")] == [min(item.offset for item in entries)]
     for topic, key in (("orders", "never"), ("payments", "k0"), ("SCHEDULE_TOPIC_XXXX", "k1")):
         assert not followed.index.query(topic, key)
 
@@ -135,8 +135,8 @@ def test_back_pressure_refuses_a_whole_batch_and_the_next_round_continues(tmp_pa
     assert pushed_back > 1
     made.check()
     ranges = dispatcher.fingerprints.ranges
-    assert [one.end for one in ranges] == sorted({one.end for one in ranges})
-    assert sum(one.messages for one in ranges) == 200
+    assert [fingerprint.end for fingerprint in ranges] == sorted({fingerprint.end for fingerprint in ranges})
+    assert sum(fingerprint.messages for fingerprint in ranges) == 200
     made.index.abandon()
 
 
@@ -354,8 +354,8 @@ def test_a_log_that_is_unmounted_while_it_is_looked_at(followed, monkeypatch):
     followed.write(5)
     real = Scrubber.is_changed
 
-    def unmounting(*given):
-        changed = real(*given)
+    def unmounting(*arguments):
+        changed = real(*arguments)
         unmount(followed, "empty")
         return changed
 

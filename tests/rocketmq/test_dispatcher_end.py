@@ -44,21 +44,21 @@ def test_a_message_cut_anywhere_waits_until_it_is_whole(followed):
 
 
 @pytest.mark.parametrize("nth", range(1, 16))
-@pytest.mark.parametrize("found", ["half a message", "damage", "damage that is overwritten"])
-def test_a_broker_that_writes_at_any_read_of_the_follower_loses_it_no_message(followed, monkeypatch, found, nth):
+@pytest.mark.parametrize("last_bytes", ["half a message", "damage", "damage that is overwritten"])
+def test_a_broker_that_writes_at_any_read_of_the_follower_loses_it_no_message(followed, monkeypatch, last_bytes, nth):
     """The broker completes a message, or overwrites it and those behind it after a restart."""
     offsets = followed.write(12)
     whole = followed.segment(0).read_bytes()
-    if found == "half a message":
+    if last_bytes == "half a message":
         half = whole[: whole.index(b"UNIQ_KEY", offsets[-1]) + 20]
         followed.segment(0).write_bytes(half.ljust(SEGMENT, b"\0"))
     else:
-        followed.overwrite(offsets[10] + 100, b"Z" * 8 if found == "damage" else bytes(30))
+        followed.overwrite(offsets[10] + 100, b"Z" * 8 if last_bytes == "damage" else bytes(30))
     real, reads = segments.pread, []
 
     def write(*place):
         reads.append(place)
-        if len(reads) == nth and found == "damage that is overwritten":
+        if len(reads) == nth and last_bytes == "damage that is overwritten":
             followed.come_again()
             assert followed.writer.next_offset == offsets[10]
             followed.write(9, body=b"y" * 3)
@@ -128,8 +128,8 @@ def test_the_last_message_of_a_closed_store_is_taken_with_zeros_in_its_propertie
     assert store.is_closed
     real = dispatching.CommitLogReader.batches
 
-    def starting(*given, **named):
-        for read in real(*given, **named):
+    def starting(*positional, **named):
+        for read in real(*positional, **named):
             (followed.path / "abort").touch()
             yield read
 
@@ -164,7 +164,7 @@ def half_over_old(followed: Followed, old: bytes = b"key-old") -> tuple[int, byt
     return start, half, (whole + JUNK).ljust(SEGMENT, b"\0")
 
 
-def found(followed: Followed) -> tuple[int, int]:
+def entry_counts(followed: Followed) -> tuple[int, int]:
     """Return the number of entries of the new key and of the old one."""
     topics = ("orders", "payments")
     new, old = (sum(len(followed.index.query(topic, key)) for topic in topics) for key in ("key-new", "key-old"))
@@ -186,7 +186,7 @@ def test_half_a_message_that_old_bytes_complete_is_not_put(followed, old):
         assert (dispatcher.run_once().caught_up, dispatcher.position) == (False, start)
     followed.segment(0).write_bytes(whole)
     assert sum(done.messages for done in rounds(dispatcher)) == 1
-    assert found(followed) == (1, 0)
+    assert entry_counts(followed) == (1, 0)
     followed.check()
 
 
@@ -200,7 +200,7 @@ def test_a_whole_message_before_old_bytes_is_put_at_the_second_look(followed, wr
         followed.write(1)
     done = dispatcher.run_once()
     assert (done.messages, done.end) == (1 + writer_goes_on, followed.writer.next_offset)
-    assert found(followed) == (1, 0)
+    assert entry_counts(followed) == (1, 0)
     assert [done.caught_up for done in rounds(dispatcher)][-1]
     followed.check()
 
@@ -212,21 +212,21 @@ def test_a_message_completed_while_it_is_put_is_noticed(followed, monkeypatch):
     dispatcher.run_once()
     real = dispatching.stable_part
 
-    def then_completed(*given):
-        taken = real(*given)
+    def then_completed(*arguments):
+        taken = real(*arguments)
         followed.segment(0).write_bytes(whole)
         return taken
 
     with monkeypatch.context() as completing:
         completing.setattr(dispatching, "stable_part", then_completed)
         assert dispatcher.run_once().messages == 1
-    assert found(followed) == (0, 1)
+    assert entry_counts(followed) == (0, 1)
     with pytest.raises(RewrittenOffsets) as caught:
         followed.sharing(dispatcher).run_once()
     assert (caught.value.begin, caught.value.end) == (start, followed.writer.next_offset)
     assert [loss.kind for loss in dispatcher.run_once().losses] == ["rewritten"]
     list(rounds(dispatcher))
-    assert found(followed)[0] == 1
+    assert entry_counts(followed)[0] == 1
 
 
 def test_older_messages_ahead_prove_nothing(followed):

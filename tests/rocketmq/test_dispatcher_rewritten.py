@@ -73,17 +73,17 @@ def test_a_tail_that_was_cut_and_rewritten_stops_the_follower_or_is_read_again(f
             careful.run_once()
         assert caught.value.begin <= offsets[80] < caught.value.end == end == careful.position
     (loss,) = dispatcher.run_once().losses
-    kept = [offset for offset in offsets if offset < loss.begin]
-    assert (loss.kind, loss.end, loss.messages) == ("rewritten", end, 100 - len(kept))
+    intact = [offset for offset in offsets if offset < loss.begin]
+    assert (loss.kind, loss.end, loss.messages) == ("rewritten", end, 100 - len(intact))
     assert loss.begin <= offsets[80]
     followed.write(3)
     assert told(dispatcher, 1) == []
     after = scan(followed.path)
     for topic, key in names(after):
-        found = {(item.offset, item.size) for item in followed.index.query(topic, key, max_count=1_000)}
+        indexed = {(item.offset, item.size) for item in followed.index.query(topic, key, max_count=1_000)}
         now = {(a.offset, a.size) for a in after.query(topic, key, max_count=None)}
         old = {(a.offset, a.size) for a in before.query(topic, key, max_count=None) if a.offset >= offsets[80]}
-        assert now <= found <= now | old
+        assert now <= indexed <= now | old
 
 
 @pytest.mark.parametrize("keys", [{}, {"keys": "", "uniq_key": None}], ids=["keys", "no keys"])
@@ -156,8 +156,8 @@ def test_another_host_has_what_was_read_again_after_a_cut(followed):
     followed.index = followed.open_index()
     list(rounds(followed.dispatcher()))
     for (topic, key), part in by_key(scan(followed.path)).items():
-        found = {(item.offset, item.timestamp_ms) for item in followed.index.query(topic, key, max_count=1_000)}
-        assert {(a.offset, a.timestamp_ms // 1000 * 1000) for a in part.query(topic, key, max_count=None)} <= found
+        indexed = {(item.offset, item.timestamp_ms) for item in followed.index.query(topic, key, max_count=1_000)}
+        assert {(a.offset, a.timestamp_ms // 1000 * 1000) for a in part.query(topic, key, max_count=None)} <= indexed
 
 
 def test_a_rewritten_log_is_reported_if_the_disk_was_full(followed):
@@ -177,9 +177,9 @@ def test_a_rewritten_log_is_reported_if_the_disk_was_full(followed):
 # a log that was truncated but not zeroed, as by brokers: old messages stay after the cut until others overwrite them
 
 
-def old_and_new(followed: Followed, kept: int = 10) -> int:
+def old_and_new(followed: Followed, intact: int = 10) -> int:
     """Write nearly a whole segment of messages; return the place of the cut."""
-    cut = followed.write(kept + 1, body=b"")[-1]
+    cut = followed.write(intact + 1, body=b"")[-1]
     while followed.writer.next_offset < SEGMENT - 400:
         followed.write(1, body=b"")
     return cut
@@ -282,10 +282,10 @@ def scrubbing(followed, monkeypatch) -> SteppedDispatcher:
         list(rounds(made))
         followed.index.flush()
     ranges = made.fingerprints.ranges
-    assert len(ranges) < 64 + 21 < count == sum(one.messages for one in ranges)
+    assert len(ranges) < 64 + 21 < count == sum(covered.messages for covered in ranges)
     # a blank is of no range
-    assert all(two.begin in (one.end, SEGMENT) for one, two in itertools.pairwise(ranges))
-    lengths = [one.end - one.begin for one in ranges]
+    assert all(two.begin in (covered.end, SEGMENT) for covered, two in itertools.pairwise(ranges))
+    lengths = [covered.end - covered.begin for covered in ranges]
     assert max(lengths) > 2 * max(lengths[-20:]) and max(lengths[:10]) == max(lengths)
     assert followed.dispatcher().fingerprints.ranges == ranges
     return made
@@ -306,14 +306,14 @@ def test_a_deep_cut_is_written_over_and_its_messages_are_found(followed, scrubbi
     """
     followed.segment(0).unlink()
     assert all(scrubbing.run_once().losses == () for _ in range(ROUNDS))
-    offset = min(one.end for one in scrubbing.fingerprints.ranges if one.end > SEGMENT + 1_000)
+    offset = min(covered.end for covered in scrubbing.fingerprints.ranges if covered.end > SEGMENT + 1_000)
     followed.come_again(offset)
     offsets = followed.write(3, body=b"x" * 41)
     (loss,) = [loss for _ in range(ROUNDS) for loss in scrubbing.run_once().losses]
     assert (loss.kind, loss.begin) == ("rewritten", offset)
     for number, place in zip(range(1_000, 1_003), offsets, strict=True):
-        found = followed.index.query("orders" if number % 3 else "payments", f"own-{number}")
-        assert [item.offset for item in found] == [place]
+        entries = followed.index.query("orders" if number % 3 else "payments", f"own-{number}")
+        assert [item.offset for item in entries] == [place]
 
 
 def test_a_large_batch_is_read_again_in_part(followed):
@@ -323,12 +323,12 @@ def test_a_large_batch_is_read_again_in_part(followed):
     dispatcher = followed.dispatcher(skip_missing=True)
     (done,) = rounds(dispatcher)
     ranges = dispatcher.fingerprints.ranges
-    assert sum(one.messages for one in ranges) == done.messages == 900
-    assert [one.begin for one in ranges] == [0] + [one.end for one in ranges[:-1]]
+    assert sum(covered.messages for covered in ranges) == done.messages == 900
+    assert [covered.begin for covered in ranges] == [0] + [covered.end for covered in ranges[:-1]]
     damage.flip(followed.path / "commitlog" / f"{0:020d}", offsets[700] + 40)
     (loss,) = dispatcher.run_once().losses
     assert offsets[700] - (1 << 18) < loss.begin <= offsets[700]
-    assert loss.messages == sum(one.messages for one in ranges if one.end > loss.begin)
+    assert loss.messages == sum(covered.messages for covered in ranges if covered.end > loss.begin)
 
 
 # ranges that were skipped

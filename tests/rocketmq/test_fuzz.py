@@ -111,23 +111,23 @@ def test_a_mutated_log_gives_every_message_in_its_own_place(folder, changes, chu
     batches = list(reader.batches(skip_corrupt=True))
     covered = [(batch.begin, batch.end) for batch in batches]
     assert covered == sorted(covered)
-    skipped = [one for batch in batches for one in batch.skipped]
-    found = {message.physical_offset for message in reader.messages(skip_corrupt=True, closed=True)}
-    assert len(found) == sum(batch.messages for batch in batches)
+    skipped = [skipped_range for batch in batches for skipped_range in batch.skipped]
+    read = {message.physical_offset for message in reader.messages(skip_corrupt=True, closed=True)}
+    assert len(read) == sum(batch.messages for batch in batches)
     torn_at = batches[-1].end
-    swallowed = [(one.begin, one.end) for one in skipped]
+    swallowed = [(skipped_range.begin, skipped_range.end) for skipped_range in skipped]
     for offset in STARTS:
         start = offset // golden_store.SEGMENT_BYTES * golden_store.SEGMENT_BYTES
         whole = readable(made[start], offset - start, start)
         if whole and offset < torn_at:
             # found, or inside a blank that a mutation made, or inside a skipped range that a false blank ended
             assert (
-                offset in found
+                offset in read
                 or _behind_a_blank(made[start], offset - start)
                 or any(a <= offset < b for a, b in swallowed)
             )
         if not whole:
-            assert offset not in found
+            assert offset not in read
 
 
 def _behind_a_blank(data: bytes, position: int) -> bool:
@@ -138,9 +138,9 @@ def _behind_a_blank(data: bytes, position: int) -> bool:
 @given(st.binary(max_size=300), st.integers(0, 200))
 def test_any_bytes_at_all(data, extra):
     whole = len(data) + extra
-    found = walk(data, segment_bytes=whole)
-    assert 0 <= found.stop <= len(data)
-    assert all(0 <= position <= len(data) - MIN_MESSAGE_BYTES for position in found.positions.tolist())
+    walked = walk(data, segment_bytes=whole)
+    assert 0 <= walked.stop <= len(data)
+    assert all(0 <= position <= len(data) - MIN_MESSAGE_BYTES for position in walked.positions.tolist())
     decode_index_columns(data, 0, segment_bytes=whole)
     assert decode_entries(data).size <= len(data) // 20
     for flag in (0x101, 0x201, 0x301):

@@ -30,8 +30,8 @@ FIELDS = st.fixed_dictionaries(
 
 def following(fields, start):
     made = []
-    for one in fields:
-        made.append(messages.message(start, **one))
+    for changes in fields:
+        made.append(messages.message(start, **changes))
         start += made[-1].size
     return made
 
@@ -73,11 +73,11 @@ def test_equals_decoding_one_by_one(fields, start, selection):
     batch = decode_index_columns(raw, start, check_crc=True, selection=selection)
     assert sorted(rows(batch)) == sorted(rows_of(made, selection))
     assert (batch.messages, batch.end, batch.state, batch.damage) == (len(made), start + len(raw), End.SEGMENT, None)
-    assert batch.hidden == sum(not shown(one, selection) for one in made)
-    assert batch.left_out == sum(shown(one, selection) and not selection.takes(one.topic) for one in made)
+    assert batch.hidden == sum(not shown(message, selection) for message in made)
+    assert batch.left_out == sum(shown(message, selection) and not selection.takes(message.topic) for message in made)
     assert batch.last_store_ms == (made[-1].store_ms if made else None)
-    found = batch.columns.column("offset").to_pylist()
-    assert found == sorted(found)
+    positions = batch.columns.column("offset").to_pylist()
+    assert positions == sorted(positions)
 
 
 def test_rocketmqs_own_topics_are_not_selected_by_default():
@@ -149,7 +149,7 @@ def test_keys_with_invalid_utf8_are_counted_and_replaced_as_by_the_broker():
 )
 def test_bytes_after_the_last_message(tail, segment_bytes, state):
     made = messages.log(2)
-    length = sum(one.size for one in made)
+    length = sum(message.size for message in made)
     batch = decode_index_columns(messages.joined(made) + tail, 0, segment_bytes=length + segment_bytes)
     assert (batch.messages, batch.end, batch.state) == (2, length, state)
     assert (batch.damage is not None) is (state is End.DAMAGED)
@@ -160,5 +160,5 @@ def test_candidates_are_messages_in_their_own_place_only():
     made = [messages.message(0, body=embedded), messages.message(0)]
     made[1] = messages.message(made[0].size)
     raw = b"junk" * 10 + messages.joined(made) + messages.blank(64)
-    found = list(candidates(raw, -40))
-    assert found == [40, 40 + made[0].size, len(raw) - 64]
+    places = list(candidates(raw, -40))
+    assert places == [40, 40 + made[0].size, len(raw) - 64]

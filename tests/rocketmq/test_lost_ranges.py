@@ -61,15 +61,15 @@ def test_messages_that_the_broker_cut_off_are_missing_in_the_archive_and_hide_no
     with IndexReader.open(storage_backend=followed.storage) as reader:
         answer = reader.messages("orders", "same", source=RocketmqMessages(None, reader.segment_archive))
         assert offsets[1] == offsets[3] and len(answer) == 4
-        intact = [one.message for one in answer.messages if one.message is not None]
-        assert {one.physical_offset for one in intact} == {offsets[0], offsets[3]}
-        (gone,) = [one for one in answer.messages if one.item.offset == offsets[2]]
+        intact = [fetched.message for fetched in answer.messages if fetched.message is not None]
+        assert {fetched.physical_offset for fetched in intact} == {offsets[0], offsets[3]}
+        (gone,) = [fetched for fetched in answer.messages if fetched.item.offset == offsets[2]]
         assert (gone.state, gone.damaged, answer.status, answer.lost) == ("missing", False, "complete", ())
         assert "were cut off or rewritten" in gone.problem
-        asked = Command(code=RequestCode.QUERY_MESSAGE, fields=by_key("orders", "same"))
-        told = ReadOnlyBroker(reader).look_up(asked, HERE)
-        assert (told.code, told.body) == (0, b"".join(one.encode() for one in intact))
-        assert "not available" in told.remark and "missing" in told.remark and "damaged" not in told.remark
+        request = Command(code=RequestCode.QUERY_MESSAGE, fields=by_key("orders", "same"))
+        response = ReadOnlyBroker(reader).look_up(request, HERE)
+        assert (response.code, response.body) == (0, b"".join(message.encode() for message in intact))
+        assert "not available" in response.remark and "missing" in response.remark and "damaged" not in response.remark
 
 
 def test_a_cut_is_recorded_once_by_a_run_that_does_not_skip_it(followed):
@@ -80,15 +80,15 @@ def test_a_cut_is_recorded_once_by_a_run_that_does_not_skip_it(followed):
         with pytest.raises(RewrittenOffsets):
             follow(followed, skip_missing=False)
         assert followed.index.log_state.number == before + 1
-    (one,) = followed.index.log_state.lost.values()
-    assert (one.range.kind, one.range.begin <= offsets[1] < one.range.end) == ("rewritten", True)
-    assert not one.lacks_entries
+    (loss,) = followed.index.log_state.lost.values()
+    assert (loss.range.kind, loss.range.begin <= offsets[1] < loss.range.end) == ("rewritten", True)
+    assert not loss.lacks_entries
     source = RocketmqMessages(followed.path, followed.index.segment_archive)
-    assert not any(one.damaged for one in followed.index.messages("orders", "same", source=source).messages)
+    assert not any(fetched.damaged for fetched in followed.index.messages("orders", "same", source=source).messages)
     follow(followed)
     flip(followed.segment(0), offsets[3] + 100)
-    fetched = followed.index.messages("orders", "same", source=source).messages
-    assert [one.item.offset for one in fetched if one.damaged] == [offsets[3]]
+    same = followed.index.messages("orders", "same", source=source).messages
+    assert [fetched.item.offset for fetched in same if fetched.damaged] == [offsets[3]]
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -134,11 +134,11 @@ def test_damage_that_was_skipped_is_named_and_many_ranges_stay_few_in_the_log(fo
     with pytest.raises(CorruptFile):
         follow(followed, skip_corrupt=False)
     follow(followed)
-    ranges = [one.range for one in followed.index.log_state.lost.values()]
+    ranges = [loss.range for loss in followed.index.log_state.lost.values()]
     assert len(bad) > len(ranges) == 200
-    assert all(any(one.begin <= offset < one.end for one in ranges) for offset in bad)
+    assert all(any(lost_range.begin <= offset < lost_range.end for lost_range in ranges) for offset in bad)
     lost = followed.index.query("orders", "absent").lost
-    assert all("are damaged" in one.reason for one in lost)
+    assert all("are damaged" in loss.reason for loss in lost)
     assert lost[0].begin_ms <= NOW_MS + 20 * 5 <= lost[0].end_ms + 999
 
 

@@ -142,13 +142,13 @@ BEHIND = messages.log(3, 1000 + GOOD.size)
 ENDS = (patched(0, word(0)), patched(4, bytes.fromhex("cbd43194")))
 
 
-@pytest.mark.parametrize(("data", "problem"), [one for one in DAMAGED if len(one[0]) == GOOD.size])
+@pytest.mark.parametrize(("data", "problem"), [case for case in DAMAGED if len(case[0]) == GOOD.size])
 def test_columns_stop_before_damage_and_say_what_a_single_decode_says(data, problem):
     begin = BEFORE[0].physical_offset
     raw = messages.joined(BEFORE) + data + messages.joined(BEHIND)
     batch = decode_index_columns(raw, begin, check_crc=True, file="segment", file_offset=begin)
     assert (batch.messages, batch.end) == (5, 1000)
-    assert sorted(set(batch.columns.column("offset").to_pylist())) == [one.physical_offset for one in BEFORE]
+    assert sorted(set(batch.columns.column("offset").to_pylist())) == [message.physical_offset for message in BEFORE]
     if data not in ENDS:
         assert (batch.state, batch.damage.file, batch.damage.offset) == (End.DAMAGED, "segment", 1000)
         if problem not in ("size is wrong", "wrong magic"):  # the walk finds those

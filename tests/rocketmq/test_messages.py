@@ -16,8 +16,8 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import (
     BEGIN_OF_LAST,
-    asked,
     delete_segments,
+    fetched_of,
     index_log,
     lay,
     lay_archived,
@@ -64,7 +64,7 @@ FIELDS = {name: name for name in ("topic", "flag", "properties")} | {
 def test_every_golden_message_field_for_field(index, store):
     messages = index_log(index, store)
     source = source_of(index, store)
-    expected = {one["offset"]: one for one in golden_store.expected()}
+    expected = {record["offset"]: record for record in golden_store.expected()}
     seen = set()
     for topic, key in lookups(messages):
         answer = index.messages(topic, key, max_count=1000, source=source)
@@ -85,7 +85,9 @@ def test_every_golden_message_field_for_field(index, store):
             json.dumps(shown)
             seen.add(shown["physical_offset"])
     assert seen == {
-        one["offset"] for one in golden_store.expected() if not golden_store.hidden(one) and golden_store.keys(one)
+        record["offset"]
+        for record in golden_store.expected()
+        if not golden_store.hidden(record) and golden_store.keys(record)
     }
 
 
@@ -127,8 +129,8 @@ def test_deleted_messages_are_expired_and_lost_ones_are_missing(index, store):
         (RocketmqMessages(store), "no archive was given"),
     ):
         for topic, key in lookups(messages):
-            found = index.messages(topic, key, source=source).messages
-            for fetched, wanted in zip(found, scan(messages, topic, key), strict=True):
+            messages_found = index.messages(topic, key, source=source).messages
+            for fetched, wanted in zip(messages_found, scan(messages, topic, key), strict=True):
                 if wanted.physical_offset < 32_768:
                     assert (fetched.state, fetched.message) == ("expired", None)
                     assert fetched.problem == f"the broker has deleted this part of its commit log, and {said}"
@@ -137,7 +139,7 @@ def test_deleted_messages_are_expired_and_lost_ones_are_missing(index, store):
     lost = next(m for m in messages if m.physical_offset >= 32_768 and m.is_visible and m.uniq_key)
     for gone, said in ((segment_name(32_768), "commit log offsets"), ("", "holds no segments")):
         (whole / "commitlog" / gone).rename(whole / f"gone {gone}")
-        fetched = asked(index, lost, source_of(index, whole))
+        fetched = fetched_of(index, lost, source_of(index, whole))
         assert fetched.state == "missing" and said in fetched.problem
 
 
@@ -147,13 +149,13 @@ def test_a_message_is_expired_whose_segment_is_deleted_after_the_folder_was_list
     listing = commitlog.list_segments
 
     def then_deleted(folder):
-        found = listing(folder)
+        listed = listing(folder)
         (folder / segment_name(0)).unlink(missing_ok=True)
-        return found
+        return listed
 
     monkeypatch.setattr(commitlog, "list_segments", then_deleted)
     assert wanted.physical_offset < 16_384
-    fetched = asked(index, wanted, RocketmqMessages(store))
+    fetched = fetched_of(index, wanted, RocketmqMessages(store))
     assert (fetched.state, fetched.message) == ("expired", None)
 
 
@@ -170,8 +172,8 @@ def test_keys_of_equal_hash_are_distinguished(tmp_path, storage):
         offset += messages[-1].size
     write_log(store / "commitlog", 20_000, {0: joined(messages)})
     with open_index(tmp_path / "root", storage, preset="rocketmq", items=1_000) as index:
-        for one in messages:
-            put(index, one)
+        for stored_message in messages:
+            put(index, stored_message)
         source, wanted = source_of(index, store), [m.encode() for m in scan(messages, "T", "order-BB")]
         answer = index.messages("T", "order-BB", source=source)
         assert (encoded(answer), answer.collisions, answer.status) == (wanted, 30, "complete")
@@ -196,8 +198,8 @@ def test_two_stores_in_one_index_are_distinguished(tmp_path, index):
     for number in range(2):
         messages = log(3, first=10 * number)
         store = lay(tmp_path / f"store{number}", *messages)
-        for one in messages:
-            put(index, one)
+        for stored_message in messages:
+            put(index, stored_message)
         assert SegmentArchiver(index, f"broker-{number}", store / "commitlog").run_once() == 1
         stores.append((store, messages))
     for number, (_, messages) in enumerate(stores):
@@ -207,7 +209,7 @@ def test_two_stores_in_one_index_are_distinguished(tmp_path, index):
                 answer = index.messages(wanted.topic, wanted.uniq_key, source=source)
                 assert (encoded(answer), answer.collisions) == ([wanted.encode()], 0)
     other = RocketmqMessages(None, index.segment_archive, store_name="broker-1")
-    assert asked(index, stores[0][1][0], other).message is None
+    assert fetched_of(index, stores[0][1][0], other).message is None
 
 
 # by place
@@ -246,10 +248,10 @@ def test_ids_of_other_brokers_and_of_no_message(tmp_path, index, store):
             source.by_msg_id(bad)
     with pytest.raises(InvalidArgument):
         source.at(-1)
-    one = message(0, sys_flag=STORE_V6, properties=b"UNIQ_KEY\x01u\x02")
-    write_log(tmp_path / "small" / "commitlog", 2_000, {0: one.encode()})
-    fetched = RocketmqMessages(tmp_path / "small").by_msg_id(one.offset_msg_id)
-    assert same(fetched, one) and len(one.offset_msg_id) == 56
+    small = message(0, sys_flag=STORE_V6, properties=b"UNIQ_KEY\x01u\x02")
+    write_log(tmp_path / "small" / "commitlog", 2_000, {0: small.encode()})
+    fetched = RocketmqMessages(tmp_path / "small").by_msg_id(small.offset_msg_id)
+    assert same(fetched, small) and len(small.offset_msg_id) == 56
     assert fetched.message.to_dict()["store_host"] == f"[{V6.ip}]:{V6.port}"
 
 
@@ -302,7 +304,7 @@ def test_a_storage_that_is_down_is_an_error_or_named(index, store, storage):
     assert [report.file for report in answer.failed] == [index.archived()[0].name]
     assert [(fetched.state, fetched.message) for fetched in answer.messages] == [("missing", None)]
     storage.clear()
-    assert asked(index, wanted, source_of(index, store)).state == "archived"
+    assert fetched_of(index, wanted, source_of(index, store)).state == "archived"
 
 
 def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(index, store, monkeypatch):
@@ -314,13 +316,13 @@ def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(inde
     source, listing = source_of(index, store), commitlog.list_segments
 
     def then_deleted(folder):
-        found = listing(folder)
+        listed = listing(folder)
         (folder / segment_name(0)).unlink(missing_ok=True)
-        return found
+        return listed
 
     with monkeypatch.context() as deleting:
         deleting.setattr(commitlog, "list_segments", then_deleted)
-        fetched = asked(index, wanted, source)
+        fetched = fetched_of(index, wanted, source)
         assert fetched.state == "archived" and same(fetched, wanted)
     shutil.rmtree(store / "commitlog")
     (store / "commitlog").write_bytes(b"no folder")
@@ -329,7 +331,7 @@ def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(inde
         index.messages(late.topic, late.uniq_key, source=source)
     with pytest.raises(StorageMisconfigured):
         source.by_msg_id(late.offset_msg_id)
-    fetched = asked(index, wanted, source)
+    fetched = fetched_of(index, wanted, source)
     assert fetched.state == "archived" and "can't be read" in fetched.problem
 
 
@@ -378,14 +380,16 @@ def test_every_limit_holds_for_index_and_messages_together(spread, storage, stor
     assert whole.status == "complete"
     assert whole.explain.requests == total > whole.message_requests > 1
     check_sums(whole)
-    fetched = {file.file: file.matched for file in whole.explain.files if file.place == "messages"}
-    assert fetched == Counter(one.read_from for one in whole.messages if one.state == "archived")
+    matched = {file.file: file.matched for file in whole.explain.files if file.place == "messages"}
+    assert matched == Counter(fetched.read_from for fetched in whole.messages if fetched.state == "archived")
     for limit in range(total + 1):
         for allow_partial in (False, True):
             answer, requests = look_up(storage, store, lookup, max_requests=limit, allow_partial=allow_partial)
             assert requests <= limit
             if limit == total:
-                assert [one.to_dict() for one in answer.messages] == [one.to_dict() for one in whole.messages]
+                assert [fetched.to_dict() for fetched in answer.messages] == [
+                    fetched.to_dict() for fetched in whole.messages
+                ]
                 continue
             assert isinstance(answer, BudgetExceeded) is not allow_partial
             if isinstance(answer, BudgetExceeded):
@@ -396,13 +400,15 @@ def test_every_limit_holds_for_index_and_messages_together(spread, storage, stor
             assert answer.failed and all("max_requests" in report.error for report in answer.failed)
             check_sums(answer)
             # found messages are right, and the answer lists the others with the reason
-            had = [one for one in answer.messages if one.message is not None]
-            assert {one.message.physical_offset for one in had} <= wanted
-            lacking = [one for one in answer.messages if one.message is None]
-            assert all(one.state == "missing" and "max_requests" in one.problem for one in lacking)
+            had = [fetched for fetched in answer.messages if fetched.message is not None]
+            assert {fetched.message.physical_offset for fetched in had} <= wanted
+            lacking = [fetched for fetched in answer.messages if fetched.message is None]
+            assert all(fetched.state == "missing" and "max_requests" in fetched.problem for fetched in lacking)
             if limit >= total - whole.message_requests:
                 assert len(answer.messages) == len(whole.messages)
-                assert {one.item.offset for one in had} >= {offset for offset in wanted if offset >= BEGIN_OF_LAST}
+                assert {fetched.item.offset for fetched in had} >= {
+                    offset for offset in wanted if offset >= BEGIN_OF_LAST
+                }
     again, _ = look_up(storage, store, lookup, max_bytes=whole.explain.bytes)
     assert again.status == "complete"
     short, _ = look_up(storage, store, lookup, max_bytes=whole.explain.bytes - 1)

@@ -52,7 +52,7 @@ class Cut:
     @property
     def behind(self) -> list[Message]:
         """The discarded messages that are still complete; the next segment is deleted."""
-        return [one for one in self.before if self.writer.next_offset <= one.physical_offset < SEGMENT]
+        return [message for message in self.before if self.writer.next_offset <= message.physical_offset < SEGMENT]
 
     def source(self, root: Path | None = None) -> RocketmqMessages:
         return RocketmqMessages(self.made.path, root=root or self.made.folder / "root")
@@ -77,23 +77,23 @@ def test_discarded_messages_are_missing_before_and_after_others_overwrite_them(c
     cut.follow()
     assert len(cut.behind) > 10
     problem = f"{cut.made.path / 'commitlog'}: after the end of the log (cut off)"
-    assert {cut.state(one) for one in cut.before[:KEPT]} == {("local", None)}
-    assert {cut.state(one) for one in cut.behind} == {("missing", problem)}
-    assert {cut.state(one)[0] for one in cut.before[KEPT:]} == {"missing"}
+    assert {cut.state(message) for message in cut.before[:KEPT]} == {("local", None)}
+    assert {cut.state(message) for message in cut.behind} == {("missing", problem)}
+    assert {cut.state(message)[0] for message in cut.before[KEPT:]} == {"missing"}
     answer = cut.made.index.messages("orders", "new", source=cut.source())
-    assert [one.state for one in answer.messages] == ["local"] * NEW
+    assert [fetched.state for fetched in answer.messages] == ["local"] * NEW
     fetched = cut.source().by_msg_id(cut.behind[-1].offset_msg_id)
     assert (fetched.state, fetched.message, fetched.problem) == ("missing", None, problem)
     assert cut.source().by_msg_id(cut.before[KEPT - 1].offset_msg_id).state == "local"
     cut.write(2, "late")
-    for one in cut.behind:
-        assert cut.state(one)[0] == "missing"
-    late = [one for one in cut.scan() if "late" in one.index_keys]
-    for one in late:
-        put(cut.made.index, one)
+    for message in cut.behind:
+        assert cut.state(message)[0] == "missing"
+    late = [message for message in cut.scan() if "late" in message.index_keys]
+    for message in late:
+        put(cut.made.index, message)
     answer = cut.made.index.messages("orders", "late", source=cut.source())
-    assert [(one.state, one.item.offset) for one in answer.messages] == [
-        ("local", one.physical_offset) for one in reversed(late)
+    assert [(fetched.state, fetched.item.offset) for fetched in answer.messages] == [
+        ("local", message.physical_offset) for message in reversed(late)
     ]
     assert len(late) == 2
 
@@ -119,11 +119,15 @@ def test_a_queue_ends_where_its_log_was_cut_off(cut):
     log has no message yet. If the log was rewritten there, they are an error.
     """
     cut.follow()
-    live = cut.before[:KEPT] + [one for one in cut.scan() if "new" in one.index_keys]
+    live = cut.before[:KEPT] + [message for message in cut.scan() if "new" in message.index_keys]
     stale, told = 0, set()
-    for topic, queue_id in {(one.topic, one.queue_id) for one in cut.before}:
-        expected = [one for one in live if (one.topic, one.queue_id) == (topic, queue_id)]
-        (queue,) = (one for one in queues_of(cut.made.path / "consumequeue", topic) if one.queue_id == queue_id)
+    for topic, queue_id in {(message.topic, message.queue_id) for message in cut.before}:
+        expected = [message for message in live if (message.topic, message.queue_id) == (topic, queue_id)]
+        (queue,) = (
+            each_queue
+            for each_queue in queues_of(cut.made.path / "consumequeue", topic)
+            if each_queue.queue_id == queue_id
+        )
         stale += queue.end() - len(expected)
         queues = StoreQueues(cut.made.path, cut.made.folder / "root")
         ends = queues.ends(queue)
@@ -135,7 +139,7 @@ def test_a_queue_ends_where_its_log_was_cut_off(cut):
         if expected:
             pulled = queues.pull(topic, queue_id, 0, 32, 1 << 20, None)
             assert (pulled.code, pulled.next) == (0, len(expected))
-            assert pulled.body == b"".join(one.encode() for one in expected)
+            assert pulled.body == b"".join(message.encode() for message in expected)
         with nullcontext() if is_known else pytest.raises(CorruptFile):
             assert queues.pull(topic, queue_id, len(expected), 32, 1 << 20, None).code == 19
     assert stale > 10
@@ -155,9 +159,9 @@ def test_damage_is_no_end(tmp_path):
     flip(made.segment(0), broken + 4)
     behind = list(CommitLogReader(made.path / "commitlog").messages(skip_corrupt=True))[10:]
     assert len(behind) == 10
-    for one in behind:
-        put(made.index, one)
+    for message in behind:
+        put(made.index, message)
         source = RocketmqMessages(made.path, root=tmp_path / "root")
-        (fetched,) = made.index.messages(one.topic, one.uniq_key or "", source=source).messages
+        (fetched,) = made.index.messages(message.topic, message.uniq_key or "", source=source).messages
         assert fetched.state == "local"
     made.index.abandon()

@@ -11,8 +11,8 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import (
     BEGIN_OF_LAST,
-    asked,
     delete_segments,
+    fetched_of,
     index_log,
     lay_archived,
     lies,
@@ -55,7 +55,7 @@ def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
         else:
             (fetched,) = answer.messages
             assert fetched.state == "missing" and str(store / "commitlog") in fetched.problem
-            sound = asked(index, wanted, source_of(index, store))
+            sound = fetched_of(index, wanted, source_of(index, store))
             # with the reason why it does not come from the store
             assert (sound.state, same(sound, wanted), sound.problem) == ("archived", True, fetched.problem)
         path.write_bytes(whole)
@@ -79,11 +79,11 @@ def test_an_archived_message_is_answered_as_it_was_or_called_damaged(index, stor
     keyed = {m.physical_offset: m for m in messages if m.is_visible and m.index_keys}
     chosen, seen = random.Random(31 + version), set()
     for _ in range(12):
-        kept = {segment.name: storage.get(segment.name) for segment in index.archived()}
+        objects = {segment.name: storage.get(segment.name) for segment in index.archived()}
         half = chosen.sample(index.archived(), 3)
         places = {segment.start: chosen.randrange(segment.size_bytes) for segment in half}
         for segment in half:
-            storage.put(segment.name, flipped(kept[segment.name], places[segment.start], 1 << chosen.randrange(8)))
+            storage.put(segment.name, flipped(objects[segment.name], places[segment.start], 1 << chosen.randrange(8)))
         source = RocketmqMessages(None, SegmentArchive(storage, lambda: index.log_state, lambda: index.log_state))
         for start, at in places.items():
             near = min(keyed, key=lambda offset: abs(offset - start - at))
@@ -92,16 +92,19 @@ def test_an_archived_message_is_answered_as_it_was_or_called_damaged(index, stor
                 expected = scan(messages, topic, key)
                 answer = index.messages(topic, key, max_count=1000, source=source)
                 assert answer.collisions == 0
-                found = [one for one in answer.messages if one.item.offset < BEGIN_OF_LAST]
+                archived_answers = [answered for answered in answer.messages if answered.item.offset < BEGIN_OF_LAST]
                 by_place = [source.at(wanted.physical_offset), source.by_msg_id(wanted.offset_msg_id)]
-                pairs = [*zip(found, expected, strict=True), *((one, wanted) for one in by_place)]
+                pairs = [
+                    *zip(archived_answers, expected, strict=True),
+                    *((place_answer, wanted) for place_answer in by_place),
+                ]
                 for fetched, as_it_was in pairs:
                     if not same(fetched, as_it_was):
                         assert (fetched.state, fetched.message) == ("missing", None)
                         assert f"{fetched.read_from}: a piece of an archived segment does not" in fetched.problem
                         assert lies(as_it_was) in fetched.read_from
                     seen.add(same(fetched, as_it_was))
-        for name, data in kept.items():
+        for name, data in objects.items():
             storage.put(name, data)
     assert seen == {True, False}
 
@@ -113,8 +116,8 @@ def test_damage_hides_no_more_than_its_piece(tmp_path, index, storage):
     (segment,) = index.archived()
     whole = storage.get(segment.name)
     storage.put(segment.name, flipped(whole, PIECE_BYTES + 100))
-    found = [source.at(m.physical_offset) for m in messages]
-    bad = [m for m, one in zip(messages, found, strict=True) if one.message is None]
+    fetched_messages = [source.at(m.physical_offset) for m in messages]
+    bad = [m for m, fetched in zip(messages, fetched_messages, strict=True) if fetched.message is None]
     piece = range(PIECE_BYTES, 2 * PIECE_BYTES)
     assert bad == [m for m in messages if m.physical_offset < piece.stop and m.physical_offset + m.size > piece.start]
     storage.put(segment.name, whole)
@@ -136,7 +139,7 @@ def test_a_spoiled_archived_segment_is_missing_with_its_reason(tmp_path, index, 
         storage.delete_many([segment.name])
     delete_segments(store, 2_000)
     for source in (RocketmqMessages(None, index.segment_archive), source_of(index, store)):
-        fetched = asked(index, wanted, source)
+        fetched = fetched_of(index, wanted, source)
         assert (fetched.state, fetched.message) == ("missing", None)
         assert segment.name in fetched.problem
 
@@ -183,15 +186,15 @@ def test_the_log_is_read_before_a_message_is_called_expired(index, store, storag
     wanted = next(m for m in messages if m.is_visible and m.uniq_key)
     with IndexReader.open(storage_backend=storage, refresh_interval_s=3600) as reader:
         source = RocketmqMessages(store, reader.segment_archive)
-        assert asked(reader, wanted, source).state == "local"
+        assert fetched_of(reader, wanted, source).state == "local"
         SegmentArchiver(index, "s", store / "commitlog").run_once()
         delete_segments(store, BEGIN_OF_LAST)
         assert reader.archived() == ()
         storage.fail("list", times=None, name_prefix="log/")
         with pytest.raises(StorageUnavailable):
-            asked(reader, wanted, source)
+            fetched_of(reader, wanted, source)
         storage.clear()
-        fetched = asked(reader, wanted, source)
+        fetched = fetched_of(reader, wanted, source)
         assert fetched.state == "archived" and same(fetched, wanted)
 
 
@@ -207,7 +210,7 @@ def test_a_rewritten_log_gives_no_wrong_message(tmp_path, index, fields):
     data = bytearray(path.read_bytes())
     data[wanted.physical_offset : wanted.physical_offset + other.size] = other.encode()
     path.write_bytes(data)
-    fetched = asked(index, wanted, RocketmqMessages(store))
+    fetched = fetched_of(index, wanted, RocketmqMessages(store))
     assert (fetched.state, fetched.message) == ("missing", None)
     assert "another message" in fetched.problem
-    assert asked(index, wanted, source_of(index, store)).state == "archived"
+    assert fetched_of(index, wanted, source_of(index, store)).state == "archived"

@@ -29,23 +29,23 @@ def there(offset: int, second: int, body: bytes = b"body", **fields) -> Message:
 
 def pages(index, source, max_count, **options) -> tuple[list[Fetched], int]:
     """Return the messages and collisions of all pages, which must be complete and come to an end."""
-    found: list[Fetched] = []
+    messages: list[Fetched] = []
     collisions, cursor = 0, None
     for _ in range(1_000):
         answer = index.messages("TopicA", KEY, max_count=max_count, cursor=cursor, source=source, **options)
         assert len(answer) <= max_count
-        found += answer.messages
+        messages += answer.messages
         collisions += answer.collisions
         cursor = answer.cursor
         assert answer.status == ("complete" if cursor is None else "truncated")
         if cursor is None:
-            return found, collisions
+            return messages, collisions
         assert len(answer) == max_count
     raise AssertionError("no end")
 
 
-def encoded(found: Iterable[Fetched]) -> list[bytes | None]:
-    return [one.message.encode() if one.message else None for one in found]
+def encoded(fetched_messages: Iterable[Fetched]) -> list[bytes | None]:
+    return [fetched.message.encode() if fetched.message else None for fetched in fetched_messages]
 
 
 def order(fetched: Fetched) -> tuple[int, int, int]:
@@ -77,12 +77,12 @@ class Rewritten:
                 near = (made.live[-1].store_ms - NOW_MS) // 1000 + random.choice([-1, 0, 1])
                 second = random.choice([near, random.randint(-20, 60), number + 20])
                 writings.append(there(offset, second, b"body" * random.randint(1, 3)))
-            made.seconds[offset] = {one.store_ms // 1000 for one in writings}
+            made.seconds[offset] = {record.store_ms // 1000 for record in writings}
             written += writings
             offset += made.live[-1].size
         random.shuffle(written)
-        for number, one in enumerate(written):
-            put(index, one, [KEY])
+        for number, record in enumerate(written):
+            put(index, record, [KEY])
             if number == len(written) // 2 and random.random() < 0.5:
                 index.seal()
                 index.run_lifecycle()
@@ -90,13 +90,13 @@ class Rewritten:
 
     def expected(self, begin: int, end: int) -> list[Message]:
         """Return the messages whose own entries are in a range of seconds, in order of the entries."""
-        found = []
-        for one in self.live:
-            second = one.store_ms // 1000
-            own = next((s for s in (second, second + 1, second - 1) if s in self.seconds[one.physical_offset]), None)
-            if own is not None and begin <= own <= end and KEY in one.index_keys:
-                found.append((-own, -one.physical_offset, one))
-        return [one for *_, one in sorted(found, key=lambda three: three[:2])]
+        placed = []
+        for record in self.live:
+            second = record.store_ms // 1000
+            own = next((s for s in (second, second + 1, second - 1) if s in self.seconds[record.physical_offset]), None)
+            if own is not None and begin <= own <= end and KEY in record.index_keys:
+                placed.append((-own, -record.physical_offset, record))
+        return [record for *_, record in sorted(placed, key=lambda three: three[:2])]
 
 
 @pytest.mark.parametrize("state", ["local", "archived"])
@@ -111,15 +111,19 @@ def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_page
         expected = made.expected(NOW_S + begin, NOW_S + end)
         for size in PAGES:
             allow_partial = random.random() < 0.5
-            asked = {"begin_ms": NOW_MS + 1000 * begin, "end_ms": NOW_MS + 1000 * end, "allow_partial": allow_partial}
-            found, _ = pages(index, source, size, **asked)
-            whole = encoded(one for one in found if one.message)
-            assert whole == [one.encode() for one in expected], (begin, end, size)
-            assert [order(one) for one in found] == sorted({order(one) for one in found})
+            limits = {"begin_ms": NOW_MS + 1000 * begin, "end_ms": NOW_MS + 1000 * end, "allow_partial": allow_partial}
+            fetched_messages, _ = pages(index, source, size, **limits)
+            whole = encoded(fetched for fetched in fetched_messages if fetched.message)
+            assert whole == [record.encode() for record in expected], (begin, end, size)
+            assert [order(fetched) for fetched in fetched_messages] == sorted(
+                {order(fetched) for fetched in fetched_messages}
+            )
             # missing messages are only at places that have no answer
-            answered = {one.physical_offset for one in expected}
-            assert not answered & {one.item.offset for one in found if one.message is None and one.item}
-            assert {one.state for one in found if one.message is None} <= {"missing"}
+            answered = {record.physical_offset for record in expected}
+            assert not answered & {
+                fetched.item.offset for fetched in fetched_messages if fetched.message is None and fetched.item
+            }
+            assert {fetched.state for fetched in fetched_messages if fetched.message is None} <= {"missing"}
 
 
 def test_an_entry_of_an_archived_message_does_not_hide_the_present_one(tmp_path, index):
@@ -130,14 +134,14 @@ def test_an_entry_of_an_archived_message_does_not_hide_the_present_one(tmp_path,
     other = {"properties": b"KEYS\x01order-4712\x02"}
     before = [there(number * size, 100 + number) for number in range(2)]
     now = [there(0, 50), there(size, 40), there(2 * size, 30, **other), there(3 * size, 20)]
-    for one in (*before, *now):
-        put(index, one, [KEY])
+    for record in (*before, *now):
+        put(index, record, [KEY])
     lay_archived(index, tmp_path / "laid", *before)
     source = source_of(index, lay(tmp_path / "laid", *now))
     for max_count in PAGES:
-        found, collisions = pages(index, source, max_count)
-        assert encoded(found) == [one.encode() for one in (*before[::-1], now[0], now[1], now[3])]
-        assert [one.state for one in found] == ["archived"] * 2 + ["local"] * 3
+        fetched_messages, collisions = pages(index, source, max_count)
+        assert encoded(fetched_messages) == [record.encode() for record in (*before[::-1], now[0], now[1], now[3])]
+        assert [fetched.state for fetched in fetched_messages] == ["archived"] * 2 + ["local"] * 3
         assert collisions == 1
 
 

@@ -49,18 +49,18 @@ def queue(tmp_path: Path) -> ConsumeQueue:
 def test_reads_across_files(queue):
     for begin in (0, 1, 9, 10, 11, 24):
         for most in (1, 9, 11, 100):
-            start, found = queue.read(begin, most)
-            assert (start, found.tolist()) == (begin, entries(25)[begin : begin + most])
+            start, entries_read = queue.read(begin, most)
+            assert (start, entries_read.tolist()) == (begin, entries(25)[begin : begin + most])
     for begin in (25, 29, 30, 1000):  # behind the last entry
-        start, found = queue.read(begin)
-        assert (start, len(found)) == (begin, 0)
+        start, entries_read = queue.read(begin)
+        assert (start, len(entries_read)) == (begin, 0)
 
 
 def test_a_queue_whose_oldest_files_are_deleted(tmp_path):
     queue = write_queue(tmp_path / "T" / "0", entries(15), first=40)
     assert queue.read()[0] == 40
-    start, found = queue.read(7)
-    assert (start, found["tags_code"].tolist()) == (40, [-number for number in range(15)])
+    start, entries_read = queue.read(7)
+    assert (start, entries_read["tags_code"].tolist()) == (40, [-number for number in range(15)])
     # the first entry at or behind a commit log offset
     for offset, wanted in ((0, 40), (1, 41), (100, 41), (999, 50), (1400, 54), (1401, 55)):
         assert queue.seek(offset) == wanted
@@ -73,9 +73,9 @@ def test_the_end_of_a_queue_is_behind_its_last_entry(queue, lost):
     absent = ConsumeQueue("T", 9, queue.folder / "missing")
     assert (absent.end(), absent.seek(5), len(absent.read()[1]), absent.read()[1].dtype) == (0, 0, 0, ENTRY)
     path = queue.folder / segment_name(lost // PER_FILE * FILE_BYTES)
-    kept, at = path.read_bytes(), lost % PER_FILE * ENTRY_BYTES
+    data, at = path.read_bytes(), lost % PER_FILE * ENTRY_BYTES
     for length in (ENTRY_BYTES, FILE_BYTES - at):
-        path.write_bytes(kept[:at] + bytes(length) + kept[at + length :])
+        path.write_bytes(data[:at] + bytes(length) + data[at + length :])
         if lost == 23 and length > ENTRY_BYTES:
             assert queue.end() == 23
         elif queue.seek(2**63 - 1) != 25:

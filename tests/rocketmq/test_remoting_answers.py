@@ -80,13 +80,13 @@ async def signed(client, code, **fields):
     return await client.ask(code, {**command.fields, "Signature": signature(command, SECRET)})
 
 
-def asked(broker, code, **fields):
+def response_to(broker, code, **fields):
     """Return the response to a request without a connection."""
     request = Command(code=code, fields=fields)
     return broker.answer_at_once(request, HERE) or broker.look_up(request, HERE)
 
 
-def told(answer):
+def summary(answer):
     return answer.code, answer.remark, answer.body
 
 
@@ -98,8 +98,8 @@ def messages(index, store) -> list[Message]:
 
 def most_found(messages):
     """Return the lookup with the most messages, and these."""
-    found = {lookup: scan(messages, *lookup) for lookup in lookups(messages)}
-    return max(found.items(), key=lambda one: len(one[1]))
+    answers_by_lookup = {lookup: scan(messages, *lookup) for lookup in lookups(messages)}
+    return max(answers_by_lookup.items(), key=lambda pair: len(pair[1]))
 
 
 # The recording server's response, and the golden response that one read-only broker gives to the same request.
@@ -141,7 +141,7 @@ async def test_recorded_requests_get_the_recorded_responses(index, store, messag
             request = replace(decode_frame(golden["frame"][4:]), opaque=4660)
             await client.send(request)
             frame = await client.receive_frame()
-            found = decode_frame(frame[4:])
+            response = decode_frame(frame[4:])
             answer = golden["answeredWith"].split(".")[1]
             if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and "Group" in request.fields["topic"]:
                 answer = "route_none"  # no group has its own topic here
@@ -151,19 +151,19 @@ async def test_recorded_requests_get_the_recorded_responses(index, store, messag
             elif request.code == QUERY:
                 wanted = _wanted(messages, request.fields)
                 recorded = _recorded("query_order0" if wanted else "query_none", request)
-                assert (found.code, found.remark) == (recorded.code, recorded.remark), name
-                assert found.fields.keys() == recorded.fields.keys()
-                assert found.body == b"".join(m.encode() for m in wanted), name
+                assert (response.code, response.remark) == (recorded.code, recorded.remark), name
+                assert response.fields.keys() == recorded.fields.keys()
+                assert response.body == b"".join(m.encode() for m in wanted), name
                 if answer in SAME_RECORDS:
                     assert set(records(_recorded(answer, request).body)) <= set(wanted), name
                     same.add(answer)
             else:
-                others.add((answer, found.code))
+                others.add((answer, response.code))
                 if request.code == PULL:
                     queue = _of_queue(messages, "TopicOrder", 0)
-                    assert told(found) == (0, "FOUND", queue[0].encode())
+                    assert summary(response) == (0, "FOUND", queue[0].encode())
                     zeros = dict.fromkeys(("suggestWhichBrokerId", "topicSysFlag", "groupSysFlag", "minOffset"), "0")
-                    assert found.fields == {**zeros, "nextBeginOffset": "1", "maxOffset": str(len(queue))}
+                    assert response.fields == {**zeros, "nextBeginOffset": "1", "maxOffset": str(len(queue))}
     assert exact == EXACT.keys()
     assert same == SAME_RECORDS
     # records that are not in the store, lists of other topics and brokers, and a pull
@@ -182,7 +182,7 @@ def test_every_key_of_a_deleted_store_comes_from_the_archive(storage, messages):
         for topic, key in lookups(messages):
             entries = scan(messages, topic, key)[:32]
             wanted = [m for m in entries if m.physical_offset < BEGIN_OF_LAST]
-            answer = asked(broker, QUERY, **by_key(topic, key, 32))
+            answer = response_to(broker, QUERY, **by_key(topic, key, 32))
             assert [m.encode() for m in records(answer.body)] == [m.encode() for m in wanted]
             assert answer.fields == {"indexLastUpdateTimestamp": f"{newest}", "indexLastUpdatePhyoffset": "0"}
             lacking = len(entries) - len(wanted)
@@ -196,25 +196,25 @@ def test_every_key_of_a_deleted_store_comes_from_the_archive(storage, messages):
 
 
 def test_times_and_counts_are_as_tools_give_them(index, store, messages):
-    (topic, key), found = most_found(messages)
-    inner = [m for m in found if m.store_ms // 1000 == found[0].store_ms // 1000]
+    (topic, key), matches = most_found(messages)
+    inner = [m for m in matches if m.store_ms // 1000 == matches[0].store_ms // 1000]
     least, greatest = str(-(2**63)), str(2**63 - 1)
-    second = found[0].store_ms // 1000 * 1000
+    second = matches[0].store_ms // 1000 * 1000
     broker = ReadOnlyBroker(index, store=store)
     for begin, end, wanted in (
-        (least, greatest, found),
+        (least, greatest, matches),
         (str(second), str(second + 999), inner),
         (str(second), greatest, inner),
         (greatest, greatest, []),
         ("0", "-1", []),
         (str(second + 1000), str(second), []),
     ):
-        answer = asked(broker, QUERY, **by_key(topic, key, 1000, beginTimestamp=begin, endTimestamp=end))
+        answer = response_to(broker, QUERY, **by_key(topic, key, 1000, beginTimestamp=begin, endTimestamp=end))
         assert (answer.code, records(answer.body)) == (0 if wanted else 22, wanted), (begin, end)
         assert answer.remark == (None if wanted else "can not find message, maybe time range not correct")
-    for most, number in (("-1", 0), ("0", 0), ("1", 1), ("9999999", len(found))):
-        assert records(asked(broker, QUERY, **by_key(topic, key) | {"maxNum": most}).body) == found[:number]
-    assert len(found) > 3
+    for most, number in (("-1", 0), ("0", 0), ("1", 1), ("9999999", len(matches))):
+        assert records(response_to(broker, QUERY, **by_key(topic, key) | {"maxNum": most}).body) == matches[:number]
+    assert len(matches) > 3
 
 
 def test_unique_keys_offset_ids_and_kinds_of_keys(index, store, messages):
@@ -224,26 +224,28 @@ def test_unique_keys_offset_ids_and_kinds_of_keys(index, store, messages):
     wanted = next(m for m in messages if m.is_visible and m.uniq_key and m.tags and m.index_keys[1:])
     late = {"beginTimestamp": str(wanted.store_ms + 86_400_000), "endTimestamp": FOREVER["endTimestamp"]}
     broker, topic, key = ReadOnlyBroker(index, store=store), wanted.topic, wanted.index_keys[1]
-    assert records(asked(broker, QUERY, **by_unique_key(topic, wanted.uniq_key, **late)).body) == [wanted]
+    assert records(response_to(broker, QUERY, **by_unique_key(topic, wanted.uniq_key, **late)).body) == [wanted]
     # one key of several is not unique, and its begin counts
-    assert asked(broker, QUERY, **by_unique_key(topic, key)).code == 22
-    assert [asked(broker, QUERY, **by_key(topic, key, **more)).code for more in (late, {})] == [22, 0]
+    assert response_to(broker, QUERY, **by_unique_key(topic, key)).code == 22
+    assert [response_to(broker, QUERY, **by_key(topic, key, **more)).code for more in (late, {})] == [22, 0]
     put(index, wanted, [tag_key(wanted.tags)])
-    for kind, one in (("K", key), ("U", wanted.uniq_key), ("T", wanted.tags)):
-        assert wanted in records(asked(broker, QUERY, **by_key(topic, one, indexType=kind)).body)
+    for kind, wanted_key in (("K", key), ("U", wanted.uniq_key), ("T", wanted.tags)):
+        assert wanted in records(response_to(broker, QUERY, **by_key(topic, wanted_key, indexType=kind)).body)
         other = {"K": "U", "U": "T", "T": "K"}[kind]
         # it is not known yet whether there are tags
-        assert asked(broker, QUERY, **by_key(topic, one, indexType=other)).code == (1 if kind == "U" else 22)
+        assert response_to(broker, QUERY, **by_key(topic, wanted_key, indexType=other)).code == (
+            1 if kind == "U" else 22
+        )
     nothing = dict.fromkeys(("topic", "queue_id", "key", "offset", "size", "timestamp_ms"), ())
     index.put_batch(nothing, TAGS_SOURCE, 1)
     index.flush()
-    assert asked(broker, QUERY, **by_key(topic, "none", indexType="T")).code == 22
+    assert response_to(broker, QUERY, **by_key(topic, "none", indexType="T")).code == 22
     # clients keep the offset id if the message has no unique key
     wanted = next(m for m in messages if m.is_visible and not m.uniq_key and m.topic != "TopicPay")
     elsewhere = wanted.offset_msg_id.replace("7F000001", "7F000002")
-    assert records(asked(broker, QUERY, **by_unique_key(wanted.topic, wanted.offset_msg_id)).body) == [wanted]
-    for topic, one in (("TopicPay", wanted.offset_msg_id), (wanted.topic, elsewhere), (wanted.topic, "FF" * 16)):
-        assert asked(broker, QUERY, **by_unique_key(topic, one)).code == 22
+    assert records(response_to(broker, QUERY, **by_unique_key(wanted.topic, wanted.offset_msg_id)).body) == [wanted]
+    for topic, message_id in (("TopicPay", wanted.offset_msg_id), (wanted.topic, elsewhere), (wanted.topic, "FF" * 16)):
+        assert response_to(broker, QUERY, **by_unique_key(topic, message_id)).code == 22
 
 
 def test_messages_of_one_unique_key_are_answered_the_oldest_first(index, tmp_path):
@@ -252,8 +254,8 @@ def test_messages_of_one_unique_key_are_answered_the_oldest_first(index, tmp_pat
         for body in (b"first", b"second", b"third"):
             writer.put("TopicOrder", 0, body, keys=["k"], uniq_key="U", store_ms=BEGIN_MS)
     index_log(index, tmp_path / "s")
-    answer = asked(ReadOnlyBroker(index, store=tmp_path / "s"), QUERY, **by_unique_key("TopicOrder", "U"))
-    assert [one.body() for one in records(answer.body)] == [b"first", b"second", b"third"]
+    answer = response_to(ReadOnlyBroker(index, store=tmp_path / "s"), QUERY, **by_unique_key("TopicOrder", "U"))
+    assert [record.body() for record in records(answer.body)] == [b"first", b"second", b"third"]
 
 
 def test_one_offset_in_the_logs_of_several_brokers(tmp_path, index):
@@ -276,7 +278,7 @@ def test_one_offset_in_the_logs_of_several_brokers(tmp_path, index):
     other = Host("10.0.0.9", 9876)
     assert view(other, topic="pay").body == made[2].encode()
     for number, answer in ((2, view(other, topic="orders")), (3, view(other)), (3, view(other, topic="none"))):
-        assert told(answer) == (1, f"can not find message by the offset, 0: {number} brokers stored one there", b"")
+        assert summary(answer) == (1, f"can not find message by the offset, 0: {number} brokers stored one there", b"")
 
 
 def test_a_response_fits_into_a_frame(index, tmp_path):
@@ -287,18 +289,18 @@ def test_a_response_fits_into_a_frame(index, tmp_path):
         for n in range(40):
             body = bytes(17 << 20 if n == 30 else 900_000 if n > 5 else 10)
             writer.put("orders", 0, body, keys=["k", "unsized", f"k-{n}"], store_ms=BEGIN_MS + n * 1000)
-    found = list(CommitLogReader(tmp_path / "s" / "commitlog").messages())[::-1]
-    for m in found:
+    messages = list(CommitLogReader(tmp_path / "s" / "commitlog").messages())[::-1]
+    for m in messages:
         put(index, m, ["k", m.index_keys[2]])
         index.put("orders", 0, "unsized", m.physical_offset, 0, m.store_ms)
     broker = ReadOnlyBroker(index, store=tmp_path / "s")
-    answer = asked(broker, QUERY, **by_key("orders", "k"))
+    answer = response_to(broker, QUERY, **by_key("orders", "k"))
     page = records(answer.body)
-    assert page == [m for m in found if m.size < 1 << 20][: len(page)] and 15 < len(page) < 20
+    assert page == [m for m in messages if m.size < 1 << 20][: len(page)] and 15 < len(page) < 20
     lacking = f"{40 - len(page)} of 40 messages, the older ones, do not fit into a frame of 16 MiB"
     assert (answer.code, answer.remark) == (0, lacking)
-    assert asked(broker, QUERY, **by_key("orders", "k-30")).body == b""
-    answer = asked(broker, QUERY, **by_key("orders", "unsized"))
+    assert response_to(broker, QUERY, **by_key("orders", "k-30")).body == b""
+    answer = response_to(broker, QUERY, **by_key("orders", "unsized"))
     assert records(answer.body) and len(answer.body) < 16 << 20
 
 
@@ -307,18 +309,18 @@ def test_pages_continue_after_the_last_key(index, store, messages, most):
     """RocketMQ 5.5 asks for pages by the key of the last message in its index, hour by hour."""
     broker = ReadOnlyBroker(index, store=store)
     (topic, key), expected = most_found(messages)
-    found = []
+    paged = []
     fields = by_key(topic, key, maxNum=str(most), indexType="K")
-    while (answer := asked(broker, QUERY, **fields)).code == 0:
-        found += records(answer.body)
-        last = found[-1]
+    while (answer := response_to(broker, QUERY, **fields)).code == 0:
+        paged += records(answer.body)
+        last = paged[-1]
         hour = last.store_ms // 3_600_000 * 3_600_000
         place = (str(hour), topic, "K", key, last.uniq_key or "", str(last.physical_offset))
         fields = {**fields, "lastKey": "@".join(place)}
-        assert len(found) <= len(expected)
-    assert (answer.code, found) == (22, expected)
+        assert len(paged) <= len(expected)
+    assert (answer.code, paged) == (22, expected)
     for wrong in ("x", f"{hour}@{topic}@K@{key}@u@{10**12}", f"{hour}@x", "@@@@@"):
-        answer = asked(broker, QUERY, **{**fields, "lastKey": wrong})
+        answer = response_to(broker, QUERY, **{**fields, "lastKey": wrong})
         assert (answer.code, answer.body) == (1, b"")
         assert "<lastKey>" in answer.remark
 
@@ -347,13 +349,13 @@ def test_requests_of_tools_besides_messages(index, messages):
             },
         ),
     ):
-        answer = asked(broker, code, **fields)
+        answer = response_to(broker, code, **fields)
         assert (answer.code, json.loads(answer.body)) == (0, body), code
-    config = asked(broker, 26)
+    config = response_to(broker, 26)
     assert config.body.decode().splitlines() == ["brokerClusterName=ArchiveA", "brokerId=0", "brokerName=broker-a"]
     assert json.loads(config.fields["version"]) == version
-    configs = json.loads(asked(broker, 21, topicSeq="0").body)["topicConfigTable"]
-    assert [(name, one["topicName"], one["perm"]) for name, one in sorted(configs.items())] == [
+    configs = json.loads(response_to(broker, 21, topicSeq="0").body)["topicConfigTable"]
+    assert [(name, settings["topicName"], settings["perm"]) for name, settings in sorted(configs.items())] == [
         (topic, topic, 4) for topic in topics
     ]
     for code, fields, answer in (
@@ -361,9 +363,9 @@ def test_requests_of_tools_besides_messages(index, messages):
         (351, {"topic": "none"}, (17, "No topic in this broker. topic: none", b"")),
         (224, {}, (1, "the custom field <cluster> is null", b"")),
     ):
-        assert told(asked(broker, code, **fields)) == answer
+        assert summary(response_to(broker, code, **fields)) == answer
     # the text that mqadmin's clusterList of 4.x and 5.x and the Dashboard's collector split and parse
-    table = json.loads(asked(broker, 28).body)["table"]
+    table = json.loads(response_to(broker, 28).body)["table"]
     assert table["brokerVersionDesc"].startswith("tiered-index ")
     for name in ("putTps", "getTotalTps", "getTransferedTps", "getTransferredTps"):
         assert float(table[name].split(" ")[0]) == int(table["msgGetTotalTodayNow"]) == 0
@@ -379,9 +381,9 @@ def test_writing_requests_are_refused_and_unknown_codes_are_named(index):
         answer = broker.answer_at_once(Command(code=code, opaque=4660), HERE)
         assert encode_frame(answer) == golden_frames.frames()["resp.no_permission.json.bin"]["frame"], code
     for code in (0, 29, 999, -1):
-        assert told(asked(broker, code)) == (3, f" request type {code} not supported", b"")
+        assert summary(response_to(broker, code)) == (3, f" request type {code} not supported", b"")
     for code in (PULL, END, BEGIN, STATS):
-        answer = asked(broker, code)
+        answer = response_to(broker, code)
         assert answer.code == 3 and answer.remark.startswith(f" request type {code} not supported: ")
     unsupported = golden_frames.frames()["resp.unsupported.rmq.bin"]["frame"]
     answer = broker.answer_at_once(Command(code=311, opaque=4660, serialisation=BINARY), HERE)
@@ -408,7 +410,7 @@ def without(name: str) -> dict[str, str]:
     ],
 )
 def test_the_response_to_a_bad_request_names_the_fault(index, code, fields, said):
-    assert told(asked(ReadOnlyBroker(index), code, **fields)) == (1, said, b"")
+    assert summary(response_to(ReadOnlyBroker(index), code, **fields)) == (1, said, b"")
 
 
 @pytest.mark.parametrize(
@@ -427,7 +429,7 @@ def test_new_topics_appear_after_a_second_if_asked_for_and_else_after_half_a_min
     broker = ReadOnlyBroker(index, clock=clock)
 
     def seen(topic):
-        return ask(broker, 105, topic).code, json.loads(asked(broker, 206).body)["topicList"]
+        return ask(broker, 105, topic).code, json.loads(response_to(broker, 206).body)["topicList"]
 
     index.put("first", 0, "k", 0, 100, BEGIN_MS)
     assert seen("first") == (0, ["first"]) and seen("second")[0] == 17
@@ -444,7 +446,7 @@ def test_new_topics_appear_after_a_second_if_asked_for_and_else_after_half_a_min
 def test_routes_claim_the_queues_that_the_store_has(index, store, messages):
     def queues(broker, topic):
         (route,) = json.loads(ask(broker, 105, topic).body)["queueDatas"]
-        table = json.loads(asked(broker, 21).body)["topicConfigTable"]
+        table = json.loads(response_to(broker, 21).body)["topicConfigTable"]
         assert json.loads(ask(broker, 351, topic).body) == table[topic]
         assert route["readQueueNums"] == route["writeQueueNums"] == table[topic]["readQueueNums"]
         return route["readQueueNums"]
@@ -477,18 +479,18 @@ def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, mes
         broker = ReadOnlyBroker(reader)
         for prefix in ("segments/", ""):
             storage.fail("get_range", times=None, name_prefix=prefix)
-            assert [told(asked(broker, code, **fields)) for code, fields in (query, view)] == [BUSY] * 2
+            assert [summary(response_to(broker, code, **fields)) for code, fields in (query, view)] == [BUSY] * 2
             storage.clear()
         assert "memory://" in caplog.text or "get_range" in caplog.text
-        assert [records(asked(broker, code, **fields).body) for code, fields in (query, view)] == [[wanted]] * 2
+        assert [records(response_to(broker, code, **fields).body) for code, fields in (query, view)] == [[wanted]] * 2
         # a slow lookup is logged, unless its client has left
         caplog.clear()
-        assert told(asked(ReadOnlyBroker(reader, timeout_s=1e-9), query[0], **query[1])) == BUSY
+        assert summary(response_to(ReadOnlyBroker(reader, timeout_s=1e-9), query[0], **query[1])) == BUSY
         assert len(caplog.records) == 1
         gone = Usage()
         gone.cancel()
         with active_context().counting(gone).active():
-            assert told(asked(ReadOnlyBroker(reader), query[0], **query[1])) == BUSY
+            assert summary(response_to(ReadOnlyBroker(reader), query[0], **query[1])) == BUSY
         assert len(caplog.records) == 1
 
 
@@ -501,7 +503,7 @@ def test_topics_of_files_that_can_not_be_read_are_not_denied(index, storage, mes
         storage.fail("get_range", nth=1, times=1)
         storage.fail("get_suffix", nth=1, times=1)
         assert [ask(broker, code, "none").code for code in (206, 105)] == [2, 17]
-        assert asked(broker, 206).code == 0
+        assert response_to(broker, 206).code == 0
 
 
 def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store, storage, messages, caplog):
@@ -509,49 +511,49 @@ def test_damaged_messages_hide_no_others_and_are_told_without_names(index, store
     with the number of damaged ones. Damage of the index is an error.
     """
     delete_segments(store, BEGIN_OF_LAST)
-    (topic, key), found = most_found(messages)
+    (topic, key), matches = most_found(messages)
     chosen = random.Random(8)
-    whole = [m for m in found if m.physical_offset < BEGIN_OF_LAST]
+    whole = [m for m in matches if m.physical_offset < BEGIN_OF_LAST]
     for _ in range(25):
         wanted = chosen.choice(whole)
         name = next(s.name for s in index.archived() if s.start <= wanted.physical_offset < s.end)
-        kept, at = storage.get(name), wanted.physical_offset % 16_384 + chosen.randrange(wanted.size)
-        storage.put(name, flipped(kept, at, 1 << chosen.randrange(8)))
+        data, at = storage.get(name), wanted.physical_offset % 16_384 + chosen.randrange(wanted.size)
+        storage.put(name, flipped(data, at, 1 << chosen.randrange(8)))
         with IndexReader.open(storage_backend=storage) as reader:
             broker = ReadOnlyBroker(reader)
-            answer = asked(broker, QUERY, **by_key(topic, key, maxNum="1000"))
+            answer = response_to(broker, QUERY, **by_key(topic, key, maxNum="1000"))
             remark = re.fullmatch(r"([0-9]+) of ([0-9]+) messages are not available: (.+)", answer.remark)
             assert (answer.code, int(re.search(r"([0-9]+) damaged", remark[3])[1]) > 0) == (0, True)
-            intact = [m for m in found if m.encode() in answer.body]
+            intact = [m for m in matches if m.encode() in answer.body]
             assert wanted not in intact and len(intact) == int(remark[2]) - int(remark[1])
             assert answer.body == b"".join(m.encode() for m in intact)
             if wanted.uniq_key:
-                alone = asked(broker, QUERY, **by_unique_key(topic, wanted.uniq_key))
-                assert told(alone) == (1, "1 of 1 messages are damaged; the server's log says why", b"")
-            view = asked(broker, VIEW, offset=str(wanted.physical_offset))
-            assert told(view) == (1, "the message is damaged; the server's log says why", b"")
+                alone = response_to(broker, QUERY, **by_unique_key(topic, wanted.uniq_key))
+                assert summary(alone) == (1, "1 of 1 messages are damaged; the server's log says why", b"")
+            view = response_to(broker, VIEW, offset=str(wanted.physical_offset))
+            assert summary(view) == (1, "the message is damaged; the server's log says why", b"")
         assert name in caplog.text
         caplog.clear()
-        storage.put(name, kept)
+        storage.put(name, data)
     storage.corrupt("get_range", mode="wrong", times=None)
     with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
-        assert told(asked(ReadOnlyBroker(reader), QUERY, **by_key(topic, key))) == NO_INDEX
+        assert summary(response_to(ReadOnlyBroker(reader), QUERY, **by_key(topic, key))) == NO_INDEX
 
 
 def test_wrong_offsets_look_like_no_damage_and_no_client_fills_the_log(index, messages, caplog):
     clock = ManualClock()
     broker = ReadOnlyBroker(index, clock=clock)
     for offset in range(messages[3].physical_offset + 1, messages[3].physical_offset + 40):
-        assert asked(broker, VIEW, offset=str(offset)).code == 1
+        assert response_to(broker, VIEW, offset=str(offset)).code == 1
     # debug lines do not count: a test of the command line may have turned them on
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
     lost = next(m for m in messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
     for _ in range(30):
-        asked(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
+        response_to(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
     (record,) = caplog.records
     assert "no archived segment holds it" in record.getMessage()
     clock.advance(60)
-    asked(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
+    response_to(broker, QUERY, **by_unique_key(lost.topic, lost.uniq_key))
     assert "(29 lines like this one were left out)" in caplog.records[-1].getMessage()
 
 
@@ -629,11 +631,11 @@ def test_a_key_of_some_topics_learns_no_damage_of_a_place(index, store, storage,
         with IndexReader.open(storage_backend=storage) as reader:
             async with client_of(reader, keys=keys) as client:
                 asking = ((QUERY, by_unique_key("TopicPay", other.offset_msg_id)), (VIEW, view))
-                return [told(await signed(client, code, **fields)) for code, fields in asking]
+                return [summary(await signed(client, code, **fields)) for code, fields in asking]
 
     whole = asyncio.run(answers())
     flip_object(storage, index.archived()[0].name, other.physical_offset + 4)
-    assert asyncio.run(answers()) == whole and [one[0] for one in whole] == [22, 1]
+    assert asyncio.run(answers()) == whole and [row[0] for row in whole] == [22, 1]
 
 
 # pulls from a store; those from an archive are in test_archived_queues
@@ -656,8 +658,8 @@ def test_a_pull_of_tags_and_its_bounds(index, tmp_path):
 
     def tagged(subscription, at=0, **more):
         answer = pull(broker, "orders", 0, at, subscription=subscription, **more)
-        found = [m.queue_offset for m in records(answer.body)]
-        return answer.code, found, int(answer.fields.get("nextBeginOffset", -1))
+        offsets = [m.queue_offset for m in records(answer.body)]
+        return answer.code, offsets, int(answer.fields.get("nextBeginOffset", -1))
 
     assert tagged(" Aa || late") == (0, [1, 2], 800)
     assert tagged("late") == (20, [], 800)
@@ -667,7 +669,7 @@ def test_a_pull_of_tags_and_its_bounds(index, tmp_path):
     assert tagged("", 1_999, maxMsgBytes="-5") == (0, [1_999], 2_000)
     assert tagged("||")[0] == 23
     answer = pull(broker, "orders", 0, 0, expressionType="SQL92", subscription="a > 1")
-    assert told(answer) == (1, "The broker does not support consumer to filter message by SQL92", b"")
+    assert summary(answer) == (1, "The broker does not support consumer to filter message by SQL92", b"")
     answer = pull(broker, "orders", 0, 0, sysFlag="0")
     assert (answer.code, answer.body) == (24, b"")
     # at most a broker's bytes, and always one message
@@ -700,7 +702,7 @@ def test_queues_and_topics_that_there_are_not(index, store, messages):
     for topic, who in (("none", None), ("../commitlog", None), ("TopicOrder", sees), ("none", sees)):
         answers = [ask(broker, code, topic, 0, who) for code in (BEGIN, END, STATS)]
         for answer in (*answers, pull(broker, topic, 0, 0, sees=who)):
-            assert (told(answer), answer.fields) == ((17, f"topic[{topic}] not exist", b""), {})
+            assert (summary(answer), answer.fields) == ((17, f"topic[{topic}] not exist", b""), {})
     assert pull(broker, "TopicPay", 0, 0, sees=sees).code == 0
     assert (ends(broker, "TopicOrder", 4), ends(broker, "TopicOrder", -1)) == ((0, 0), (0, 0))
     for queue_id in (-1, 4, 10**18):
@@ -713,7 +715,7 @@ def test_queues_and_topics_that_there_are_not(index, store, messages):
     for name in ("topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag"):
         fields = {"topic": "t", "queueId": "0", "queueOffset": "0", "maxMsgNums": "1"}
         fields.pop(name, None)
-        answer = asked(broker, PULL, **fields)
+        answer = response_to(broker, PULL, **fields)
         assert (answer.code, "custom field" in answer.remark) == (1, True)
 
 
@@ -736,20 +738,20 @@ def test_a_pull_ends_before_damage_and_fails_at_it(index, store, messages, caplo
             changed = flipped(path.read_bytes(), at, 1 << chosen.randrange(8))
         else:
             path, changed = entries, flipped(whole, 20 * row + chosen.randrange(12), 1 << chosen.randrange(8))
-        kept = path.read_bytes()
+        data = path.read_bytes()
         path.write_bytes(changed)
         broker = ReadOnlyBroker(index, store=store)
-        found = 0
-        while (answer := pull(broker, "TopicOrder", 1, found)).code == 0:
+        offset = 0
+        while (answer := pull(broker, "TopicOrder", 1, offset)).code == 0:
             page = records(answer.body)
-            assert page == queue[found : found + len(page)]
-            found += len(page)
-        assert told(answer) == NO_INDEX
-        assert found <= row
+            assert page == queue[offset : offset + len(page)]
+            offset += len(page)
+        assert summary(answer) == NO_INDEX
+        assert offset <= row
         assert pull(broker, "TopicOrder", 1, row).code == 1
         end = ask(broker, END, "TopicOrder", 1)
         assert end.code == 1 or end.fields["offset"] == str(len(queue))
-        path.write_bytes(kept)
+        path.write_bytes(data)
     assert caplog.records
 
 
@@ -758,9 +760,9 @@ def test_messages_that_the_broker_deletes_meanwhile_are_skipped(index, store, me
     monkeypatch.setattr(StoreQueues, "ends", lambda *_: Ends(0, len(queue)))
     broker = ReadOnlyBroker(index, store=store)
     delete_segments(store, 16_384)
-    kept = [m for m in queue if m.physical_offset >= 16_384][:32]
-    assert 0 < len(kept) < len(queue)
-    assert records(pull(broker, "TopicOrder", 1, 0).body) == kept
+    remaining = [m for m in queue if m.physical_offset >= 16_384][:32]
+    assert 0 < len(remaining) < len(queue)
+    assert records(pull(broker, "TopicOrder", 1, 0).body) == remaining
 
 
 @run
@@ -779,8 +781,8 @@ async def test_a_pull_that_may_wait_gets_a_late_response(index, store, messages,
     async with client_of(index, store=store) as client:
         monkeypatch.setattr("tiered_index.rocketmq.remoting.server.asyncio.sleep", sleep)
         for flag, offset, code in (("4", end, 19), ("6", end, 19), ("6", end - 1, 0)):
-            given = {**fields, "sysFlag": flag, "queueOffset": str(offset)}
-            assert (await client.ask(PULL, given)).code == code
+            sent_fields = {**fields, "sysFlag": flag, "queueOffset": str(offset)}
+            assert (await client.ask(PULL, sent_fields)).code == code
         monkeypatch.undo()
     assert held == [1.0]
 

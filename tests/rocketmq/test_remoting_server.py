@@ -122,7 +122,7 @@ async def test_responses_come_as_they_are_ready_each_with_its_opaque():
             Command(code=AT_ONCE, opaque=0, body=b"at once"),
         )
         answers = [await client.receive() for _ in range(2)]
-        assert {(one.opaque, one.body, one.serialisation) for one in answers} == {
+        assert {(response.opaque, response.body, response.serialisation) for response in answers} == {
             (2**31 - 1, b"quick", BINARY),
             (0, b"at once", JSON),
         }
@@ -179,9 +179,9 @@ async def test_a_request_is_audited_whose_client_leaves_before_an_audit_thread_b
     class Counting(ThreadPoolExecutor):
         calls = 0
 
-        def submit(self, *given, **named):
+        def submit(self, *positional, **named):
             self.calls += 1
-            return super().submit(*given, **named)
+            return super().submit(*positional, **named)
 
     goes_on, threads = threading.Event(), Counting(1)
     asyncio.get_running_loop().set_default_executor(threads)
@@ -303,11 +303,11 @@ async def test_connections_are_bounded(caplog):
     async with serving(connections_at_most=2) as server:
         async with Client.open(server) as first:
             async with Client.open(server) as second:
-                assert [(await one.ask(AT_ONCE)).code for one in (first, second)] == [0, 0]
+                assert [(await client.ask(AT_ONCE)).code for client in (first, second)] == [0, 0]
                 for _ in range(3):
                     async with Client.open(server) as third:
                         assert await third.ended()
-                assert [(await one.ask(AT_ONCE)).code for one in (first, second)] == [0, 0]
+                assert [(await client.ask(AT_ONCE)).code for client in (first, second)] == [0, 0]
             await until(lambda: server.connections == 1)
             async with Client.open(server) as third:
                 assert (await third.ask(AT_ONCE)).code == 0
@@ -397,8 +397,8 @@ async def test_a_response_that_waits_for_its_step_counts_as_unsent(monkeypatch):
     monkeypatch.setattr(server_module, "pause_s", lambda passed_s: 60.0)
     async with serving(unsent_bytes=8 << 20) as server:
         look_up = server.broker.look_up
-        server.broker.look_up = lambda request, *given: replace(
-            look_up(request, *given), withheld=int(request.code == LONG)
+        server.broker.look_up = lambda request, *more: replace(
+            look_up(request, *more), withheld=int(request.code == LONG)
         )
         async with Client.open(server) as other:
             async with Client.open(server) as client:

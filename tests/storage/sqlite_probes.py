@@ -64,11 +64,11 @@ def check_sound(path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
 
 def open_files(path: Path) -> int:
     """Return the number of this process's descriptors of files at, beside or below `path`."""
-    found = 0
+    number_open = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # closed meanwhile
-            found += str(path) in str(Path(f"/proc/self/fd/{name}").readlink())
-    return found
+            number_open += str(path) in str(Path(f"/proc/self/fd/{name}").readlink())
+    return number_open
 
 
 def output(process: subprocess.Popen[str], said: str = "") -> str:

@@ -83,7 +83,7 @@ def test_a_server_without_ranges_is_named(uri, google, monkeypatch):
         with pytest.raises(StorageMisconfigured, match="does not honour ranges"):
             storage.get_range("object", 10, 20)
         assert storage.get("object") == data
-        assert {one.what: one.state for one in probe(storage)}["ranges"] == "missing"
+        assert {ability.what: ability.state for ability in probe(storage)}["ranges"] == "missing"
 
 
 def test_an_index_in_the_storage(uri, google, tmp_path):
@@ -169,11 +169,13 @@ def test_wrong_set_ups_raise_typed_errors(uri, monkeypatch):
 
 def test_the_hosts_that_renew_credentials_are_known(monkeypatch):
     monkeypatch.setenv("AZURE_AUTHORITY_HOST", "https://login.microsoftonline.us/")
-    asked = []
-    monkeypatch.setattr("tiered_index.storage.clouds.client_options", lambda hosts, *_, **__: asked.append(hosts) or {})
+    hosts_asked = []
+    monkeypatch.setattr(
+        "tiered_index.storage.clouds.client_options", lambda hosts, *_, **__: hosts_asked.append(hosts) or {}
+    )
     for uri in ("gs://bucket/p", "az://container/p?account=a"):
         open_storage(uri).close()
-    assert "accounts.google.com" in asked[0] and "login.microsoftonline.us" in asked[-1]
+    assert "accounts.google.com" in hosts_asked[0] and "login.microsoftonline.us" in hosts_asked[-1]
 
 
 @pytest.mark.parametrize("size", [0, 5, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES])

@@ -107,17 +107,17 @@ class TestS3Storage(StorageConformance):
 
     def test_a_prefix_shows_only_its_own_objects(self, storage: Storage) -> None:
         assert isinstance(storage, S3Storage)
-        whole, one, on = (
+        whole, longer, shorter = (
             S3Storage(storage.bucket, prefix, storage.options) for prefix in ("", "/index/one/", "index/on")
         )
-        with whole, one, on:
-            one.put("a", b"1")
-            on.put("a", b"2")
-            assert [info.name for info in one.list()] == ["a"]
-            on.delete_many(["a"])
-            assert one.get("a") == b"1"
+        with whole, longer, shorter:
+            longer.put("a", b"1")
+            shorter.put("a", b"2")
+            assert [info.name for info in longer.list()] == ["a"]
+            shorter.delete_many(["a"])
+            assert longer.get("a") == b"1"
             with pytest.raises(ObjectNotFound):
-                on.get("a")
+                shorter.get("a")
             assert [info.name for info in whole.list()] == ["index/one/a"]
 
 

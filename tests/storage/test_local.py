@@ -88,17 +88,17 @@ def test_a_file_in_the_folders_place_is_a_set_up_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_deleted_with_its_last_object_and_made_again(tmp_path: Path) -> None:
-    one, other = LocalStorage(tmp_path), LocalStorage(tmp_path)
+    first, other = LocalStorage(tmp_path), LocalStorage(tmp_path)
     for name in ("lease/1/1", "lease/1/2", "data/a/1.index", "log/1"):
-        one.put(name, b"x")
+        first.put(name, b"x")
     other.delete_many(["lease/1/1", "data/a/1.index", "log/1"])
     assert {path.name for path in tmp_path.rglob("*%")} >= {"lease%", "1%", "data%", "log%"}
     assert not (tmp_path / "data%" / "a%").exists()
     other.delete_many(["lease/1/2"])
     assert list((tmp_path / "lease%").iterdir()) == []
     # the first one must not take the deleted folders as existing and durable
-    one.put("lease/1/3", b"x")
-    one.put_if_absent("data/a/2.index", b"x")
+    first.put("lease/1/3", b"x")
+    first.put_if_absent("data/a/2.index", b"x")
     assert [info.name for info in other.list()] == ["data/a/2.index", "lease/1/3"]
     other.delete_many(["data/a/never.index"])
     other.delete_many(["never/a/1"])

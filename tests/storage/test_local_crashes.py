@@ -81,11 +81,11 @@ def test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new(tmp_path, operatio
         disk.copy(folder, cut).lose_unsynced(random.Random(nth) if disk.crashed else None)
         after = LocalStorage(folder)
         for left in (after, LocalStorage(cut)):
-            found = value(left, name)
-            seen.add(found)
+            stored = value(left, name)
+            seen.add(stored)
             assert seen <= {old, new}
-            expected = {"data/object": len(OLD), "data/other": 4, name: len(found or b"")}
-            if found is None:
+            expected = {"data/object": len(OLD), "data/other": 4, name: len(stored or b"")}
+            if stored is None:
                 del expected[name]
             assert {info.name: info.size_bytes for info in left.list()} == expected
         again = LocalStorage(shutil.copytree(folder, tmp_path / f"{nth} again"))
@@ -94,13 +94,13 @@ def test_a_crash_or_a_power_cut_at_any_call_leaves_old_or_new(tmp_path, operatio
         assert value(again, name) == new
         if not disk.crashed:
             # the power cut after the call
-            assert found == value(after, name) == new
+            assert stored == value(after, name) == new
             assert nth > 2, "the faults never struck"
             break
         # Everything that a crash leaves is found by age, and its removal harms nothing.
-        found = value(after, name)
+        stored = value(after, name)
         after.purge(FAR_FUTURE_MS)
-        assert value(after, name) == found
+        assert value(after, name) == stored
         hidden = [path for path in folder.rglob("*") if path.is_file() and any(".%" in part for part in path.parts)]
         assert hidden == []
     else:

@@ -56,14 +56,14 @@ class StorageModel(RuleBasedStateMachine):
     @rule(name=NAMES, start=st.integers(0, 32), length=st.integers(1, 32))
     def read(self, name: str, start: int, length: int) -> None:
         try:
-            found = self.storage.get_range(name, start, length)
+            data_read = self.storage.get_range(name, start, length)
         except ObjectNotFound:
             assert name not in self.objects
         except InvalidArgument:
             assert start + length > len(self.objects[name])
         else:
-            assert found == self.objects[name][start : start + length]
-            assert len(found) == length
+            assert data_read == self.objects[name][start : start + length]
+            assert len(data_read) == length
             data = self.objects[name]
             assert self.storage.get_suffix(name, length) == (data[max(0, len(data) - length) :], len(data))
 
@@ -104,9 +104,9 @@ class StorageModel(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        found = {info.name: info.size_bytes for info in self.storage.list()}
-        assert found == {name: len(data) for name, data in self.objects.items()}
-        assert list(found) == sorted(found)
+        sizes = {info.name: info.size_bytes for info in self.storage.list()}
+        assert sizes == {name: len(data) for name, data in self.objects.items()}
+        assert list(sizes) == sorted(sizes)
         for name, data in self.objects.items():
             assert self.storage.get(name) == data
 

@@ -328,8 +328,8 @@ def test_a_head_of_a_missing_bucket_is_not_a_missing_object(s3, scripted):
     for _ in range(2):
         with pytest.raises(ObjectNotFound, match="'object'"):
             s3.head("object")
-    asked = "/bucket/pre/fix/object"
-    assert scripted.paths()[2:] == [f"HEAD {asked}", "GET /bucket/pre/fix/probe/nothing", f"HEAD {asked}"]
+    target = "/bucket/pre/fix/object"
+    assert scripted.paths()[2:] == [f"HEAD {target}", "GET /bucket/pre/fix/probe/nothing", f"HEAD {target}"]
     scripted.answers(error(404, "NoSuchBucket"))
     for call in (
         lambda: s3.put("a", b"x"),
@@ -354,12 +354,12 @@ def listing(*keys: str, token: str = "") -> Answer:
 
 def test_list_pages_skips_foreign_keys_and_is_lazy(s3, scripted):
     scripted.answers(listing("pre/fix/", "pre/fix/a", "pre/fix/b c", token="next"), listing("pre/fix/d"))
-    found = s3.list("", start_after="A")
+    listed = s3.list("", start_after="A")
     assert scripted.requests == []
-    assert next(found).name == "a"
+    assert next(listed).name == "a"
     # obstore takes 1,000 names in one step, however small the pages are
     assert len(scripted.requests) == (2 if s3.options.client is None else 1)
-    assert [info.name for info in found] == ["d"]
+    assert [info.name for info in listed] == ["d"]
     assert "start-after=pre%2Ffix%2FA" in scripted.requests[0].path
     assert "continuation-token=next" in scripted.requests[1].path
 

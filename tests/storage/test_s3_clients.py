@@ -72,8 +72,8 @@ def s3(scripted: ScriptedServer) -> Iterator[S3Storage]:
 
 
 def opened(scripted: ScriptedServer, **options: Any) -> S3Storage:
-    given = {"endpoint_url": scripted.endpoint_url, "max_attempts": 3, **options}
-    return S3Storage("bucket", PREFIX, S3Options(**given), sleep=lambda seconds: None)
+    settings = {"endpoint_url": scripted.endpoint_url, "max_attempts": 3, **options}
+    return S3Storage("bucket", PREFIX, S3Options(**settings), sleep=lambda seconds: None)
 
 
 def is_botos(request: Request) -> bool:
@@ -251,7 +251,7 @@ def test_a_worker_of_gunicorn_reads_although_its_master_has_read(tmp_path: Path,
         text=True,
     ) as served:
         assert served.stderr is not None
-        address = next(found[1] for line in served.stderr if (found := re.search(r"Listening at: (http://\S+)", line)))
+        address = next(match[1] for line in served.stderr if (match := re.search(r"Listening at: (http://\S+)", line)))
         with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
             assert answer.read() == DATA[:10]
         served.terminate()
@@ -518,9 +518,9 @@ def test_a_proxy_carries_the_encrypted_requests_of_both_clients(
             assert storage.get_range(NAME, 0, 10) == DATA[:10]
             storage.put("a", b"x")
         proxy.shutdown()
-        asked = f"CONNECT {server.endpoint_url.removeprefix('https://')}"
+        connect = f"CONNECT {server.endpoint_url.removeprefix('https://')}"
         # boto3 sends both, through one connection
-        assert set(proxy.asked) == {asked}  # type: ignore[attr-defined]
+        assert set(proxy.asked) == {connect}  # type: ignore[attr-defined]
         assert [request.method for request in server.requests] == ["GET", "PUT"]
 
 

@@ -27,8 +27,8 @@ LISTED = (
 
 
 def opened(scripted: ScriptedServer, **options: object) -> S3Storage:
-    given = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2, **options)  # type: ignore[arg-type]
-    return S3Storage("bucket", "pre/fix", given, sleep=lambda seconds: None)
+    settings = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2, **options)  # type: ignore[arg-type]
+    return S3Storage("bucket", "pre/fix", settings, sleep=lambda seconds: None)
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ class Together:
 
 def kind(request: Request) -> str:
     """Return the kind of an index's object that a request names."""
-    asked = request.path.partition("prefix=")[2].replace("%2F", "/") or request.key
-    name = asked.partition("index/")[2]
+    named = request.path.partition("prefix=")[2].replace("%2F", "/") or request.key
+    name = named.partition("index/")[2]
     return f"{'list' if 'prefix=' in request.path else 'get'} {name.partition('/')[0]}"
 
 
@@ -57,19 +57,19 @@ def test_a_query_loads_no_boto3_and_opens_in_two_rounds(server, tmp_path, state)
         proxy = writers.enter_context(counting_proxy(server.endpoint_url))
         three = ["list log", "get checkpoint", "get lease"]
         second = Together(three)
-        asked: list[str] = []
+        kinds: list[str] = []
 
         def fault(request: Request) -> Action | None:
-            asked.append(kind(request))
-            return Action(hold=partial(second.meet, asked[-1])) if asked[-1] in three else None
+            kinds.append(kind(request))
+            return Action(hold=partial(second.meet, kinds[-1])) if kinds[-1] in three else None
 
         proxy.fault = fault
         names, answer = queried(f"{uri}{proxy.endpoint_url}", server.environment)
     # the lists of checkpoints and leases, then the held requests together
     first = ["list checkpoint", "list lease"]
-    assert sorted(asked[:-2]) == sorted([*first, *three])
+    assert sorted(kinds[:-2]) == sorted([*first, *three])
     # the directory, then the slot group
-    assert asked[-2:] == ["get data"] * 2
+    assert kinds[-2:] == ["get data"] * 2
     assert not second.is_held_alone
     assert not names & {"boto3", "botocore", "pandas", "pyarrow", "pydantic_settings", "urllib3"}
     # 501 and 123 when this was written: each new module is a decision

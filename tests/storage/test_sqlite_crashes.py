@@ -84,10 +84,10 @@ def test_a_kill_at_any_statement_leaves_old_or_new(tmp_path: Path, operation: st
     assert [report["crashed"] for report in reports] == [True] * (len(reports) - 1) + [False]
     assert len(reports) > 5
     seen = [report["found"] for report in reports]
-    assert all(found in (old, new) for found in seen)
+    assert all(state in (old, new) for state in seen)
     assert seen[0] == old
     assert seen[-1] == new
-    turned = [found == new for found in seen]
+    turned = [state == new for state in seen]
     assert turned == sorted(turned)  # once visible it stays
     for report in reports:
         check_sound(Path(report["path"]), 1000)

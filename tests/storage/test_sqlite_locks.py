@@ -111,9 +111,9 @@ def test_a_file_that_was_replaced_is_noticed(storage: SqliteStorage, path: Path,
 def test_a_disk_without_locks_or_maps_is_named(path: Path, code: str) -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorname = code
-    found = translate(error, doing="writing 'a'", path=path)
-    assert isinstance(found, StorageMisconfigured) and found.exit_code == 2
-    assert f"the file system of {path.parent} has no file locks, shared maps" in str(found)
+    translated = translate(error, doing="writing 'a'", path=path)
+    assert isinstance(translated, StorageMisconfigured) and translated.exit_code == 2
+    assert f"the file system of {path.parent} has no file locks, shared maps" in str(translated)
     error.sqlite_errorname = "SQLITE_IOERR_READ"
     assert isinstance(translate(error, doing="writing 'a'", path=path), StorageUnavailable)
 

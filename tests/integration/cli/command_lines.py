@@ -99,15 +99,15 @@ def run_here(
         _put_back(),
         _ended_after(timeout),
         mock.patch.dict(os.environ, clean_environment(**(environment or {})), clear=True),
-        tempfile.TemporaryFile() as given_bytes,
-        io.TextIOWrapper(given_bytes) as given,
-        mock.patch.multiple(sys, stdin=given, stdout=out, stderr=err),
+        tempfile.TemporaryFile() as input_bytes,
+        io.TextIOWrapper(input_bytes) as input_text,
+        mock.patch.multiple(sys, stdin=input_text, stdout=out, stderr=err),
         contextlib.ExitStack() as patched,
     ):
         for (owner, name), once in _PARSERS.items():
             patched.enter_context(mock.patch.object(owner, name, once))
-        given_bytes.write(stdin)
-        given_bytes.seek(0)
+        input_bytes.write(stdin)
+        input_bytes.seek(0)
         try:
             program([str(argument) for argument in arguments])
         except SystemExit as ended:

@@ -40,13 +40,13 @@ def test_query_takes_a_range_and_pages(run_here, original):
     expected = [n for n in expected_offsets("orders", "k7") if 500 <= n <= 2000]
     where = ("query", "orders", "k7", "--root", original.root, "--begin", begin, "--end", end)
     assert offsets(run_here(*where, "--json").document) == expected
-    found, cursor, statuses = [], [], []
+    paged, cursor, statuses = [], [], []
     while not statuses or statuses[-1] == "truncated":
         page = run_here(*where, "--json", "--max", 15, *cursor).document
-        found += offsets(page)
+        paged += offsets(page)
         statuses.append(page["status"])
         cursor = ["--cursor", page["cursor"]]
-    assert found == expected
+    assert paged == expected
     assert len(statuses) >= len(expected) // 15
     assert statuses[0] == "truncated"
     records = run_here(*where, "--json", "--all", "--max", 7).records
@@ -291,9 +291,9 @@ def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, origina
         ("--keys", keys, "--messages", tmp_path): "messages are found by places in a commit log",
         ("--keys", keys, "--storage", empty): "holds no tiered index",
     }.items():
-        given = [] if "--storage" in arguments else ["--storage", original.uri]
-        given += [] if "--out" in arguments else ["--out", tmp_path / "answers"]
-        outcome = run_here("spark", "lookup", *arguments, *given)
+        places = [] if "--storage" in arguments else ["--storage", original.uri]
+        places += [] if "--out" in arguments else ["--out", tmp_path / "answers"]
+        outcome = run_here("spark", "lookup", *arguments, *places)
         assert (outcome.code, outcome.err.count("\n")) == (2, 1) and said in outcome.err
 
 

@@ -101,11 +101,11 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
 
     monkeypatch.setattr(IndexConfig, "open_storage", faulty)
     monkeypatch.setattr(copying, "Ending", Ending)
-    told = run_here("copy", "--from", source, "--to", target, "--follow", "--json").records
-    assert [one["status"] for one in told] == ["failed", "following", "failed", "following", "stopped"]
-    assert told[0]["error"]["type"] == "StorageMisconfigured" and told[0]["lag_s"] is None
-    assert [one["source_number"] for one in told[1:]] == [told[1]["source_number"]] * 4
-    assert told[2]["lag_s"] >= 0
+    rows = run_here("copy", "--from", source, "--to", target, "--follow", "--json").records
+    assert [row["status"] for row in rows] == ["failed", "following", "failed", "following", "stopped"]
+    assert rows[0]["error"]["type"] == "StorageMisconfigured" and rows[0]["lag_s"] is None
+    assert [row["source_number"] for row in rows[1:]] == [rows[1]["source_number"]] * 4
+    assert rows[2]["lag_s"] >= 0
     assert offsets(target) == [1]
 
 
@@ -123,7 +123,7 @@ def test_a_run_by_a_timer_deletes_what_the_copy_no_longer_names_if_it_brings_som
     first, second = (run_here(*line).document for _ in range(2))
     put(2, source)
     third = run_here(*line).document
-    assert [one["sent"] for one in (first, second, third)] == [1, 0, 1]
+    assert [document["sent"] for document in (first, second, third)] == [1, 0, 1]
     assert swept == [7200, 7200] and third["deleted"] == {"objects": 0, "bytes": 0}
     # to find out that nothing is new
     assert sum(sum(of.values()) for of in second["requests"].values()) <= 15

@@ -9,9 +9,9 @@ from tests.integration.cli.command_lines import run_here
 def test_what_is_sound_is_said_to_be(tmp_path):
     done = run_here("doctor", (tmp_path / "cold").as_uri(), "--root", tmp_path / "new" / "root", "--json")
     assert (done.code, done.document["status"]) == (0, "ok"), done.err
-    found = [(row["of"], row["what"], row["result"]) for row in done.document["abilities"]]
-    assert ("storage", "put-if-absent", "yes") in found and ("root", "file locks", "yes") in found
-    assert len(found) == 10 and not (tmp_path / "new").exists()
+    results = [(row["of"], row["what"], row["result"]) for row in done.document["abilities"]]
+    assert ("storage", "put-if-absent", "yes") in results and ("root", "file locks", "yes") in results
+    assert len(results) == 10 and not (tmp_path / "new").exists()
     shown = run_here("doctor", "memory://sound")
     assert "needed for" in shown.out and "nothing is missing" in shown.out
 

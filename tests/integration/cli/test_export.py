@@ -124,11 +124,11 @@ def test_a_topic_and_a_range_and_a_misspelt_topic(exported, run_here, original, 
     offsets = [n for n in range(1000, 2951) if message(n)["topic"] == "orders"]
     assert Counter(table["offset"].to_pylist()) == Counter(offsets * 2)
     assert set(table["topic"].to_pylist()) == {"orders"}
-    asked = ("--topic", "orderz", "--topic", "orders")
-    assert exported("some.parquet", *asked)["unknown_topics"] == ["orderz"]
-    told = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *asked)
+    topics = ("--topic", "orderz", "--topic", "orders")
+    assert exported("some.parquet", *topics)["unknown_topics"] == ["orderz"]
+    told = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *topics)
     assert "no file that was read has topic 'orderz'; did you mean 'orders'?" in told.out
-    piped = run_here("export", "--storage", original.uri, "--out", "-", *asked)
+    piped = run_here("export", "--storage", original.uri, "--out", "-", *topics)
     assert piped.code == 0 and "no file that was read has topic 'orderz'" in piped.err
 
 
@@ -139,13 +139,13 @@ def test_others_open_it_as_a_table(exported, tmp_path):
     sums = "SELECT count(*), sum(size), min({}), count(DISTINCT key_hash) FROM "
     own = 2 * sum(message(n)["size"] for n in range(MESSAGES))
     keys = {(message(n)["topic"], key) for n in range(MESSAGES) for key in message(n)["keys"]}
-    wanted = (2 * MESSAGES, own, BEGIN_MS, len({hash_key(*one) for one in keys}))
+    wanted = (2 * MESSAGES, own, BEGIN_MS, len({hash_key(*topic_and_key) for topic_and_key in keys}))
     with duckdb.connect() as database:
         # a table has times, JSON has numbers
         for name, time_ms in (("entries.parquet", "epoch_ms(timestamp_ms)"), ("entries.ndjson", "timestamp_ms")):
             assert database.sql(f"{sums.format(time_ms)} '{tmp_path / name}'").fetchone() == wanted
-        found = f"SELECT DISTINCT \"offset\" FROM '{tmp_path}/entries.parquet' WHERE topic = ? AND key_hash = ?"
-        rows = database.execute(f"{found} ORDER BY 1", ["orders", hash_key("orders", "k7")]).fetchall()
+        select = f"SELECT DISTINCT \"offset\" FROM '{tmp_path}/entries.parquet' WHERE topic = ? AND key_hash = ?"
+        rows = database.execute(f"{select} ORDER BY 1", ["orders", hash_key("orders", "k7")]).fetchall()
         offsets = [offset for (offset,) in rows]
         assert offsets == sorted(expected_offsets("orders", "k7"))
     for frame in (pd.read_parquet(tmp_path / "entries.parquet"), pd.read_feather(tmp_path / "entries.arrow")):
@@ -154,9 +154,11 @@ def test_others_open_it_as_a_table(exported, tmp_path):
 
 
 def test_the_end_of_the_name_says_the_format(exported, run_here, original, tmp_path):
-    told = {name: exported(name) for name in ("e.csv", "e.ndjson", "e.jsonl", "e.arrow", "e.feather", "e.parquet", "e")}
+    reports = {
+        name: exported(name) for name in ("e.csv", "e.ndjson", "e.jsonl", "e.arrow", "e.feather", "e.parquet", "e")
+    }
     formats = ["csv", "ndjson", "ndjson", "arrow", "arrow", "parquet", "parquet"]
-    assert [one["format"] for one in told.values()] == formats
+    assert [report["format"] for report in reports.values()] == formats
     assert exported("e.txt", "--format", "ndjson")["format"] == "ndjson"
     frame = pd.read_csv(tmp_path / "e.csv")
     assert list(frame.columns) == COLUMNS
@@ -165,13 +167,13 @@ def test_the_end_of_the_name_says_the_format(exported, run_here, original, tmp_p
 
 
 def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
-    asked = ("export", "--root", original.root, "--topic", "orders", "--out", "-")
+    command = ("export", "--root", original.root, "--topic", "orders", "--out", "-")
     for form in ("csv", "ndjson"):
         told = exported(f"some.{form}", "--topic", "orders")
-        outcome = run_here(*asked, *(() if form == "ndjson" else ("--format", form)))
+        outcome = run_here(*command, *(() if form == "ndjson" else ("--format", form)))
         assert (outcome.code, outcome.out) == (0, (tmp_path / f"some.{form}").read_text())
         assert f"{told['entries']:,} entries, checksum {told['checksum']}" in outcome.err
-    assert run_here(*asked, "--json").code == 2 and not (tmp_path / "-").exists()
+    assert run_here(*command, "--json").code == 2 and not (tmp_path / "-").exists()
 
 
 @pytest.mark.parametrize("form", ["parquet", "ndjson"])
@@ -225,16 +227,16 @@ def test_rocketmqs_files(exported, run_here, tmp_path):
 
 
 def test_no_half_file_under_the_name(tmp_path, run_here, damaged):
-    path = max(damaged.files("uploaded"), key=lambda one: one.stat().st_size)
-    (stored,) = [one for one in damaged.objects() if path.stem in str(one)]
-    for one in (path, stored):
-        data = bytearray(one.read_bytes())
+    path = max(damaged.files("uploaded"), key=lambda candidate: candidate.stat().st_size)
+    (stored,) = [candidate for candidate in damaged.objects() if path.stem in str(candidate)]
+    for file_path in (path, stored):
+        data = bytearray(file_path.read_bytes())
         data[28 + 8 * SLOTS + 4000] ^= 1
-        one.write_bytes(data)
+        file_path.write_bytes(data)
     out = tmp_path / "entries.parquet"
     broken = run_here("export", "--root", damaged.root, "--out", out, "--json")
     assert (broken.code, broken.error["type"]) == (4, "CorruptFile")
-    assert not [one for one in tmp_path.iterdir() if "entries" in one.name]
+    assert not [entry for entry in tmp_path.iterdir() if "entries" in entry.name]
 
 
 def test_a_second_command_with_the_same_file_is_refused(tmp_path, run_here, original):
@@ -244,7 +246,7 @@ def test_a_second_command_with_the_same_file_is_refused(tmp_path, run_here, orig
         partial.write_text("first")
         refused = run_here("export", "--root", original.root, "--out", out, "--json")
         assert refused.code == 2 and "another command is writing it" in refused.error["message"]
-    assert out.read_text() == "first" and [one.name for one in tmp_path.iterdir()] == [out.name]
+    assert out.read_text() == "first" and [entry.name for entry in tmp_path.iterdir()] == [out.name]
 
 
 def test_what_is_refused(tmp_path, run_here, original):

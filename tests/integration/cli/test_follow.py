@@ -32,7 +32,7 @@ def write(store, start, stop):
     begin_ms = 1_700_000_000_000
     put = [writer.put("orders", 0, keys=(f"k{n % 7}", f"own-{n}"), store_ms=begin_ms + n) for n in range(start, stop)]
     writer.flush()
-    return [one.offset for one in put]
+    return [message.offset for message in put]
 
 
 @pytest.mark.parametrize("turns", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -39,7 +39,7 @@ def ingest(run_here, made):
     return lambda *options, **how: run_here("ingest", made.source, *where, *options, **how)
 
 
-def found(made, topic, key):
+def offsets_of(made, topic, key):
     with IndexReader.open(root=made.root) as reader:
         answer = reader.query(topic, key, max_count=100_000)
         assert answer.status == "complete"
@@ -58,7 +58,7 @@ def test_a_restart_that_stopped_at_a_bad_message_is_continued(ingest, made, monk
     assert ingest("--restart").code == 2
     made.source.write_text("".join(lines))
     assert ingest("--json").document["messages"] == 200
-    assert (found(made, "orders", "new-200"), found(made, "orders", "new-400")) == ([200], [400])
+    assert (offsets_of(made, "orders", "new-200"), offsets_of(made, "orders", "new-400")) == ([200], [400])
     assert ingest("--json").document["messages"] == 0
     assert ingest("--json", "--restart").document["messages"] == 500
 
@@ -73,13 +73,13 @@ def test_a_grown_file_is_continued_and_a_changed_one_refused(ingest, made):
     grown = ingest("--json").document
     assert (grown["messages"], grown["resumed_from"]) == (200, first["position"])
     assert grown["source_name"] == first["source_name"]
-    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
+    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
     made.source.write_text(made.source.read_text().replace('"size": 100', '"size": 999', 1))
     changed = ingest("--json")
     assert (changed.code, changed.error["type"]) == (2, "InvalidArgument")
     assert "--restart" in changed.error["message"]
     assert ingest("--json", "--restart").document["messages"] == 700
-    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
+    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
 
 
 def test_the_position_survives_the_loss_of_the_root(run_here, ingest, made, tmp_path):
@@ -115,12 +115,12 @@ def test_a_bad_line_stops_there_and_a_repaired_file_continues(ingest, made):
     assert (outcome.code, outcome.out) == (2, "")
     assert "line 61" in outcome.error["message"]
     assert str(made.source) in outcome.error["message"]
-    assert found(made, "orders", "own-59") == [59]
-    assert found(made, "orders", "own-61") == []
+    assert offsets_of(made, "orders", "own-59") == [59]
+    assert offsets_of(made, "orders", "own-61") == []
     skipped = ingest("--json", "--skip-bad").document
     assert (skipped["messages"], skipped["skipped"]) == (40, 1)
     assert skipped["resumed_from"] == sum(len(line) + 1 for line in good[:60])
-    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
+    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
 
 
 def test_a_last_line_that_may_be_cut_is_reported_and_read_once_it_is_whole(ingest, made):
@@ -136,7 +136,7 @@ def test_a_last_line_that_may_be_cut_is_reported_and_read_once_it_is_whole(inges
     made.source.write_text(whole)
     document = ingest("--skip-bad", "--json").document
     assert (document["held_back"], document["messages"], document["position"]) == (0, 1, len(whole))
-    assert found(made, "orders", "own-2") == [2]
+    assert offsets_of(made, "orders", "own-2") == [2]
 
 
 def test_skipped_and_quarantined_messages_are_reported(ingest, made):
@@ -159,15 +159,15 @@ def test_skipped_and_quarantined_messages_are_reported(ingest, made):
 def test_topic_ids_may_be_mixed_and_one_of_another_topic_is_a_bad_message(ingest, made, skip):
     messages = [message(n) | {"topic": "orders"} | ({"topic_id": 5} if n % 2 else {}) for n in range(8)]
     messages[5]["topic"] = "other"
-    made.source.write_text("".join(json.dumps(one) + "\n" for one in messages))
+    made.source.write_text("".join(json.dumps(row) + "\n" for row in messages))
     done = ingest("--json", *skip)
     if not skip:
         assert done.code == 2 and "line 6: refused by the index: topic id 5 of 'other'" in done.error["message"]
         return
     assert (done.document["messages"], done.document["skipped_reasons"]) == (7, {"refused by the index": 1})
     with IndexReader.open(root=made.root) as reader:
-        found = [(item.offset, item.topic_id == 5) for n in range(8) for item in reader.query("orders", f"own-{n}")]
-    assert found == [(n, n % 2 == 1) for n in range(8) if n != 5]
+        answers = [(item.offset, item.topic_id == 5) for n in range(8) for item in reader.query("orders", f"own-{n}")]
+    assert answers == [(n, n % 2 == 1) for n in range(8) if n != 5]
 
 
 def test_wait_ends_with_the_error_of_a_damaged_file(ingest, made):
@@ -208,7 +208,7 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
     another = path.read_bytes().replace(b"A-1,0,1", b"A-2,0,2")
     document = run_here("ingest", "-", *names, *where, stdin=another).document
     assert (document["entries"], document["source"], document["source_name"]) == (1, "stdin", None)
-    assert found(made, "orders", "A-1") + found(made, "orders", "A-2") == [1, 2]
+    assert offsets_of(made, "orders", "A-1") + offsets_of(made, "orders", "A-2") == [1, 2]
     assert "only the newest message" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
     assert "--column is for a file" in run_here("ingest", made.folder, *names, *where).error["message"]
 
@@ -223,7 +223,7 @@ def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, mad
         document = run_here("ingest", path, "--column", column, "--constant", constant, *where).document
         assert (document["resumed_from"], document["entries"]) == (0, 1)
     for topic, key in (("orders", "A-1"), ("copies", "A-1"), ("orders", "B-1")):
-        assert found(made, topic, key) == [1]
+        assert offsets_of(made, topic, key) == [1]
     again = ("--constant", "topic=copies", "--column", "size=size", "--column", "key=order_id")
     assert run_here("ingest", path, *again, *where).document["resumed_from"] == path.stat().st_size
     path.write_text(path.read_text().replace("A-1", "A-2"))
@@ -252,7 +252,7 @@ def test_a_full_disk_bound_is_code_7_and_loses_nothing(ingest, made):
     outcome = ingest("--json", "--patience", "0.2", environment=environment)
     assert outcome.code == 7, outcome
     assert ingest("--json").code == 0
-    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
+    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
 
 
 def test_the_last_flush_waits_for_uploads_too(ingest, made):
@@ -261,7 +261,7 @@ def test_the_last_flush_waits_for_uploads_too(ingest, made):
     environment = {"TIERED_INDEX_DISK_MAX_BYTES": "60000", "TIERED_INDEX_LIFECYCLE_INTERVAL_S": "0.1"}
     outcome = ingest("--json", environment=environment)
     assert outcome.code == 0, outcome
-    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
+    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
 
 
 def holds_lock(root, pid):
@@ -347,7 +347,7 @@ def written(path, rows):
     elif path.suffix == ".csv":
         pyarrow.csv.write_csv(table, path)
     else:
-        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -378,11 +378,11 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, made, tmp_p
     told = ingest(SIGHTINGS, "--wait")
     assert told.code == 0, told.err
     assert (told.document["entries"], told.document["dropped_columns"]) == (5, ["note"])
-    expected = {(n, n + 7, n / 2, one["town"], "née") for n, one in enumerate(SIGHTINGS)}
-    asked = ("query", "birds", "wren", "--root", made.root)
-    items = run_here(*asked, "--json").document["items"]
-    assert seen(items) == expected and {one["tag"] for one in items} == {b"vip\0".hex()}
-    shown = run_here(*asked).out
+    expected = {(n, n + 7, n / 2, sighting["town"], "née") for n, sighting in enumerate(SIGHTINGS)}
+    command = ("query", "birds", "wren", "--root", made.root)
+    items = run_here(*command, "--json").document["items"]
+    assert seen(items) == expected and {item["tag"] for item in items} == {b"vip\0".hex()}
+    shown = run_here(*command).out
     assert re.search(r"region +weight +tag +town +uuid +guide *\n", shown)
     assert re.search(r" 7 +0\.0 +vip +日本語の +none +née *\n", shown)
     for form in ("ndjson", "csv", "parquet"):
@@ -393,7 +393,7 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, made, tmp_p
     assert seen(json.loads(line) for line in dumped[:-1]) == expected
     again = ("--root", tmp_path / "again", "--storage", f"file://{tmp_path}/again-objects", *SMALL)
     assert run_here("ingest", out, *again, "--json").document["entries"] == 5
-    assert seen(run_here(*asked[:3], *again[:2], "--json").document["items"]) == expected
+    assert seen(run_here(*command[:3], *again[:2], "--json").document["items"]) == expected
     # an error for a value that does not fit; a constant takes the place of a column
     for change, said in (
         ({"town": "12345678901é"}, "town must be text of at most 12 bytes in UTF-8, and '12345678901é' has 13"),
@@ -402,11 +402,11 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, made, tmp_p
         wrong = ingest([SIGHTINGS[0] | change], name=f"wrong-{[*change]}", queue_id=1)
         assert wrong.code == 2 and said in wrong.error["message"]
     assert ingest(SIGHTINGS[:1], "--constant", "town=Zürich", "--constant", "guide=x", name="c", queue_id=1).code == 0
-    assert (0, 7, 0.0, "Zürich", "x") in seen(run_here(*asked, "--json").document["items"])
+    assert (0, 7, 0.0, "Zürich", "x") in seen(run_here(*command, "--json").document["items"])
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("item_type", "said"),
     [
         ("no_such_module_here:X", "--item-type no_such_module_here:X can't be loaded: No module named"),
         ("sightings_of_tests:Nope", "can't be loaded: module 'sightings_of_tests' has no attribute 'Nope'"),
@@ -414,10 +414,10 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, made, tmp_p
         ("sightings_of_tests", "give module:Class, a class of entries"),
     ],
 )
-def test_a_class_of_entries_that_is_none(run_here, made, tmp_path, monkeypatch, given, said):
+def test_a_class_of_entries_that_is_none(run_here, made, tmp_path, monkeypatch, item_type, said):
     (tmp_path / "sightings_of_tests.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    outcome = run_here("ingest", write_source(made.source, 0, 1), "--item-type", given, "--root", made.root)
+    outcome = run_here("ingest", write_source(made.source, 0, 1), "--item-type", item_type, "--root", made.root)
     assert (outcome.code, said in outcome.err) == (2, True), outcome.err
     assert not made.root.exists()
 
@@ -431,10 +431,10 @@ def test_entries_of_one_identity_are_counted_and_reported(run_here, made):
     constants = [part for name in ("queue_id", "offset", "size") for part in ("--constant", f"{name}=0")]
     document = run_here("ingest", path, *constants, *where, "--json").document
     assert document["entries"] == 6
-    asked = "2 entries left out: topic, queue and offset of a newer answer"
-    assert asked in run_here("query", "orders", "a", "--root", made.root).out.splitlines()
+    hint = "2 entries left out: topic, queue and offset of a newer answer"
+    assert hint in run_here("query", "orders", "a", "--root", made.root).out.splitlines()
     document = run_here("query", "orders", "a", "--root", made.root, "--json").document
-    assert (len(document["items"]), document["hints"]) == (1, [asked])
+    assert (len(document["items"]), document["hints"]) == (1, [hint])
     assert run_here("query", "orders", "c", "--root", made.root, "--json").document["hints"] == []
 
 
@@ -453,12 +453,12 @@ def test_a_file_with_a_name_of_its_own_may_move(run_here, made, tmp_path):
 
 def test_entries_older_than_the_retention_are_counted(run_here, made):
     fresh = {**message(9), "timestamp_ms": time.time_ns() // 10**6}
-    made.source.write_text("".join(json.dumps(one) + "\n" for one in (message(0), message(1), fresh)))
+    made.source.write_text("".join(json.dumps(row) + "\n" for row in (message(0), message(1), fresh)))
     where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--wait")
     rule = ("--set", "retention.topics.orders=365d")
     assert run_here(*where, *rule, "--json").document["expired"] == 2
-    assert found(made, "payments", "k0") == [0] and found(made, "payments", "k9") == [9]
-    assert found(made, "orders", "k1") == []
+    assert offsets_of(made, "payments", "k0") == [0] and offsets_of(made, "payments", "k9") == [9]
+    assert offsets_of(made, "orders", "k1") == []
     # the log has the rule now
     again = run_here(*where, "--restart")
     assert re.search("^  expired +2 entries older than the retention: lookups leave them out$", again.out, re.MULTILINE)
@@ -501,4 +501,4 @@ def test_a_message_in_quarantine_that_no_line_matches_is_named_by_its_batch(made
         intake = FileIntake(index, source, "source", False, PatientPut(index, 1))
         (batch,) = source.batches(0)
         intake.take(replace(batch, records=lambda: iter(())))
-    assert [one["where"] for one in intake.quarantined] == [f"bytes up to {batch.end:,}"]
+    assert [bad["where"] for bad in intake.quarantined] == [f"bytes up to {batch.end:,}"]

@@ -23,7 +23,7 @@ def store(tmp_path):
     return writer, put[BAD], segment
 
 
-def found(root):
+def numbers_found(root):
     with IndexReader.open(root=root) as reader:
         return [n for n in range(100) if len(reader.query("orders", f"own-{n}"))]
 
@@ -36,7 +36,7 @@ def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, small_i
     assert (loss["kind"], loss["begin"], loss["end"]) == ("corrupt", bad.offset, bad.offset + bad.size)
     assert "the body contradicts its CRC" in loss["problem"]
     assert skipped.document["messages"] == 99
-    assert found(tmp_path / "root") == [n for n in range(100) if n != BAD]
+    assert numbers_found(tmp_path / "root") == [n for n in range(100) if n != BAD]
     other = ("--root", tmp_path / "other", "--storage", f"file://{tmp_path / 'more'}")
     unchecked = run_here("ingest", writer.root, *other, *SMALL, "--json", "--no-check-bodies")
     assert (unchecked.code, unchecked.document["messages"], unchecked.document["losses"]) == (0, 100, [])

@@ -80,7 +80,7 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
     assert [line.split()[1] for line in listed.splitlines() if line.startswith("  entries ")] == ["400", "200"]
     assert "$" in listed
     fields = [line.split() for line in totals.splitlines()]
-    counts = [one for one in fields if one[:1] in (["sources"], ["tables"], ["entries"])]
+    counts = [field for field in fields if field[:1] in (["sources"], ["tables"], ["entries"])]
     assert counts == [["sources", "3"], ["tables", "2"], ["entries", "600"]]
     assert ["cost", "usd", f"${sum(job['cost_usd'] for job in tier['jobs']):.6f}"] in fields
 
@@ -119,8 +119,8 @@ def test_orphans_are_listed_then_deleted(run_here, merged, tmp_path):
     assert run_here("orphans", "--storage", merged, "--older-than", "10m").code == 2
     assert len(list((tmp_path / "store").rglob("*.index"))) >= 5
     age(tmp_path / "store", merged)
-    found = run_here("orphans", "--storage", merged, "--json").document
-    assert len(found["objects"]) == 3 and found["bytes"] == sum(o["bytes"] for o in found["objects"])
+    orphans = run_here("orphans", "--storage", merged, "--json").document
+    assert len(orphans["objects"]) == 3 and orphans["bytes"] == sum(o["bytes"] for o in orphans["objects"])
     assert "nothing was deleted" in run_here("orphans", "--storage", merged).err
     assert "deleted" in run_here("orphans", "--storage", merged, "--yes").out
     assert run_here("orphans", "--storage", merged, "--json").document["objects"] == []
@@ -135,8 +135,8 @@ def test_foreign_objects_are_ignored_listed_and_left(run_here, merged, tmp_path)
     for path in [*(folder / name.replace("/", "%/") for name in names), *(folder / name for name in unseen)]:
         path.parent.mkdir(exist_ok=True)
         path.write_text("put there by hand")
-    asked = run_here("query", "t", "hot", "--storage", merged, "--json")
-    assert asked.code == 0 and "log/note.txt" in asked.err
+    answer = run_here("query", "t", "hot", "--storage", merged, "--json")
+    assert answer.code == 0 and "log/note.txt" in answer.err
     assert len(hot(run_here, merged)) == 300
     verified = run_here("verify", "--storage", merged, "--json")
     assert verified.code == 0 and any("log/note.txt" in note for note in verified.document["notes"])
@@ -212,26 +212,26 @@ def test_a_log_that_says_otherwise_than_the_shard(run_here, merged, field):
         return record
 
     rewrite(storage, number, change)
-    found = findings(run_here, merged)
-    assert {f["file"] for f in found} >= {next(iter(objects(merged)))}
+    found_here = findings(run_here, merged)
+    assert {f["file"] for f in found_here} >= {next(iter(objects(merged)))}
     if field == "count":
-        assert any(f["part"] == "merge" and "400 entries" in f["problem"] for f in found)
+        assert any(f["part"] == "merge" and "400 entries" in f["problem"] for f in found_here)
 
 
 def test_missing_and_overlapping_slots_of_a_table(run_here, merged):
     """A shard that its record does not name, one of the same slots, and a table that is only partly removed."""
     storage, (number, other) = merge_records(merged)
-    kept = storage.get(log_name(number)), storage.get(log_name(other))
+    records = storage.get(log_name(number)), storage.get(log_name(other))
     rewrite(storage, number, lambda record: {**record, "add": []})
     assert [f["part"] for f in findings(run_here, merged)] == ["merge"]
 
-    first = json.loads(kept[0].split(b"\n#crc32")[0])["add"][0]
+    first = json.loads(records[0].split(b"\n#crc32")[0])["add"][0]
 
     def add_to_first(record):
         shard = {**record["add"][0]["shard"], "table": first["shard"]["table"], "begin_s": first["shard"]["begin_s"]}
         return {**record, "add": [{**record["add"][0], "shard": shard}]}
 
-    rewrite(storage, number, lambda record: decode_document(kept[0], "log"))
+    rewrite(storage, number, lambda record: decode_document(records[0], "log"))
     rewrite(storage, other, add_to_first)
     problems = [f["problem"] for f in findings(run_here, merged) if f["part"] == "table"]
     assert any("an earlier record added" in problem for problem in problems)

@@ -12,7 +12,7 @@ T = 1_700_000_000_000
 
 
 @pytest.fixture
-def asked(run_here, tmp_path):
+def message_of(run_here, tmp_path):
     """Return a function that shows a message by its unique key.
 
     ONE is one message's unique key, MANY that of 40 messages. Other messages have both as keys, too.
@@ -34,31 +34,31 @@ def asked(run_here, tmp_path):
     return ask
 
 
-def test_a_message_behind_many_that_carry_its_id_as_a_key_is_found(asked):
-    done = asked("ONE", "--json")
+def test_a_message_behind_many_that_carry_its_id_as_a_key_is_found(message_of):
+    done = message_of("ONE", "--json")
     assert done.code == 0, done.err
-    assert [one["message"]["body"] for one in done.document["messages"]] == ["the one"]
+    assert [row["message"]["body"] for row in done.document["messages"]] == ["the one"]
     assert (done.document["status"], done.document["cursor"]) == ("complete", None)
-    text = asked("ONE")
+    text = message_of("ONE")
     assert "the one" in text.out
     assert "cursor" not in text.out
 
 
-def test_a_key_that_is_no_unique_key_is_denied_after_all_messages_were_read(asked):
-    done = asked("NOBODY", "--json")
+def test_a_key_that_is_no_unique_key_is_denied_after_all_messages_were_read(message_of):
+    done = message_of("NOBODY", "--json")
     assert (done.code, done.document) == (1, {"messages": [], "status": "complete", "cursor": None})
-    assert asked("NOBODY").out == "no message of t with the unique key NOBODY\n"
+    assert message_of("NOBODY").out == "no message of t with the unique key NOBODY\n"
 
 
-def test_an_answer_that_is_cut_says_so_and_continues_by_its_cursor(asked):
-    first = asked("MANY", "--json").document
+def test_an_answer_that_is_cut_says_so_and_continues_by_its_cursor(message_of):
+    first = message_of("MANY", "--json").document
     assert (len(first["messages"]), first["status"]) == (32, "truncated")
-    second = asked("MANY", "--json", "--cursor", first["cursor"]).document
+    second = message_of("MANY", "--json", "--cursor", first["cursor"]).document
     assert (len(second["messages"]), second["status"], second["cursor"]) == (8, "complete", None)
-    shown = [one["message"] for one in (*first["messages"], *second["messages"])]
-    assert {one["uniq_key"] for one in shown} == {"MANY"}
-    assert len({one["physical_offset"] for one in shown}) == 40
-    text = asked("MANY", "--body", "none").out
+    shown = [row["message"] for row in (*first["messages"], *second["messages"])]
+    assert {message["uniq_key"] for message in shown} == {"MANY"}
+    assert len({message["physical_offset"] for message in shown}) == 40
+    text = message_of("MANY", "--body", "none").out
     assert f"32 found, truncated\nmore with --cursor {first['cursor']}\n" in text
 
 
@@ -72,16 +72,16 @@ def test_a_place_has_the_same_state_with_a_topic_as_without(run_here, tmp_path):
     begin = sorted((store / "commitlog").iterdir())[0]
     begin.unlink()
     deleted, damaged, whole = put[0], put[-2], put[-1]
-    path = max(one for one in (store / "commitlog").iterdir() if int(one.name) <= damaged.offset)
+    path = max(file_path for file_path in (store / "commitlog").iterdir() if int(file_path.name) <= damaged.offset)
     data = bytearray(path.read_bytes())
     data[damaged.offset - int(path.name) + damaged.size // 2] ^= 1
     path.write_bytes(data)
-    for one, state, code in ((deleted, "expired", 1), (damaged, "missing", 1), (whole, "local", 0)):
-        msg_id = offset_msg_id(Host("127.0.0.1", 10911), one.offset)
+    for put_message, state, code in ((deleted, "expired", 1), (damaged, "missing", 1), (whole, "local", 0)):
+        msg_id = offset_msg_id(Host("127.0.0.1", 10911), put_message.offset)
         alone = run_here("message", msg_id, "--store", store, *index, "--json")
         with_topic = run_here("message", msg_id, "--topic", "t", "--store", store, *index, "--json")
         assert (alone.code, with_topic.code) == (code, code), with_topic
-        assert [one["state"] for one in with_topic.document["messages"]] == [state]
+        assert [row["state"] for row in with_topic.document["messages"]] == [state]
         assert with_topic.document == alone.document
         text = run_here("message", msg_id, "--topic", "t", "--store", store, *index)
         assert f"{state}" in text.out

@@ -68,16 +68,16 @@ def test_one_document_has_the_entries_found_within_max_requests(query, cluster, 
     done = query("--json", "--max-requests", limit)
     document = done.document
     assert document["explain"]["requests"] <= limit
-    found = offsets(document["items"])
+    answered = offsets(document["items"])
     read = [file["matched"] for file in document["explain"]["files"] if file["outcome"] == "read"]
-    assert len(found) == sum(read)
-    assert set(found) <= set(cluster.offsets())
+    assert len(answered) == sum(read)
+    assert set(answered) <= set(cluster.offsets())
     if limit == REQUESTS:
-        assert (done.code, done.err, document["status"], found) == (0, "", "complete", cluster.offsets())
+        assert (done.code, done.err, document["status"], answered) == (0, "", "complete", cluster.offsets())
         assert "error" not in document
         return
     assert (done.code, document["status"]) == (6, "partial")
-    assert len(document["failed"]) == FILES - len(found) > 0
+    assert len(document["failed"]) == FILES - len(answered) > 0
     assert (document["error"]["type"], document["error"]["exit_code"]) == ("BudgetExceeded", 6)
     assert f"--max-requests={limit}" in document["error"]["message"]
     assert done.error == document["error"]
@@ -167,8 +167,8 @@ def test_the_table_adds_up_to_the_totals(query, flags):
 
 def merged(cluster: Cluster) -> list[tuple[int, int, str]]:
     """Return (time, offset, source) of both indexes' answers, in answer order except for entries of one place."""
-    found = {cluster.uri(name): made.expected("t", "all") for name, made in cluster.made.items()}
-    both = [(answer.timestamp_ms, answer.offset, uri) for uri, answers in found.items() for answer in answers]
+    by_uri = {cluster.uri(name): made.expected("t", "all") for name, made in cluster.made.items()}
+    both = [(answer.timestamp_ms, answer.offset, uri) for uri, answers in by_uri.items() for answer in answers]
     return sorted(both, key=lambda entry: (-entry[0], -entry[1]))
 
 
@@ -176,11 +176,11 @@ def merged(cluster: Cluster) -> list[tuple[int, int, str]]:
 def test_several_indexes_give_one_answer_with_the_source_of_each_entry(query, cluster, named):
     storages = (cluster.uri("a"), cluster.uri("b")) if named == "list" else (cluster.prefix,)
     place = itemgetter("timestamp_ms", "offset", "source")
-    found = list(map(place, query("--json", storages=storages).document["items"]))
-    assert sorted(found) == sorted(merged(cluster))
-    assert [entry[:2] for entry in found] == [entry[:2] for entry in merged(cluster)]
+    entries = list(map(place, query("--json", storages=storages).document["items"]))
+    assert sorted(entries) == sorted(merged(cluster))
+    assert [entry[:2] for entry in entries] == [entry[:2] for entry in merged(cluster)]
     paged = query("--json", "--all", "--max", 3, storages=storages).records
-    assert list(map(place, paged[:-1])) == found
+    assert list(map(place, paged[:-1])) == entries
     text = query("--explain", storages=storages).out
     assert re.search(r"topic id\s+source", text)
     assert text.count(cluster.uri("b")) >= 2 * 2  # each of its entries and files

@@ -75,10 +75,10 @@ def test_a_file_of_keys_is_answered_as_key_by_key(run_here, cluster, keys, tmp_p
         for topic, key, begin, end in KEYS:
             answer = reader.query(topic, key, begin, end, 3)
             entries = [item.to_dict() | {"source": None} for item in answer] or [{}]
-            asked = {"topic": topic, "key": key, "begin_ms": begin, "end_ms": end, "status": answer.status}
+            lookup = {"topic": topic, "key": key, "begin_ms": begin, "end_ms": end, "status": answer.status}
             for position, entry in enumerate(entries):
                 row = rows.pop(0)
-                assert row == dict.fromkeys(row) | asked | ({"position": position} if entry else {}) | entry
+                assert row == dict.fromkeys(row) | lookup | ({"position": position} if entry else {}) | entry
                 assert {"failed", "offset", "timestamp_ms", "fingerprint"} <= row.keys()
     assert rows == []
     figures = [last[name] for name in ("status", "count", "lookups", "found", "not_looked_up")]
@@ -108,11 +108,11 @@ def test_several_indexes_are_one_answer_to_each_key(run_here, cluster, keys, tmp
 
 def test_a_reached_bound_is_reported_and_the_found_entries_are_written(run_here, cluster, keys, tmp_path):
     out = tmp_path / "answers.ndjson"
-    asked = ("query", "--keys", keys("csv"), "--storage", cluster.uris[0], "--max-requests", 0, "--json")
-    done = run_here(*asked, "--out", out)
+    command = ("query", "--keys", keys("csv"), "--storage", cluster.uris[0], "--max-requests", 0, "--json")
+    done = run_here(*command, "--out", out)
     assert (done.code, done.document["status"], done.error["type"]) == (6, "partial", "BudgetExceeded")
     assert {row["status"] for row in rows_of(out)} == {"partial"} and rows_of(out)[0]["failed"][0]["file"]
-    done = run_here(*asked, "--allow-partial")
+    done = run_here(*command, "--allow-partial")
     assert (done.code, done.err, done.records[-1]["status"]) == (6, "", "partial")
 
 
@@ -188,7 +188,7 @@ def test_entries_of_files_have_a_file_and_row_and_no_fields_of_messages(run_here
 
 def test_a_day_as_an_end_of_a_row_is_the_whole_day(run_here, cluster, keys):
     day = datetime.fromtimestamp(BASE_MS / 1000, UTC).date().isoformat()
-    asked = keys("ndjson", [("t", "k1", day, day)])
-    done = run_here("query", "--keys", asked, "--storage", cluster.uris[0], "--json")
+    file_of_keys = keys("ndjson", [("t", "k1", day, day)])
+    done = run_here("query", "--keys", file_of_keys, "--storage", cluster.uris[0], "--json")
     assert done.code == 0, done.err
-    assert [one["offset"] for one in done.records[:-1]] == [*range(28, 0, -3)]
+    assert [row["offset"] for row in done.records[:-1]] == [*range(28, 0, -3)]

@@ -58,8 +58,8 @@ def made(run_here, tmp_path_factory):
 
 
 def test_messages_come_with_everything(run_here, made):
-    asked = ("--messages", "--store", made.store, "--body", "hex", "--json")
-    done = run_here("query", TOPIC, KEY, "--storage", made.uri, *asked)
+    options = ("--messages", "--store", made.store, "--body", "hex", "--json")
+    done = run_here("query", TOPIC, KEY, "--storage", made.uri, *options)
     assert done.code == 0, done.err
     document = done.document
     wanted = scan(made.messages, TOPIC, KEY)
@@ -87,13 +87,13 @@ def test_pages_as_lines_and_for_people(run_here, made):
     segments = {lies(m) for m in wanted if m.physical_offset < BEGIN_OF_LAST}
     assert last["explain"]["message_requests"] == cold + len(segments)
     text = run_here(*arguments, "--explain").out
-    for one in wanted:
-        if one.physical_offset < BEGIN_OF_LAST:
-            assert one.offset_msg_id in text
+    for message in wanted:
+        if message.physical_offset < BEGIN_OF_LAST:
+            assert message.offset_msg_id in text
     assert f"{len(wanted):,} found" in text
     assert "requests for messages" in text
-    one = run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1, "--json")
-    assert (one.document["status"], len(one.document["messages"])) == ("truncated", 1)
+    page = run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1, "--json")
+    assert (page.document["status"], len(page.document["messages"])) == ("truncated", 1)
     assert "more with --cursor" in run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1).out
 
 
@@ -114,9 +114,9 @@ def test_a_message_by_its_id(run_here, made):
     first, last = made.messages[0], made.messages[-1]
     cold = run_here("message", first.offset_msg_id, "--storage", made.uri, "--json")
     assert cold.code == 0, cold.err
-    (found,) = cold.document["messages"]
-    assert (found["state"], found["message"]["physical_offset"]) == ("archived", 0)
-    assert found["message"]["uniq_key"] == first.uniq_key
+    (shown,) = cold.document["messages"]
+    assert (shown["state"], shown["message"]["physical_offset"]) == ("archived", 0)
+    assert shown["message"]["uniq_key"] == first.uniq_key
     local = run_here("message", last.offset_msg_id.lower(), "--store", made.store)
     assert local.code == 0
     assert last.offset_msg_id in local.out
@@ -124,7 +124,7 @@ def test_a_message_by_its_id(run_here, made):
     for msg_id in (first.uniq_key, first.offset_msg_id):
         done = run_here("message", msg_id, "--topic", first.topic, "--storage", made.uri, "--json")
         assert done.code == 0, done.err
-        assert [one["message"]["msg_id"] for one in done.document["messages"]] == [first.offset_msg_id]
+        assert [row["message"]["msg_id"] for row in done.document["messages"]] == [first.offset_msg_id]
     key, *_ = first.properties["KEYS"].split()
     other = run_here("message", key, "--topic", first.topic, "--storage", made.uri, "--json")
     assert (other.code, other.document["messages"]) == (1, [])  # a key, but not a unique key of any message
@@ -168,15 +168,15 @@ def test_a_message_by_its_offset_in_a_queue(run_here, made):
     def ask(queue_id, offset, *more, topic=TOPIC):
         place = ("--topic", topic, "--queue-id", queue_id, "--offset", offset, "--store", made.store)
         done = run_here("message", *place, "--json", "--body", "hex", *more)
-        (found,) = done.document["messages"]
-        return done.code, found
+        (row,) = done.document["messages"]
+        return done.code, row
 
     queues = {(m.topic, m.queue_id) for m in made.messages if m.is_visible}
     for wanted in (m for m in made.messages if m.is_visible and m.physical_offset % 5 == 0):
-        code, found = ask(wanted.queue_id, wanted.queue_offset, "--storage", made.uri, topic=wanted.topic)
+        code, row = ask(wanted.queue_id, wanted.queue_offset, "--storage", made.uri, topic=wanted.topic)
         is_local = wanted.physical_offset >= BEGIN_OF_LAST
-        assert (code, found["state"]) == (0, "local" if is_local else "archived")
-        assert found["message"]["msg_id"] == wanted.offset_msg_id
+        assert (code, row["state"]) == (0, "local" if is_local else "archived")
+        assert row["message"]["msg_id"] == wanted.offset_msg_id
     assert len(queues) == 14
     behind = sum((m.topic, m.queue_id, m.is_visible) == (TOPIC, 0, True) for m in made.messages)
     for queue_id, offset, problem in (
@@ -202,21 +202,21 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
         assert done.code == 0
         return where, done
 
-    def found(where, topic, key, *options):
+    def keys_found(where, topic, key, *options):
         line = ("query", topic, key, *where[:2], "--messages", "--store", tmp_path / "store", "--json", *options)
-        return [one["message"]["keys"] for one in run_here(*line).document["messages"]]
+        return [row["message"]["keys"] for row in run_here(*line).document["messages"]]
 
     own, done = ingest("own")
     assert not done.err
     assert re.search("left out +9 of other topics, or RocketMQ's own", done.out)
-    assert found(own, "payments", "k2") == [["k2"]]
-    assert found(own, "TBW102", "k3") == found(own, "orders", "half") == []
+    assert keys_found(own, "payments", "k2") == [["k2"]]
+    assert keys_found(own, "TBW102", "k3") == keys_found(own, "orders", "half") == []
     chosen, done = ingest("chosen", "--topics", "order*", "--topics", "TBW102", "--exclude-topics", "order-*", "--json")
     assert (done.document["entries"], done.document["left_out"], done.document["hidden"]) == (8, 13, 1)
-    assert (found(chosen, "TBW102", "k3"), found(chosen, "order-test", "k1")) == ([["k3"]], [])
+    assert (keys_found(chosen, "TBW102", "k3"), keys_found(chosen, "order-test", "k1")) == ([["k3"]], [])
     more, _ = ingest("more", "--index-tags", "--index-prepared", "--wait")
-    assert sorted(found(more, "orders", "paid", "--tag")) == [["k15"], ["k5"]]
-    assert found(more, "orders", "half") == found(more, "RMQ_SYS_TRANS_HALF_TOPIC", "half") == [["half"]]
+    assert sorted(keys_found(more, "orders", "paid", "--tag")) == [["k15"], ["k5"]]
+    assert keys_found(more, "orders", "half") == keys_found(more, "RMQ_SYS_TRANS_HALF_TOPIC", "half") == [["half"]]
     for options in ((), ("--messages", "--store", tmp_path / "store")):
         refused = run_here("query", "orders", "paid", "--tag", *own[:2], *options)
         assert (refused.code, "no tags: run `ingest --index-tags`" in refused.err) == (2, True)
@@ -245,14 +245,14 @@ def test_a_tag_is_looked_up_through_a_service_as_in_the_index(run_here, tmp_path
     assert run_here("ingest", tmp_path / "store", *options).code == 0
     for name, place in places.items():
         with IndexReader.open(**{name: place}, environment=False) as reader, on_a_port(reader) as client:
-            found, nothing = (
+            matched, nothing = (
                 run_here("query", "orders", tag, "--tag", "--url", client.base_url) for tag in ("paid", "none")
             )
         if tags:
-            assert (found.code, "1 found, complete" in found.out, found.err) == (0, True, "")
+            assert (matched.code, "1 found, complete" in matched.out, matched.err) == (0, True, "")
             assert (nothing.code, "0 found, complete" in nothing.out) == (0, True)
         elif name == "storage":
-            for refused in (found, nothing):
+            for refused in (matched, nothing):
                 assert (refused.code, "no tags: run `ingest --index-tags`" in refused.err) == (2, True)
         if name == "root":
             assert "an index has tags only with `ingest --index-tags`" in nothing.err
@@ -294,7 +294,7 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
     whole = path.read_bytes()
     stray = path.with_name("00000000000000000001-0123456789abcdef.log")
 
-    def found(*deep):
+    def verified(*deep):
         done = run_here("verify", "--storage", made.uri, "--json", *deep)
         places = [(finding["part"], finding["offset"]) for finding in done.document["findings"]]
         return done.code, places, done.document["notes"]
@@ -303,18 +303,18 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
     changed[100] ^= 1
     path.write_bytes(changed)
     stray.write_bytes(b"left by a crash")
-    code, findings, notes = found()
+    code, findings, notes = verified()
     assert (code, findings) == (0, [])  # only --deep finds a wrong byte of the content
     assert [note for note in notes if stray.name in note]
     stray.unlink()
-    assert found("--deep")[:2] == (1, [("piece 0", 0), ("segment", None)])
+    assert verified("--deep")[:2] == (1, [("piece 0", 0), ("segment", None)])
     for other in (whole[:-1], whole + b"0"):
         path.write_bytes(other)
-        assert found()[:2] == (1, [("segment", None)])
+        assert verified()[:2] == (1, [("segment", None)])
     path.unlink()
-    assert found()[:2] == (1, [("segment", None)])
+    assert verified()[:2] == (1, [("segment", None)])
     path.write_bytes(whole)
-    assert found("--deep")[0] == 0
+    assert verified("--deep")[0] == 0
 
 
 def test_a_recreated_log_is_refused_and_followed_under_another_name(run_here, tmp_path):
@@ -336,12 +336,12 @@ def test_a_recreated_log_is_refused_and_followed_under_another_name(run_here, tm
     assert (done.code, done.document["archived_segments"]) == (0, 1)
     shutil.rmtree(first)
     findable = [m for m in before if m.is_visible and len(m.uniq_key or "") == 32 and m.physical_offset < size]
-    for one in (findable[0], findable[-1], parts[0][0], parts[0][7]):
-        run = run_here("message", one.uniq_key, "--topic", one.topic, "--root", root, "--json", "--body", "hex")
+    for message in (findable[0], findable[-1], parts[0][0], parts[0][7]):
+        run = run_here("message", message.uniq_key, "--topic", message.topic, "--root", root, "--json", "--body", "hex")
         assert run.code == 0, run
-        (found,) = run.document["messages"]
-        assert (found["state"], found["message"]["msg_id"]) == ("archived", one.offset_msg_id)
-        assert found["message"]["body"] == one.body().hex()
+        (shown,) = run.document["messages"]
+        assert (shown["state"], shown["message"]["msg_id"]) == ("archived", message.offset_msg_id)
+        assert shown["message"]["body"] == message.body().hex()
     assert run_here("verify", "--deep", "--root", root).code == 0
 
 
@@ -362,17 +362,17 @@ def brokers(run_here, tmp_path_factory):
 
 def test_messages_of_several_brokers_are_one_answer(run_here, brokers):
     uris = [f"{brokers}/a", f"{brokers}/b"]
-    asked = ("query", TOPIC, "order-7", "--messages", "--storage", brokers)
-    whole = run_here(*asked, "--json")
+    command = ("query", TOPIC, "order-7", "--messages", "--storage", brokers)
+    whole = run_here(*command, "--json")
     assert whole.code == 0, whole
-    found = [(one["item"]["source"], one["state"], one["message"]["body"]) for one in whole.document["messages"]]
-    assert sorted(found) == [(uris[0], "archived", "by a"), (uris[1], "archived", "by b")]
+    shown = [(row["item"]["source"], row["state"], row["message"]["body"]) for row in whole.document["messages"]]
+    assert sorted(shown) == [(uris[0], "archived", "by a"), (uris[1], "archived", "by b")]
     assert (whole.document["status"], whole.document["failed"]) == ("complete", [])
-    *pages, last = run_here(*asked, "--all", "--max", 1, "--json").records
-    assert [(one["item"]["source"], one["state"], one["message"]["body"]) for one in pages] == found
+    *pages, last = run_here(*command, "--all", "--max", 1, "--json").records
+    assert [(row["item"]["source"], row["state"], row["message"]["body"]) for row in pages] == shown
     assert (last["status"], last["count"], last["states"]) == ("complete", 2, {"archived": 2})
-    text = run_here(*asked, "--explain").out
-    assert re.findall(r"^  source +(\S+)$", text, re.MULTILINE) == [source for source, *_ in found]
+    text = run_here(*command, "--explain").out
+    assert re.findall(r"^  source +(\S+)$", text, re.MULTILINE) == [source for source, *_ in shown]
     assert "2 found (2 archived), complete" in text
     reports = [report for report in whole.document["explain"]["files"] if report["place"] == "messages"]
     assert sorted(report["source"] for report in reports) == uris
@@ -385,7 +385,7 @@ def test_a_broker_whose_archive_is_damaged_is_named(run_here, brokers):
         done = run_here("query", TOPIC, "order-7", "--messages", "--storage", brokers, "--json")
     finally:
         hidden.rename(segment)
-    states = {one["item"]["source"][-1]: one["state"] for one in done.document["messages"]}
+    states = {row["item"]["source"][-1]: row["state"] for row in done.document["messages"]}
     assert states == {"a": "archived", "b": "missing"}
 
 
@@ -429,4 +429,4 @@ def test_a_message_by_its_id_within_limits(run_here, made):
             done = run_here(*line, *flags, "--json")
             told = (done.code, done.document["status"], done.document["error"])
             assert told == (6, "partial", done.error) and done.error["type"] == "BudgetExceeded", (line, flags)
-            assert all(one["message"] is None for one in done.document["messages"])
+            assert all(row["message"] is None for row in done.document["messages"])

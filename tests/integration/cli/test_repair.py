@@ -49,7 +49,7 @@ def test_repairs_are_listed_then_done(run_here, damaged):
     before = sorted(path.read_bytes() for path in damaged.objects("log"))
     told = run_here(*where, "--json")
     assert told.code == 1 and not told.document["repaired"]
-    assert [one["action"] for one in told.document["repairs"]] == ["restore", "restore", "drop"]
+    assert [planned["action"] for planned in told.document["repairs"]] == ["restore", "restore", "drop"]
     assert sorted(path.read_bytes() for path in damaged.objects("log")) == before
     assert "pass --yes to apply" in run_here(*where).err
     done = run_here(*where, "--yes", "--json")
@@ -67,7 +67,7 @@ def test_files_without_a_copy_are_given_up_by_name(run_here, damaged):
     second.unlink()
     where = ("verify", "--deep", "--repair", "--storage", damaged.uri)
     left = run_here(*where, "--yes", "--json")
-    files = {one["file"] for one in left.document["not_repaired"]}
+    files = {finding["file"] for finding in left.document["not_repaired"]}
     assert (
         left.code == 1
         and not left.document["repairs"]
@@ -80,10 +80,12 @@ def test_files_without_a_copy_are_given_up_by_name(run_here, damaged):
     assert run_here(*where, "--json").code == 1, "a dry run changes nothing"
     done = run_here(*lost, "--json")
     assert done.code == 0 and done.document["lost"] == planned["lost"]
-    assert {one["object"] for one in planned["lost"]} == files and all(one["entries"] for one in planned["lost"])
+    assert {lost_object["object"] for lost_object in planned["lost"]} == files and all(
+        lost_object["entries"] for lost_object in planned["lost"]
+    )
     assert run_here("verify", "--deep", "--storage", damaged.uri).code == 0
-    found = run_here("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000, "--json").document
-    assert found["status"] == "complete" and found["lost"]
+    answer = run_here("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000, "--json").document
+    assert answer["status"] == "complete" and answer["lost"]
 
 
 def test_a_root_with_a_damaged_copy_gives_up_the_object_and_with_a_whole_one_does_not(run_here, damaged):
@@ -96,9 +98,9 @@ def test_a_root_with_a_damaged_copy_gives_up_the_object_and_with_a_whole_one_doe
     assert refused.code == 2 and "the root has a copy" in refused.error["message"]
     flip(copy, copy.stat().st_size // 2)
     left = run_here("verify", "--deep", "--repair", "--yes", "--root", damaged.root, "--json").document["not_repaired"]
-    assert f"data/{file_id}/{first.name}" in {one["file"] for one in left}
+    assert f"data/{file_id}/{first.name}" in {finding["file"] for finding in left}
     done = run_here(*where)
-    assert done.code == 0 and [one["file"] for one in done.document["lost"]] == [file_id], done
+    assert done.code == 0 and [lost_object["file"] for lost_object in done.document["lost"]] == [file_id], done
 
 
 def test_a_copied_index_has_the_lost_objects(run_here, damaged, tmp_path):
@@ -108,7 +110,7 @@ def test_a_copied_index_has_the_lost_objects(run_here, damaged, tmp_path):
     first.unlink()
     where = ("verify", "--deep", "--repair", "--yes", "--storage", damaged.uri)
     done = run_here(*where, "--from", copy, "--json")
-    assert (done.code, [one["action"] for one in done.document["repairs"]]) == (0, ["restore"]), done.err
+    assert (done.code, [repair["action"] for repair in done.document["repairs"]]) == (0, ["restore"]), done.err
     assert done.document["repairs"][0]["source"].startswith(copy)
     assert run_here("verify", "--deep", "--storage", damaged.uri).code == 0
 
@@ -122,11 +124,11 @@ def test_archived_segments_are_put_back_and_lost_files_are_given_up(run_here, pl
     shutil.rmtree(place / "root")
     where = ("verify", "--deep", "--repair", "--storage", f"file://{place}/store", "--json")
     alone = run_here(*where)
-    left = {Path(one["file"]).name for one in alone.document["not_repaired"]}
+    left = {Path(finding["file"]).name for finding in alone.document["not_repaired"]}
     assert alone.code == 1 and left >= {first.name, second.name}
     more = ("--source", place / "broker", "--store-name", "b")
     told, done = run_here(*where, *more), run_here(*where, *more, "--yes")
-    actions = [[one["action"] for one in run.document["repairs"]] for run in (told, done)]
+    actions = [[repair["action"] for repair in run.document["repairs"]] for run in (told, done)]
     assert actions == [["restore", "restore"]] * 2
     (left,) = done.document["not_repaired"]
     lost = run_here("recover", "--storage", f"file://{place}/store", "--lost", left["file"], "--json")
@@ -142,14 +144,14 @@ def test_segments_without_a_copy_are_given_up_by_name(run_here, place, tmp_path)
     uri, copy = f"file://{place}/store", f"file://{tmp_path}/target"
     assert run_here("copy", "--from", uri, "--to", copy).code == 4
     left = run_here("verify", "--deep", "--repair", "--storage", uri, "--yes", "--json")
-    (name,) = {one["file"] for one in left.document["not_repaired"]}
+    (name,) = {finding["file"] for finding in left.document["not_repaired"]}
     assert left.code == 1 and name.endswith(segments[1].name)
     lost = ("recover", "--storage", uri, "--lost", name, "--json")
     planned = run_here(*lost, "--dry-run").document
     assert run_here("copy", "--from", uri, "--to", copy).code == 4
     done = run_here(*lost)
     assert done.code == 0 and done.document["segments"] == planned["segments"]
-    assert [one["object"] for one in planned["segments"]] == [name]
+    assert [segment["object"] for segment in planned["segments"]] == [name]
     assert (run_here(*lost).code, "no such file" in run_here(*lost).error["message"]) == (2, True)
     assert run_here("copy", "--from", uri, "--to", copy).code == 0
     checked = run_here("verify", "--deep", "--storage", uri, "--json").document
@@ -200,8 +202,8 @@ def test_a_lost_catalog_is_given_up_by_name_and_everything_else_goes_on(run_here
     assert run_here("copy", "--from", uri, "--to", copy).code == 0
     for storage in (uri, copy):
         with IndexReader.open(storage) as reader:
-            found = RocketmqMessages(None, reader.segment_archive).at(0)
-        assert found.state == "missing" and f"{name}, which listed segments of b" in found.problem
+            shown = RocketmqMessages(None, reader.segment_archive).at(0)
+        assert shown.state == "missing" and f"{name}, which listed segments of b" in shown.problem
     erased = run_here("erase", "--topic", "TopicOrder", "--storage", copy, "--now", "--yes", "--json").document
     assert any("1 lost catalogs" in text for text in erased["unchecked"])
     # its objects are kept for a day, but no record names them
@@ -219,8 +221,8 @@ def test_places_without_copies_are_refused_by_name(run_here, damaged, archived, 
     damaged.objects()[0].unlink()
     where = ("verify", "--deep", "--repair", "--yes", "--storage", damaged.uri)
     uri = {"nothing": f"file://{tmp_path}/none", "another": f"file://{archived}/store", "empty": ""}
-    given = ("--source", tmp_path) if wrong == "no store" else ("--from", uri[wrong])
-    done = run_here(*where, *given, "--json")
+    origin = ("--source", tmp_path) if wrong == "no store" else ("--from", uri[wrong])
+    done = run_here(*where, *origin, "--json")
     message = json.loads(done.err.splitlines()[-1])["error"]["message"]
     assert done.code == 2 and (str(tmp_path) if wrong == "no store" else "--from") in message, message
     assert run_here("verify", "--storage", damaged.uri).code == 1
@@ -349,8 +351,8 @@ def test_the_byte_that_differs_from_the_local_copy_is_named(run_here, damaged):
     first, *_ = damaged.objects()
     at = first.stat().st_size // 2 + 7
     flip(first, at)
-    found = run_here("verify", "--deep", "--root", damaged.root, "--json").document["findings"]
-    assert [one["offset"] for one in found if one["part"] == "copy"] == [at]
+    differences = run_here("verify", "--deep", "--root", damaged.root, "--json").document["findings"]
+    assert [finding["offset"] for finding in differences if finding["part"] == "copy"] == [at]
 
 
 def test_a_source_of_another_name_is_told(run_here, place):

@@ -60,15 +60,15 @@ def follow(recipe, here, file_id=FILE_ID):
     for line in RECIPES[recipe].replace("$PWD", str(here)).replace(FILE_ID, file_id).splitlines():
         command, _, comment = line.partition("#")
         code = int(comment.removeprefix(" exit code ")) if comment else 0
-        given = shlex.split(command)
-        if given[0] == "tiered-index":
-            done = run_here(*given[1:])
+        words = shlex.split(command)
+        if words[0] == "tiered-index":
+            done = run_here(*words[1:])
             assert done.code == code, (line, done)
         else:
-            subprocess.run(given, cwd=here, check=True)
+            subprocess.run(words, cwd=here, check=True)
 
 
-def found(here, place="store"):
+def count_found(here, place="store"):
     with IndexReader.open(f"file://{here}/{place}") as reader:
         answer = reader.query("orders", "order-1", max_count=100_000)
         assert answer.status == "complete"
@@ -149,12 +149,12 @@ def test_a_lost_object_is_given_up_by_its_name(here, ingest, harm):
     with IndexReader.open(f"file://{here}/store") as reader, pytest.raises(CorruptFile):
         reader.query("orders", "order-1", max_count=1000)
     dry_run = ("recover", "--storage", STORE.format(here), "--lost", file_id, "--dry-run", "--json")
-    entries = sum(one["entries"] for one in run_here(*dry_run).document["lost"])
+    entries = sum(lost_object["entries"] for lost_object in run_here(*dry_run).document["lost"])
     follow(GIVING_UP, here, file_id)
-    assert (found(here), entries) == (200, 100)
+    assert (count_found(here), entries) == (200, 100)
     with IndexReader.open(f"file://{here}/store") as reader:
         answer = reader.query("orders", "order-1", max_count=1000)
-        assert [(one.file, one.entries) for one in answer.lost] == [(file_id, 100)]
+        assert [(loss.file, loss.entries) for loss in answer.lost] == [(file_id, 100)]
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != GIVING_UP])
@@ -162,7 +162,7 @@ def test_a_recipe_loses_nothing(here, ingest, recipe):
     incident, place = INCIDENTS[recipe]
     incident(here, ingest)
     follow(recipe, here)
-    assert found(here, place) == 300
+    assert count_found(here, place) == 300
 
 
 def test_a_live_writer_that_a_person_takes_over_is_fenced_and_keeps_its_files(here, ingest):
@@ -178,10 +178,10 @@ def test_a_live_writer_that_a_person_takes_over_is_fenced_and_keeps_its_files(he
         old.seal()
         with pytest.raises(WriterFenced):
             old.run_lifecycle()
-    assert found(here) == 100
+    assert count_found(here) == 100
     assert run_here("recover", "--root", "root").code == 0
     ingest(1, "--wait")
-    assert found(here) == 102
+    assert count_found(here) == 102
 
 
 def test_a_lease_of_a_fast_clock_is_no_sign_of_life(here, ingest):
@@ -197,8 +197,8 @@ def test_a_lease_of_a_fast_clock_is_no_sign_of_life(here, ingest):
 def gauges(where):
     with IndexReader.open(where) as reader:
         samples = [sample for family in collector(reader).collect() for sample in family.samples]
-    found = {sample.name: sample.value for sample in samples}
-    return {name: found[f"tiered_index_{name}"] for name in GAUGES}
+    values = {sample.name: sample.value for sample in samples}
+    return {name: values[f"tiered_index_{name}"] for name in GAUGES}
 
 
 def test_metrics_show_a_standby_that_is_behind_and_a_log_that_went_back(here, ingest):

@@ -91,10 +91,10 @@ def test_numbers_that_are_keys_keep_their_text(ingest, tmp_path):
     assert ingest(ndjson(tmp_path / "m.ndjson", *written, '["a", 1.50]')).code == 0
     assert [offsets(tmp_path, key) for key in written] == [[n] for n in range(len(written))]
     assert offsets(tmp_path, "1.50") == offsets(tmp_path, "a") == [len(written)]
-    asked = tmp_path / "asked.ndjson"
-    asked.write_text("".join(f'{{"topic": "t", "key": {key}}}\n' for key in written))
-    done = run_here("query", "--keys", asked, "--root", tmp_path / "root", "--json")
-    assert [one["offset"] for one in done.records[:-1]] == list(range(len(written)))
+    file_of_keys = tmp_path / "asked.ndjson"
+    file_of_keys.write_text("".join(f'{{"topic": "t", "key": {key}}}\n' for key in written))
+    done = run_here("query", "--keys", file_of_keys, "--root", tmp_path / "root", "--json")
+    assert [row["offset"] for row in done.records[:-1]] == list(range(len(written)))
 
 
 @pytest.mark.parametrize("end", ["", "\n"])

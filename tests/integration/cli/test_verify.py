@@ -41,17 +41,17 @@ def test_damage_of_local_files_is_found_by_root_and_by_path(run_here, damaged):
     ):
         flip(path, place)
         for arguments in (("--root", damaged.root), (path,)):
-            (found,) = findings(run_here("verify", *arguments, "--json"))
-            assert (found["file"], found["part"] == part or part is None) == (str(path), True)
-            assert found["offset"] is not None and problem in found["problem"]
+            (finding,) = findings(run_here("verify", *arguments, "--json"))
+            assert (finding["file"], finding["part"] == part or part is None) == (str(path), True)
+            assert finding["offset"] is not None and problem in finding["problem"]
         flip(path, place)
     unsealed.with_suffix(".journal").unlink()
     # leftover files are notes
     (damaged.objects()[0].parent / "0123456789abcdef.index").write_bytes(b"orphan")
     (damaged.root / "compacted" / ".tmp-0123456789abcdef").write_bytes(b"half")
     outcome = run_here("verify", "--root", damaged.root, "--json")
-    (found,) = findings(outcome)
-    assert (found["file"], found["part"], len(outcome.document["notes"])) == (str(unsealed), "journal", 2)
+    (finding,) = findings(outcome)
+    assert (finding["file"], finding["part"], len(outcome.document["notes"])) == (str(unsealed), "journal", 2)
     assert "run it again with --deep --repair" in run_here("verify", "--root", damaged.root).err
     assert "`tiered-index verify --deep --repair --root" in run_here("recover", "--root", damaged.root).err
 
@@ -60,8 +60,8 @@ def test_a_flipped_bit_in_an_object_is_found_by_deep(run_here, damaged):
     path = damaged.objects()[0]
     flip(path, path.stat().st_size // 2)
     assert run_here("verify", "--root", damaged.root, "--json").code == 0
-    found = findings(run_here("verify", "--deep", "--root", damaged.root, "--json"))
-    assert {f["part"] for f in found} == {"run", "copy"}
+    damages = findings(run_here("verify", "--deep", "--root", damaged.root, "--json"))
+    assert {f["part"] for f in damages} == {"run", "copy"}
     assert {f["part"] for f in findings(run_here("verify", "--deep", "--storage", damaged.uri, "--json"))} == {"run"}
 
 
@@ -71,25 +71,25 @@ def test_objects_that_are_gone_short_or_others_and_a_damaged_log_record(run_here
     second.write_bytes(second.read_bytes()[:-1])
     other = damaged.objects()[-1].read_bytes()
     third.write_bytes(other[: third.stat().st_size].ljust(third.stat().st_size, b"\0"))
-    found = findings(run_here("verify", "--root", damaged.root, "--json"))
-    assert [f["part"] for f in found] == ["object"] * 3
-    assert any("does not have it" in f["problem"] for f in found)
+    damages = findings(run_here("verify", "--root", damaged.root, "--json"))
+    assert [f["part"] for f in damages] == ["object"] * 3
+    assert any("does not have it" in f["problem"] for f in damages)
     record = damaged.objects("log")[3]
     flip(record, 20)
-    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
-    assert (found["file"], found["part"]) == (f"log/{record.name}", "log")
+    (finding,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
+    assert (finding["file"], finding["part"]) == (f"log/{record.name}", "log")
     record.unlink()
-    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
-    assert "missing" in found["problem"]
+    (finding,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
+    assert "missing" in finding["problem"]
 
 
 def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     path, *others = damaged.objects()
     name, file = f"data/{path.parent.name[:-1]}/{path.name}", path.parent.name[:-1]
-    asked = ("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000)
-    whole = run_here(*asked, "--json").document["items"]
+    command = ("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000)
+    whole = run_here(*command, "--json").document["items"]
     path.unlink()
-    assert run_here(*asked).code == 4 and "--allow-partial (allow_partial=True)" in run_here(*asked).err
+    assert run_here(*command).code == 4 and "--allow-partial (allow_partial=True)" in run_here(*command).err
     verified = run_here("verify", "--root", damaged.root, "--json")
     (missing,) = verified.document["missing"]
     assert (verified.code, missing["object"], missing["topics"]) == (1, name, ["orders", "payments"])
@@ -102,8 +102,8 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     for form in ((), ("--entries",)):
         inspected = run_here("inspect", file, *form, "--storage", damaged.uri)
         assert inspected.code == 4 and name in inspected.err and "the log names" in inspected.err
-    kept = run_here("recover", "--root", damaged.root, "--lost", file)
-    assert kept.code == 2 and missing["copy"] in kept.err
+    refused_copy = run_here("recover", "--root", damaged.root, "--lost", file)
+    assert refused_copy.code == 2 and missing["copy"] in refused_copy.err
     assert run_here("recover", "--storage", damaged.uri, "--lost", others[0].parent.name[:-1]).code == 2
     refused = run_here("merge", "--storage", damaged.uri)
     assert refused.code == 4 and name in refused.err and "--skip-lost" in refused.err
@@ -114,21 +114,21 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
         assert run_here("verify", "--storage", damaged.uri).code == (0 if given_up else 1)
         given_up = True
         assert shown.search(run_here("recover", "--storage", damaged.uri, "--lost", name).out)
-    answered = run_here(*asked, "--json")
+    answered = run_here(*command, "--json")
     assert (answered.code, answered.document["status"], answered.document["lost"]) == (0, "complete", [told])
     missed = [item["timestamp_ms"] for item in whole if item not in answered.document["items"]]
     assert missed and told["begin_ms"] <= min(missed) <= max(missed) <= told["end_ms"]
-    assert "found, complete except 20" in run_here(*asked).out
+    assert "found, complete except 20" in run_here(*command).out
     keys = damaged.folder / "keys.csv"
     keys.write_text("topic,key\norders,k1\norders,nobody\n")
     many = run_here("query", "--keys", keys, "--storage", damaged.uri, "--json").out.splitlines()[-1]
     assert json.loads(many)["lost"] == [told]
-    outside = run_here(*asked, "--begin", told["end_ms"] + 1000).out
+    outside = run_here(*command, "--begin", told["end_ms"] + 1000).out
     assert "complete" in outside and "except" not in outside
     verified = run_here("verify", "--storage", damaged.uri)
     assert verified.code == 0 and shown.search(verified.out)
     assert run_here("merge", "--storage", damaged.uri).code == 0
-    assert run_here(*asked, "--json").document["lost"] == [told]
+    assert run_here(*command, "--json").document["lost"] == [told]
 
 
 def test_a_log_that_contradicts_the_local_copies(run_here, damaged):
@@ -145,8 +145,8 @@ def test_a_log_that_contradicts_the_local_copies(run_here, damaged):
         data = text + b"\n#crc32 " + f"{zlib.crc32(text):08x}\n".encode()
         path.write_bytes(data)
         previous = digest_of(data)
-    found = findings(run_here("verify", "--root", damaged.root, "--json"))
-    assert {f["part"] for f in found} == {"object", "copy", "checkpoint", "log"}
+    contradictions = findings(run_here("verify", "--root", damaged.root, "--json"))
+    assert {f["part"] for f in contradictions} == {"object", "copy", "checkpoint", "log"}
 
 
 def test_a_checkpoint_that_contradicts_the_log(run_here, damaged):
@@ -158,8 +158,8 @@ def test_a_checkpoint_that_contradicts_the_log(run_here, damaged):
     document = checkpoint_document(path.read_bytes())
     document["objects"] = {name: column[1:] for name, column in document["objects"].items()}
     path.write_bytes(checkpoint.encode(document))
-    (found,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
-    assert (found["file"], found["part"]) == (f"checkpoint/{path.name}", "checkpoint")
+    (finding,) = findings(run_here("verify", "--storage", damaged.uri, "--json"))
+    assert (finding["file"], finding["part"]) == (f"checkpoint/{path.name}", "checkpoint")
     flip(path, 5)
     assert "CRC32" in findings(run_here("verify", "--storage", damaged.uri, "--json"))[0]["problem"]
 
@@ -171,8 +171,8 @@ def test_a_storage_of_another_index_is_found(run_here, original, tmp_path):
     assert made.code == 0, made.err
     where = ("--root", original.root, "--storage")
     for more in ((), ("--deep", "--repair", "--yes")):
-        (found,) = findings(run_here("verify", *where, other, "--json", *more))
-        assert (found["file"], found["part"]) == (other, "log") and "it is of index " in found["problem"]
+        (finding,) = findings(run_here("verify", *where, other, "--json", *more))
+        assert (finding["file"], finding["part"]) == (other, "log") and "it is of index " in finding["problem"]
     assert run_here("copy", "--from", original.uri, "--to", copied).code == 0
     assert run_here("verify", *where, copied).code == 0
 
