@@ -168,8 +168,10 @@ def _link(spark: Any, folder: Path, storage: str, config: IndexConfig) -> dict[s
     assert done.rows == done.entries == total(storage) == count, (done, total(storage))
     with IndexReader.open(storage) as reader, FileRows(reader) as source:
         for key in ("0", "17", "49"):
-            found = reader.messages("rows", key, source=source, max_count=count)
-            assert [json.loads(one.message.text)["n"] for one in found] == [*range(count - 50 + int(key), -1, -50)]
+            fetched_rows = reader.messages("rows", key, source=source, max_count=count)
+            assert [json.loads(fetched.message.text)["n"] for fetched in fetched_rows] == [
+                *range(count - 50 + int(key), -1, -50)
+            ]
         points = [*reader.segments().of("points:-/rows/0")]
     return {"objects": len(states(storage).objects), "points": len(points), "swept": swept}
 
@@ -244,13 +246,13 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
             continue
         # a second index, of a DataFrame
         written = f"file://{folder}/written{number}"
-        kept = table.filter(pc.field("key") != "key-0")
+        left_by_erasure = table.filter(pc.field("key") != "key-0")
         for job in ("write", "build", "merge", "erase"):
             if job in modules:
                 modules[job].StorageAddress = troubled
             for mark in marks.iterdir():
                 mark.unlink()
-            uri, left = written if job == "write" else storage, kept if job == "erase" else table
+            uri, left = written if job == "write" else storage, left_by_erasure if job == "erase" else table
             if job == "write":
                 _written(spark, written, path, marks, trouble)
             elif job == "build":
@@ -259,7 +261,7 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
                 done = merge(spark, storage=storage, window="30d", options=MergeOptions(shard_bytes=1 << 20))
             else:
                 done = erase(spark, storage=storage, topic="orders", keys="key-0", yes=True, shard_bytes=1 << 20)
-                assert done.entries_removed == count - len(kept) and not done.remaining, (trouble, done)
+                assert done.entries_removed == count - len(left_by_erasure) and not done.remaining, (trouble, done)
             assert (job in ("write", "erase") or done.entries == count) and total(uri) == len(left), (trouble, job)
             struck = sorted(mark.name for mark in marks.iterdir())
             check(uri, left, keys=10)

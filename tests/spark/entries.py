@@ -74,8 +74,8 @@ def check_answers(reader: IndexReader, *tables: pa.Table, keys: int = 40, pages:
     for row in joined(tables).to_pylist():
         model = models.setdefault((row["topic"], row["key"]), ReferenceModel())
         model.put(row["topic"], row["queue_id"], row["key"], row["offset"], row["size"], row["timestamp_ms"])
-    asked = sorted(models, key=lambda pair: -len(models[pair].entries))
-    for topic, key in asked[:5] + asked[5 :: max(1, len(asked) // keys)]:
+    pairs = sorted(models, key=lambda pair: -len(models[pair].entries))
+    for topic, key in pairs[:5] + pairs[5 :: max(1, len(pairs) // keys)]:
         model = models[topic, key]
         whole = reader.query(topic, key, max_count=1_000_000)
         assert whole.status == "complete"
@@ -95,8 +95,8 @@ def check_stored(storage: str, *tables: pa.Table) -> None:
     with open_storage(storage) as opened:
         published = Published(opened, sorted({entry.key for entry in model.entries}), keyed=True)
         objects = states(storage).objects.values()
-        found = Counter(mark(entry, keyed=True) for stored in objects for entry in published.entries(stored))
-    assert found == Counter(mark(entry, keyed=True) for entry in model.entries)
+        stored_entries = Counter(mark(entry, keyed=True) for stored in objects for entry in published.entries(stored))
+    assert stored_entries == Counter(mark(entry, keyed=True) for entry in model.entries)
 
 
 def states(storage: str) -> Any:
@@ -123,9 +123,9 @@ def sweep(storage: str) -> int:
         log.open()
         swept = 0
         for _ in range(_MOST_SWEEPS):
-            found = find_orphans(Later(opened, 2 * DAY_MS / 1000), log)
-            delete_orphans(opened, found)
-            swept += len(found.objects)
+            orphans = find_orphans(Later(opened, 2 * DAY_MS / 1000), log)
+            delete_orphans(opened, orphans)
+            swept += len(orphans.objects)
             left, unfinished = {info.name for info in opened.list("data/")}, opened.purge(0)
             named = {stored.name for stored in log.state.objects.values()}
             if left <= named and not unfinished:

@@ -116,7 +116,7 @@ def left_over(storage: Storage, clock: Clock) -> int:
     """
     log = StorageLog(storage, clock)
     log.open()
-    found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
-    delete_orphans(storage, found)
+    orphans = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
+    delete_orphans(storage, orphans)
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
-    return len(found.objects)
+    return len(orphans.objects)

@@ -48,7 +48,7 @@ def archived(tmp_path_factory):
             stores.closed_bytes += sum(segment.file_size for segment in closed)
             SegmentArchiver(index, name, path / "commitlog").run_once()
             for segment in path.joinpath("commitlog").iterdir():
-                if segment.name not in {kept.path.name for kept in closed}:
+                if segment.name not in {segment_left.path.name for segment_left in closed}:
                     segment.unlink()
             stores.folders.append(str(path))
     return stores
@@ -56,16 +56,17 @@ def archived(tmp_path_factory):
 
 def answers(storage):
     with IndexReader.open(storage) as reader:
-        asked = [*(f"k-{n}" for n in range(9)), "0-5", "1-17", "0-299"]
-        found = {key: reader.query("orders", key, max_count=1_000).items for key in asked}
+        keys = [*(f"k-{n}" for n in range(9)), "0-5", "1-17", "0-299"]
+        items_by_key = {key: reader.query("orders", key, max_count=1_000).items for key in keys}
     return {
-        key: [(i.timestamp_ms, i.offset, i.queue_id, i.size, i.topic_id) for i in items] for key, items in found.items()
+        key: [(i.timestamp_ms, i.offset, i.queue_id, i.size, i.topic_id) for i in items]
+        for key, items in items_by_key.items()
     }
 
 
 @pytest.mark.long
 def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_path):
-    local, remote, one = (f"file://{tmp_path}/{name}" for name in ("local", "remote", "one"))
+    local, remote, single = (f"file://{tmp_path}/{name}" for name in ("local", "remote", "one"))
     expected = build(spark, archived.folders, storage=local, config=CONFIG)
     result = build(spark, f"archive:{archived.uri}", storage=remote, config=CONFIG)
     assert (result.entries, result.windows, result.shards) == (expected.entries, expected.windows, expected.shards)
@@ -75,8 +76,8 @@ def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_pat
             assert not reader.query("TBW102", "k-3")  # RocketMQ's own topic, which `ingest` also leaves out
     assert states(remote).genesis.offset_space == "commitlog"
     # a build of one store has the answers of its queue only
-    build(spark, f"archive:{archived.uri}?store=broker%20a", storage=one, config=CONFIG)
-    assert answers(one) == {key: [item for item in items if item[2] == 0] for key, items in answers(local).items()}
+    build(spark, f"archive:{archived.uri}?store=broker%20a", storage=single, config=CONFIG)
+    assert answers(single) == {key: [item for item in items if item[2] == 0] for key, items in answers(local).items()}
 
 
 @pytest.mark.long

@@ -156,10 +156,10 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
     same = [dict(lacking[40])]  # once more: an index keeps both entries of a message that was put twice
     source = write_parquet(pa.Table.from_pylist(lacking + added + same, table.schema), tmp_path / "other.parquet")
     result = audited(spark, sound / "index", source, most_listed=2**40)  # a limit greater than Spark accepts
-    found = result.differences
-    assert found.counts == {"missing": 10, "extra": 10, "wrong": 20} and found.unproven == 0
+    differences = result.differences
+    assert differences.counts == {"missing": 10, "extra": 10, "wrong": 20} and differences.unproven == 0
     assert (result.status, result.report.findings) == ("findings", [])
-    by_kind = {kind: [d for d in found.listed if d.kind == kind] for kind in found.counts}
+    by_kind = {kind: [d for d in differences.listed if d.kind == kind] for kind in differences.counts}
     assert {(d.topic, d.key, d.queue_id, d.offset) for d in by_kind["missing"]} == {
         (row["topic"], row["key"], row["queue_id"], row["offset"]) for row in added
     }
@@ -169,9 +169,9 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
         later, larger = d.expected["second"] - d.found["second"], d.expected["size"] - d.found["size"]
         assert (later, larger) in ((5, 0), (0, 1)) and d.topic is not None
     few = audited(spark, sound / "index", source, most_listed=3)
-    assert few.differences.counts == found.counts and len(few.differences.listed) == 9
-    assert [one.kind for one in found.listed] == ["missing"] * 10 + ["extra"] * 10 + ["wrong"] * 20
-    assert all(one.expected for one in found.listed if one.kind != "extra")
+    assert few.differences.counts == differences.counts and len(few.differences.listed) == 9
+    assert [difference.kind for difference in differences.listed] == ["missing"] * 10 + ["extra"] * 10 + ["wrong"] * 20
+    assert all(difference.expected for difference in differences.listed if difference.kind != "extra")
 
 
 @pytest.mark.long
@@ -208,9 +208,9 @@ def test_an_entry_of_only_one_side_is_reported_once(spark, sound, table, tmp_pat
     added = [{**row, "offset": row["offset"] + 10**9} for row in table.slice(0, 40).to_pylist()]
     added += [{**row, "size": row["size"] + 1} for row in added[:5]]
     tables = [table, *(pa.Table.from_pylist(rows, table.schema) for rows in (added, added[::2]))]
-    source = [write_parquet(one, tmp_path / f"{number}.parquet") for number, one in enumerate(tables)]
-    found = audited(spark, sound / "index", source).differences
-    assert found.counts == {"missing": 45, "extra": 0, "wrong": 0} and len(found.listed) == 45
+    source = [write_parquet(part, tmp_path / f"{number}.parquet") for number, part in enumerate(tables)]
+    differences = audited(spark, sound / "index", source).differences
+    assert differences.counts == {"missing": 45, "extra": 0, "wrong": 0} and len(differences.listed) == 45
 
 
 @pytest.mark.long
@@ -243,9 +243,9 @@ def test_further_columns_are_compared(spark, tmp_path):
         row["price"] += 0.25
     rows[5]["tag"] = b"else"
     source = write_parquet(pa.Table.from_pylist(rows), tmp_path / "source.parquet")
-    found = audited(spark, tmp_path / "index", source).differences
-    assert found.counts == {"missing": 2, "extra": 2, "wrong": 4} and found.unproven == 0
-    wrong = [d for d in found.listed if d.kind == "wrong"]
+    differences = audited(spark, tmp_path / "index", source).differences
+    assert differences.counts == {"missing": 2, "extra": 2, "wrong": 4} and differences.unproven == 0
+    wrong = [d for d in differences.listed if d.kind == "wrong"]
     differ = {d.offset: {name for name in d.expected if d.expected[name] != d.found[name]} for d in wrong}
     assert differ == {row["offset"]: {"tag"} if row is rows[5] else {"price"} for row in rows[2:6]}
 
@@ -258,8 +258,8 @@ def test_entries_hidden_by_damage_are_not_missing(spark, copy, table, tmp_path):
     shard = Target.of(stored, 64)
     harm(copy, damage_an_item, stored)
     rows = table.to_pylist()
-    one = next(row for row in rows if shard.base_low <= hash_key(row["topic"], row["key"]) % 64 < shard.base_high)
-    one["timestamp_ms"] = stored.second_min * 1000
+    moved = next(row for row in rows if shard.base_low <= hash_key(row["topic"], row["key"]) % 64 < shard.base_high)
+    moved["timestamp_ms"] = stored.second_min * 1000
     source = write_parquet(pa.Table.from_pylist(rows, table.schema), tmp_path / "source.parquet")
     result = audited(spark, copy, source, begin_ms=BEGIN_MS + DAY_MS)
     assert len(result.report.findings) == 1
@@ -271,7 +271,9 @@ def test_a_damaged_shard_hides_nothing_of_another(spark, copy, table, tmp_path):
     """The index never had the added entries. Those of a sound shard's slots are missing, although a shard of the same
     day is damaged. A damaged filter hides nothing.
     """
-    *_, other, stored = sorted(states(f"file://{copy}").objects.values(), key=lambda one: one.second_max)
+    *_, other, stored = sorted(
+        states(f"file://{copy}").objects.values(), key=lambda shard_object: shard_object.second_max
+    )
     assert stored.second_min < other.second_max
     shard = Target.of(stored, 64)
     harm(copy, damage_an_item, stored)
@@ -279,13 +281,13 @@ def test_a_damaged_shard_hides_nothing_of_another(spark, copy, table, tmp_path):
     row = {**table.to_pylist()[-1], "timestamp_ms": other.second_max * 1000}
     added = [{**row, "key": f"new-{n}", "offset": 10**9 + n} for n in range(200)]
     source = write_parquet(pa.Table.from_pylist(table.to_pylist() + added, table.schema), tmp_path / "more.parquet")
-    slots = [hash_key(row["topic"], one["key"]) % 64 for one in added]
+    slots = [hash_key(row["topic"], put_row["key"]) % 64 for put_row in added]
     elsewhere = sum(not shard.base_low <= slot < shard.base_high for slot in slots)
     result = audited(spark, copy, source)
     assert sorted(defect.part for defect in result.report.findings) == ["filter", "run"]
-    found = result.differences
-    assert 0 < elsewhere < 200 and found.unproven > 200 - elsewhere
-    assert found.counts == {"missing": elsewhere, "extra": 0, "wrong": 0}
+    differences = result.differences
+    assert 0 < elsewhere < 200 and differences.unproven > 200 - elsewhere
+    assert differences.counts == {"missing": elsewhere, "extra": 0, "wrong": 0}
 
 
 @pytest.mark.long
@@ -297,13 +299,14 @@ def test_entries_under_another_topic_are_wrong(spark, tmp_path):
     [stored] = states(f"file://{tmp_path}/index").objects.values()
     with open_storage(f"file://{tmp_path}/index") as storage:
         data = storage.get(stored.name)
-        (one, a), (other, b) = parse_trailer(data, "f", len(data)).metadata.topics
-        storage.put(stored.name, rebuilt(data, metadata={"topics": ((one, b), (other, a))}))
+        (first, a), (other, b) = parse_trailer(data, "f", len(data)).metadata.topics
+        storage.put(stored.name, rebuilt(data, metadata={"topics": ((first, b), (other, a))}))
     result = audited(spark, tmp_path / "index", source)
     assert (result.status, result.report.findings) == ("findings", [])
     assert result.differences.counts == {"missing": 0, "extra": 0, "wrong": 100}
-    for one in result.differences.listed:
-        assert {one.expected.pop("topic"), one.found.pop("topic")} == {"a", "b"} and one.expected == one.found
+    for difference in result.differences.listed:
+        assert {difference.expected.pop("topic"), difference.found.pop("topic")} == {"a", "b"}
+        assert difference.expected == difference.found
 
 
 def merged_and_swept(spark: Any, index: Path) -> None:
@@ -361,17 +364,19 @@ def test_a_wrong_second_beyond_a_bound_is_missing_or_extra(spark, sound, table, 
     ]
     first, inside, last = source[0], source[1500], source[-1]
     # these are also inside the bounds: the index has only those outside
-    again = [{**one, "timestamp_ms": inside["timestamp_ms"]} for one in source[200:203]]
-    added = [{**one, "offset": 10**9 + n} for n, one in enumerate([first, last, inside, inside])]
+    again = [{**source_row, "timestamp_ms": inside["timestamp_ms"]} for source_row in source[200:203]]
+    added = [{**source_row, "offset": 10**9 + n} for n, source_row in enumerate([first, last, inside, inside])]
     dropped = {300, 301, 2600, 1600, 1601, 1602}
     messages = [row for n, row in enumerate(source) if n not in dropped] + again + added
     path = write_parquet(pa.Table.from_pylist(messages, table.schema), tmp_path / "other.parquet")
-    found = audited(spark, sound / "index", path, begin_ms=begin_s * 1000, end_ms=end_s * 1000 + 999).differences
-    assert found.counts == {"missing": 5 + 12, "extra": 3 + 12, "wrong": 0}
-    assert found.index_entries == np.count_nonzero((begin_s <= times) & (times <= end_s))
-    assert (found.unproven, found.unsought) == (0, 32)
-    assert found.remarks[0].startswith("32 entries are missing or extra between the bounds")
+    differences = audited(spark, sound / "index", path, begin_ms=begin_s * 1000, end_ms=end_s * 1000 + 999).differences
+    assert differences.counts == {"missing": 5 + 12, "extra": 3 + 12, "wrong": 0}
+    assert differences.index_entries == np.count_nonzero((begin_s <= times) & (times <= end_s))
+    assert (differences.unproven, differences.unsought) == (0, 32)
+    assert differences.remarks[0].startswith("32 entries are missing or extra between the bounds")
     base = table["offset"][0].as_py()
-    by_kind = {kind: sorted(d.offset - base for d in found.listed if d.kind == kind) for kind in found.counts}
+    by_kind = {
+        kind: sorted(d.offset - base for d in differences.listed if d.kind == kind) for kind in differences.counts
+    }
     into, out_of = ([n for n in sorted(by_s) if (1000 <= n <= 2000) == inward] for inward in (False, True))
     assert by_kind["extra"] == sorted([1600, 1601, 1602, *out_of]) and by_kind["missing"][:15] == [200, 201, 202, *into]

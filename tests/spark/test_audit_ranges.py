@@ -46,19 +46,19 @@ def by_hand(source: list[Entry], index: list[Entry], spans: list[Any], base: int
             mine, theirs = ([entry for entry in side if entry[1] == value] for side in sides)
             topics, others = {entry[2] for entry in mine}, {entry[2] for entry in theirs} - {None}
             both = zip((min, max), (others, others), (topics, topics), strict=True) if mine and others else ()
-            wrong = [end(found) for end, found, known in both if end(found) != end(known)]
+            wrong = [end(topics_found) for end, topics_found, known in both if end(topics_found) != end(known)]
             if mine and (not theirs or wrong):
                 said.append((value, min(topics) if theirs else None))
             if theirs and (not mine or wrong):
                 held.append((value, wrong[0] if mine else None, min(entry[4] for entry in theirs)))
-        for one, other in itertools.zip_longest(said, held):
-            kind = "extra" if one is None else "missing" if other is None else "wrong"
-            if one is not None and other is None:
+        for said_value, held_value in itertools.zip_longest(said, held):
+            kind = "extra" if said_value is None else "missing" if held_value is None else "wrong"
+            if said_value is not None and held_value is None:
                 key_hash = int(np.frombuffer(identity, IDENTITY)[0]["key_hash"])
-                second = int(np.frombuffer(one[0], VALUE)[0]["second"])
+                second = int(np.frombuffer(said_value[0], VALUE)[0]["second"])
                 if any(first <= second <= last and low <= key_hash % base < high for first, last, low, high in spans):
                     kind = "unproven"
-            told.append((kind, identity, *(one or (None, None)), *(other or (None, None, None))))
+            told.append((kind, identity, *(said_value or (None, None)), *(held_value or (None, None, None))))
     return told
 
 
@@ -73,7 +73,7 @@ def test_differing_entries_are_paired(spark: Any) -> None:
         names = pa.array(np.where(rng.random(count) < 0.3, "b", "a")).dictionary_encode()
         if stored:
             return Part(1, columns, None if rng.random() < 0.2 else names, None, f"object {rng.integers(3)}")
-        return Part(0, columns, names, pa.array([f"key {one}" for one in columns["key_hash"]]))
+        return Part(0, columns, names, pa.array([f"key {key_hash}" for key_hash in columns["key_hash"]]))
 
     parts = [some(9, stored=False) for _ in range(9)] + [some(7, stored=True) for _ in range(12)]
     rows = pa.Table.from_batches(list(_rows(parts, SCHEMA)))
@@ -85,23 +85,25 @@ def test_differing_entries_are_paired(spark: Any) -> None:
     frame = spark.createDataFrame(rows.to_pandas().where(lambda cells: cells.notna(), None), _ROWS)
     damaged: Any = [Target(stored, 0, 3)]  # type: ignore[arg-type]
     told = _told(_pairs(_values(frame)), damaged, 4, "abs", SCHEMA).collect()
-    found = []
+    told_rows = []
     for row in told:
-        one = _difference(row, SCHEMA)
-        assert one.key in (None, f"key {one.key_hash}") and (one.expected is None or one.key is not None)
+        difference = _difference(row, SCHEMA)
+        assert difference.key in (None, f"key {difference.key_hash}") and (
+            difference.expected is None or difference.key is not None
+        )
         # PySpark 4.0 returns cells of bytes as `bytearray`
         sides = row.said, row.held
         said, held = ((None, None) if side is None else (bytes(side.value), side.wrong) for side in sides)
-        found.append((row.kind, bytes(row.identity), *said, *held, one.object))
+        told_rows.append((row.kind, bytes(row.identity), *said, *held, difference.object))
     expected = by_hand(*entries, [(1, 2, 0, 3)], 4)
-    assert sorted(map(repr, found)) == sorted(map(repr, expected))
+    assert sorted(map(repr, told_rows)) == sorted(map(repr, expected))
     assert {*KINDS, "unproven"} == {row[0] for row in expected}
 
 
 def test_of_both_hash_rules_either_slot_may_be_in_a_damaged_object() -> None:
     stored: Any = SimpleNamespace(second_min=0, second_max=9)
-    one = [Target(stored, 3, 4)]
+    targets = [Target(stored, 3, 4)]
     hashes, seconds = np.array([3, 2**31 - 3, 5]), np.array([9, 0, 5])
-    assert may_hold(one, 64, "both", hashes, seconds).tolist() == [True, True, False]
-    assert may_hold(one, 64, "abs", hashes, seconds).tolist() == [True, False, False]
-    assert not may_hold(one, 64, "both", hashes, seconds + 10).any()
+    assert may_hold(targets, 64, "both", hashes, seconds).tolist() == [True, True, False]
+    assert may_hold(targets, 64, "abs", hashes, seconds).tolist() == [True, False, False]
+    assert not may_hold(targets, 64, "both", hashes, seconds + 10).any()

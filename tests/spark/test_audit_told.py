@@ -23,9 +23,9 @@ from tiered_index.spark.audit.differences import Difference, Differences
 
 def difference(kind: str, offset: int, **more: Any) -> Difference:
     expected = None if kind == "extra" else {"second": 1_700_000_000, "size": 10, **more}
-    found = None if kind == "missing" else {"second": 1_700_000_060, "size": 10, **more}
-    stored = None if found is None else "data/a.index"
-    return Difference(kind, "orders", "order-7", 5, 0, offset, expected, found, stored)
+    stored_value = None if kind == "missing" else {"second": 1_700_000_060, "size": 10, **more}
+    stored = None if stored_value is None else "data/a.index"
+    return Difference(kind, "orders", "order-7", 5, 0, offset, expected, stored_value, stored)
 
 
 def result_of(listed: list[Difference], counts: dict[str, int], report: Any = None, **more: Any) -> AuditResult:
@@ -40,11 +40,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     module = sys.modules["tiered_index.spark.audit.audit"]
 
     def tell(result: AuditResult, *arguments: str) -> Outcome:
-        monkeypatch.setattr(reading, "spark_of", lambda *given, **more: None)
-        monkeypatch.setattr(module, "check_audit", lambda *given, **more: None)
-        monkeypatch.setattr(module, "audit", lambda *given, **more: result)
-        given = ("--storage", "file:///tmp/x", "--source", "s.parquet", "--quiet", *arguments)
-        return run_here("spark", "audit", *given)
+        monkeypatch.setattr(reading, "spark_of", lambda *_, **more: None)
+        monkeypatch.setattr(module, "check_audit", lambda *_, **more: None)
+        monkeypatch.setattr(module, "audit", lambda *_, **more: result)
+        options = ("--storage", "file:///tmp/x", "--source", "s.parquet", "--quiet", *arguments)
+        return run_here("spark", "audit", *options)
 
     return tell
 

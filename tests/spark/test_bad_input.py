@@ -203,8 +203,8 @@ def test_a_damaged_commit_log_fails_the_build_or_is_skipped(spark, storage, tmp_
     assert (passed["file"], passed["begin"], passed["end"]) == (str(segment), puts[50].offset, puts[51].offset)
     assert states(storage).genesis.offset_space == "commitlog"
     with IndexReader.open(storage) as reader:
-        found = {n: [item.timestamp_ms for item in reader.query("t", f"k-{n}")] for n in (0, 50, 99)}
-    assert found == {0: [BEGIN_MS], 50: [], 99: [BEGIN_MS + 99_000]}
+        times_by_number = {n: [item.timestamp_ms for item in reader.query("t", f"k-{n}")] for n in (0, 50, 99)}
+    assert times_by_number == {0: [BEGIN_MS], 50: [], 99: [BEGIN_MS + 99_000]}
 
 
 @pytest.mark.long
@@ -219,7 +219,7 @@ def test_damage_at_the_ends_of_segments_is_counted_once(spark, storage, tmp_path
         segment.path.write_bytes(data)
     config = IndexConfig(slots=64, items=1_000)
     result = build(spark, tmp_path / "store", storage=storage, config=config, skip_corrupt=True)
-    end, begin = sorted(result.skipped, key=lambda one: one[1])
+    end, begin = sorted(result.skipped, key=lambda skipped_range: skipped_range[1])
     assert (end[0], begin[0]) == (str(first.path), str(second.path))
     assert end[1] <= first.end - 3_000 and end[2] == first.end
     assert begin[1] == second.start and begin[2] >= second.start + 2_000
@@ -264,8 +264,8 @@ def test_arguments_are_checked_before_spark_starts(tmp_path, monkeypatch, comman
     source = write_parquet(messages(10), tmp_path / "m.parquet")
     (tmp_path / "rows.csv").write_text("topic\n")
     job, option, value = command.format(folder=tmp_path).split()
-    given = {"--source": source, "--storage": storage, option: value}
-    options = " ".join(f"{name} {value}" for name, value in given.items())
+    arguments = {"--source": source, "--storage": storage, option: value}
+    options = " ".join(f"{name} {value}" for name, value in arguments.items())
     assert message in told(f"{job} {options}", code=2).error["message"]
 
 

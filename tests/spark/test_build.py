@@ -38,8 +38,8 @@ def test_columns_of_ndjson_are_mapped_as_ingest_maps_them(spark, storage, tmp_pa
     result = build(spark, tmp_path / "m.ndjson", storage=storage, columns=columns, config=config)
     assert (result.entries, result.without_key) == (9, 0)
     with IndexReader.open(storage, item_type=RegionItem) as reader:
-        found = [(item.offset, item.queue_id, item.region, item.price) for item in reader.query("orders", "o-1")]
-        assert found == [(7, 2, 7, 1.5), (4, 2, 4, 1.5), (1, 2, 1, 1.5)]
+        answers = [(item.offset, item.queue_id, item.region, item.price) for item in reader.query("orders", "o-1")]
+        assert answers == [(7, 2, 7, 1.5), (4, 2, 4, 1.5), (1, 2, 1, 1.5)]
     with pytest.raises(InvalidArgument, match=r"m\.ndjson, line 1: 'place' \(offset\) is missing"):
         build(spark, tmp_path / "m.ndjson", storage=storage, columns=columns | {"offset": "place"}, mode="append")
     with pytest.raises(InvalidArgument, match="'kye' is not a field"):
@@ -56,9 +56,9 @@ def test_a_dataframe_with_names_of_its_own_lists_of_keys_and_timestamps(spark, s
     result = build(spark, frame, storage=storage, columns=columns, config=config)
     assert (result.entries, result.without_key) == (400, 3)
     with IndexReader.open(storage) as reader:
-        found = reader.query("orders", "c-1", max_count=1_000).items
-        assert [item.offset for item in found] == [n for n in range(199, -1, -1) if n % 3 == 1]
-        assert {(item.queue_id, item.size) for item in found} == {(2, 9)}
+        items = reader.query("orders", "c-1", max_count=1_000).items
+        assert [item.offset for item in items] == [n for n in range(199, -1, -1) if n % 3 == 1]
+        assert {(item.queue_id, item.size) for item in items} == {(2, 9)}
         assert reader.query("orders", "d-5").items[0].timestamp_ms == BEGIN_MS + 5_000
     columns["key"] = "order_id"
     assert build(spark, frame, storage=storage, columns=columns, config=config, mode="append").entries == 203
@@ -110,9 +110,9 @@ def test_a_dry_run_then_tables_of_a_parquet_file_and_modes_error_append_and_repl
     check(storage, first, second)
     result = build(spark, paths[1], storage=storage, config=config, mode="replace")
     assert result.removed_objects == 3 + 1
-    kept = first.filter(pa.compute.greater_equal(first["timestamp_ms"], BEGIN_MS + DAY_MS))
-    check(storage, kept, second)
-    assert total(storage) == len(kept) + len(second)
+    left = first.filter(pa.compute.greater_equal(first["timestamp_ms"], BEGIN_MS + DAY_MS))
+    check(storage, left, second)
+    assert total(storage) == len(left) + len(second)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def load(session, uri, **options):
     return session.read.format("tiered_index").options(**options).load(uri)
 
 
-def found(frame):
+def row_counts(frame):
     """Return the rows of a frame, without the key, and the count of each."""
     return Counter(
         (r.topic, r.key_hash, r.queue_id, r.offset, r.size, int(r.timestamp.timestamp())) for r in frame.collect()
@@ -65,12 +65,12 @@ def test_filters_on_one_frame_do_not_disturb_each_other(session, written):
     topic = frame.filter("topic = 'payments'")
     expected_late = stored_rows(r for r in rows if r["timestamp_ms"] >= BEGIN_MS + 2 * DAY_MS)
     expected_topic = stored_rows(r for r in rows if r["topic"] == "payments")
-    assert found(late.union(topic).union(frame)) == expected_late + expected_topic + stored_rows(rows)
+    assert row_counts(late.union(topic).union(frame)) == expected_late + expected_topic + stored_rows(rows)
     for _ in range(2):
         assert late.count() == expected_late.total()
         assert frame.select("offset").count() == len(rows)
     by_queue = [load(session, uri, queues=queue) for queue in ("0", "2")]
-    assert found(by_queue[0].union(by_queue[1])) == stored_rows(r for r in rows if r["queue_id"] in (0, 2))
+    assert row_counts(by_queue[0].union(by_queue[1])) == stored_rows(r for r in rows if r["queue_id"] in (0, 2))
 
 
 def test_lookups_from_sql(session, written):
@@ -86,14 +86,14 @@ def test_lookups_from_sql(session, written):
         UNION ALL SELECT 'ranged', * FROM tiered_index_lookup('{uri}', 'orders', 'key-0', {begin}L, {end}L)"""
     ).collect()
     with IndexReader.open(uri) as reader:
-        for key, asked, low, high in (
+        for key, wanted, low, high in (
             ("key-7", "key-7", None, None),
             ("key-8", "key-8", None, None),
             ("ranged", "key-0", begin, end),
         ):
-            items = reader.query("orders", asked, low, high, max_count=100_000).items
-            given = [(r.topic, r.key, r.queue_id, r.offset, r.size, r.key_hash) for r in rows if r.k == key]
-            assert given == [("orders", asked, i.queue_id, i.offset, i.size, i.key_hash) for i in items]
+            items = reader.query("orders", wanted, low, high, max_count=100_000).items
+            entries = [(r.topic, r.key, r.queue_id, r.offset, r.size, r.key_hash) for r in rows if r.k == key]
+            assert entries == [("orders", wanted, i.queue_id, i.offset, i.size, i.key_hash) for i in items]
             assert [int(r.timestamp.timestamp()) * 1000 for r in rows if r.k == key] == [i.timestamp_ms for i in items]
     assert {row.k for row in rows} == {"key-7", "key-8", "ranged"}
     outer = f"SELECT k, offset FROM wanted LEFT JOIN LATERAL tiered_index_lookup('{uri}', wanted.topic, k) found"

@@ -65,7 +65,9 @@ def batch(path, **options):
     made = source(path, **options)
     reader = made.reader(made.schema())
     return [
-        pa.Table.from_batches(found).to_pylist() for part in reader.partitions() if (found := list(reader.read(part)))
+        pa.Table.from_batches(batches).to_pylist()
+        for part in reader.partitions()
+        if (batches := list(reader.read(part)))
     ]
 
 
@@ -168,10 +170,10 @@ def test_rows_are_what_a_build_takes(spark, tmp_path):
         "timestamp_ms", F.unix_millis("timestamp_ms")
     )
     names = ["topic", "queue_id", "key", "offset", "size", "timestamp_ms"]
-    batches = [one.columns.select(names) for one in CommitLogReader(tmp_path / "store" / "commitlog").batches()]
-    expected = [tuple(row.values()) for one in batches for row in one.to_pylist()]
-    found = list(map(tuple, entries.select(*names).collect()))
-    assert sorted(found) == sorted(expected) and len(found) == 750
+    batches = [read.columns.select(names) for read in CommitLogReader(tmp_path / "store" / "commitlog").batches()]
+    expected = [tuple(row.values()) for record_batch in batches for row in record_batch.to_pylist()]
+    taken = list(map(tuple, entries.select(*names).collect()))
+    assert sorted(taken) == sorted(expected) and len(taken) == 750
 
 
 def test_bodies_that_are_compressed_or_broken(tmp_path):

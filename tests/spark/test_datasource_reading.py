@@ -143,8 +143,8 @@ def test_further_columns_some_columns_and_a_schema_of_the_user_in_other_letters(
     kinds = {column.name: column.dataType for column in made.schema()}
     names = ("REGION", "Offset", "Topic", "TimeStamp")
     reader = made.reader(StructType([StructField(name, kinds[name.lower()]) for name in names]))
-    [found] = [batch for part in reader.partitions() for batch in reader.read(part)]
-    assert found.to_pylist() == [{name: stored[name.lower()] for name in names}]
+    [record_batch] = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert record_batch.to_pylist() == [{name: stored[name.lower()] for name in names}]
 
 
 def test_bad_options_and_places(written, tmp_path):

@@ -91,7 +91,7 @@ def test_the_program_on_tables_runs_with_files_in_place_of_a_connector(spark: An
 
 @pytest.mark.long
 def test_records_of_kafka_become_entries_once(spark: Any) -> None:
-    found = run("spark_kafka.py")
+    program = run("spark_kafka.py")
     at = datetime(2023, 11, 15, tzinfo=UTC)
     rows = [
         (b"k", None, "t", 3, 4, at, 0, None),
@@ -99,7 +99,7 @@ def test_records_of_kafka_become_entries_once(spark: Any) -> None:
         ("ü".encode(), b"12", "t", 3, 6, at, 0, [("trace", b"ab")]),
         (b"\xff\x0a", None, "t", 3, 7, at, 0, None),
     ]
-    entries = [tuple(row)[:5] for row in found["entries_of"](spark.createDataFrame(rows, found["KAFKA"])).collect()]
+    entries = [tuple(row)[:5] for row in program["entries_of"](spark.createDataFrame(rows, program["KAFKA"])).collect()]
     assert entries[-1][:4] == ("t", 3, "0xff0a", 7)
     assert entries[:-1] == [("t", 3, "k", 4, 1), ("t", 3, None, 5, 7), ("t", 3, "ü", 6, 11), ("t", 3, "ab", 6, 11)]
 

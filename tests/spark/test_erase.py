@@ -64,7 +64,7 @@ def content(uri):
     storage = LocalStorage(uri.removeprefix("file://"))
     with IndexReader.open(uri) as reader, reader.export() as batches:
         rows = sorted(json.dumps(row, default=str) for batch in batches for row in batch.to_pylist())
-        segments = [(one.place, storage.get(one.name)) for one in reader.log_state.archive.values()]
+        segments = [(segment.place, storage.get(segment.name)) for segment in reader.log_state.archive.values()]
     return rows, sorted(segments)
 
 
@@ -73,7 +73,7 @@ def said(certificate):
     known = {f.name: getattr(certificate, f.name) for f in fields(certificate) if f.name != "metrics"}
     sizes = "scanned_bytes", "deleted_bytes"
     return {
-        name: sorted((one.file_id, one.count) for one in value) if name == "objects" else value
+        name: sorted((file.file_id, file.count) for file in value) if name == "objects" else value
         for name, value in known.items()
         if name not in ("removed", *sizes)
     } | {"removed": len(certificate.removed)}
@@ -82,16 +82,16 @@ def said(certificate):
 ASKED = {"key": {"keys": "k-3"}, "queue": {"queue_id": 1, "before_ms": START_MS + 100_000}}
 
 
-@pytest.mark.parametrize("asked", [ASKED["key"], pytest.param(ASKED["queue"], marks=pytest.mark.long)], ids=ASKED)
-def test_the_remaining_bytes_are_those_of_an_erasure_without_spark(spark, origin, tmp_path, asked):
+@pytest.mark.parametrize("selection", [ASKED["key"], pytest.param(ASKED["queue"], marks=pytest.mark.long)], ids=ASKED)
+def test_the_remaining_bytes_are_those_of_an_erasure_without_spark(spark, origin, tmp_path, selection):
     here, there = f"file://{tmp_path}/here", f"file://{tmp_path}/there"
     for name in ("here", "there"):
         shutil.copytree(origin, tmp_path / name)
     clock = ManualClock(NOW_MS)
-    on_spark = partial(erase_on, spark, storage=there, topic="orders", clock=clock, **asked)
+    on_spark = partial(erase_on, spark, storage=there, topic="orders", clock=clock, **selection)
     planned = on_spark()
     assert planned.status == "planned" and content(there) == content(f"file://{origin}")
-    expected = erase(here, "orders", yes=True, now=True, grace_s=0, clock=clock, **asked)
+    expected = erase(here, "orders", yes=True, now=True, grace_s=0, clock=clock, **selection)
     done = on_spark(yes=True, grace_s=0)
     assert expected.status == "erased" and expected.messages_erased and expected.entries_removed
     assert said(done) == said(expected) and content(there) == content(here)
@@ -118,7 +118,7 @@ def test_an_audit_checks_archived_segments_of_catalogs(spark, origin, tmp_path):
     assert merge_catalogs(log) == 1 and not log.state.archive
     name = [segment.name for segment in Segments(log.state, storage)][-1]
     flip_object(storage, name, 100)
-    assert {found.file for found in audit(spark, storage=storage.uri).report.findings} == {name}
+    assert {finding.file for finding in audit(spark, storage=storage.uri).report.findings} == {name}
 
 
 HOUR_MS = 3_600_000
@@ -159,20 +159,22 @@ def test_answers_tables_and_audits(spark, index):
     source = spark.createDataFrame(PUT_ROWS, schema)
     keys = source.select("topic", "key").distinct()
     register(spark)
-    kept = [row for row in PUT_ROWS if is_kept(*row)]
-    offsets = [row[3] for row in kept]
+    kept_rows = [row for row in PUT_ROWS if is_kept(*row)]
+    offsets = [row[3] for row in kept_rows]
 
     result = look_up(spark, keys, storage=index)
     assert sorted(row.offset for row in result.frame.collect() if row.offset is not None) == offsets
     assert result.expired_before_ms == BEGIN_MS + DAY_MS
     assert sorted(row.offset for row in spark.read.format("tiered_index").load(index).collect()) == offsets
-    one = spark.sql(f"SELECT * FROM tiered_index_lookup('{index}', 'debug', 'k1')")
-    assert sorted(row.offset for row in one.collect()) == [row[3] for row in kept if row[0::2][:2] == ("debug", "k1")]
+    looked_up = spark.sql(f"SELECT * FROM tiered_index_lookup('{index}', 'debug', 'k1')")
+    assert sorted(row.offset for row in looked_up.collect()) == [
+        row[3] for row in kept_rows if row[0::2][:2] == ("debug", "k1")
+    ]
     audited = audit(spark, storage=index, source=source)
     assert not sum(audited.differences.counts.values())
     report = merge(spark, storage=index)
-    assert (report.entries, report.expired) == (COUNT, COUNT - len(kept))
+    assert (report.entries, report.expired) == (COUNT, COUNT - len(kept_rows))
     with IndexReader.open(index) as reader:
-        assert sum(topic.entries for topic in reader.topics().topics) == len(kept)
+        assert sum(topic.entries for topic in reader.topics().topics) == len(kept_rows)
     audited = audit(spark, storage=index, source=source)
     assert not audited.report.findings and not sum(audited.differences.counts.values())

@@ -37,7 +37,7 @@ def java(topic, key):
 
 def golden_pairs():
     """Topics and keys whose hashes are in Java's files, with those hashes."""
-    found = {}
+    hashes_by_pair = {}
     for case in ("unicode", "minvalue_slots16"):
         calls = [json.loads(line) for line in (GOLDEN / case / "input.jsonl").read_text().splitlines()]
         meta = json.loads((GOLDEN / case / "meta.json").read_text())
@@ -46,8 +46,8 @@ def golden_pairs():
         for call in calls:
             for key in call["keys"] or ():
                 if call["result"] == "SUCCESS" and call["topic"]:
-                    found[call["topic"], key] = hashes
-    return found
+                    hashes_by_pair[call["topic"], key] = hashes
+    return hashes_by_pair
 
 
 @cache
@@ -88,7 +88,7 @@ def test_hashes_of_the_golden_files_in_every_form(spark):
     rows = list(golden)
     assert len(rows) > 60
     hashes = [hash_key(*row) for row in rows]
-    assert all(found in golden[row] for row, found in zip(rows, hashes, strict=True))
+    assert all(key_hash in golden[row] for row, key_hash in zip(rows, hashes, strict=True))
     # the keys include characters outside the basic plane, and one whose hash is Integer.MIN_VALUE
     assert 0 in hashes and any(ord(c) > 0xFFFF for _, key in rows for c in key)
     assert by_batch(rows) == by_duck(rows) == by_spark(spark, rows) == hashes == [java(*row) for row in rows]

@@ -46,15 +46,15 @@ def check(uri, table, folder, spark):
     for row in sorted(rows, key=lambda row: -row["offset"]):
         by_key[row["topic"], row["key"]].append(row["offset"])
     result = look_up(spark, spark.createDataFrame(pairs, "topic string, key string"), storage=uri, max_count=10_000)
-    found = {pair: [] for pair in pairs}
+    offsets_by_pair = {pair: [] for pair in pairs}
     for row in result.frame.sort("position").collect():
         assert (row.status, row.key_hash) == ("complete", hash_key(row.topic, row.key))
-        found[row.topic, row.key].append(row.offset)
+        offsets_by_pair[row.topic, row.key].append(row.offset)
     result.release()
     with IndexReader.open(uri) as reader:
         for pair in pairs:
             offsets = [item.offset for item in reader.query(*pair, max_count=10_000)]
-            assert found[pair] == offsets and sorted(offsets, reverse=True) == by_key[pair]
+            assert offsets_by_pair[pair] == offsets and sorted(offsets, reverse=True) == by_key[pair]
     topic, key = sorted(negative)[0]
     hashes = {hash_key(topic, key), hash_key(topic, key, "mask")}
     picked = [row for part in scan(uri, topic=topic) for row in part.to_pylist() if row["key_hash"] in hashes]
@@ -85,8 +85,8 @@ def test_both_rules_before_and_after_a_merge(spark, both):
     slots = [{hash_of(row, rule) % 64 for rule in ("abs", "mask")} for row in table.to_pylist()]
     hidden = sum(not some.isdisjoint(range(target.base_low, target.base_high)) for some in slots)
     harm(folder / "index", damage_an_item, stored)
-    found = audited(spark, folder / "index", str(folder / "all.parquet")).differences
-    assert found.counts == {"missing": 0, "extra": 0, "wrong": 0} and 0 < found.unproven <= hidden
+    differences = audited(spark, folder / "index", str(folder / "all.parquet")).differences
+    assert differences.counts == {"missing": 0, "extra": 0, "wrong": 0} and 0 < differences.unproven <= hidden
     bounds = {"begin_ms": BEGIN_MS + DAY_MS // 2, "end_ms": BEGIN_MS + DAY_MS}
     bounded = audited(spark, folder / "index", str(folder / "all.parquet"), **bounds).differences
     assert bounded.findings == 0

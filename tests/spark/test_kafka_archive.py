@@ -42,8 +42,8 @@ def test_the_programs_of_the_page_open_the_archive(spark, tmp_path, capsys):
     assert str(MANY - 1) in capsys.readouterr().out
     with IndexReader.open(built) as reader, IndexReader.open(uri) as archive:
         source = KafkaMessages(archive.segment_archives, keys=("json:customer",))
-        found = reader.messages("orders", "c7", source=source).messages
-        assert sorted((one.message.partition, one.message.offset) for one in found) == [
+        fetched_records = reader.messages("orders", "c7", source=source).messages
+        assert sorted((fetched.message.partition, fetched.message.offset) for fetched in fetched_records) == [
             (partition, n) for partition in range(2) for n in (7, 107, 207)
         ]
         assert reader.query("orders", "c10").items == ()

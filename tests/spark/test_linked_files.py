@@ -90,9 +90,9 @@ def answers_of(uri):
                 (item.offset, item.queue_id, item.size, item.timestamp_ms)
                 for item in reader.query("orders", key, max_count=1000)
             ]
-            found = reader.messages("orders", key, source=source, max_count=1000)
-            assert all(each.message is not None for each in found)
-            told[key] = entries, [(each.message.file, each.message.row, each.message.text) for each in found]
+            fetched_rows = reader.messages("orders", key, source=source, max_count=1000)
+            assert all(each.message is not None for each in fetched_rows)
+            told[key] = entries, [(each.message.file, each.message.row, each.message.text) for each in fetched_rows]
     return told
 
 
@@ -120,12 +120,14 @@ def test_files_are_indexed_once_and_lines_that_follow_are_added(spark, storage, 
     changed = link_files(spark, [f"{logs}/*.csv"], ROWS, storage=storage, config=config)
     assert (changed.rows, changed.changed) == (1, ((logs / "6.csv").as_uri(),))
     with IndexReader.open(storage) as reader, FileRows(reader) as source:
-        found = reader.messages("orders", "17", source=source, max_count=100)
+        fetched_rows = reader.messages("orders", "17", source=source, max_count=100)
         numbers = sorted(
-            json.loads(one.message.text)["n"] for one in found if one.message and one.message.text[:1] == b"{"
+            json.loads(fetched.message.text)["n"]
+            for fetched in fetched_rows
+            if fetched.message and fetched.message.text[:1] == b"{"
         )
         assert numbers == [n for n in [*range(600), *range(700, 800)] if n % 40 == 17]
-        assert {one.problem for one in found if not one.message} == {
+        assert {fetched.problem for fetched in fetched_rows if not fetched.message} == {
             f"{(logs / '6.csv').as_uri()} has changed since it was indexed"
         }
     # `ingest` goes on where the builds ended, also with a root of its own
@@ -165,8 +167,8 @@ def test_the_command_builds_files_of_a_bucket_and_the_rows_come_back(spark, s3):
     assert built["metrics"]["bytes_read"] > 2 * len(lines(0, 300)) and built["metrics"]["requests"]
     again = told("build", *source, **s3.environment).document
     assert (again["files"], again["known"], again["log_number"]) == (0, 3, built["log_number"])
-    found = run_here("query", "orders", "17", "--messages", "--storage", storage, "--json", environment=s3.environment)
-    texts = [one["message"]["body"] for one in found.document["messages"]]
+    answer = run_here("query", "orders", "17", "--messages", "--storage", storage, "--json", environment=s3.environment)
+    texts = [shown["message"]["body"] for shown in answer.document["messages"]]
     assert [json.loads(text)["n"] for text in texts] == [*range(297, 0, -40)]
     for wrong in (("--mode", "append"), ("--column", "key=order_id")):
         refused = told("build", *source, *wrong, code=2, **s3.environment)
@@ -206,8 +208,8 @@ def test_a_row_of_packed_text_is_read_from_a_restart_point(spark, storage, confi
 
     monkeypatch.setattr(restart.RestartedText, "read", counted)
     with IndexReader.open(storage) as reader, FileRows(reader) as source:
-        (found,) = reader.messages("orders", "c3", source=source, max_count=1)
-    assert json.loads(found.message.text)["n"] == 15_998
+        (fetched,) = reader.messages("orders", "c3", source=source, max_count=1)
+    assert json.loads(fetched.message.text)["n"] == 15_998
     assert 0 < sum(read) <= 4 << 20
 
 
@@ -257,8 +259,8 @@ def test_a_topic_may_be_a_field_of_the_rows(spark, storage, config, tmp_path):
     of_field = RowsOfFiles(("id",), "at", None, None, "kind")
     link_files(spark, [str(tmp_path / "a.ndjson")], of_field, storage=storage, config=config)
     with IndexReader.open(storage) as reader, FileRows(reader) as source:
-        (found,) = reader.messages("t2", "50", source=source)
-        assert json.loads(found.message.text)["id"] == 50 and not reader.query("t1", "50").items
+        (fetched,) = reader.messages("t2", "50", source=source)
+        assert json.loads(fetched.message.text)["id"] == 50 and not reader.query("t1", "50").items
         assert [summary.topic for summary in reader.topics()] == ["t0", "t1", "t2"]
 
 
@@ -296,8 +298,8 @@ def test_a_written_dataframe_of_parquet_rows_is_the_same_as_ingest(spark, storag
     pq.write_table(pa.Table.from_pylist([row(n) for n in range(400, 430)]), folder / "later.parquet")
     write(rows_read(spark, folder), storage, folder)
     with IndexReader.open(storage) as reader, FileRows(reader) as source:
-        found = reader.messages("orders", "17", source=source, max_count=100)
-        assert [json.loads(one.message.text)["n"] for one in found] == [*range(417, 0, -40)]
+        fetched_rows = reader.messages("orders", "17", source=source, max_count=100)
+        assert [json.loads(fetched.message.text)["n"] for fetched in fetched_rows] == [*range(417, 0, -40)]
         assert len(segments_of(storage)) == 5
 
 

@@ -82,14 +82,14 @@ ROWS = [
 
 def check(storage, rows, max_count):
     """Assert that rows (of entries, with their id) equal a reader's answers to `ROWS`."""
-    found = {}
+    rows_by_id = {}
     for row in rows:
-        found.setdefault(row["id"], []).append(row)
-    assert sorted(found) == sorted(row[4] for row in ROWS)
+        rows_by_id.setdefault(row["id"], []).append(row)
+    assert sorted(rows_by_id) == sorted(row[4] for row in ROWS)
     with IndexReader.open(storage) as reader:
         for topic, key, begin, end, number in ROWS:
             answer = reader.query(topic, key, begin, end, max_count=max_count)
-            mine = sorted(found[number], key=lambda row: row["position"] or 0)
+            mine = sorted(rows_by_id[number], key=lambda row: row["position"] or 0)
             said = {(row["topic"], row["key"], row["status"], row["failed"]) for row in mine}
             assert said == {(topic, key, answer.status, None)}
             entries = [tuple(row[name] for name in ENTRY) for row in mine if row["position"] is not None]
@@ -99,10 +99,10 @@ def check(storage, rows, max_count):
 
 def offsets_by(name, rows):
     """The offsets of each answer in its order, by a column of the keys."""
-    found = {}
+    offsets = {}
     for row in sorted(rows, key=lambda row: row["position"] or 0):
-        found.setdefault(row[name], []).extend([] if row["position"] is None else [row["offset"]])
-    return found
+        offsets.setdefault(row[name], []).extend([] if row["position"] is None else [row["offset"]])
+    return offsets
 
 
 def test_answers_are_a_readers(spark, index):
@@ -131,9 +131,9 @@ def test_columns_by_name_constants_and_timestamps(spark, index):
     offsets = offsets_by("order_id", rows)
     assert offsets.keys() == {"key-0", "key-1"}
     with IndexReader.open(index) as reader:
-        for key, found in offsets.items():
+        for key, key_offsets in offsets.items():
             answer = reader.query("orders", key, BEGIN_MS + DAY_MS, max_count=1000)
-            assert found == [item.offset for item in answer]
+            assert key_offsets == [item.offset for item in answer]
     assert {row["my id"] for row in rows} == {"a", "b"}
 
 
@@ -220,10 +220,10 @@ def test_keys_with_a_collation_are_those_that_were_written(spark, tmp_path):
     assert build(spark, source, storage=other).entries == 1
     assert audit(spark, source, storage=other).status == "ok"
     keys = spark.sql("SELECT 't' AS topic, key COLLATE UTF8_LCASE AS key FROM VALUES ('a'), ('A') AS keys(key)")
-    for storage, found in ((uri, {"a": 5, "A": 5}), (other, {"a": 5, "A": None})):
+    for storage, offset_by_key in ((uri, {"a": 5, "A": 5}), (other, {"a": 5, "A": None})):
         # PySpark 4.0 collects no rows that have a column with a collation
         rows = lookup(spark, keys, storage=storage).selectExpr("CAST(key AS STRING) AS key", "offset").collect()
-        assert {row.key: row.offset for row in rows} == found
+        assert {row.key: row.offset for row in rows} == offset_by_key
 
 
 @pytest.mark.long
@@ -237,7 +237,7 @@ def test_text_that_is_not_utf_8_is_named(spark, index):
 
 def test_damage_is_reported_by_slot_group(spark, copied):
     """One flipped bit makes those answers partial that need its slot group, and no others."""
-    stored = max(states(copied).objects.values(), key=lambda one: one.count)
+    stored = max(states(copied).objects.values(), key=lambda shard: shard.count)
     (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
     data = path.read_bytes()
     runs = parse_trailer(data, stored.name, len(data)).directory.all_runs()
@@ -249,10 +249,10 @@ def test_damage_is_reported_by_slot_group(spark, copied):
     with IndexReader.open(copied, coalesce_gap_bytes=0) as reader:
         alone = {row[4]: reader.query(*row[:4], max_count=1000, allow_partial=True) for row in ROWS}
     statuses = {number: answer.status for number, answer in alone.items()}
-    found = {row.id: row.status for row in rows}
+    status_by_id = {row.id: row.status for row in rows}
     # a filter excludes keys of the slot group that the object does not have
-    assert all(found[number] in (status, "complete") for number, status in statuses.items())
-    assert {"partial", "complete"} == {*found.values()}
+    assert all(status_by_id[number] in (status, "complete") for number, status in statuses.items())
+    assert {"partial", "complete"} == {*status_by_id.values()}
     counts = {number: len(offsets) for number, offsets in offsets_by("id", rows).items()}
     assert counts == {number: len(answer) for number, answer in alone.items()}
     assert len(result.failed) == 1
@@ -294,10 +294,10 @@ def test_bounds_that_are_text(spark, index, tmp_path):
     offsets = offsets_by("since", rows)
     assert sorted(text or "" for text in offsets) == sorted(since)
     with IndexReader.open(index) as reader:
-        for text, found in offsets.items():
+        for text, text_offsets in offsets.items():
             answer = reader.query("orders", "key-0", None if text is None else parse_time(text), max_count=1000)
-            assert found == [item.offset for item in answer]
-    assert len({len(found) for found in offsets.values()}) > 1
+            assert text_offsets == [item.offset for item in answer]
+    assert len({len(text_offsets) for text_offsets in offsets.values()}) > 1
     keys.write_text("order_id,begin_ms\nkey-0,2023-11-16\nkey-1,yesterday\n")
     error = told(f"{command} --out {tmp_path}/no", code=2).error["message"]
     assert "column 'begin_ms': 'yesterday' is neither epoch milliseconds nor an ISO 8601 time" in error

@@ -57,10 +57,10 @@ def test_keys_of_csv_are_those_that_were_written(tmp_path):
                 writer.writerows([f"of, {path.name}", key, str(place)] for place, key in enumerate(KEYS))
     table = read_keys(str(tmp_path), S3)
     assert table.schema == pa.schema(dict.fromkeys(("topic", "key", "from"), pa.string()))
-    found = sorted((row["topic"], int(row["from"]), row["key"]) for row in table.to_pylist())
+    rows_read = sorted((row["topic"], int(row["from"]), row["key"]) for row in table.to_pylist())
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 4
-    assert found == [(f"of, {name}", place, key) for name in names for place, key in enumerate(KEYS)]
+    assert rows_read == [(f"of, {name}", place, key) for name in names for place, key in enumerate(KEYS)]
 
 
 def test_empty_cells_of_csv_are_null_quoted_or_not(tmp_path):

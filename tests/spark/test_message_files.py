@@ -47,12 +47,12 @@ def read(reader: Any, *names: str) -> list[pa.RecordBatch]:
 
 def numbers(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
     """Return the stored values of entries with a key, in order."""
-    found: list[tuple[Any, ...]] = []
+    values_of_entries: list[tuple[Any, ...]] = []
     for batch in batches:
-        kept = batch.filter(pc.is_valid(batch.column("key"))).select(FIELDS)
-        columns, _ = batch_columns(kept, SCHEMA, TopicTable())
-        found += zip(*(values.tolist() for values in columns.values()), strict=True)
-    return sorted(found)
+        keyed = batch.filter(pc.is_valid(batch.column("key"))).select(FIELDS)
+        columns, _ = batch_columns(keyed, SCHEMA, TopicTable())
+        values_of_entries += zip(*(values.tolist() for values in columns.values()), strict=True)
+    return sorted(values_of_entries)
 
 
 def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
@@ -86,9 +86,9 @@ def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Path) -> None:
     for shape, (made, options) in SHAPES.items():
         path = tmp_path / f"{shape}.parquet"
         pq.write_table(made(messages(COUNT)), path, row_group_size=300, **options)
-        found = read(reader := reader_of(path))
+        batches = read(reader := reader_of(path))
         theirs = entry_frame(spark.read.parquet(str(path)), {}, SCHEMA).toArrow().to_batches()
-        assert numbers(found) == numbers(theirs) and len(numbers(found)) >= 900, shape
+        assert numbers(batches) == numbers(theirs) and len(numbers(batches)) >= 900, shape
         keyed = [key for batch in read(reader, "topic", HAS_KEY) for key in batch.column(HAS_KEY).to_pylist()]
         assert (len(keyed), sum(keyed)) == (sum(map(len, theirs)), len(numbers(theirs))), shape
     table = messages(COUNT).rename_columns(["topic", "queue_id", "order_id", "offset", "size", "timestamp_ms"])
@@ -233,8 +233,8 @@ def test_a_task_and_the_service_take_the_keys_that_ingest_takes(tmp_path: Path) 
     (batch,) = NdjsonSource(LocalFile(path)).batches(0)
     keys = [key for record in batch.records() if record.message is not None for key in record.message.keys]
     assert keys == [*texts[:4], "k", "a", "1.50"]
-    found = read(reader_of(path), "key", HAS_KEY)
-    assert [key for batch in found for key in batch.column("key").to_pylist()] == [*keys, None, None]
+    batches = read(reader_of(path), "key", HAS_KEY)
+    assert [key for batch in batches for key in batch.column("key").to_pylist()] == [*keys, None, None]
     assert pa.table(parsed(data, wire.NDJSON, 1 << 20).columns)["key"].to_pylist() == keys
 
 
@@ -269,13 +269,13 @@ def test_folders_may_have_values_of_fields(s3: Any, tmp_path: Path, kind: str) -
             for ignored in ("m/", "m/topic=007/"):
                 storage.client.put_object(Bucket=storage.bucket, Key=ignored, Body=b"")
         source = place + mark
-    got = pa.concat_tables(pa.Table.from_batches([batch]) for batch in read(reader_of(source)))
-    assert sorted(got["offset"].to_pylist()) == table["offset"].to_pylist()
-    assert set(got["topic"].to_pylist()) == {"007", "107"} and set(got["queue_id"].to_pylist()) == {3}
+    table_read = pa.concat_tables(pa.Table.from_batches([batch]) for batch in read(reader_of(source)))
+    assert sorted(table_read["offset"].to_pylist()) == table["offset"].to_pylist()
+    assert set(table_read["topic"].to_pylist()) == {"007", "107"} and set(table_read["queue_id"].to_pylist()) == {3}
     if kind == "local":
-        topics = dict(zip(got["offset"].to_pylist(), got["topic"].to_pylist(), strict=True))
-        found = [topics[offset] for offset in table["offset"].to_pylist()]
-        assert found == [f"{n // 10 % 2}07" for n in range(50)]
+        topics = dict(zip(table_read["offset"].to_pylist(), table_read["topic"].to_pylist(), strict=True))
+        topics_in_order = [topics[offset] for offset in table["offset"].to_pylist()]
+        assert topics_in_order == [f"{n // 10 % 2}07" for n in range(50)]
         pq.write_table(table, folder / "topic=007" / "f.parquet")
         with pytest.raises(InvalidArgument, match=r"column 'topic' is in .*f\.parquet and in the name of its folder"):
             reader_of(source)

@@ -307,12 +307,12 @@ WITHOUT_QUEUE = {"topic": "string", "key": "string", "offset": "long", "size": "
 KINDS = {**WITHOUT_QUEUE, "queue_id": "integer"}
 
 
-def prepare(uri: str, columns: dict[str, str] = KINDS, **given: str) -> None:
+def prepare(uri: str, columns: dict[str, str] = KINDS, **options: str) -> None:
     schema = StructType()
     for name, kind in columns.items():
         schema.add(name, kind)
     writing.prepared(
-        DataSourceOptions("tiered_index", {"path": uri, **given}, writing.WRITE_OPTIONS), schema, streams=False
+        DataSourceOptions("tiered_index", {"path": uri, **options}, writing.WRITE_OPTIONS), schema, streams=False
     )
 
 
@@ -327,13 +327,13 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_options_that_are_not_the_indexs_are_refused(storage: str, tmp_path: Path, case: str) -> None:
-    given, kind, text = WRONG[case]
+    options, kind, text = WRONG[case]
     build_here(storage)
     with pytest.raises(kind, match=text):
-        prepare(storage, **given)
+        prepare(storage, **options)
     if kind is not SchemaMismatch:
         with pytest.raises(kind, match=text):
-            prepare(f"file://{tmp_path}/new", **given)
+            prepare(f"file://{tmp_path}/new", **options)
         assert not (tmp_path / "new" / "log").exists()
     prepare(storage, slots="64", items="100000", preset="native", offsetSpace="custom", window="1h")
     prepare(storage)

@@ -108,10 +108,10 @@ def test_objects_published_between_finding_and_deleting_stay(clock):
     clock.advance(3_700)
     sweeper = StorageLog(storage, clock)
     sweeper.open()
-    found = find_orphans(storage, sweeper, older_than_s=3600)
-    assert len(found.objects) == len(shards) + len(never)
+    orphans = find_orphans(storage, sweeper, older_than_s=3600)
+    assert len(orphans.objects) == len(shards) + len(never)
     publish_tables(shards, "error", storage, log)
-    deleted = delete_orphans(storage, found)
+    deleted = delete_orphans(storage, orphans)
     assert {info.name for info in deleted.objects} == {shard.stored.name for shard in never}
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
 

@@ -34,8 +34,8 @@ class Pipeline:
         self.uri = f"memory://{folder.name}"
         self.clock = ManualClock(BEGIN_MS + 40 * DAY_MS)
         self.storage = open_storage(self.uri)
-        given = {"slots": 64, "items": 100_000, "background": False, "local_keep_s": 0, "max_late_s": 10**10}
-        self.live = IndexService.open(root=folder / "root", storage=self.uri, clock=self.clock, **given)
+        settings = {"slots": 64, "items": 100_000, "background": False, "local_keep_s": 0, "max_late_s": 10**10}
+        self.live = IndexService.open(root=folder / "root", storage=self.uri, clock=self.clock, **settings)
 
     @property
     def log(self) -> StorageLog:
@@ -58,9 +58,9 @@ class Pipeline:
     def forget_origins(self) -> None:
         """Make the log look like an earlier version's: it lacks the origins of tables' entries."""
         tables = {name: shards for name, shards in self.log.state.tables.items() if shards[0].origin is not None}
-        stored = [one for shards in tables.values() for one in shards]
-        old = tuple(replace(one, shard=replace(one.part, origin=None)) for one in stored)
-        names = tuple(one.name for one in stored)
+        stored = [shard for shards in tables.values() for shard in shards]
+        old = tuple(replace(shard_object, shard=replace(shard_object.part, origin=None)) for shard_object in stored)
+        names = tuple(shard_object.name for shard_object in stored)
         self.log.append("a test", None, lambda state: LogRecord(0, "merge", 0, "", 0, old, names))
 
 
@@ -88,7 +88,7 @@ def test_rewritten_tables_keep_their_origin(pipeline: Pipeline) -> None:
     pipeline.merge(30 * 86_400)
     tables = pipeline.log.state.tables
     assert sorted(str(shards[0].origin) for shards in tables.values()) == ["build", "writer"]
-    assert sum(one.count for shards in tables.values() for one in shards if one.origin == "writer") == len(LIVE)
+    assert sum(shard.count for shards in tables.values() for shard in shards if shard.origin == "writer") == len(LIVE)
 
 
 def test_an_old_table_is_not_replaced_unless_all_are(pipeline: Pipeline) -> None:

@@ -60,12 +60,12 @@ def queried(stored: Stored) -> QueryResult:
         return reader.query("orders", "key-0", max_count=10_000)
 
 
-def asked(spark: Any) -> Any:
+def frame_of_keys(spark: Any) -> Any:
     return spark.createDataFrame(ROWS, "topic string, key string")
 
 
 def test_a_lookup_reports_the_requests_that_were_sent(spark: Any, stored: Stored) -> None:
-    result = look_up(spark, asked(spark), storage=stored.uri, max_count=5)
+    result = look_up(spark, frame_of_keys(spark), storage=stored.uri, max_count=5)
     seen = stored.of_objects()
     # a table of three shards for each day
     assert (len(stored.names), result.objects) == (6, 2)
@@ -84,8 +84,8 @@ def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored) -> None:
     name = stored.of_objects()[0].key.partition("/index/")[2]
     stored.deny(name)
     with pytest.raises(StorageMisconfigured, match=name):
-        lookup(spark, asked(spark), storage=stored.uri)
-    result = look_up(spark, asked(spark), storage=stored.uri, allow_partial=True)
+        lookup(spark, frame_of_keys(spark), storage=stored.uri)
+    result = look_up(spark, frame_of_keys(spark), storage=stored.uri, allow_partial=True)
     assert result.frame is not None and result.objects == 2
     ((failed, why),) = result.failed
     assert failed in states(stored.uri).tables and name in why and "AccessDenied" in why

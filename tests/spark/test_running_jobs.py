@@ -38,7 +38,7 @@ def test_jobs_have_descriptions_and_leave_no_shuffle_files(spark, storage, confi
     context.setJobDescription(None)
     described = _jobs_described(spark)[len(jobs) :]
     stages = ["count", "build", "objects", "compare", "merge"]
-    assert all(any(f"tiered_index {stage}: " in one for one in described) for stage in stages)
+    assert all(any(f"tiered_index {stage}: " in description for description in described) for stage in stages)
 
 
 def _jobs_described(spark: Any) -> list[str]:

@@ -41,7 +41,7 @@ def airflow_script() -> str:
             self.bash_command = bash_command
 
         def __rshift__(self, other: Any) -> Any:
-            tasks.extend(one for one in (self, other) if one not in tasks)
+            tasks.extend(task for task in (self, other) if task not in tasks)
             return other
 
     dag = MagicMock()
@@ -66,7 +66,9 @@ def airflow_script() -> str:
 def test_a_second_run_of_a_day_adds_nothing(script: Any, spark: Any, tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/index"
     commands = _commands(script().replace("s3://BUCKET", f"file://{tmp_path}"), tmp_path)
-    assert [command[0] for command in commands] == ["spark", "orphans"] and all("--json" in one for one in commands)
+    assert [command[0] for command in commands] == ["spark", "orphans"] and all(
+        "--json" in command for command in commands
+    )
     folder = Path(commands[0][commands[0].index("--source") + 1].removeprefix("file://"))
     day = datetime.strptime(folder.name, "day=%Y-%m-%d").replace(tzinfo=UTC)
     of_day = messages(200, days=1, begin_ms=round(day.timestamp()) * 1000)

@@ -36,7 +36,7 @@ def bare_python(folder: Path) -> Path:
     dependencies = folder / "dependencies"
     dependencies.mkdir()
     # also those of the virtualenv under this one
-    places = dict.fromkeys(one for one in sys.path if Path(one).name in ("site-packages", "dist-packages"))
+    places = dict.fromkeys(entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages"))
     for path in map(Path, places):
         for entry in path.iterdir():
             if not entry.name.startswith(_OURS) and entry.suffix != ".pth" and not (dependencies / entry.name).exists():
@@ -53,8 +53,8 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
     environment |= {"PYSPARK_PYTHON": str(worker), "SPARK_LOCAL_IP": "127.0.0.1"}
     script = "import numpy, pyarrow, boto3, msgspec, pyspark, importlib.util as u; print(u.find_spec('tiered_index'))"
     quiet = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
-    found = subprocess.run([worker, "-c", script], **quiet, check=True)
-    assert found.stdout.strip() == "None"
+    answered = subprocess.run([worker, "-c", script], **quiet, check=True)
+    assert answered.stdout.strip() == "None"
     table, storage = messages(800), f"file://{tmp_path}/storage"
     source = write_parquet(table, tmp_path / "m.parquet")
 
@@ -80,8 +80,8 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
     looked_up = spark(f"lookup --keys {tmp_path}/keys.parquet --max 1000 --out {tmp_path}/answers --ship")
     assert looked_up.returncode == 0, looked_up.stderr[-3000:]
     names = ["topic", "key", "offset"]
-    found, wanted = (one.select(names).to_pylist() for one in (pq.read_table(tmp_path / "answers"), table))
-    assert sorted(map(str, found)) == sorted(map(str, wanted))
+    answered, wanted = (side.select(names).to_pylist() for side in (pq.read_table(tmp_path / "answers"), table))
+    assert sorted(map(str, answered)) == sorted(map(str, wanted))
 
 
 @pytest.mark.slow
@@ -136,14 +136,14 @@ def test_executors_unpack_the_compiled_core_or_say_that_it_is_missing(tmp_path, 
     whole = pack_package(tmp_path / "whole.zip")
     assert imported_from(whole, tmp_path) == (f"True True {filter_hash(1, 2)}", "")
     assert not list((tmp_path / "unpacked").iterdir())
-    with zipfile.ZipFile(whole) as given, zipfile.ZipFile(tmp_path / "others.zip", "w") as others:
-        for name in given.namelist():
-            others.writestr(name.replace(".so", "-of-another-system.so"), given.read(name))
+    with zipfile.ZipFile(whole) as package, zipfile.ZipFile(tmp_path / "others.zip", "w") as others:
+        for name in package.namelist():
+            others.writestr(name.replace(".so", "-of-another-system.so"), package.read(name))
     core, said = imported_from(tmp_path / "others.zip", tmp_path)
     assert core == f"False False {filter_hash(1, 2)}" and "has no tiered_index._core for this Python" in said
-    with zipfile.ZipFile(whole) as given, zipfile.ZipFile(tmp_path / "damaged.zip", "w") as damaged:
-        for name in given.namelist():
-            damaged.writestr(name, b"no module" if name.endswith(".so") else given.read(name))
+    with zipfile.ZipFile(whole) as package, zipfile.ZipFile(tmp_path / "damaged.zip", "w") as damaged:
+        for name in package.namelist():
+            damaged.writestr(name, b"no module" if name.endswith(".so") else package.read(name))
     core, said = imported_from(tmp_path / "damaged.zip", tmp_path)
     assert core == f"False False {filter_hash(1, 2)}" and "NumPy does its work" in said
 
@@ -173,8 +173,8 @@ def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypa
     build(spark, write_parquet(messages(100), tmp_path / "m.parquet"), storage=uri, config=config)
     merge(spark, storage=uri, window="30d")
     # the tasks of both jobs receive the address
-    assert sum(s3.endpoint_url.encode() in one for one in handed) >= 2
-    assert not any(secret.encode() in one for one in handed)
+    assert sum(s3.endpoint_url.encode() in pickle for pickle in handed) >= 2
+    assert not any(secret.encode() in pickle for pickle in handed)
     jobs = [jobs.apply(number) for jobs in [store.jobsList(None)] for number in range(jobs.size())]
     told = [f"{job.name()} {job.description().toString()} {job.jobGroup().toString()}" for job in jobs]
     assert len(told) >= before + 3 and all(job.description().isDefined() for job in jobs[: len(jobs) - before])
@@ -199,10 +199,10 @@ def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mo
     python.write_text(f"#!/bin/sh\necho {submit}\n")
     for path in (submit, python):
         path.chmod(0o755)
-    given = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
-    given |= {"TIERED_INDEX_ARCHIVE": "e.tar.gz"} if archive else {"PYSPARK_PYTHON": "/opt/python"}
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
+    environment |= {"TIERED_INDEX_ARCHIVE": "e.tar.gz"} if archive else {"PYSPARK_PYTHON": "/opt/python"}
     command = [SUBMIT, "--master", "yarn", *mode, "--", "merge"]
-    told = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout.split()
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
     node = "./environment/bin/python" if archive else "/opt/python"
     assert told == [node if "cluster" in "".join(mode) else str(python), node]
 
