@@ -91,7 +91,7 @@ def expected(result, redaction):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    asked=lookups,
+    searches=lookups,
     paged=st.booleans(),
     more=st.sampled_from(
         [
@@ -103,10 +103,10 @@ def expected(result, redaction):
     ),
 )
 @pytest.mark.parametrize(("redaction", "rows_of_a_piece"), [(Redaction(), 8192), (HIDDEN, 5)])
-def test_every_form_of_a_batch_has_the_same_answers(looked_up, asked, paged, more, redaction, rows_of_a_piece):
-    if paged and (cursor := looked_up.query_many(asked)[0].cursor) is not None:
-        asked = [*asked, dataclasses.replace(asked[0], cursor=cursor)]
-    results = dataclasses.replace(looked_up.query_many(asked), **more)
+def test_every_form_of_a_batch_has_the_same_answers(looked_up, searches, paged, more, redaction, rows_of_a_piece):
+    if paged and (cursor := looked_up.query_many(searches)[0].cursor) is not None:
+        searches = [*searches, dataclasses.replace(searches[0], cursor=cursor)]
+    results = dataclasses.replace(looked_up.query_many(searches), **more)
     answers = [expected(result, redaction) for result in results]
     totals = wire.batch_totals(results, redaction, files=False)
     with pytest.MonkeyPatch.context() as patch:
@@ -118,8 +118,10 @@ def test_every_form_of_a_batch_has_the_same_answers(looked_up, asked, paged, mor
     assert {"results": listed} | last == document
     assert document["results"] == answers
     # the document of a single lookup has the same entries
-    for one, answer in zip(asked, answers, strict=True):
-        alone = looked_up.query(one.topic, one.key, one.begin_ms, one.end_ms, one.max_count, one.cursor)
+    for search, answer in zip(searches, answers, strict=True):
+        alone = looked_up.query(
+            search.topic, search.key, search.begin_ms, search.end_ms, search.max_count, search.cursor
+        )
         items = json.loads(wire.encode(wire.answer_document(alone, redaction, files=False)))["items"]
         assert items == answer["items"]
     batches = list(pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata())
@@ -163,11 +165,11 @@ def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):
 )
 def test_a_batch_is_held_to_its_own_bounds_and_the_services(tmp_path, caps, bounds):
     uri = published(tmp_path)
-    asked = {"lookups": [{"topic": "orders", "key": "order-4711"}]}
+    body = {"lookups": [{"topic": "orders", "key": "order-4711"}]}
     bounded = Caps(limits=dataclasses.replace(Caps().limits, **caps))
     with IndexReader.open(uri) as reader, serving(reader, caps=bounded) as client:
-        got = client.post("/v1/query:batch", json=asked | bounds)
+        got = client.post("/v1/query:batch", json=body | bounds)
         assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")
         assert [report["file"] for report in got.json()["failed"]]
-        more = client.post("/v1/query:batch", json=asked | {"max_requests": 9})
+        more = client.post("/v1/query:batch", json=body | {"max_requests": 9})
         assert more.status_code == (422 if caps else 200)

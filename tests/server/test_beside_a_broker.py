@@ -48,14 +48,14 @@ def test_messages_come_with_their_state_and_bodies_as_asked(sidecar):
     folder, _, client = sidecar
     got = client.get("/v1/messages", params={"topic": "orders", "key": "k", "body": "json", "max_count": 2})
     answer = got.json()
-    assert [one["message"]["body"] for one in answer["messages"]] == [{"n": 2}, {"n": 1}]
-    assert [one["state"] for one in answer["messages"]] == ["local", "local"]
+    assert [row["message"]["body"] for row in answer["messages"]] == [{"n": 2}, {"n": 1}]
+    assert [row["state"] for row in answer["messages"]] == ["local", "local"]
     assert answer["status"] == "truncated" and str(folder) not in got.text
     first = answer["messages"][0]["message"]
     by_place = client.get(f"/v1/messages/{first['msg_id']}").json()["messages"]
     assert by_place[0]["message"]["uniq_key"] == "U2"
     by_key = client.get("/v1/messages/U1", params={"topic": "orders", "body": "none"}).json()["messages"]
-    assert [one["message"]["uniq_key"] for one in by_key] == ["U1"]
+    assert [row["message"]["uniq_key"] for row in by_key] == ["U1"]
     for path in (f"{first['msg_id'][:-4]}FFFF", "NONE?topic=orders"):
         assert client.get(f"/v1/messages/{path}").status_code == 404
 
@@ -63,8 +63,8 @@ def test_messages_come_with_their_state_and_bodies_as_asked(sidecar):
 def test_an_id_may_have_any_characters(sidecar):
     _, _, client = sidecar
     with IndexClient(str(client.base_url)) as asking:
-        (one,) = asking.message(ODD, "odd").messages
-        assert (one.message.to_dict()["uniq_key"], one.message.to_dict()["body"]) == (ODD, "odd")
+        (fetched,) = asking.message(ODD, "odd").messages
+        assert (fetched.message.to_dict()["uniq_key"], fetched.message.to_dict()["body"]) == (ODD, "odd")
         with pytest.raises(NotThere, match="no message"):
             asking.message(ODD[:-1], "odd")
         for other in (".", "..", "a/../b"):
@@ -79,19 +79,19 @@ def test_an_id_may_have_any_characters(sidecar):
 
 
 def test_messages_come_within_a_bound_of_bytes(sidecar):
-    folder, asked = sidecar[0], {"topic": "orders", "key": "k"}
+    folder, params = sidecar[0], {"topic": "orders", "key": "k"}
     with IndexReader.open(root=folder / "root") as reader:
         size = reader.query("orders", "k").items[0].size
         for bound, pages in ((1, [1, 1, 1]), (2 * size, [2, 1]), (3 * size, [3])):
             with on_a_port(reader, store=folder / "store", caps=Caps(message_bytes=bound)) as client:
-                found, cursor = [], {}
-                while not found or cursor:
-                    answer = client.get("/v1/messages", params=asked | cursor).json()
-                    found.append([one["message"]["uniq_key"] for one in answer["messages"]])
+                pages_read, cursor = [], {}
+                while not pages_read or cursor:
+                    answer = client.get("/v1/messages", params=params | cursor).json()
+                    pages_read.append([row["message"]["uniq_key"] for row in answer["messages"]])
                     cursor = {"cursor": answer["cursor"]} if answer["cursor"] else {}
                     assert answer["status"] == ("truncated" if cursor else "complete")
-                assert [len(page) for page in found] == pages
-                assert list(itertools.chain(*found)) == ["U2", "U1", "U0"]
+                assert [len(page) for page in pages_read] == pages
+                assert list(itertools.chain(*pages_read)) == ["U2", "U1", "U0"]
 
 
 def test_compressed_bodies_come_within_the_bound_too(tmp_path):
@@ -105,11 +105,12 @@ def test_compressed_bodies_come_within_the_bound_too(tmp_path):
     with IndexService.open(root=root, storage=(tmp_path / "s").as_uri(), offset_space="commitlog") as index:
         SteppedDispatcher(index, StoreDirectory.open(store), now_s=lambda: 0.0).run_once()
         index.flush()
-        asked = {"topic": "orders", "key": "k"}
+        params = {"topic": "orders", "key": "k"}
         with on_a_port(index, store=store, caps=Caps(message_bytes=150_000)) as client:
-            found = [one["message"] for one in client.get("/v1/messages", params=asked).json()["messages"]]
-            assert [one["body_format"] for one in found] == ["text", "hex", "hex"] and found[0]["body"] == "0" * 100_000
-            assert found[1]["body"] == body.hex() and "larger than" in found[1]["body_problem"]
+            messages = [row["message"] for row in client.get("/v1/messages", params=params).json()["messages"]]
+            assert [message["body_format"] for message in messages] == ["text", "hex", "hex"]
+            assert messages[0]["body"] == "0" * 100_000
+            assert messages[1]["body"] == body.hex() and "larger than" in messages[1]["body_problem"]
 
 
 # parts that differ between two calls, or two readers of the log
@@ -120,9 +121,9 @@ def masked(value, name=None):
     if name in VOLATILE:
         return [file["file"] for file in value.get("files", ()) if file["file"] != "log"] if name == "explain" else ""
     if isinstance(value, dict):
-        return {key: masked(one, key) for key, one in value.items()}
+        return {key: masked(part, key) for key, part in value.items()}
     if isinstance(value, list):
-        return [masked(one) for one in value]
+        return [masked(part) for part in value]
     return value
 
 
@@ -161,13 +162,13 @@ def test_a_command_prints_the_same_of_a_service_as_of_the_index(sidecar, capsys,
     for form in ("--json",), ():
         own, _ = printed("--root", folder / "root", *store, *form)
         with IndexReader.open(root=folder / "root") as reader, on_a_port(reader, store=folder / "store") as client:
-            asked, err = printed("--url", client.base_url, *form)
+            printed_there, err = printed("--url", client.base_url, *form)
         if "NONE" in arguments:
-            assert (asked, "no message NONE" in err) == ("", True)
+            assert (printed_there, "no message NONE" in err) == ("", True)
             continue
         # the service does not tell where the files are
-        assert str(folder) not in asked
-        seen = asked.replace("[store]", str(folder / "store")).replace("[root]", str(folder / "root"))
+        assert str(folder) not in printed_there
+        seen = printed_there.replace("[store]", str(folder / "store")).replace("[root]", str(folder / "root"))
         if form:
             told = [[masked(json.loads(line)) for line in lines.splitlines()] for lines in (seen, own)]
             assert told[0] == told[1]

@@ -47,38 +47,40 @@ def held(request, tmp_path_factory):
         store = None if request.param == "archive" else folder / "store"
         with serving(index, tokens=tokens, store=store, audit=folder / "audit") as client:
             client.headers.update(every)
-            yield client, [one for one in messages if one.topic == "orders"], team, folder / "audit"
+            yield client, [message for message in messages if message.topic == "orders"], team, folder / "audit"
 
 
-def browse(client, headers=None, **asked):
-    got = client.get("/v1/browse", params={"topic": "orders", **asked}, headers=headers)
+def browse(client, headers=None, **params):
+    got = client.get("/v1/browse", params={"topic": "orders", **params}, headers=headers)
     assert got.status_code == 200, got.text
     return got.json()
 
 
 def places(answer):
-    return [(one["queue_id"], one["queue_offset"]) for one in answer["messages"]]
+    return [(row["queue_id"], row["queue_offset"]) for row in answer["messages"]]
 
 
 def test_messages_around_a_moment_and_on_from_there_are_those_of_the_log(held):
     client, messages, *_ = held
-    log = [(one.queue_id, one.queue_offset) for one in messages]
+    log = [(message.queue_id, message.queue_offset) for message in messages]
     at_ms = messages[24].store_ms
     middle = browse(client, at_ms=at_ms, max_count=10)
     assert middle["status"] == "complete" and places(middle) == log[19:29]
-    assert [one["message"]["body"] for one in middle["messages"]] == [one.body().decode() for one in messages[19:29]]
-    found, before, behind = places(middle), middle, middle
+    assert [row["message"]["body"] for row in middle["messages"]] == [
+        message.body().decode() for message in messages[19:29]
+    ]
+    shown, before, behind = places(middle), middle, middle
     while before["earlier"]:
         before = browse(client, cursor=before["earlier"], max_count=7)
-        found = places(before) + found
+        shown = places(before) + shown
     while behind["later"]:
         behind = browse(client, cursor=behind["later"], max_count=7)
-        found += places(behind)
-    assert found == log
-    counts = [sum(one.queue_id == queue for one in messages) for queue in range(3)]
+        shown += places(behind)
+    assert shown == log
+    counts = [sum(message.queue_id == queue for message in messages) for queue in range(3)]
     assert middle["queues"] == [{"queue_id": n, "begin": 0, "end": count} for n, count in enumerate(counts)]
     # one queue; before the first message, and after the last one
-    assert places(browse(client, at_ms=at_ms, queue_id=1, max_count=100)) == [one for one in log if one[0] == 1]
+    assert places(browse(client, at_ms=at_ms, queue_id=1, max_count=100)) == [place for place in log if place[0] == 1]
     first, last = browse(client, at_ms=0, max_count=3), browse(client, at_ms="2100-01-01", max_count=4)
     assert (places(first), first["earlier"]) == (log[:3], None)
     assert (places(last), last["later"]) == (log[-2:], None)
@@ -89,7 +91,7 @@ def test_a_token_of_some_topics_browses_these_alone(held):
     every = browse(client, headers=team, at_ms=T, max_count=100)
     assert len(every["messages"]) == len(messages) and "explain" not in every
     assert "secret" not in json.dumps(every) and "payments" not in json.dumps(every)
-    asked = {"topic": "payments", "at_ms": T}
+    params = {"topic": "payments", "at_ms": T}
     cursor = browse(client, topic="payments", at_ms=T, max_count=2)["later"]
     told = set()
     for more in ({}, {"queue_id": 0}, {"queue_id": 7}):
@@ -98,20 +100,20 @@ def test_a_token_of_some_topics_browses_these_alone(held):
             told.add((got.status_code, got.json()["detail"]))
     # a topic that exists, and one that doesn't
     assert told == {(403, "the token is not for topic 'payments'")}
-    assert client.get("/v1/browse", params=asked | {"topic": "none"}, headers=team).status_code == 403
+    assert client.get("/v1/browse", params=params | {"topic": "none"}, headers=team).status_code == 403
     # another topic's cursor leads only to places of the own topic's queues
-    assert {one["message"]["topic"] for one in browse(client, headers=team, cursor=cursor)["messages"]} == {"orders"}
+    assert {row["message"]["topic"] for row in browse(client, headers=team, cursor=cursor)["messages"]} == {"orders"}
     for topic in ("../payments", "orders/../payments", "orders/0"):
-        got = client.get("/v1/browse", params=asked | {"topic": topic}, headers=team)
+        got = client.get("/v1/browse", params=params | {"topic": topic}, headers=team)
         assert got.status_code in (403, 404), topic
     records = [json.loads(line) for line in audit.read_text().splitlines()]
-    told = next(one for one in records if one.get("lookup") == "browse" and one["caller"] == "team")
+    told = next(record for record in records if record.get("lookup") == "browse" and record["caller"] == "team")
     assert (told["topic"], told["count"]) == ("orders", len(messages))
-    assert any(one["status"] == 403 and "payments" in one["asked"] for one in records)
+    assert any(record["status"] == 403 and "payments" in record["asked"] for record in records)
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "said"),
+    ("params", "status", "said"),
     [
         ({}, 400, "give at_ms or cursor"),
         ({"at_ms": T, "cursor": "later:0=1"}, 400, "give at_ms or cursor"),
@@ -124,21 +126,21 @@ def test_a_token_of_some_topics_browses_these_alone(held):
         ({"at_ms": T, "explain": "true"}, 400, "is not a parameter"),
     ],
 )
-def test_a_wrong_request_is_reported(held, asked, status, said):
-    got = held[0].get("/v1/browse", params={"topic": "orders", **asked})
+def test_a_wrong_request_is_reported(held, params, status, said):
+    got = held[0].get("/v1/browse", params={"topic": "orders", **params})
     assert (got.status_code, said in got.json()["detail"]) == (status, True), got.text
 
 
 def test_a_page_is_bounded_by_its_bytes_and_loses_nothing(tmp_path):
     messages = made(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(9)))
     with index_in(tmp_path) as index, serving(index, store=tmp_path / "store", caps=Caps(message_bytes=1500)) as client:
-        found, place = [], {"at_ms": 0}
+        shown, place = [], {"at_ms": 0}
         while place:
             answer = browse(client, **place)
             assert 1 <= len(answer["messages"]) <= 3
-            found += places(answer)
+            shown += places(answer)
             place = {"cursor": answer["later"]} if answer["later"] else {}
-        assert found == [(one.queue_id, one.queue_offset) for one in messages]
+        assert shown == [(message.queue_id, message.queue_offset) for message in messages]
 
 
 def test_erased_messages_are_never_shown(tmp_path):
@@ -152,16 +154,16 @@ def test_erased_messages_are_never_shown(tmp_path):
     with IndexReader.open(storage) as reader, serving(reader) as far:
         assert len(browse(far, at_ms=T)["messages"]) == 9
         erase(storage, "orders", keys="k-1", yes=True, now=True, grace_s=0)
-        assert [one["message"]["body"] for one in browse(far, at_ms=T)["messages"]] == list("012678")
+        assert [row["message"]["body"] for row in browse(far, at_ms=T)["messages"]] == list("012678")
     with index_in(tmp_path, offset_space="commitlog") as index:
         index.run_lifecycle()
         with serving(index, store=tmp_path / "store") as near:
             answer = browse(near, at_ms=T, max_count=4)
-            found = places(answer)
+            shown = places(answer)
             while answer["later"]:
                 answer = browse(near, cursor=answer["later"], max_count=1)
-                found += places(answer)
-            assert [offset for _, offset in found] == [0, 1, 2, 6, 7, 8]
+                shown += places(answer)
+            assert [offset for _, offset in shown] == [0, 1, 2, 6, 7, 8]
 
 
 def test_a_damaged_message_is_named_and_hides_no_other(tmp_path):
@@ -186,8 +188,8 @@ def test_a_damaged_message_is_named_and_hides_no_other(tmp_path):
 
 def test_a_lookup_that_takes_too_long_is_ended(held):
     client, *_ = held
-    asked = {"topic": "orders", "at_ms": T, "timeout_s": 1e-9}
-    got = client.get("/v1/browse", params=asked)
+    params = {"topic": "orders", "at_ms": T, "timeout_s": 1e-9}
+    got = client.get("/v1/browse", params=params)
     assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")
 
 

@@ -39,7 +39,7 @@ from tiered_index.service.log.reads import read_name, unread_name
 
 def same(got: QueryResult, own: QueryResult):
     """Return whether two answers agree, except for times."""
-    documents = [one.to_dict(files=False) for one in (got, own)]
+    documents = [answer.to_dict(files=False) for answer in (got, own)]
     for document in documents:
         document["explain"].pop("elapsed_ms")
     return documents[0] == documents[1]
@@ -97,10 +97,10 @@ def test_own_columns_keep_their_types(tmp_path):
             assert table.schema.field("town").type == pa.string()
             batch = asking.query_many_arrow([("orders", key)])[0].drop_columns(["lookup"])
             answers = [asking.query("orders", key), asking.query_many([("orders", key)])[0]]
-            for served in (*(one.to_arrow() for one in answers), batch):
+            for served in (*(answer.to_arrow() for answer in answers), batch):
                 assert (served.schema, repr(served.to_pylist())) == (table.schema, repr(table.to_pylist()))
             assert repr([*asking.stream("orders", key)]) == repr([*own])
-            assert repr([one.item for one in asking.messages("orders", key).messages]) == repr([*own])
+            assert repr([fetched.item for fetched in asking.messages("orders", key).messages]) == repr([*own])
         served = http.get("/v1/query", params={"topic": "orders", "key": "k"})
         assert [item["town"] for item in served.json()["items"]] == ["", "cafe", "日本語"]
         # clients that know no text refuse this type: they would take "cafe" for two bytes
@@ -150,7 +150,7 @@ def test_an_answer_is_complete_only_up_to_where_the_source_was_read(tmp_path):
         for token in tokens:
             with IndexClient(str(client.base_url), token=token) as asking:
                 batch = asking.query_many([("orders", "k"), ("orders", "l")])
-                assert {one.as_of_ms for one in (asking.query("orders", "k"), *batch)} == {1_762_000_000_000}
+                assert {answer.as_of_ms for answer in (asking.query("orders", "k"), *batch)} == {1_762_000_000_000}
         with IndexClient(str(client.base_url), token=tokens[0]) as asking:
             assert asking.query("others", "k").as_of_ms is None
 
@@ -263,10 +263,10 @@ def test_a_stream_continues_an_answer_that_broke_off_from_its_last_cursor():
 
     for is_async in (False, True):
         with answering(whole[0], cut, BUSY, whole[1], whole[2]) as (url, requests), IndexClient(url) as asking:
-            found = asyncio.run(offsets(url)) if is_async else [item.offset for item in asking.stream("a", "k")]
-        assert found == [1, 2, 3, 4]
-        asked = [next((n for n in (2, 3) if b"cursor=page-%d" % n in request), 1) for request in requests]
-        assert asked == [1, 2, 2, 2, 3]
+            offsets_read = asyncio.run(offsets(url)) if is_async else [item.offset for item in asking.stream("a", "k")]
+        assert offsets_read == [1, 2, 3, 4]
+        pages_asked = [next((n for n in (2, 3) if b"cursor=page-%d" % n in request), 1) for request in requests]
+        assert pages_asked == [1, 2, 2, 2, 3]
     with answering(whole[0], cut, cut) as (url, requests), IndexClient(url, tries=2) as asking:
         with pytest.raises(StorageUnavailable, match="did not answer"):
             list(asking.stream("a", "k"))
@@ -279,11 +279,11 @@ def test_a_stream_of_a_partial_answer_ends_with_its_error():
     ]
     answers = page(1, cursor="page-2", failed=failed[:1]), page(2, status="partial", failed=failed)
     with answering(*answers) as (url, _), IndexClient(url) as asking:
-        found = []
+        offsets = []
         with pytest.raises(PartialAnswer, match="2 files") as caught:
             for item in asking.stream("a", "k", allow_partial=True):
-                found.append(item.offset)
-    assert found == [1, 2] and [report.file for report in caught.value.failed] == ["x", "y"]
+                offsets.append(item.offset)
+    assert offsets == [1, 2] and [report.file for report in caught.value.failed] == ["x", "y"]
 
 
 def test_a_busy_service_is_asked_again_and_a_lost_one_is_reported():
@@ -334,12 +334,12 @@ def test_an_invalid_url_is_refused_and_not_shown(url):
 
 
 def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
-    asked = []
+    calls = []
     query = IndexService.query
 
     def breaking(self, *args, **kwargs):
-        asked.append(args)
-        if len(asked) > 1:
+        calls.append(args)
+        if len(calls) > 1:
             raise StorageUnavailable("it went away")
         return query(self, *args, **kwargs)
 
@@ -350,7 +350,7 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
         # an entry, the cursor of its page, and the error
         assert len(lines) == 3 and json.loads(lines[-1])["cursor"] == json.loads(lines[1])["cursor"]
         assert json.loads(lines[-1])["error"]["error"] == "StorageUnavailable" and "status" not in json.loads(lines[-1])
-        asked.clear()
+        calls.clear()
         data = client.get("/v1/query", params=wanted, headers={"accept": "application/vnd.apache.arrow.stream"}).content
         *_, (_, metadata) = pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata()
         assert "status" not in json.loads(metadata[b"tiered_index.status"])

@@ -121,8 +121,8 @@ def test_strangers_make_place_for_others(index, tmp_path):
         # this connection has shown its token
         assert client.get("/v1/topics", headers=token).status_code == 200
         for number in range(4200):
-            one = opened.enter_context(socket.create_connection(address, PATIENCE_S))
-            one.sendall(b"GET /livez HT")
+            connection = opened.enter_context(socket.create_connection(address, PATIENCE_S))
+            connection.sendall(b"GET /livez HT")
             if number % 1000 == 500:
                 for path, headers in (("/livez", {}), ("/readyz", {}), ("/v1/topics", token)):
                     got = httpx.get(f"{client.base_url}{path}", headers=headers, timeout=PATIENCE_S, trust_env=False)
@@ -149,12 +149,12 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, what):
         HttpToolsProtocol, "connection_lost", lambda self, error: (lost.append(self.client), lose(self, error))
     )
     monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
-    asked = b"&all=true" if what == "stream" else b"&max_count=1000"
+    params = b"&all=true" if what == "stream" else b"&max_count=1000"
     with on_a_port(many) as client, socket.socket() as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asking.settimeout(PATIENCE_S)
         asking.connect((client.base_url.host, client.base_url.port))
-        asking.sendall(b"GET /v1/query?topic=orders&key=k" + asked + HOST + b"Accept: application/x-ndjson\r\n\r\n")
+        asking.sendall(b"GET /v1/query?topic=orders&key=k" + params + HOST + b"Accept: application/x-ndjson\r\n\r\n")
         counted = 'http_request_seconds_count{method="GET",route="/v1/query"'
         until(lambda: counted in client.get("/metrics").text)
         until(lambda: asking.getsockname() in lost)

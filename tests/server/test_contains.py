@@ -33,7 +33,7 @@ def held(tmp_path_factory):
 
 
 def bodies(answer):
-    return [one["message"] and one["message"]["body"] for one in answer["messages"]]
+    return [row["message"] and row["message"]["body"] for row in answer["messages"]]
 
 
 def ask(client, **more):
@@ -70,11 +70,11 @@ def test_only_messages_that_contain_a_text_are_given_page_by_page(held):
 def test_a_page_that_is_full_without_a_match_has_a_cursor(held):
     index, store, messages = held
     with serving(index, store=store, caps=Caps(message_bytes=messages[0].size + 20)) as client:
-        found, cursor, pages = [], None, 0
+        shown, cursor, pages = [], None, 0
         while pages == 0 or cursor:
             answer = ask(client, contains="17 eur", **({"cursor": cursor} if cursor else {}))
-            found, cursor, pages = found + bodies(answer), answer["cursor"], pages + 1
-        assert (found, pages > 2) == (["Paid 17 EUR"], True)
+            shown, cursor, pages = shown + bodies(answer), answer["cursor"], pages + 1
+        assert (shown, pages > 2) == (["Paid 17 EUR"], True)
 
 
 def test_a_message_that_cannot_be_read_is_not_passed_over(held):
@@ -103,7 +103,10 @@ class Given:
         self.messages = messages
 
     def fetch(self, items, topic, key):
-        return [Fetched(item=item, state="local", message=one) for item, one in zip(items, self.messages, strict=True)]
+        return [
+            Fetched(item=item, state="local", message=message)
+            for item, message in zip(items, self.messages, strict=True)
+        ]
 
 
 def test_the_search_of_a_large_body_takes_little_memory_and_misses_nothing(held):
@@ -113,10 +116,10 @@ def test_the_search_of_a_large_body_takes_little_memory_and_misses_nothing(held)
         body = b"-" * ((256 << 10) - 4 - shift) + "Grüße".encode() + b"-" * (8 << 20)
         large = message._replace(raw_body=body)
         with traced_memory() as traced:
-            (one,) = Containing(Given([large]), "GRÜSSE-").fetch([None], "orders", "k")
-            assert one.carries_key and traced()[1] < 4 << 20
-    (one,) = Containing(Given([large]), "GRÜSSE-G").fetch([None], "orders", "k")
-    assert not one.carries_key
+            (fetched,) = Containing(Given([large]), "GRÜSSE-").fetch([None], "orders", "k")
+            assert fetched.carries_key and traced()[1] < 4 << 20
+    (fetched,) = Containing(Given([large]), "GRÜSSE-G").fetch([None], "orders", "k")
+    assert not fetched.carries_key
 
 
 def test_a_hot_key_is_searched_in_pieces_that_say_how_many_messages_they_read(held, monkeypatch):
@@ -137,5 +140,7 @@ def test_messages_that_the_deadline_leaves_unsearched_are_none_without_the_text(
     _, _, messages = held
     source = Containing(Given(messages), "nowhere")
     with deadline_at(time.monotonic() - 1):
-        found = source.fetch([None] * len(messages), "orders", "k")
-    assert {(one.state, one.message, type(one.error)) for one in found} == {("missing", None, BudgetExceeded)}
+        fetched_messages = source.fetch([None] * len(messages), "orders", "k")
+    assert {(fetched.state, fetched.message, type(fetched.error)) for fetched in fetched_messages} == {
+        ("missing", None, BudgetExceeded)
+    }

@@ -45,10 +45,10 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 OVERLAYS = sorted((DEPLOY / "kubernetes/overlays").iterdir())
 OBJECTS = [
-    one
+    document
     for file in sorted((DEPLOY / "kubernetes/base").glob("*.yaml"))
     if file.name != "kustomization.yaml"
-    for one in yaml.safe_load_all(file.read_text())
+    for document in yaml.safe_load_all(file.read_text())
 ]
 MONITORS = list(yaml.safe_load_all((DEPLOY / "kubernetes/components/monitoring/monitors.yaml").read_text()))
 RULES = [
@@ -62,20 +62,25 @@ REGION = botocore.configprovider.BOTOCORE_DEFAUT_SESSION_VARIABLES["region"][1]
 
 
 def of_kind(*kinds: str) -> list[Any]:
-    return [one for one in OBJECTS if one["kind"] in kinds]
+    return [document for document in OBJECTS if document["kind"] in kinds]
 
 
-def pod(one: Any) -> Any:
-    return one["spec"]["template"]
+def pod(workload: Any) -> Any:
+    return workload["spec"]["template"]
 
 
 WORKLOADS = of_kind("StatefulSet", "Deployment")
-OURS = [(one, c) for one in WORKLOADS for c in pod(one)["spec"]["containers"] if c["image"].startswith("tiered-index")]
+OURS = [
+    (workload, c)
+    for workload in WORKLOADS
+    for c in pod(workload)["spec"]["containers"]
+    if c["image"].startswith("tiered-index")
+]
 
 
 def region_of(container: dict[str, Any]) -> Any:
     """Return the reference to the region, which a container must set by name: EKS adds a region to others."""
-    return next(one["valueFrom"]["configMapKeyRef"] for one in container["env"] if one["name"] == REGION)
+    return next(variable["valueFrom"]["configMapKeyRef"] for variable in container["env"] if variable["name"] == REGION)
 
 
 def arguments(unit: str) -> list[str]:
@@ -87,7 +92,7 @@ UNIT = (DEPLOY / "systemd/tiered-index.service").read_text()
 COMMANDS = {
     "systemd": arguments(UNIT),
     "compose": COMPOSE["services"]["service"]["command"],
-    **{f"{one['kind']}/{one['metadata']['name']}": container["args"] for one, container in OURS},
+    **{f"{workload['kind']}/{workload['metadata']['name']}": container["args"] for workload, container in OURS},
 }
 
 
@@ -101,9 +106,9 @@ CLI = {
 
 @pytest.mark.parametrize("where", COMMANDS)
 def test_commands_are_ones_that_the_program_takes(where: str) -> None:
-    name, *given = COMMANDS[where]
+    name, *options = COMMANDS[where]
     # raises for an unknown option, and for an invalid value
-    values = CLI[name].make_context(name, list(given)).params
+    values = CLI[name].make_context(name, list(options)).params
     if name == "serve":
         assert values["host"] == "0.0.0.0" and values["tokens"] and not values["insecure"]
     if name == "orphans":
@@ -111,7 +116,7 @@ def test_commands_are_ones_that_the_program_takes(where: str) -> None:
 
 
 def options_of(command: Any) -> set[str]:
-    return {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
 @pytest.mark.parametrize("page", ["deploy/README.md", "deploy/RUNBOOK.md", "docs/rocketmq.md"])
@@ -144,31 +149,31 @@ def test_the_image_is_not_roots_and_comes_from_the_lock_file() -> None:
     assert text.count("\nFROM ") == 2 and "RUN bash deploy/install.sh" in text and "install.sh" not in last
     taken = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M):
-        for one in source.split():
-            assert (DEPLOY.parent / one).exists() and f"!{one}" in taken
-    for one, container in OURS:
-        of_pod = pod(one)["spec"]["securityContext"].get("runAsUser")
+        for path in source.split():
+            assert (DEPLOY.parent / path).exists() and f"!{path}" in taken
+    for workload, container in OURS:
+        of_pod = pod(workload)["spec"]["securityContext"].get("runAsUser")
         assert container["securityContext"].get("runAsUser", of_pod) == int(user)
 
 
 def test_the_images_recipe_passes_hadolint() -> None:
     linter = Path(sys.executable).with_name("hadolint")
-    found = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout) == (0, "")
+    linted = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (linted.returncode, linted.stdout) == (0, "")
     # a tag can later name another image
     bases = re.findall(r"^FROM (\S+)", (DEPLOY / "Dockerfile").read_text(), re.M)
     others = [service["image"] for service in COMPOSE["services"].values() if "build" not in service]
     assert all(re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", image) for image in bases + others)
 
 
-@pytest.mark.parametrize("one", OBJECTS, ids=lambda one: f"{one['kind']}/{one['metadata']['name']}")
-def test_kubernetes_accepts_the_objects(one: Any) -> None:
-    kubernetes_validate.validate(one, "1.37", strict=True)
+@pytest.mark.parametrize("document", OBJECTS, ids=lambda document: f"{document['kind']}/{document['metadata']['name']}")
+def test_kubernetes_accepts_the_objects(document: Any) -> None:
+    kubernetes_validate.validate(document, "1.37", strict=True)
 
 
-@pytest.mark.parametrize("one", WORKLOADS, ids=lambda one: one["metadata"]["name"])
-def test_pods_are_confined(one: Any) -> None:
-    spec = pod(one)["spec"]
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload["metadata"]["name"])
+def test_pods_are_confined(workload: Any) -> None:
+    spec = pod(workload)["spec"]
     assert spec["securityContext"]["runAsNonRoot"] and not spec["automountServiceAccountToken"]
     # the Service tiered-index would set variables TIERED_INDEX_*
     assert spec["enableServiceLinks"] is False
@@ -176,7 +181,7 @@ def test_pods_are_confined(one: Any) -> None:
     assert spec["serviceAccountName"] in accounts
     assert (DEPLOY / f"iam/{spec['serviceAccountName'].removeprefix('tiered-index-')}.json").exists()
     volumes = {volume["name"] for volume in spec["volumes"]}
-    volumes |= {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])}
+    volumes |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
     for container in spec["containers"]:
         resources = container["resources"]
         assert {"cpu", "memory"} <= resources["requests"].keys() and "memory" in resources["limits"]
@@ -184,16 +189,16 @@ def test_pods_are_confined(one: Any) -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 
 
-@pytest.mark.parametrize(("one", "container"), OURS, ids=lambda one: one.get("name"))
-def test_written_files_are_on_a_volume(one: Any, container: Any) -> None:
+@pytest.mark.parametrize(("workload", "container"), OURS, ids=lambda workload: workload.get("name"))
+def test_written_files_are_on_a_volume(workload: Any, container: Any) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]
     writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
     assert "/tmp" in writable
-    given = dict(argument.lstrip("-").partition("=")[::2] for argument in container["args"])
-    for option in {"root", "cache-dir", "audit-log"} & given.keys():
-        assert any(Path(given[option]).is_relative_to(path) for path in writable)
-    if "follow" in given:
-        (store,) = [m for m in container["volumeMounts"] if m["mountPath"] == given["follow"]]
+    options = dict(argument.lstrip("-").partition("=")[::2] for argument in container["args"])
+    for option in {"root", "cache-dir", "audit-log"} & options.keys():
+        assert any(Path(options[option]).is_relative_to(path) for path in writable)
+    if "follow" in options:
+        (store,) = [m for m in container["volumeMounts"] if m["mountPath"] == options["follow"]]
         assert store["readOnly"]
 
 
@@ -211,7 +216,7 @@ def test_compose_is_confined_and_its_files_are_there() -> None:
     assert job["static_configs"] == [{"targets": ["service:8080"]}] and 'job="tiered-index"' in RULES[0]["expr"]
     assert job["job_name"] == "tiered-index"
     # of the tokens, Prometheus gets its own one only
-    (tokens,) = [one for one in services["prometheus"]["volumes"] if "tokens" in str(one)]
+    (tokens,) = [volume for volume in services["prometheus"]["volumes"] if "tokens" in str(volume)]
     assert (tokens["volume"], tokens["read_only"]) == ({"subpath": "prometheus"}, True)
     assert job["authorization"] == {"credentials_file": f"{tokens['target']}/token"}
 
@@ -235,8 +240,8 @@ def test_the_set_up_of_compose_goes_on_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_probes_and_scrapes_ask_for_routes_on_the_port_that_is_served(client: Any) -> None:
-    asked = re.findall(r"localhost:8080(/\w+)", json.dumps(COMPOSE["services"]["service"]["healthcheck"]))
-    for one, container in OURS:
+    paths = re.findall(r"localhost:8080(/\w+)", json.dumps(COMPOSE["services"]["service"]["healthcheck"]))
+    for workload, container in OURS:
         if container["args"][0] != "serve":
             continue
         (port,) = container["ports"]
@@ -245,34 +250,34 @@ def test_probes_and_scrapes_ask_for_routes_on_the_port_that_is_served(client: An
         assert {probe["port"] for probe in probes} == {port["name"]}
         # a service that is not ready must not be killed
         assert [probe["path"] for probe in probes] == ["/livez", "/livez", "/readyz"]
-        asked += [probe["path"] for probe in probes]
-        (policy,) = [p for p in of_kind("NetworkPolicy") if p["metadata"]["name"] == one["metadata"]["name"]]
+        paths += [probe["path"] for probe in probes]
+        (policy,) = [p for p in of_kind("NetworkPolicy") if p["metadata"]["name"] == workload["metadata"]["name"]]
         assert {"port": port["containerPort"]} in policy["spec"]["ingress"][-1]["ports"]
     for monitor in MONITORS:
         (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] == port["name"] and "tiered-index" in endpoint["relabelings"][0].values()
         # the service refuses every request without a token
         assert endpoint["authorization"]["credentials"] == {"name": "tiered-index-prometheus", "key": "token"}
-        asked.append(endpoint["path"])
-    assert len(asked) == 9
-    for path in asked:
+        paths.append(endpoint["path"])
+    assert len(paths) == 9
+    for path in paths:
         assert client.get(path).status_code == 200
 
 
 def test_selectors_find_their_pods() -> None:
-    labels = {one["metadata"]["name"]: pod(one)["metadata"]["labels"] for one in WORKLOADS}
-    for one in of_kind("Service", "PodDisruptionBudget", "NetworkPolicy", "StatefulSet", "Deployment"):
-        spec = one["spec"]
+    labels = {workload["metadata"]["name"]: pod(workload)["metadata"]["labels"] for workload in WORKLOADS}
+    for document in of_kind("Service", "PodDisruptionBudget", "NetworkPolicy", "StatefulSet", "Deployment"):
+        spec = document["spec"]
         selector = spec.get("podSelector") or spec["selector"]
         wanted = selector.get("matchLabels", selector)
-        assert any(wanted.items() <= found.items() for found in labels.values()), one["metadata"]["name"]
-    services = {str(one["metadata"].get("labels")): one["spec"] for one in of_kind("Service")}
-    for one in MONITORS:
-        wanted = one["spec"]["selector"]["matchLabels"]
-        assert str(wanted) in services or any(wanted.items() <= found.items() for found in labels.values())
-    for one in of_kind("StatefulSet", "Deployment"):
+        assert any(wanted.items() <= pod_labels.items() for pod_labels in labels.values()), document["metadata"]["name"]
+    services = {str(document["metadata"].get("labels")): document["spec"] for document in of_kind("Service")}
+    for monitor in MONITORS:
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        assert str(wanted) in services or any(wanted.items() <= pod_labels.items() for pod_labels in labels.values())
+    for workload in of_kind("StatefulSet", "Deployment"):
         budgets = [b["spec"]["selector"] for b in of_kind("PodDisruptionBudget")]
-        assert one["spec"]["selector"] in budgets
+        assert workload["spec"]["selector"] in budgets
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
@@ -281,23 +286,23 @@ def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:
     done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     rendered = list(yaml.safe_load_all(done.stdout))
-    for one in rendered:
-        assert one["metadata"]["namespace"] == "tiered-index"
-        if not one["apiVersion"].startswith("monitoring.coreos.com/"):
-            kubernetes_validate.validate(one, "1.37", strict=True)
-    by_name = {(one["kind"], one["metadata"]["name"]): one for one in rendered}
-    (settings,) = [one for one in rendered if one["kind"] == "ConfigMap"]
-    for one in rendered:
-        if one["kind"] not in ("StatefulSet", "Deployment"):
+    for document in rendered:
+        assert document["metadata"]["namespace"] == "tiered-index"
+        if not document["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(document, "1.37", strict=True)
+    by_name = {(document["kind"], document["metadata"]["name"]): document for document in rendered}
+    (settings,) = [document for document in rendered if document["kind"] == "ConfigMap"]
+    for document in rendered:
+        if document["kind"] not in ("StatefulSet", "Deployment"):
             continue
-        for container in pod(one)["spec"]["containers"]:
+        for container in pod(document)["spec"]["containers"]:
             if "args" not in container:
                 continue
             assert re.fullmatch(r"[\w./-]+@sha256:[0-9a-f]{64}", container["image"])
             assert container["envFrom"][0] == {"configMapRef": {"name": settings["metadata"]["name"]}}
             assert region_of(container)["name"] == settings["metadata"]["name"]
-            name, *given = container["args"]
-            CLI[name].make_context(name, list(given))
+            name, *options = container["args"]
+            CLI[name].make_context(name, list(options))
     reader = by_name["Deployment", "tiered-index-reader"]["spec"]["template"]["spec"]
     (container,) = reader["containers"]
     (endpoint,) = by_name["ServiceMonitor", "tiered-index-reader"]["spec"]["endpoints"]
@@ -314,10 +319,10 @@ def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:
     # the sidecar's own connections are not restricted
     assert by_name["NetworkPolicy", "rocketmq-broker"]["spec"]["policyTypes"] == ["Ingress"]
     assert {monitor["kind"] for monitor in MONITORS} == {"ServiceMonitor", "PodMonitor"}
-    assert all((one["kind"], one["metadata"]["name"]) in by_name for one in MONITORS)
+    assert all((monitor["kind"], monitor["metadata"]["name"]) in by_name for monitor in MONITORS)
     if ("Ingress", "tiered-index") in by_name:
         ingress = by_name["Ingress", "tiered-index"]["spec"]
-        assert [one["host"] for one in ingress["rules"]] == ingress["tls"][0]["hosts"]
+        assert [rule["host"] for rule in ingress["rules"]] == ingress["tls"][0]["hosts"]
         (path,) = ingress["rules"][0]["http"]["paths"]
         service = by_name["Service", path["backend"]["service"]["name"]]
         assert path["backend"]["service"]["port"]["name"] in [port["name"] for port in service["spec"]["ports"]]
@@ -368,13 +373,13 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 def test_alerts_and_panels_use_exported_metrics(exported: dict[str, set[str]], where: str) -> None:
     text = EXPRESSIONS[where]
     added = {"job", "instance"}
-    found = re.findall(r"\b(up|tiered_index_\w+)(?:\{([^}]*)\})?", text.replace('job="tiered-index"', "job=~x"))
-    assert found
+    metrics = re.findall(r"\b(up|tiered_index_\w+)(?:\{([^}]*)\})?", text.replace('job="tiered-index"', "job=~x"))
+    assert metrics
     labels = set[str]()
-    for name, selector in found:
+    for name, selector in metrics:
         have = exported[name] if name != "up" else set()
-        asked = set(re.findall(r"(\w+)(?:=~|!~|!=|=)", selector))
-        assert asked <= have | added, name
+        labels_named = set(re.findall(r"(\w+)(?:=~|!~|!=|=)", selector))
+        assert labels_named <= have | added, name
         labels |= have
     grouped = {label.strip() for labels_by in re.findall(r"\bby \(([^)]*)\)", text) for label in labels_by.split(",")}
     assert grouped <= labels | added
@@ -408,7 +413,7 @@ KEYS |= {"AbortMultipartUpload": "AbortMultipartUpload", "ListParts": "ListMulti
 def allows(policy: Any, action: str, resource: str) -> bool:
     for statement in policy["Statement"]:
         assert statement.keys() == {"Sid", "Effect", "Action", "Resource"} and statement["Effect"] == "Allow"
-        if action in statement["Action"] and any(fnmatchcase(resource, one) for one in statement["Resource"]):
+        if action in statement["Action"] and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"]):
             return True
     return False
 
@@ -434,7 +439,11 @@ class Enforcing:
 
         def enforce(params: dict[str, Any], model: Any, **_: object) -> None:
             operation = model.name
-            keys = [one["Key"] for one in params["Delete"]["Objects"]] if "Delete" in params else [params.get("Key")]
+            keys = (
+                [object_named["Key"] for object_named in params["Delete"]["Objects"]]
+                if "Delete" in params
+                else [params.get("Key")]
+            )
             action = "s3:" + (BUCKETS | KEYS)[operation]
             for key in keys:
                 resource = f"arn:aws:s3:::{params['Bucket']}" + (f"/{key}" if operation in KEYS else "")
@@ -551,10 +560,10 @@ def test_the_token_for_prometheus_operator_has_no_line_end(tmp_path: Path) -> No
 def test_the_buffers_alert_fires_before_either_bound() -> None:
     config = IndexConfig()
     bounds = {"buffered_bytes": config.buffer_max_bytes, "buffered_entries": config.buffer_max_entries}
-    (rule,) = [one for one in RULES if one["alert"] == "TieredIndexBufferFills"]
-    found = dict(re.findall(r"tiered_index_(\w+) > (\S+)", rule["expr"]))
-    assert found.keys() == bounds.keys()
-    assert all(0.5 < float(found[name]) / bound < 0.9 for name, bound in bounds.items())
+    (rule,) = [rule for rule in RULES if rule["alert"] == "TieredIndexBufferFills"]
+    thresholds = dict(re.findall(r"tiered_index_(\w+) > (\S+)", rule["expr"]))
+    assert thresholds.keys() == bounds.keys()
+    assert all(0.5 < float(thresholds[name]) / bound < 0.9 for name, bound in bounds.items())
 
 
 def test_overlays_set_the_region_by_the_variable_that_boto3_reads() -> None:

@@ -41,11 +41,14 @@ def test_it_names_every_route_and_no_other(routes):
 def test_it_names_the_parameters_of_every_route(routes):
     for route in routes:
         for method in route.methods - {"HEAD"}:
-            named = {one["name"]: one for one in operations()[method, route.path_format].get("parameters", ())}
-            assert {name for name, one in named.items() if one["in"] == "path"} == {*route.param_convertors}
+            named = {
+                parameter["name"]: parameter
+                for parameter in operations()[method, route.path_format].get("parameters", ())
+            }
+            assert {name for name, parameter in named.items() if parameter["in"] == "path"} == {*route.param_convertors}
             taken = {} if route.endpoint.model is None else route.endpoint.model.__struct_fields__
-            asked = {name: one for name, one in named.items() if one["in"] == "query"}
-            assert {*asked} == {*taken} and all(one["description"] for one in asked.values())
+            in_query = {name: parameter for name, parameter in named.items() if parameter["in"] == "query"}
+            assert {*in_query} == {*taken} and all(parameter["description"] for parameter in in_query.values())
 
 
 @pytest.mark.parametrize(

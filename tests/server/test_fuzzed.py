@@ -34,7 +34,7 @@ def described(tmp_path_factory):
 def test_every_answer_is_described(described):
     checks = [status_code_conformance, content_type_conformance, response_schema_conformance]
     checks.append(schemathesis.checks.not_a_server_error)
-    asked = set()
+    paths = set()
     for operation in (result.ok() for result in described.get_all_operations()):
 
         @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=HealthCheck)
@@ -43,5 +43,5 @@ def test_every_answer_is_described(described):
             case.call_and_validate(checks=checks)
 
         ask()
-        asked.add(operation.path)
-    assert asked == described.raw_schema["paths"].keys()
+        paths.add(operation.path)
+    assert paths == described.raw_schema["paths"].keys()

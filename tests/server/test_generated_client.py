@@ -59,19 +59,19 @@ def test_a_generated_client_gets_the_answers_of_the_service(index, generated, tm
         with generated.ApiClient(settings) as asking:
             api = generated.DefaultApi(asking)
             answer = api.query("orders", "order-4711", end_ms=1_762_000_059_000, explain=True)
-            asked = {"topic": "orders", "key": "order-4711", "end_ms": 1_762_000_059_000}
-            got = client.get("/v1/query", params=asked, headers={"authorization": f"Bearer {token}"}).json()
+            params = {"topic": "orders", "key": "order-4711", "end_ms": 1_762_000_059_000}
+            got = client.get("/v1/query", params=params, headers={"authorization": f"Bearer {token}"}).json()
             (item,), (expected,) = answer.items, got["items"]
             for name in ("topic", "queue_id", "offset", "size", "timestamp_ms", "key_hash"):
                 assert getattr(item, name) == expected[name]
             assert (answer.status, answer.explain.files_read) == ("complete", 1)
             batch = generated.QueryBatchRequest.from_dict({"lookups": [{"topic": "orders", "key": "order-4711"}] * 2})
-            assert [len(one.items) for one in api.query_batch(batch).results] == [2, 2]
+            assert [len(result.items) for result in api.query_batch(batch).results] == [2, 2]
             with pytest.raises(generated.exceptions.NotFoundException) as missing:
                 # the id is a part of the path
                 api.message("7F00000100002A9F0000000000000000")
             assert missing.value.status == 404
-            assert {one.topic for one in api.topics().topics} == {"orders", "payments"}
+            assert {topic.topic for topic in api.topics().topics} == {"orders", "payments"}
             assert api.health().to_dict() == {"status": "healthy", "ready": True, "problems": []}
             settings.access_token = "ti_wrong"
             with pytest.raises(generated.exceptions.UnauthorizedException):

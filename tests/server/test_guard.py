@@ -42,7 +42,7 @@ def made(tmp_path_factory):
     """A token file, and its tokens by name."""
     path = tmp_path_factory.mktemp("tokens") / "tokens.json"
     wanted = {"reader": ("read", None), "pay": ("admin", ["pay", "invoice"])}
-    return path, {name: add_token(path, name, *given) for name, given in wanted.items()}
+    return path, {name: add_token(path, name, *rights) for name, rights in wanted.items()}
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,14 @@ def test_a_token_of_no_topics_is_not_one_of_every_topic(tmp_path, topics):
 
 def test_a_token_sees_its_topics_only(guarded, made):
     pay, reader = bearer(made[1]["pay"]), bearer(made[1]["reader"])
-    asked = {"topic": "payments", "key": "order-4711"}
-    assert len(guarded.get("/v1/query", params=asked, headers=pay).json()["items"]) == 1
+    params = {"topic": "payments", "key": "order-4711"}
+    assert len(guarded.get("/v1/query", params=params, headers=pay).json()["items"]) == 1
     for path in ("/v1/query", "/v1/messages"):
         got = guarded.get(path, params=QUERY, headers=pay)
         assert (got.status_code, got.json()["detail"]) == (403, "the token is not for topic 'orders'")
     stream = guarded.get("/v1/query", params=QUERY | {"all": True}, headers=pay | {"accept": wire.NDJSON})
     assert stream.status_code == 403
-    both = {"lookups": [asked, QUERY]}
+    both = {"lookups": [params, QUERY]}
     assert guarded.post("/v1/query:batch", json=both, headers=pay).status_code == 403
     assert guarded.post("/v1/query:batch", json=both, headers=reader).status_code == 200
     topics = [topic["topic"] for topic in guarded.get("/v1/topics", headers=pay).json()["topics"]]
@@ -99,15 +99,15 @@ def test_a_token_sees_its_topics_only(guarded, made):
     for name, told in explained.items():
         headers, more = bearer(made[1][name]), {"explain": True}
         for path in ("/v1/query", "/v1/messages", "/v1/topics"):
-            asks = (asked if path != "/v1/topics" else {}) | more
+            asks = (params if path != "/v1/topics" else {}) | more
             told.append(guarded.get(path, params=asks, headers=headers).json()["explain"])
-        batch = guarded.post("/v1/query:batch", json={"lookups": [asked]} | more, headers=headers)
+        batch = guarded.post("/v1/query:batch", json={"lookups": [params]} | more, headers=headers)
         told.append(batch.json()["explain"])
-        lines = guarded.get("/v1/query", params=asked | more, headers=headers | {"accept": wire.NDJSON}).text
+        lines = guarded.get("/v1/query", params=params | more, headers=headers | {"accept": wire.NDJSON}).text
         told.append(json.loads(lines.splitlines()[-1])["explain"])
     # files are of all topics
-    assert [("files" in one) for one in explained["pay"]] == [False] * 5
-    assert [bool(one["files"]) for one in explained["reader"]] == [True] * 5
+    assert [("files" in explain) for explain in explained["pay"]] == [False] * 5
+    assert [bool(explain["files"]) for explain in explained["reader"]] == [True] * 5
     for path in ("/v1/files", "/v1/files/x", "/metrics"):
         assert guarded.get(path, headers=pay).status_code == 403
         assert guarded.get(path, headers=reader).status_code in (200, 404)
@@ -123,22 +123,22 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
             index.put_batch(row | {"offset": [position]}, source, position)
         index.seal()
         index.run_lifecycle()
-    asked, every = {"topic": "payments", "key": "k", "max_count": 1}, {"rocketmq:[store]": 1, "pay:daily": 2}
+    params, every = {"topic": "payments", "key": "k", "max_count": 1}, {"rocketmq:[store]": 1, "pay:daily": 2}
 
     def seen_by(client, name, cursor=None):
         headers = bearer(made[1][name])
-        stream = client.get("/v1/query", params=asked | {"all": True}, headers=headers | {"accept": wire.NDJSON})
-        batch = client.post("/v1/query:batch", json={"lookups": [asked | {"cursor": cursor}]}, headers=headers).json()
+        stream = client.get("/v1/query", params=params | {"all": True}, headers=headers | {"accept": wire.NDJSON})
+        batch = client.post("/v1/query:batch", json={"lookups": [params | {"cursor": cursor}]}, headers=headers).json()
         plain = [client.get(f"/v1/{what}", headers=headers).json() for what in ("topics", "query?topic=pay&key=k")]
         answers = (*plain, batch, json.loads(stream.text.splitlines()[-1]))
-        return [one["positions"] for answer in answers for one in answer["freshness"]]
+        return [source["positions"] for answer in answers for source in answer["freshness"]]
 
     with IndexReader.open(uri) as reader, serving(reader, tokens=made[0], store=store) as client:
         assert seen_by(client, "pay") == [{"pay:daily": 2}] * 4
         assert seen_by(client, "reader") == [every] * 4
     (tmp_path / "storage").rename(tmp_path / "away")
     with IndexReader.open(root=tmp_path / "root") as reader, serving(reader, tokens=made[0], store=store) as client:
-        cursor = reader.query(**asked).cursor
+        cursor = reader.query(**params).cursor
         assert seen_by(client, "pay", cursor) == [{"pay:daily": 2}] * 4
         assert seen_by(client, "reader", cursor) == [every] * 4
 
@@ -276,7 +276,7 @@ BATCH = b'{"lookups": [{"topic": "orders", "key": "k"}], "max_requests": 9}'
 
 
 @pytest.mark.parametrize(
-    ("method", "asked"),
+    ("method", "request_bytes"),
     [
         ("query", b"GET /v1/query?topic=orders&key=k HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         (
@@ -286,7 +286,7 @@ BATCH = b'{"lookups": [{"topic": "orders", "key": "k"}], "max_requests": 9}'
         ),
     ],
 )
-def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, method, asked):
+def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, method, request_bytes):
     held = Held()
     gc.collect()  # warnings that other tests left
     caplog.clear()
@@ -295,7 +295,7 @@ def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, m
         monkeypatch.setattr(IndexService, "query_nowait", lambda *_: None)
         host, port = client.base_url.host, client.base_url.port
         with socket.create_connection((host, port)) as connection:
-            connection.sendall(asked)
+            connection.sendall(request_bytes)
             assert held.entered.wait(PATIENCE_S)
         until(lambda: 'status="499"' in client.get("/metrics").text)
         held.go_on.set()
@@ -340,8 +340,8 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
     with serving(index, threads=1, waiting=0) as client:
         instead_of_query(monkeypatch, lambda self, *args, **kwargs: held(*args, **kwargs))
         asking = [threading.Thread(target=client.get, args=("/v1/query",), kwargs={"params": QUERY}) for _ in range(4)]
-        for one in asking:
-            one.start()
+        for thread in asking:
+            thread.start()
         assert held.entered.wait(PATIENCE_S)
         until(lambda: "tiered_index_calls_waiting 3.0" in client.get("/metrics").text)
         metrics = client.get("/metrics").text
@@ -352,23 +352,23 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
         for path in ("/livez", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200
         held.go_on.set()
-        for one in asking:
-            one.join(PATIENCE_S)
+        for thread in asking:
+            thread.join(PATIENCE_S)
 
 
 def test_an_answer_in_memory_waits_for_no_thread(index, monkeypatch):
     compiled_core()
-    held, asked = Held(), QUERY | {"max_count": "1"}
+    held, params = Held(), QUERY | {"max_count": "1"}
     expected = index.query(QUERY["topic"], QUERY["key"], max_count=1)
     with serving(index, threads=1, waiting=0) as client:
         monkeypatch.setattr(IndexService, "topics", lambda self, *args, **kwargs: held(*args, **kwargs))
         first = threading.Thread(target=client.get, args=("/v1/topics",))
         first.start()
         assert held.entered.wait(PATIENCE_S)
-        got = client.get("/v1/query", params=asked).json()
+        got = client.get("/v1/query", params=params).json()
         assert (got["items"], got["cursor"]) == ([expected[0].to_dict()], expected.cursor)
-        rest = client.get("/v1/query", params=asked | {"cursor": got["cursor"]})
-        assert [one["offset"] for one in rest.json()["items"]] == [1024]
+        rest = client.get("/v1/query", params=params | {"cursor": got["cursor"]})
+        assert [item["offset"] for item in rest.json()["items"]] == [1024]
         metrics = client.get("/metrics").text
         assert 'tiered_index_lookups_total{kind="query",place="local",status="truncated"} 1.0' in metrics
         held.go_on.set()
@@ -381,9 +381,9 @@ def test_lookups_are_written_to_the_audit_log(index, tmp_path, made):
         headers = bearer(made[1]["reader"]) | {"x-request-id": "r-1"}
         client.get("/v1/query", params=QUERY, headers=headers)
         client.get("/v1/query", params=QUERY | {"cursor": "x"}, headers=headers)
-    found, wrong = map(json.loads, path.read_text().splitlines())
+    lookup_record, wrong = map(json.loads, path.read_text().splitlines())
     told = {"request_id": "r-1", "caller": "reader", "lookup": "query", **QUERY, "status": "complete", "count": 2}
-    assert found | told == found
+    assert lookup_record | told == lookup_record
     assert (wrong["status"], wrong["count"]) == ("InvalidCursor", 0)
 
 
@@ -393,15 +393,15 @@ def test_an_audit_log_is_for_its_owner_and_group(index, tmp_path):
             client.get("/v1/query", params=QUERY)
             path.rename(path.with_suffix(".1"))
             client.get("/v1/query", params=QUERY)
-        return [stat.S_IMODE(one.stat().st_mode) for one in (path, path.with_suffix(".1"))]
+        return [stat.S_IMODE(file.stat().st_mode) for file in (path, path.with_suffix(".1"))]
 
     before = os.umask(0)
     try:
         assert ask(tmp_path / "new.ndjson") == [0o600, 0o600]
         # a group's permission is the operator's choice, as with logrotate's `create 0640 root adm`
-        for name, mode, kept in (("open", 0o644, 0o640), ("group", 0o660, 0o660)):
+        for name, mode, narrowed in (("open", 0o644, 0o640), ("group", 0o660, 0o660)):
             (tmp_path / f"{name}.ndjson").touch(mode)
-            assert ask(tmp_path / f"{name}.ndjson") == [0o600, kept]
+            assert ask(tmp_path / f"{name}.ndjson") == [0o600, narrowed]
     finally:
         os.umask(before)
 
@@ -480,13 +480,13 @@ def test_probes_get_no_path(index, tmp_path, monkeypatch):
         path.unlink()
         client.get("/v1/query", params=QUERY, headers=bearer(token))
         problems_found = client.get("/v1/health", headers=bearer(token)).json()["problems"]
-        assert [one["reason"] for one in problems_found] == [
+        assert [problem["reason"] for problem in problems_found] == [
             "tokens: the token file can't be read: No such file or directory",
             "storage: [root]/log can't be read",
             "follow: '[path]' and [path] are gone, s3://bucket/a/b is not",
         ]
     with serving(index, problems=lambda: problems) as client:
-        assert client.get("/readyz").json()["problems"] == [one["reason"] for one in problems_found[1:]]
+        assert client.get("/readyz").json()["problems"] == [problem["reason"] for problem in problems_found[1:]]
 
 
 def test_probes_without_a_token_get_only_the_parts_with_problems(index, made):
@@ -499,7 +499,7 @@ def test_probes_without_a_token_get_only_the_parts_with_problems(index, made):
                 {"status": "not ready", "reasons": ["source"], "problems": ["source"]},
             )
         told = client.get("/v1/health", headers=bearer(made[1]["reader"])).json()["problems"]
-        assert [one["reason"] for one in told] == [problem, problem, behind]
+        assert [row["reason"] for row in told] == [problem, problem, behind]
 
 
 def test_the_time_of_a_stream_is_that_of_its_lookups(monkeypatch):
@@ -517,10 +517,10 @@ def test_the_time_of_a_stream_is_that_of_its_lookups(monkeypatch):
     async def main():
         with contextlib.closing(calls.Calls(1, 1)) as pool:
             response = await calls.Handlers(served, pool, None).answer(None, allowance, pages, wire.NDJSON)
-            found = b""
+            body = b""
             async for piece in response.body_iterator:
-                found += piece
+                body += piece
                 now_s[0] += 1000.0
-            return found
+            return body
 
     assert asyncio.run(main()) == b"012"

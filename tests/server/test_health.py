@@ -32,7 +32,7 @@ KNOWN, UNKNOWN = {"topic": "orders", "key": "order-4711"}, {"topic": "orders", "
 def values(client):
     """Return each sample's value by its name and labels' values."""
     families = text_string_to_metric_families(client.get("/metrics").text)
-    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
 
 
 class Life:
@@ -82,11 +82,11 @@ def test_a_fault_that_stops_a_writer_is_a_reason(tmp_path, befall, reason):
             # only a writer that was replaced leaves its files to another
             assert got.status_code == (503 if befall is Life.fence else 200)
             assert (got.json()["status"] == "not ready") == bool(got.json()["reasons"]) == (befall is Life.fence)
-            assert any(reason in one for one in got.json()["problems"]), got.json()
+            assert any(reason in problem for problem in got.json()["problems"]), got.json()
             health = client.get("/v1/health").json()
             assert (health["status"], health["ready"]) == ("problems", befall is not Life.fence)
-            assert [one["reason"] for one in health["problems"]] == got.json()["problems"]
-            assert {one["part"] for one in health["problems"]} == {"writer"}
+            assert [problem["reason"] for problem in health["problems"]] == got.json()["problems"]
+            assert {problem["part"] for problem in health["problems"]} == {"writer"}
             assert values(client)["tiered_index_service_problems", "writer"] == len(health["problems"])
             assert str(tmp_path) not in got.text
             assert client.get("/livez").json() == {"status": "alive"}
@@ -109,25 +109,26 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
             client.headers.update(token)
             assert values(client)["tiered_index_service_problems", "storage"] == 0
             life.storage.fail("*", times=None)
-            kept = file.read_text()
-            file.write_text(kept[:-10])
-            found = values(client)
-            assert found["tiered_index_ready",] == 1
+            text = file.read_text()
+            file.write_text(text[:-10])
+            shown = values(client)
+            assert shown["tiered_index_ready",] == 1
             parts = ("storage", "tokens", "audit")
-            assert [found["tiered_index_service_problems", part] for part in parts] == [1, 1, 0]
+            assert [shown["tiered_index_service_problems", part] for part in parts] == [1, 1, 0]
             got = client.get("/readyz")
             assert (got.status_code, got.json()["reasons"]) == (200, [])
             assert got.json()["problems"] == ["storage", "tokens"]
             told = client.get("/v1/health").json()["problems"]
-            assert [one["part"] for one in told] == ["storage", "tokens"] and "scripted fault" in told[0]["reason"]
+            assert [problem["part"] for problem in told] == ["storage", "tokens"]
+            assert "scripted fault" in told[0]["reason"]
             said = f"{file} is not a file of tokens: it is not JSON; the last known tokens stay valid"
-            assert [one.message for one in caplog.records if "last known tokens" in one.message] == [said]
+            assert [record.message for record in caplog.records if "last known tokens" in record.message] == [said]
             # the client learns the reason, and when to retry
             got = client.get("/v1/query", params=KNOWN)
             assert (got.status_code, got.headers["retry-after"]) == (502, "1")
-            file.write_text(kept)
+            file.write_text(text)
             assert values(client)["tiered_index_service_problems", "tokens"] == 0
-            assert any("can be read again" in one.message for one in caplog.records)
+            assert any("can be read again" in record.message for record in caplog.records)
 
 
 def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
@@ -176,10 +177,10 @@ def test_metrics_show_the_places_of_lookups_and_the_work_of_filters(tmp_path, mo
         put_entries(index)
         with serving(index) as client:
             client.get("/v1/query", params=KNOWN)
-            found = values(client)
-            assert found["tiered_index_lookups_total", "query", "local", "complete"] == 1
-            assert found["tiered_index_files", "unsealed"] == 1
-            assert found["tiered_index_http_request_seconds_count", "GET", "/v1/query", "200"] == 1
+            shown = values(client)
+            assert shown["tiered_index_lookups_total", "query", "local", "complete"] == 1
+            assert shown["tiered_index_files", "unsealed"] == 1
+            assert shown["tiered_index_http_request_seconds_count", "GET", "/v1/query", "200"] == 1
         index.seal()
         index.run_lifecycle()
     with IndexReader.open((tmp_path / "storage").as_uri()) as reader, serving(reader) as client:
@@ -191,17 +192,17 @@ def test_metrics_show_the_places_of_lookups_and_the_work_of_filters(tmp_path, mo
         # the compiled core, which has its own check of filters, looks up no key of two spellings
         client.get("/v1/query", params=UNKNOWN | {"key": "nobody\x01"})
         monkeypatch.undo()
-        found = values(client)
-        places = {name[2]: value for name, value in found.items() if name[0] == "tiered_index_lookups_total"}
+        shown = values(client)
+        places = {name[2]: value for name, value in shown.items() if name[0] == "tiered_index_lookups_total"}
         assert places == {"storage": 2, "cache": 1, "none": 1} or places == {"storage": 1, "cache": 2, "none": 1}
-        assert found["tiered_index_lookup_files_skipped_total", "filter"] == 1
-        assert found["tiered_index_filter_false_positives_total",] == 2  # one for each spelling
-        assert found["tiered_index_lookup_storage_bytes_count",] == 4
-        assert found["tiered_index_lookup_storage_bytes_sum",] == found["tiered_index_lookup_bytes_total",] > 0
+        assert shown["tiered_index_lookup_files_skipped_total", "filter"] == 1
+        assert shown["tiered_index_filter_false_positives_total",] == 2  # one for each spelling
+        assert shown["tiered_index_lookup_storage_bytes_count",] == 4
+        assert shown["tiered_index_lookup_storage_bytes_sum",] == shown["tiered_index_lookup_bytes_total",] > 0
         (stored,) = (tmp_path / "storage").rglob("*.index")
-        assert found["tiered_index_files", "storage"] == 1
-        assert found["tiered_index_build_info", __version__] == 1 and found["process_resident_memory_bytes",] > 0
-        assert found["tiered_index_file_bytes", "storage"] == stored.stat().st_size
+        assert shown["tiered_index_files", "storage"] == 1
+        assert shown["tiered_index_build_info", __version__] == 1 and shown["process_resident_memory_bytes",] > 0
+        assert shown["tiered_index_file_bytes", "storage"] == stored.stat().st_size
         assert not any(key in client.get("/metrics").text for key in ("order-4711", "nobody", "orders"))
 
 
@@ -217,7 +218,7 @@ def test_metrics_tell_how_a_writer_is(tmp_path):
         with pytest.raises(BackPressure):
             index.put("orders", 0, ["a", "b"], 4, 1, 1_762_000_000_000)
         with serving(index) as client:
-            found = values(client)
+            shown = values(client)
     expected = {
         ("put_entries_total",): 11,
         ("put_refusals_total",): 1,
@@ -234,7 +235,7 @@ def test_metrics_tell_how_a_writer_is(tmp_path):
         ("lifecycle_errors_total", "upload"): 0,
         ("worker_errors_total", "lifecycle"): 0,
     }
-    assert {name: found["tiered_index_" + name[0], *name[1:]] for name in expected} == expected
+    assert {name: shown["tiered_index_" + name[0], *name[1:]] for name in expected} == expected
 
 
 def test_a_writer_that_has_not_read_its_log_has_no_log_number(tmp_path):

@@ -24,9 +24,9 @@ VOLATILE = {"elapsed_ms", "index_id", "log_number", "file_id", "path", "bytes", 
 
 def masked(value, name=None):
     if isinstance(value, dict):
-        return {key: masked(one, key) for key, one in value.items()}
+        return {key: masked(part, key) for key, part in value.items()}
     if isinstance(value, list):
-        return [masked(one, name if name != "files" else None) for one in value]
+        return [masked(part, name if name != "files" else None) for part in value]
     return type(value).__name__ if name in VOLATILE else value
 
 
@@ -48,8 +48,8 @@ def test_a_query_answers_as_the_library_does(client, index):
 
 def test_a_range_is_given_in_milliseconds_or_as_a_time(client, index):
     for end, count in (("1762000000999", 1), ("2025-11-01T12:26:40Z", 1), (str(2**63 - 1), 2)):
-        asked = {"topic": "orders", "key": "order-4711", "begin_ms": "0", "end_ms": end}
-        got = client.get("/v1/query", params=asked).json()
+        params = {"topic": "orders", "key": "order-4711", "begin_ms": "0", "end_ms": end}
+        got = client.get("/v1/query", params=params).json()
         assert len(got["items"]) == count, end
         assert count > 1 or masked(got) == expected(index.query("orders", "order-4711", 0, 1_762_000_000_999))
 
@@ -61,31 +61,31 @@ def test_a_key_is_found_in_every_spelling(tmp_path):
         for key, offset in spellings.items():
             index.put("orders", 0, key, offset, 10, 1_762_000_000_000)
         index.flush()
-        asked = {"0x000000000000002a": 1, "0x000000000000002A": 1, "\0\0\0\0\0\0\0+": 2, "0x6162": 3}
+        offsets = {"0x000000000000002a": 1, "0x000000000000002A": 1, "\0\0\0\0\0\0\0+": 2, "0x6162": 3}
         with on_a_port(index) as client, IndexClient(str(client.base_url)) as remote:
-            for key, offset in asked.items():
+            for key, offset in offsets.items():
                 got = client.get("/v1/query", params={"topic": "orders", "key": key}).json()["items"]
                 stream = client.get("/v1/query", params={"topic": "orders", "key": key, "all": True}, headers=NDJSON)
-                found = [got[0], json.loads(stream.text.splitlines()[0]), remote.query("orders", key)[0].to_dict()]
-                assert [item["offset"] for item in found] == [offset] * 3, key
-            body = {"lookups": [{"topic": "orders", "key": key} for key in asked]}
+                documents = [got[0], json.loads(stream.text.splitlines()[0]), remote.query("orders", key)[0].to_dict()]
+                assert [item["offset"] for item in documents] == [offset] * 3, key
+            body = {"lookups": [{"topic": "orders", "key": key} for key in offsets]}
             many = client.post("/v1/query:batch", json=body).json()["results"]
-            assert [item["offset"] for one in many for item in one["items"]] == list(asked.values())
-            assert [one[0].offset for one in remote.query_many([("orders", key) for key in asked])] == [1, 1, 2, 3]
+            assert [item["offset"] for answer in many for item in answer["items"]] == list(offsets.values())
+            assert [hits[0].offset for hits in remote.query_many([("orders", key) for key in offsets])] == [1, 1, 2, 3]
 
 
 @pytest.mark.parametrize("count", [1, 64])
 def test_a_stream_ends_with_its_status(client, count):
-    asked = {"topic": "orders", "key": "order-4711", "max_count": count}
-    whole = client.get("/v1/query", params=asked | {"max_count": 64}).json()
-    got = client.get("/v1/query", params=asked | {"all": True}, headers=NDJSON)
+    params = {"topic": "orders", "key": "order-4711", "max_count": count}
+    whole = client.get("/v1/query", params=params | {"max_count": 64}).json()
+    got = client.get("/v1/query", params=params | {"all": True}, headers=NDJSON)
     *lines, status = map(json.loads, got.text.splitlines())
     items = [line for line in lines if "offset" in line]
     assert items == whole["items"]
     # a cursor after each page but the last
     assert [sorted(line) == ["cursor"] for line in lines] == ([False, True, False] if count == 1 else [False, False])
     assert (status["status"], status["count"], status["cursor"]) == ("complete", 2, None)
-    data = client.get("/v1/query", params=asked | {"all": True}, headers=ARROW).content
+    data = client.get("/v1/query", params=params | {"all": True}, headers=ARROW).content
     batches = list(pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata())
     rows = [row for batch, _ in batches for row in batch.to_pylist()]
     rows = [row | {"timestamp_ms": round(row["timestamp_ms"].timestamp() * 1000)} for row in rows]
@@ -97,9 +97,9 @@ def test_a_stream_ends_with_its_status(client, count):
 def test_a_batch_answers_as_each_lookup_does(client, index):
     lookups = [*BATCH["lookups"], {"topic": "nowhere", "key": "k"}]
     got = client.post("/v1/query:batch", json={"lookups": lookups}).json()
-    answers = index.query_many([Lookup(**one) for one in lookups])
-    assert [one["items"] for one in got["results"]] == [[item.to_dict() for item in one] for one in answers]
-    assert [one["unknown_topics"] for one in got["results"]] == [[], [], ["nowhere"]]
+    answers = index.query_many([Lookup(**lookup) for lookup in lookups])
+    assert [answer["items"] for answer in got["results"]] == [[item.to_dict() for item in answer] for answer in answers]
+    assert [answer["unknown_topics"] for answer in got["results"]] == [[], [], ["nowhere"]]
     assert got["status"] == "complete"
     lines = client.post("/v1/query:batch", json={"lookups": lookups}, headers=NDJSON).text.splitlines()
     assert list(map(json.loads, lines))[:-1] == got["results"]
@@ -114,8 +114,8 @@ def test_a_batch_continues_by_the_cursors_of_its_lookups(client, form):
         got = client.post("/v1/query:batch", json={"lookups": lookups}, headers=form)
         *results, end = [json.loads(line) for line in got.text.splitlines()]
         results = results or end["results"]
-        answers.append([[item["offset"] for item in one["items"]] for one in results])
-        assert end["cursors"] == {str(n): one["cursor"] for n, one in enumerate(results) if one["cursor"]}
+        answers.append([[item["offset"] for item in answer["items"]] for answer in results])
+        assert end["cursors"] == {str(n): answer["cursor"] for n, answer in enumerate(results) if answer["cursor"]}
         assert end["status"] == ("truncated" if end["cursors"] else "complete")
         if not end["cursors"]:
             break
@@ -131,10 +131,10 @@ def test_topics_and_files_are_listed(client, index):
     assert (files["index_id"], files["totals"]["entries"]) == (index.index_id, 4)
     *lines, rest = map(json.loads, client.get("/v1/files", headers=NDJSON).text.splitlines())
     assert {**rest, "files": lines} == files
-    one = client.get(f"/v1/files/{files['files'][0]['file_id']}").json()
-    assert one == files["files"][0] | {"topics": ["orders", "payments"]}
+    file = client.get(f"/v1/files/{files['files'][0]['file_id']}").json()
+    assert file == files["files"][0] | {"topics": ["orders", "payments"]}
     # the folder stays private to the service
-    assert one["path"].startswith("[root]/")
+    assert file["path"].startswith("[root]/")
 
 
 def test_a_request_has_an_id_that_errors_name(client):
@@ -247,8 +247,8 @@ def test_long_lists_are_sent_in_pieces(client, monkeypatch):
     monkeypatch.setattr(wire, "ROWS", 1)
     for (path, headers), expected in zip(places, whole, strict=True):
         got = client.get(path, headers=headers)
-        assert ["content-length" in one.headers for one in (got, expected)] == [False, True]
-        documents = [[json.loads(line) for line in one.text.splitlines()] for one in (got, expected)]
+        assert ["content-length" in response.headers for response in (got, expected)] == [False, True]
+        documents = [[json.loads(line) for line in response.text.splitlines()] for response in (got, expected)]
         for document in (documents[0][-1], documents[1][-1]):
             document.get("explain", {}).pop("elapsed_ms", None)
         assert documents[0] == documents[1]
@@ -304,13 +304,16 @@ def send_examples(client, described):
         for method, operation in methods.items():
             assert operation["summary"] and operation["responses"]
             parameters = operation.get("parameters", ())
-            asked = {one["name"]: one["example"] for one in parameters if "example" in one}
-            if path == "/v1/browse" or not {one["name"] for one in parameters if one.get("required")} <= asked.keys():
+            params = {parameter["name"]: parameter["example"] for parameter in parameters if "example" in parameter}
+            if (
+                path == "/v1/browse"
+                or not {parameter["name"] for parameter in parameters if parameter.get("required")} <= params.keys()
+            ):
                 continue
             kind, body = next(iter(operation.get("requestBody", {}).get("content", {}).items()), (wire.JSON, {}))
             content = body.get("example", "")
             content = content if isinstance(content, str) else json.dumps(content)
-            got = client.request(method, path, params=asked, content=content, headers={"content-type": kind})
+            got = client.request(method, path, params=params, content=content, headers={"content-type": kind})
             assert str(got.status_code) in operation["responses"] and got.is_success, path
             sent.add(path)
     assert sent == {path for path in described["paths"] if "{id}" not in path} - {"/v1/browse"}
@@ -321,10 +324,10 @@ def test_entries_with_several_times_are_one_answer_to_the_clients(tmp_path):
         for number in range(9):
             index.put("orders", 0, "k", number % 3, 10, 1_762_000_000_000 + 1000 * number)
         index.flush()
-        asked = {"topic": "orders", "key": "k", "all": "true"}
+        params = {"topic": "orders", "key": "k", "all": "true"}
         for count in (1, 2, 4, 9):
             # a page does not know the entries of earlier ones
-            lines = client.get("/v1/query", params=asked | {"max_count": count}, headers=NDJSON).text.splitlines()
+            lines = client.get("/v1/query", params=params | {"max_count": count}, headers=NDJSON).text.splitlines()
             items = [line for line in map(json.loads, lines) if "offset" in line]
             assert {item["offset"] for item in items} == {0, 1, 2}
             assert json.loads(lines[-1])["explain"]["folded_entries"] + len(items) == 9

@@ -133,26 +133,26 @@ def test_a_hundred_slow_clients_hold_a_page_each(measured):
     body = json.dumps({"lookups": LOOKUPS}).encode()
     head = f" HTTP/1.1\r\nHost: {host}\r\nAccept: application/x-ndjson\r\nContent-Type: application/json\r\n"
     head += f"Authorization: {client.headers['authorization']}\r\n"
-    asked = (
+    requests = (
         f"GET /v1/query?topic=orders&key=k&all=true{head}\r\n".encode(),
         f"POST /v1/query:batch{head}Content-Length: {len(body)}\r\n\r\n".encode() + body,
     )
     with contextlib.ExitStack() as opened:
         slow = []
         for number in range(100):
-            one = opened.enter_context(socket.socket())
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.settimeout(PATIENCE_S)
-            one.connect((host, port))
-            one.sendall(asked[number % 2])
-            slow.append(one)
-        heads = [one.recv(15) for one in slow]
+            connection = opened.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(PATIENCE_S)
+            connection.connect((host, port))
+            connection.sendall(requests[number % 2])
+            slow.append(connection)
+        heads = [connection.recv(15) for connection in slow]
         assert client.get("/livez").status_code == 200
         for _ in range(20):
-            for one in slow:
-                one.setblocking(False)
+            for connection in slow:
+                connection.setblocking(False)
                 with contextlib.suppress(BlockingIOError, ConnectionResetError):
-                    one.recv(1024)
+                    connection.recv(1024)
             time.sleep(0.01)
         # 16 requests are under way; the others waited, and have to come again
         counts = [sum(head[9:12] == status for head in heads) for status in (b"200", b"503")]

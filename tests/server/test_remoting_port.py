@@ -55,11 +55,11 @@ def test_tools_ask_beside_http(archived, tmp_path):
 
             query = by_key("orders", "order-7")
             assert (await client.ask(RequestCode.QUERY_MESSAGE, query)).code == 16
-            found = await signed("support", RequestCode.QUERY_MESSAGE, **query)
-            assert records(found.body) == [messages[7]]
+            response = await signed("support", RequestCode.QUERY_MESSAGE, **query)
+            assert records(response.body) == [messages[7]]
             assert (await signed("pay", RequestCode.QUERY_MESSAGE, **query)).code == 22
             # the length of the log is a length of other tenants' messages
-            assert found.fields["indexLastUpdatePhyoffset"] == "0"
+            assert response.fields["indexLastUpdatePhyoffset"] == "0"
             assert (await signed("pay", RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
             # sending a message, which every client is refused
             assert (await signed("pay", 10, topic="payments")).code == 16
@@ -68,8 +68,8 @@ def test_tools_ask_beside_http(archived, tmp_path):
             named = {"brokerName": "broker-a", "cluster": "ArchiveA", "enableActingMaster": False}
             assert route["brokerDatas"] == [{"brokerAddrs": {"0": "archive:9876"}, **named}]
 
-    asked = ("--storage", uri, "--port", 0, "--rocketmq-port", 0, "--rocketmq-keys", keys, *names)
-    with process_of("serve", "--json", *asked, "--audit-log", tmp_path / "audit.ndjson") as process:
+    options = ("--storage", uri, "--port", 0, "--rocketmq-port", 0, "--rocketmq-keys", keys, *names)
+    with process_of("serve", "--json", *options, "--audit-log", tmp_path / "audit.ndjson") as process:
         http, rocketmq = json.loads(process.stdout.readline())["urls"]
         assert httpx.get(f"{http}/livez", timeout=PATIENCE_S, trust_env=False).status_code == 200
         assert rocketmq.startswith("rocketmq://127.0.0.1:")
@@ -91,7 +91,10 @@ def test_tools_ask_beside_http(archived, tmp_path):
     refused = told.pop(0)
     assert (refused["caller"], refused["claimed"], refused["status"]) == (None, "", 16)
     assert (refused["refused"], refused["key"]) == ("rocketmq:QUERY_MESSAGE", "order-7")
-    named = [(one["caller"], one.get("lookup", one.get("refused")), one["code"], one["status"]) for one in told]
+    named = [
+        (record["caller"], record.get("lookup", record.get("refused")), record["code"], record["status"])
+        for record in told
+    ]
     assert named == [
         ("support", "rocketmq:QUERY_MESSAGE", 12, 0),
         ("pay", "rocketmq:QUERY_MESSAGE", 12, 22),

@@ -45,7 +45,7 @@ def indexed(tmp_path):
 
 
 def numbers(documents):
-    texts = [one["message"]["body"] for one in documents]
+    texts = [document["message"]["body"] for document in documents]
     return sorted(json.loads(text)["n"] if text[0] == "{" else int(text.split(",")[-1]) for text in texts)
 
 
@@ -69,42 +69,42 @@ def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
     with IndexReader.open(indexed["storage"]) as reader, on_a_port(reader) as client, FileRows(reader) as rows:
         answer = reader.query("orders", "7", max_count=100)
         messages = reader.messages("orders", "7", source=rows, max_count=100)
-        expected = [(one.message.file, one.message.row) for one in messages]
+        expected = [(fetched.message.file, fetched.message.row) for fetched in messages]
         assert len(expected) == 40 and ("2.parquet", 7) in [(file.rpartition("/")[2], row) for file, row in expected]
         table = answer.to_arrow()
         assert table.column_names == ["topic", "timestamp_ms", "file", "row", "source"]
         assert [*zip(table["file"].to_pylist(), table["row"].to_pylist(), strict=True)] == expected
         assert table["timestamp_ms"][0].as_py().isoformat() == "2023-11-14T22:19:57+00:00"
         assert pa.table(answer) == table and pa.table(pickle.loads(pickle.dumps(answer))) == table
-        assert [(one["file"], one["row"]) for one in answer.to_dict()["items"]] == expected
+        assert [(item["file"], item["row"]) for item in answer.to_dict()["items"]] == expected
         assert reader.query("orders", "none").to_arrow().schema == table.schema
-        asked = {"topic": "orders", "key": "7", "max_count": 100}
-        document = client.get("/v1/query", params=asked).json()
-        assert [(one["file"], one["row"]) for one in document["items"]] == expected
-        stream = client.get("/v1/query", params=asked, headers={"Accept": "application/x-ndjson"}).text.splitlines()
-        assert [(one["file"], one["row"]) for one in map(json.loads, stream[:-1])] == expected
-        arrow = client.get("/v1/query", params=asked, headers={"Accept": "application/vnd.apache.arrow.stream"})
+        params = {"topic": "orders", "key": "7", "max_count": 100}
+        document = client.get("/v1/query", params=params).json()
+        assert [(item["file"], item["row"]) for item in document["items"]] == expected
+        stream = client.get("/v1/query", params=params, headers={"Accept": "application/x-ndjson"}).text.splitlines()
+        assert [(item["file"], item["row"]) for item in map(json.loads, stream[:-1])] == expected
+        arrow = client.get("/v1/query", params=params, headers={"Accept": "application/vnd.apache.arrow.stream"})
         assert pa.ipc.open_stream(arrow.content).read_all() == table
         with IndexClient(str(client.base_url)) as other:
             served = other.query("orders", "7", max_count=100)
             assert [*served] == [*answer] and served.to_arrow() == table
         with IndexService.open(**indexed) as index, on_a_port(index) as writer:
-            document = writer.get("/v1/query", params=asked).json()
-            assert [(one["file"], one["row"]) for one in document["items"]] == expected
-    asked = ("query", "orders", "7", "--max", 100, "--storage", indexed["storage"])
-    shown = run_here(*asked, "--json").document["items"]
-    assert [(one["file"], one["row"]) for one in shown] == expected
+            document = writer.get("/v1/query", params=params).json()
+            assert [(item["file"], item["row"]) for item in document["items"]] == expected
+    command = ("query", "orders", "7", "--max", 100, "--storage", indexed["storage"])
+    shown = run_here(*command, "--json").document["items"]
+    assert [(item["file"], item["row"]) for item in shown] == expected
     names = {"topic", "timestamp_ms", "file", "row"}
-    assert {name for one in shown for name in one} == names
-    rows_shown = run_here(*asked, "--messages", "--json").document["messages"]
-    assert [(one["message"]["file"], one["message"]["row"]) for one in rows_shown] == expected
-    assert {name for one in rows_shown for name in one["item"]} == {"topic", "timestamp_ms"}
+    assert {name for item in shown for name in item} == names
+    rows_shown = run_here(*command, "--messages", "--json").document["messages"]
+    assert [(row_shown["message"]["file"], row_shown["message"]["row"]) for row_shown in rows_shown] == expected
+    assert {name for row_shown in rows_shown for name in row_shown["item"]} == {"topic", "timestamp_ms"}
     streamed = run_here("query", "orders", "7", "--all", "--storage", indexed["storage"], "--json").records[:-1]
-    assert [(one["file"], one["row"]) for one in streamed] == expected
-    head, _, *shown = run_here(*asked).out.strip().splitlines()
+    assert [(item["file"], item["row"]) for item in streamed] == expected
+    head, _, *shown = run_here(*command).out.strip().splitlines()
     assert head.split() == ["time", "file", "row"]
     assert [line.split()[1] for line in shown[:40]] == [file for file, _ in expected]
-    assert "row 7 " in run_here(*asked).out and shown[0].endswith(f"byte {expected[0][1]:,} ")
+    assert "row 7 " in run_here(*command).out and shown[0].endswith(f"byte {expected[0][1]:,} ")
 
 
 def test_answers_of_batches_and_of_several_indexes_have_files_and_rows(indexed, tmp_path):
@@ -113,22 +113,24 @@ def test_answers_of_batches_and_of_several_indexes_have_files_and_rows(indexed, 
         index.put("events", 0, "7", 99, 5, BEGIN_S * 1000)
         index.seal()
         index.run_lifecycle()
-    asked = [("orders", "7"), ("events", "7"), ("none", "7")]
+    topics_and_keys = [("orders", "7"), ("events", "7"), ("none", "7")]
     with IndexReader.open(indexed["storage"]) as reader, on_a_port(reader) as client:
         rows_of_orders = reader.query("orders", "7").to_arrow().select(["file", "row"]).to_pylist()
         expected = [*rows_of_orders, {"file": None, "row": None}]
-        many = reader.query_many(asked)
+        many = reader.query_many(topics_and_keys)
         table = many.to_arrow()
         assert table.select(["file", "row"]).to_pylist() == expected and len(expected) == 41
         assert pa.table(many) == table and table["offset"][40].as_py() == 99
-        assert [one.places is None for one in many] == [False, True, True]
-        assert [len(one.to_arrow().column_names) for one in many] == [5, 9, 9]
+        assert [answer.places is None for answer in many] == [False, True, True]
+        assert [len(answer.to_arrow().column_names) for answer in many] == [5, 9, 9]
         lines = [document for answer in many.item_documents() for document in answer]
-        assert [(one.get("file"), one.get("row")) for one in lines] == [(one["file"], one["row"]) for one in expected]
+        assert [(document.get("file"), document.get("row")) for document in lines] == [
+            (document["file"], document["row"]) for document in expected
+        ]
         with IndexClient(str(client.base_url)) as other:
-            assert other.query_many_arrow(asked)[0] == table
-            assert [one.places is None for one in other.query_many(asked)] == [False, True, True]
-        plain = reader.query_many(asked[1:]).to_arrow()
+            assert other.query_many_arrow(topics_and_keys)[0] == table
+            assert [answer.places is None for answer in other.query_many(topics_and_keys)] == [False, True, True]
+        plain = reader.query_many(topics_and_keys[1:]).to_arrow()
         assert "file" not in plain.column_names and len(plain) == 1
     # the index of a root alone has no catalog
     with IndexService.open(root=tmp_path / "second", storage=f"file://{tmp_path}/more") as index:
@@ -153,14 +155,14 @@ def test_pages_without_repeated_entries_have_the_places_of_the_rest(indexed):
 
 def test_a_file_of_lookups_is_answered_with_files_and_rows(indexed, tmp_path):
     (tmp_path / "keys.csv").write_text("topic,key\norders,7\norders,none\n")
-    asked = ("query", "--keys", tmp_path / "keys.csv", "--storage", indexed["storage"])
-    done = run_here(*asked, "--out", tmp_path / "out.parquet", "--json")
+    command = ("query", "--keys", tmp_path / "keys.csv", "--storage", indexed["storage"])
+    done = run_here(*command, "--out", tmp_path / "out.parquet", "--json")
     assert done.code == 0, done.err
     table = pq.read_table(tmp_path / "out.parquet")
     with IndexReader.open(indexed["storage"]) as reader:
         expected = reader.query("orders", "7").to_arrow().select(["file", "row"]).to_pylist()
     assert table.select(["file", "row"]).to_pylist() == [*expected, {"file": None, "row": None}]
-    head, _, first, *_ = run_here(*asked).out.strip().splitlines()
+    head, _, first, *_ = run_here(*command).out.strip().splitlines()
     assert head.split() == ["topic", "key", "time", "file", "row"] and first.split()[3].endswith("logs/3.csv")
 
 
@@ -213,9 +215,9 @@ def test_a_row_of_an_object_costs_one_ranged_read(tmp_path, monkeypatch, s3_envi
     with IndexReader.open(storage) as reader, FileRows(reader) as rows:
         first = reader.messages("orders", "42", source=rows)
         # a part of the catalog, the header of the file, and the row
-        assert (first.message_requests, numbers([one.to_dict() for one in first])) == (3, [42])
+        assert (first.message_requests, numbers([fetched.to_dict() for fetched in first])) == (3, [42])
         again = reader.messages("orders", "43", source=rows)
-        assert (again.message_requests, numbers([one.to_dict() for one in again])) == (1, [43])
+        assert (again.message_requests, numbers([fetched.to_dict() for fetched in again])) == (1, [43])
         many = reader.messages("orders", "4", source=rows, max_count=50)
         assert (many.message_requests, len(many)) == (50, 50)
         assert 50 * 256 << 10 >= many.message_bytes > 49 << 17

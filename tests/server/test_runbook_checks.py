@@ -25,7 +25,7 @@ RUNBOOK = (TOP / "deploy/RUNBOOK.md").read_text()
 def steps(alert: str) -> set[str]:
     """Return the commands, metrics and fields that the entry names."""
     (check,) = re.findall(rf"^## {alert}\n.*?^- \*\*Check\*\*: (.*?)^- \*\*Fix", RUNBOOK, re.M | re.S)
-    return {" ".join(one.split()) for one in re.findall(r"`([^`]+)`", check)}
+    return {" ".join(step.split()) for step in re.findall(r"`([^`]+)`", check)}
 
 
 def publish(life: Life) -> None:
@@ -84,7 +84,7 @@ def taken_over(folder: Path) -> set[str]:
             life.index.put("orders", 0, "k", 1, 1, 1_762_000_000_000)
             life.index.seal()
             life.index.run_lifecycle()
-        assert any("a newer writer" in one for one in client.get("/readyz").json()["problems"])
+        assert any("a newer writer" in problem for problem in client.get("/readyz").json()["problems"])
         assert values(client)["tiered_index_fenced",] == 1
     return {"/readyz", "tiered_index_fenced"}
 

@@ -79,10 +79,13 @@ def attacks(client, admin):
                 more = {"all": "true"} if "all" in members and form != wire.JSON else {}
                 yield method, path.replace("{id}", at), {"params": params | more, "headers": {"accept": form}}
     lookups = [
-        {"topic": topic, "key": key, "cursor": given} for topic in TOPICS for key in KEYS for given in (None, cursor)
+        {"topic": topic, "key": key, "cursor": position}
+        for topic in TOPICS
+        for key in KEYS
+        for position in (None, cursor)
     ]
     for form in forms:
-        for mixed in ([one] for one in lookups):
+        for mixed in ([lookup] for lookup in lookups):
             body = {"lookups": [{"topic": SEEN, "key": KEY}, *mixed], "allow_spent": True, "explain": True}
             yield "POST", "/v1/query:batch", {"json": body, "headers": {"accept": form}}
     # the same member twice, and a query beside a body

@@ -55,8 +55,10 @@ def test_a_storage_is_served_until_sigterm(storage, tmp_path):
     token = run_here("token", "me", "--file", tmp_path / "tokens.json", "--json").document["token"]
     options = ("--tokens", tmp_path / "tokens.json", "--host", "0.0.0.0", "--log-format", "json", "-v")
     with started("--storage", storage, *options) as (process, client):
-        asked = {"topic": "orders", "key": "order-4711", "explain": True}
-        got = client.get("/v1/query", params=asked, headers={"authorization": f"Bearer {token}", "x-request-id": "r-1"})
+        params = {"topic": "orders", "key": "order-4711", "explain": True}
+        got = client.get(
+            "/v1/query", params=params, headers={"authorization": f"Bearer {token}", "x-request-id": "r-1"}
+        )
         answer = got.json()
         assert [item["offset"] for item in answer["items"]] == [204_800, 1024]
         assert answer["as_of_ms"] == 1_762_000_090_000
@@ -145,9 +147,9 @@ def test_a_rolling_restart_loses_no_acknowledged_put(tmp_path):
     putting.join(PATIENCE_S)
     assert not errors
     with IndexService.open(**place, background=False) as index:
-        found = [item.offset for page in index.query_all("orders", "k") for item in page]
+        offsets = [item.offset for page in index.query_all("orders", "k") for item in page]
     # the answer to the last put may be lost
-    assert found == [*range(max(found), 0, -1)] and len(acknowledged) <= max(found) <= len(acknowledged) + 1
+    assert offsets == [*range(max(offsets), 0, -1)] and len(acknowledged) <= max(offsets) <= len(acknowledged) + 1
 
 
 def test_several_storages_are_one_index_over_tls(storage, tmp_path):

@@ -32,8 +32,8 @@ async def by_tools(address, key):
 
 @pytest.mark.long
 def test_it_answers_until_it_is_ended():
-    asked = ("--serve", "--messages", MESSAGES, "--json", "--port", 0, "--rocketmq-port", 0)
-    line = [*DEMO, *map(str, asked)]
+    options = ("--serve", "--messages", MESSAGES, "--json", "--port", 0, "--rocketmq-port", 0)
+    line = [*DEMO, *map(str, options)]
     entries = Workload.generate(MESSAGES).entries
     key = "order-0000001"
     with subprocess.Popen(line, cwd=TOP, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
@@ -43,9 +43,9 @@ def test_it_answers_until_it_is_ended():
             assert told["console"] == opens
             with IndexClient(told["url"], token=told["token"]) as client:
                 until(lambda: sum(t.entries for t in client.topics().topics) == entries)
-                found = client.query("orders", key, max_count=5)
+                answer = client.query("orders", key, max_count=5)
                 (message, *_) = client.messages("orders", key, max_count=5).messages
-            assert len(found) == 5 and message.item.offset == found[0].offset
+            assert len(answer) == 5 and message.item.offset == answer[0].offset
             with pytest.raises(ConfigError), IndexClient(told["url"], token="another") as stranger:
                 stranger.topics()
             assert len(asyncio.run(by_tools(told["rocketmq"], key))) > 5

@@ -33,9 +33,9 @@ def test_the_examples_work(tmp_path, capsys):
     query, lines, batch, messages, around, lists, taken, verification = answers
     assert [item["offset"] for item in json.loads(query)["items"]] == [204_800, 1024]
     assert json.loads(lines.splitlines()[-1])["count"] == 2
-    assert [len(one["items"]) for one in json.loads(batch)["results"]] == [2, 1]
-    assert [one["state"] for one in json.loads(messages)["messages"]] == ["missing", "missing"]
-    assert [one["queue_offset"] for one in json.loads(around)["messages"]] == [0, 1, 2]
+    assert [len(answer["items"]) for answer in json.loads(batch)["results"]] == [2, 1]
+    assert [row["state"] for row in json.loads(messages)["messages"]] == ["missing", "missing"]
+    assert [row["queue_offset"] for row in json.loads(around)["messages"]] == [0, 1, 2]
     assert '"topic":"payments"' in lists and "tiered_index_lookups_total" in lists and '"ready"' in lists
     assert json.loads(taken) | {"entries": 1, "position": 1, "durable_position": 1} == json.loads(taken)
     assert json.loads(verification)["deep"] is True

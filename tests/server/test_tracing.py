@@ -33,11 +33,11 @@ def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, span
         headers = {"traceparent": ABOVE, "x-request-id": "r-1"}
         client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}, headers=headers)
         client.get("/v1/files/x", headers=headers)
-    by_name = {one.name: one for one in spans()}
+    by_name = {span.name: span for span in spans()}
     request, lookup, read = (by_name[name] for name in OURS)
     above = f"{request.context.trace_id:032x}-{request.parent.span_id:016x}"
     assert f"00-{above}-01" == ABOVE
-    assert [one.parent.span_id for one in (lookup, read)] == [request.context.span_id, lookup.context.span_id]
+    assert [span.parent.span_id for span in (lookup, read)] == [request.context.span_id, lookup.context.span_id]
     told = {name: lookup.attributes[f"tiered_index.{name}"] for name in ("request_id", "status", "count")}
     assert told == {"request_id": "r-1", "status": "complete", "count": 2}
     told = [request.attributes[name] for name in ("tiered_index.request_id", "http.response.status_code")]
@@ -45,8 +45,8 @@ def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, span
     assert lookup.attributes["tiered_index.requests"] >= 1 and read.attributes["tiered_index.object"]
     assert by_name["GET /v1/files/{id}"].attributes["http.response.status_code"] == 404
     # one span a request, and no key in any
-    assert len([one for one in spans() if one.name.startswith("GET ")]) == 2
-    assert "order-4711" not in str([one.to_json() for one in spans()])
+    assert len([span for span in spans() if span.name.startswith("GET ")]) == 2
+    assert "order-4711" not in str([span.to_json() for span in spans()])
 
 
 def test_a_request_that_fails_has_route_and_status(tmp_path, spans, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_request_that_fails_has_route_and_status(tmp_path, spans, monkeypatch)
         client.get("/v1/query", params={"topic": "orders", "key": "secret", "cursor": "x"})
         monkeypatch.setattr(index, "topics", lambda *_, **__: 1 / 0)
         client.get("/v1/topics")
-    wrong, failed = (one for one in spans() if one.name.startswith("GET"))
+    wrong, failed = (span for span in spans() if span.name.startswith("GET"))
     assert (wrong.name, wrong.attributes["http.response.status_code"]) == ("GET /v1/query", 400)
     # a client's mistake is no error of the service
     assert wrong.status.is_unset and not wrong.events

@@ -43,7 +43,7 @@ def held(request, tmp_path, monkeypatch):
         if archived:
             index.run_lifecycle()
             assert SegmentArchiver(index, "s", store / "commitlog").run_once()
-            messages = [one for one in messages if one.physical_offset < SEGMENT_BYTES]
+            messages = [message for message in messages if message.physical_offset < SEGMENT_BYTES]
         audit = tmp_path / "audit.ndjson"
         with serving(index, tokens=tmp_path / "tokens.json", store=None if archived else store, audit=audit) as client:
             client.headers.update(bearer(token))
@@ -78,27 +78,27 @@ def test_places_of_which_nothing_may_be_seen_answer_alike(held):
     behind = client.get(f"/v1/messages/{offset_msg_id(BROKER, 10**9)}", params={"topic": "orders"})
     assert (behind.status_code, len(waits)) == (404, 2)
     records = [json.loads(line) for line in audit.read_text().splitlines()]
-    told = {(one["caller"], one["lookup"], one["status"], one["withheld"]) for one in records}
+    told = {(record["caller"], record["lookup"], record["status"], record["withheld"]) for record in records}
     assert told == {("team", "message", "Refused", 1)}
     assert records[0]["topic"] == "orders" and records[0]["id"] == offset_msg_id(BROKER, places_of(messages)[0])
     waits.clear()
-    for one in messages:
-        if one.topic == "orders":
-            got = client.get(f"/v1/messages/{one.offset_msg_id}", params={"topic": "orders"})
-            assert got.json()["messages"][0]["message"]["body"] == one.body().decode()
+    for message in messages:
+        if message.topic == "orders":
+            got = client.get(f"/v1/messages/{message.offset_msg_id}", params={"topic": "orders"})
+            assert got.json()["messages"][0]["message"]["body"] == message.body().decode()
     assert not waits
 
 
 def test_posted_entries_are_no_window(held):
     client, messages, _, audit, waits = held
     own, small, large = messages[:3]
-    asked = []
+    windows = []
     for number, offset in enumerate([*places_of(messages), small.physical_offset, large.physical_offset]):
         size = {5: small.size, 6: large.size}.get(number, 200)
-        asked.append((f"w{number}", offset, size))
-    asked.append(("k0", own.physical_offset, own.size))
+        windows.append((f"w{number}", offset, size))
+    windows.append(("k0", own.physical_offset, own.size))
     same = {"topic": "orders", "queue_id": 0, "timestamp_ms": T}
-    entries = [json.dumps(same | {"keys": [key], "offset": at, "size": size}) for key, at, size in asked]
+    entries = [json.dumps(same | {"keys": [key], "offset": at, "size": size}) for key, at, size in windows]
     kind = {"content-type": "application/x-ndjson"}
     posted = client.post("/v1/entries", content="\n".join(entries), headers=kind)
     assert posted.status_code == 200
@@ -107,23 +107,23 @@ def test_posted_entries_are_no_window(held):
     client.get(f"/v1/messages/{own.offset_msg_id}", params={"topic": "orders"})
     client.get("/v1/messages", params={"topic": "orders", "key": "w0"})
     waits.clear()
-    for key, at, size in asked[:-1]:
+    for key, at, size in windows[:-1]:
         got = client.get("/v1/messages", params={"topic": "orders", "key": key, "explain": True})
         answer = got.json()
-        (one,) = answer.pop("messages")
-        del one["item"]
+        (row,) = answer.pop("messages")
+        del row["item"]
         explain = answer.pop("explain")
         # the service reads whole pieces, by the size in the entry
         pieces = -(-(at + size) // PIECE_BYTES) - at // PIECE_BYTES
         read = explain["message_bytes"] and explain["message_bytes"] - pieces * PIECE_BYTES
         cost = explain["message_requests"], read, explain["requests"]
-        told.add(json.dumps([got.status_code, one, cost, answer["collisions"], answer["status"]]))
-        assert (one["state"], one["message"], one["read_from"], len(waits)) == ("missing", None, None, 2)
+        told.add(json.dumps([got.status_code, row, cost, answer["collisions"], answer["status"]]))
+        assert (row["state"], row["message"], row["read_from"], len(waits)) == ("missing", None, None, 2)
         waits.clear()
     assert len(told) == 1, told
     assert [json.loads(line)["withheld"] for line in audit.read_text().splitlines() if "withheld" in line] == [1] * 8
-    found = client.get("/v1/messages", params={"topic": "orders", "key": "k0"}).json()["messages"]
-    assert [one["message"]["body"] for one in found] == [own.body().decode()]
+    rows = client.get("/v1/messages", params={"topic": "orders", "key": "k0"}).json()["messages"]
+    assert [row["message"]["body"] for row in rows] == [own.body().decode()]
     assert not waits
 
 

@@ -34,7 +34,7 @@ def message(offset, topic="orders", **more):
 
 
 def lines(*messages):
-    return "".join(json.dumps(one) + "\n" for one in messages)
+    return "".join(json.dumps(message) + "\n" for message in messages)
 
 
 def arrow(*messages):
@@ -58,8 +58,8 @@ def index(tmp_path):
 def test_a_source_is_taken_once(index, headers, encode):
     with serving(index) as client:
 
-        def post(body, **asked):
-            return client.post("/v1/entries", content=body, headers=headers, params={"source": "s", **asked})
+        def post(body, **params):
+            return client.post("/v1/entries", content=body, headers=headers, params={"source": "s", **params})
 
         first = encode(message(1), message(2))
         got = post(first, position=2, after=0, durable=True).json()
@@ -77,17 +77,17 @@ def test_a_source_is_taken_once(index, headers, encode):
 
 
 def test_a_fenced_writer_does_not_say_that_the_index_has_a_body(index, tmp_path):
-    asked = {"source": "s", "position": 1, "after": 0}
+    params = {"source": "s", "position": 1, "after": 0}
     with serving(index) as client:
         request = partial(client.post, "/v1/entries", content=lines(message(1)), headers=LINES)
-        assert request(params=asked).json()["entries"] == 2
+        assert request(params=params).json()["entries"] == 2
         with IndexService(index.config.changed(root=tmp_path / "other"), takes_over=True) as newer:
             index.seal()
             with pytest.raises(WriterFenced):
                 index.run_lifecycle()
             # the client sends it again
             for more in ({}, {"durable": True}):
-                answer = request(params=asked | more)
+                answer = request(params=params | more)
                 assert (answer.status_code, answer.json()["error"]) == (409, "WriterFenced")
             assert newer.durable_position("s") is None
 
@@ -98,8 +98,8 @@ def test_a_token_can_not_move_the_position_of_another_source(index, tmp_path):
     with serving(index, tokens=tmp_path / "tokens") as client:
 
         def post(headers, source):
-            asked = {"params": {"source": source, "position": 2**62}, "headers": LINES | headers}
-            return client.post("/v1/entries", content=lines(message(1)), **asked).status_code
+            options = {"params": {"source": source, "position": 2**62}, "headers": LINES | headers}
+            return client.post("/v1/entries", content=lines(message(1)), **options).status_code
 
         refused = [403] * 3
         assert [post(some, source) for source in ("s", "shop", "rocketmq:broker", "shop:1")] == [*refused, 200]
@@ -216,7 +216,7 @@ def test_columns_of_any_type_and_name_are_taken_or_refused(index):
     taken = 0
     for _ in range(400):
         of_message = [pa.array(["t", "u"]), *[pa.array([1, 2])] * 4, pa.array(["k", "l"]), COLUMNS[1], pa.array([7, 8])]
-        table = pa.table([chance.choice(COLUMNS) if chance.random() < 0.15 else one for one in of_message], names)
+        table = pa.table([chance.choice(COLUMNS) if chance.random() < 0.15 else column for column in of_message], names)
         table = table.select(sorted(range(8), key=lambda _: chance.random())[: chance.choice((6, 7, 8))])
         if chance.random() < 0.2:
             table = table.append_column(chance.choice(names), chance.choice(COLUMNS))
@@ -313,10 +313,10 @@ def test_a_verification_is_a_job(tmp_path):
         assert (done["report"]["status"], done["doing"], done["report"]["checked"]["objects"]) == ("ok", "objects", 1)
         (stored,) = (tmp_path / "storage").rglob("*.index")
         stored.write_bytes(b"x" * stored.stat().st_size)
-        found = ended(client, client.post("/v1/verify", json={"deep": True}))
-        assert found["report"]["findings"]
+        job = ended(client, client.post("/v1/verify", json={"deep": True}))
+        assert job["report"]["findings"]
         # files are named, and their folder stays here
-        assert str(tmp_path) not in json.dumps(found)
+        assert str(tmp_path) not in json.dumps(job)
 
 
 def test_short_lines_are_not_held_all_at_once():

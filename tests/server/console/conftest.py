@@ -40,9 +40,9 @@ def browser():
     assert program, "the console's tests need Chromium: bash deploy/find-chromium.sh installs it"
     args = ["--disable-lcd-text", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=program, args=args)
-        yield found
-        found.close()
+        launched = playwright.chromium.launch(executable_path=program, args=args)
+        yield launched
+        launched.close()
 
 
 @pytest.fixture

@@ -68,8 +68,8 @@ def rows(page):
 
 def check_access(page):
     """Check all rules of axe."""
-    found = Axe().run(page, options={"resultTypes": ["violations"]})
-    assert found.violations_count == 0, found.generate_report()
+    report = Axe().run(page, options={"resultTypes": ["violations"]})
+    assert report.violations_count == 0, report.generate_report()
 
 
 def fits(page):
@@ -78,7 +78,7 @@ def fits(page):
 
 def drawn(page, chart, color):
     """Wait until a chart has points of a color, and return True. A change of colors draws the charts again."""
-    asked = """([chart, color]) => {
+    program = """([chart, color]) => {
             const canvas = document.querySelector(`${chart} canvas`);
             const probe = document.createElement("canvas").getContext("2d");
             probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(color);
@@ -88,6 +88,6 @@ def drawn(page, chart, color):
             return new Uint32Array(points.buffer).includes(wanted);
         }"""
     until_s = time.monotonic() + PATIENCE_S
-    while not (found := page.evaluate(asked, [chart, color])) and time.monotonic() < until_s:
+    while not (is_drawn := page.evaluate(program, [chart, color])) and time.monotonic() < until_s:
         page.wait_for_timeout(50)
-    return found
+    return is_drawn

@@ -66,10 +66,10 @@ def test_the_wheel_has_every_file_and_the_licence():
     """The test reads the patterns as setuptools does, because the build itself needs a separate environment."""
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = described["tool"]["setuptools"]["package-data"]["tiered_index"]
-    shipped = {path for one in patterns for path in (ROOT / "tiered_index").glob(one)}
+    shipped = {path for pattern in patterns for path in (ROOT / "tiered_index").glob(pattern)}
     files = {path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert len(files) > 10 and files <= shipped
-    licences = {path for one in described["project"]["license-files"] for path in ROOT.glob(one)}
+    licences = {path for pattern in described["project"]["license-files"] for path in ROOT.glob(pattern)}
     assert FOLDER / "vendor" / "uplot" / "LICENSE" in licences
 
 

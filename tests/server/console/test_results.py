@@ -28,11 +28,11 @@ def shop(tmp_path_factory):
     """A service with messages of one key, 40 of `orders`, 3 of `order-returns` and 2 of `billing`, and their store."""
     folder = tmp_path_factory.mktemp("results")
     puts = [{"keys": ["7", f"order-{n}"], "body": b"amount %d EUR" % n, "queue_id": n % 2} for n in range(39)]
-    puts = [one | {"tags": "paid" if n % 4 else "refused"} for n, one in enumerate(puts)]
+    puts = [put | {"tags": "paid" if n % 4 else "refused"} for n, put in enumerate(puts)]
     puts.append({"keys": ["7", QUOTE], "tags": "paid", "body": FORMULA.encode()})
     puts += [{"topic": "order-returns", "keys": ["7"], "body": b"returned %d" % n} for n in range(3)]
     puts += [{"topic": "billing", "keys": ["7"], "body": b"billed"}] * 2
-    puts = [{**one, "store_ms": T + n * 1000} for n, one in enumerate(puts)]
+    puts = [{**put, "store_ms": T + n * 1000} for n, put in enumerate(puts)]
     messages = stored(folder / "store", puts)
     tokens = folder / "tokens.json"
     team = add_token(tokens, "team", "read", ["order"])
@@ -158,7 +158,7 @@ def test_a_message_that_is_not_there_says_why(opened, tmp_path):
         index.run_lifecycle()
         sorted((store / "commitlog").iterdir())[0].unlink()
         segment = sorted((store / "commitlog").iterdir())[-2]
-        damaged = next(one for one in messages if one.physical_offset >= int(segment.name)).index_keys[0]
+        damaged = next(message for message in messages if message.physical_offset >= int(segment.name)).index_keys[0]
         digits = b"body-" + damaged.removeprefix("order-").encode().rjust(3, b"0")
         segment.write_bytes(segment.read_bytes().replace(digits, b"X" * len(digits), 1))
         with on_a_port(index, store=store) as client:
@@ -166,11 +166,11 @@ def test_a_message_that_is_not_there_says_why(opened, tmp_path):
             tells(opened(near), "order-0", "expired: the broker has deleted it, and no archive has it", "has deleted")
             tells(opened(near), damaged, "missing: no message could be read, for this reason:", "CRC")
             tells(opened(near), "order-late", "missing: no message could be read", "after the end of the log")
-        kept = next(one for one in messages if one.physical_offset >= 4096).index_keys[0]
+        erased_key = next(message for message in messages if message.physical_offset >= 4096).index_keys[0]
         assert archive(index, store)
-    erase(storage, "orders", keys=kept, yes=True, now=True, grace_s=0)
+    erase(storage, "orders", keys=erased_key, yes=True, now=True, grace_s=0)
     with IndexReader.open(storage) as reader, on_a_port(reader) as client:
-        far, other = str(client.base_url), kept.replace("order", "customer")
+        far, other = str(client.base_url), erased_key.replace("order", "customer")
         tells(opened(far), other, "erased from its archived segment", "erased")
         tells(opened(far), "order-late", "missing: no message could be read", "no archived segment has the message")
 
@@ -197,8 +197,8 @@ def test_shown_results_can_be_saved(opened, shop):
         assert began.value.suggested_filename == f"7.{kind.lower()}"
         saved[kind] = began.value.path().read_text()
     lines = [json.loads(line) for line in saved["NDJSON"].splitlines()]
-    assert {one["message"]["body"] for one in lines} == {FORMULA, *(f"amount {n} EUR" for n in range(39))}
-    assert {one["state"] for one in lines} == {"local"}
+    assert {line["message"]["body"] for line in lines} == {FORMULA, *(f"amount {n} EUR" for n in range(39))}
+    assert {line["state"] for line in lines} == {"local"}
     assert lines[0]["item"]["size"] <= lines[-1]["item"]["size"]
     head, *table = csv.reader(io.StringIO(saved["CSV"]))
     assert head == ["Message of (UTC)", "Queue", "Offset", "Size", "Tags", "Message id", "Keys", "Body"]
@@ -223,7 +223,7 @@ def test_a_search_is_shown_as_shell_commands(opened, shop, tmp_path):
     page.locator("#commands summary").click()
     curl, mqadmin = page.locator("#commands code").all_inner_texts()
     answer = shell(curl, tmp_path, no_proxy="*")
-    assert [one["message"]["body"] for one in json.loads(answer)["messages"]] == [FORMULA]
+    assert [row["message"]["body"] for row in json.loads(answer)["messages"]] == [FORMULA]
     echoed = shell(mqadmin.replace("mqadmin", "printf '%s\\n'", 1), tmp_path, NAMESRV="host:9876")
     expected = ["queryMsgByKey", "-n", "host:9876", "-t", "orders", "-k", QUOTE, "-b", str(BEGIN_MS)]
     assert echoed.decode().splitlines() == expected

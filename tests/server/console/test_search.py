@@ -219,7 +219,7 @@ def test_times_are_as_people_say_them(opened, service):
     # Tuesday, 4 November 2025, 08:00 in Tokyo: Monday in London
     page.clock.set_fixed_time(BEGIN_MS // 1000 + 71 * 3600)
     begin, end = page.get_by_label("From", exact=True), page.get_by_label("To", exact=True)
-    for zone, given, asked in (
+    for zone, text, times in (
         ("UTC", "Saturday", ("2025-11-01T00:00:00Z", "2025-11-01T23:59:59Z")),
         ("UTC", "yesterday", ("2025-11-02T00:00:00Z", "2025-11-02T23:59:59Z")),
         ("UTC", "2025-11-01 01:30", ("2025-11-01T01:30:00Z", "")),
@@ -228,11 +228,11 @@ def test_times_are_as_people_say_them(opened, service):
         ("here (Asia/Tokyo)", "1761955200000", ("1761955200000", "")),
     ):
         page.get_by_label("Time zone").select_option(zone)
-        begin.fill(given)
+        begin.fill(text)
         end.fill("")
         search(page, key="order-4711")
-        expect(begin).to_have_value(asked[0])
-        expect(end).to_have_value(asked[1])
+        expect(begin).to_have_value(times[0])
+        expect(end).to_have_value(times[1])
     expect(status(page)).to_have_text("1 entry: the answer is complete.")
     expect(rows(page)).to_contain_text("2025-11-01 03:00:00Z")
     expect(rows(page)).to_contain_text("Sat 1 Nov, 12:00:00 here")

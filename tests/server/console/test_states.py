@@ -80,7 +80,7 @@ def test_partial(opened, folder, made, tmp_path):
         expect(missing).to_contain_text("2025-11-01 02:00:00Z to 2025-11-01 02:30:00Z")
         look(page, folder, "partial-search")
         # beside the list, if there is room
-        boxes = [page.locator(one).bounding_box() for one in ("#entries", "#missing")]
+        boxes = [page.locator(selector).bounding_box() for selector in ("#entries", "#missing")]
         assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"] and abs(boxes[1]["y"] - boxes[0]["y"]) < 40
         # a message with all its fields
         page.set_viewport_size({"width": WIDTHS[0], "height": 900})
