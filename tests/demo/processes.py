@@ -212,7 +212,7 @@ class Broker(Child):
 
     def write_tail(self) -> None:
         """Let it write the tail, to its end. Raises `ProcessFailed`."""
-        self.asked.close()
+        self.stdin.close()
         if self.process.wait(_WAIT_S):
             self._failed()
 

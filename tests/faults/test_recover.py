@@ -36,11 +36,11 @@ def test_recover_continues_after_an_interrupt(life: Life, monkeypatch: pytest.Mo
     with pytest.raises(RootBehind, match="interrupted"):
         life.open()
     with pytest.raises(TieredIndexError, match="set aside"), IndexReader.open(root=life.root) as reader:
-        life.found(reader)
+        life.offsets_found(reader)
     done = life.begin_anew()
     assert (done.sent, done.entries, done.stored, done.kept) == (2, 50, 1, {})
     life.publish_all()
-    assert life.found() == entries((1, 80))
+    assert life.offsets_found() == entries((1, 80))
 
 
 def test_recover_compares_the_log_although_the_index_starts_without_its_storage(life: Life) -> None:
@@ -55,7 +55,7 @@ def test_recover_compares_the_log_although_the_index_starts_without_its_storage(
     done = begin_anew(config, clock=life.clock, storage=faulty)
     assert (done.sent, done.entries, done.stored, done.kept) == (2, 50, 1, {})
     life.publish_all()
-    assert life.found() == set(range(1, 81))
+    assert life.offsets_found() == set(range(1, 81))
 
 
 def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(life: Life) -> None:
@@ -72,12 +72,12 @@ def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(life: Life) 
         assert erase(uri, "t", keys="k", before_ms=later_ms, yes=True, clock=life.clock).status == "hidden"
         for _ in range(2):
             index.run_lifecycle()
-        assert life.found(index) == set()
+        assert life.offsets_found(index) == set()
     life.restore("storage")
-    assert len(life.found()) == 2
+    assert len(life.offsets_found()) == 2
     assert life.begin_anew().entries == 2
     life.publish_all()
-    assert life.found() == life.reopened() == set()
+    assert life.offsets_found() == life.reopened() == set()
     with IndexReader.open(uri) as reader:
         assert [item.offset for item in reader.query("t", "other")] == [100]
 
@@ -93,7 +93,7 @@ def test_recover_says_that_the_storage_lacks_an_expiry_that_replaced_an_erasure(
     life.restore("storage")
     told = run_here("recover", "--root", life.root)
     assert told.code == 0 and "the storage lacks an expiry that the root knows" in told.out
-    assert life.found() == {1, 2, 3}
+    assert life.offsets_found() == {1, 2, 3}
 
 
 def test_recover_says_that_it_can_not_repeat_erasures(life: Life) -> None:
@@ -154,7 +154,7 @@ def test_recover_sends_topics_that_arrow_cannot_store(life: Life, monkeypatch: p
     done = life.begin_anew()
     assert (done.sent, done.entries, done.stored, done.kept) == (2, 12, 1, {})
     with life.open() as index:
-        assert life.found(index) == set(range(1, 20))
+        assert life.offsets_found(index) == set(range(1, 20))
         assert {topic.topic for topic in index.topics()} >= {"\ud800"}
 
 

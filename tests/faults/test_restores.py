@@ -117,10 +117,10 @@ class Outcome:
     def check_storage(self, life: Life) -> None:
         """Compare what readers, new writers and copies of the storage alone have."""
         if not self.storage.startswith(("two", "bad")):
-            assert life.found() == self.stored
+            assert life.offsets_found() == self.stored
             return
         with pytest.raises(TieredIndexError) as caught:
-            life.found()
+            life.offsets_found()
         if self.storage.startswith("two"):
             error = caught.value
             assert isinstance(error, StorageBehind) and error.expected and error.found
@@ -170,10 +170,10 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
     outcome.check_storage(life)
     if "R" in outcome.who:
         with pytest.raises(TieredIndexError), IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader:
-            life.found(reader)
+            life.offsets_found(reader)
     else:
         with IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader:
-            assert life.found(reader) == remaining
+            assert life.offsets_found(reader) == remaining
         assert ("r" in outcome.who) == ("a root goes on with its own history" in caplog.text)
     if "J" in outcome.who:
         for job in ("merge", "orphans --yes", "erase --topic t --key k --yes", "expire --set retention.age_s=9d --yes"):
@@ -222,7 +222,7 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
         with life.open() as index:
             assert {item.offset for item in index.query("t", "k", max_count=1000, allow_partial=True)} == remaining
     else:
-        assert (life.reopened() if is_mixed else life.found()) == remaining
+        assert (life.reopened() if is_mixed else life.offsets_found()) == remaining
     assert not [path for path in life.root.iterdir() if path.name.startswith(("aside", "sent"))]
 
 
@@ -299,11 +299,11 @@ def test_a_reader_that_was_open_notices_an_older_root(life: Life) -> None:
     life.keep("root")
     life.write(200, upload=True)
     with IndexReader.open(root=life.root, clock=life.clock) as reader:
-        assert life.found(reader) == entries((1, 300))
+        assert life.offsets_found(reader) == entries((1, 300))
         life.restore("root")
         life.clock.advance(100)
         with pytest.raises(RootBehind, match="tiered-index recover"):
-            life.found(reader)
+            life.offsets_found(reader)
 
 
 def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> None:
@@ -324,16 +324,16 @@ def test_a_reader_reports_another_history_and_opens_it_again(life: Life) -> None
     life.write(10, upload=True)
     storage = LocalStorage(life.folder / "storage")
     with IndexReader.open(f"file://{life.folder}/storage", clock=life.clock, refresh_interval_s=1) as reader:
-        assert len(life.found(reader)) == 20
+        assert len(life.offsets_found(reader)) == 20
         life.restore("storage", "root")
         life.put = 100
         life.write(10, upload=True)
         assert StorageLog(storage, life.clock).open().number == reader.log_state.number
         life.clock.advance(5)
         with pytest.raises(TieredIndexError, match="another"):
-            life.found(reader)
+            life.offsets_found(reader)
         life.clock.advance(5)
-        assert life.found(reader) == {*range(1, 11), *range(101, 111)}
+        assert life.offsets_found(reader) == {*range(1, 11), *range(101, 111)}
 
 
 def test_a_running_writer_and_a_copy_are_no_findings(life: Life) -> None:
@@ -398,7 +398,7 @@ def test_a_file_that_another_publishes_meanwhile_is_compared(life: Life, is_same
     else:
         with pytest.raises(RootBehind, match="another file with this id"):
             copy.run_lifecycle()
-        assert life.found(copy) >= entries((21, 25))
+        assert life.offsets_found(copy) >= entries((21, 25))
     copy.abandon()
 
 

@@ -202,7 +202,7 @@ def test_a_flush_into_a_folder_that_was_replaced_or_deleted_confirms_nothing_the
         life.ingest(index, 5, upload=False)
     index.flush()  # into a file of the folder that is there now
     with IndexReader.open(root=life.root) as reader:
-        assert len(life.found(reader)) == 20
+        assert len(life.offsets_found(reader)) == 20
     for gone in (life.root / "unsealed", life.root):
         shutil.rmtree(gone)
         with pytest.raises(StorageUnavailable):
@@ -218,7 +218,7 @@ def test_a_link_in_the_place_of_a_folder_or_a_file_is_refused_by_readers_too(tmp
     path.rename(life.folder / "elsewhere")
     path.symlink_to(life.folder / "elsewhere")
     with pytest.raises(StorageMisconfigured, match="symbolic link"), IndexReader.open(root=life.root) as reader:
-        life.found(reader)
+        life.offsets_found(reader)
     with pytest.raises(StorageMisconfigured, match="symbolic link"):
         life.open()
 

@@ -179,15 +179,15 @@ def test_the_records_that_wait_for_a_put_are_bounded(index, topic):
 def test_headers_with_a_name_that_is_no_text_are_left_out():
     class Damaged(SimpleNamespace):
         def headers(self):
-            if self.given is None:
+            if self.raw_headers is None:
                 raise SystemError("returned a result with an exception set")
-            return self.given
+            return self.raw_headers
 
         def set_headers(self, headers):
-            self.given = headers
+            self.raw_headers = headers
 
     values = {"topic": "t", "partition": 1, "offset": 2, "key": b"k", "value": b"v", "timestamp": (1, 5)}
-    message = Damaged(given=None, **{name: lambda value=value: value for name, value in values.items()})
+    message = Damaged(raw_headers=None, **{name: lambda value=value: value for name, value in values.items()})
     for _ in range(2):
         assert record_of(message) == KafkaRecord("t", 1, 2, b"k", b"v", (), 5, TimestampType.CREATE)
 

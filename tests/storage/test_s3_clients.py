@@ -495,7 +495,7 @@ class Tunnel(socketserver.StreamRequestHandler):
         request = self.rfile.readline().decode()
         while self.rfile.readline().strip():
             pass
-        self.server.asked.append(request.partition(" HTTP")[0])  # type: ignore[attr-defined]
+        self.server.requests.append(request.partition(" HTTP")[0])  # type: ignore[attr-defined]
         host, _, port = request.split()[1].rpartition(":")
         with socket.create_connection((host, int(port))) as other:
             self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -510,7 +510,7 @@ def test_a_proxy_carries_the_encrypted_requests_of_both_clients(
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.with_suffix(".crt")))
     with secure_server(certificate) as server, socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as proxy:
         proxy.daemon_threads = True
-        proxy.asked = []  # type: ignore[attr-defined]
+        proxy.requests = []  # type: ignore[attr-defined]
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.server_address[1]}")
         server.answers(part(DATA, 0, 10), Answer(200))
@@ -520,7 +520,7 @@ def test_a_proxy_carries_the_encrypted_requests_of_both_clients(
         proxy.shutdown()
         connect = f"CONNECT {server.endpoint_url.removeprefix('https://')}"
         # boto3 sends both, through one connection
-        assert set(proxy.asked) == {connect}  # type: ignore[attr-defined]
+        assert set(proxy.requests) == {connect}  # type: ignore[attr-defined]
         assert [request.method for request in server.requests] == ["GET", "PUT"]
 
 

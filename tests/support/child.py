@@ -14,22 +14,22 @@ _LIMIT_S = 60
 
 
 class Child:
-    """A Python process. `asked` is its stdin, `said` its stdout. One thread uses it."""
+    """A Python process. `stdin` and `stdout` are its pipes. One thread uses it."""
 
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None, stderr: int | None = None) -> None:
         pipe, command = subprocess.PIPE, (sys.executable, *arguments)
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=env, cwd=_TOP)
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.asked, self.said = self.process.stdin, self.process.stdout
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def tell(self, line: str) -> None:
         """Write a line."""
-        self.asked.write(line + "\n")
-        self.asked.flush()
+        self.stdin.write(line + "\n")
+        self.stdin.flush()
 
     def line(self) -> str:
         """Return the next line that it writes; an empty text if it has ended."""
-        return self.said.readline().rstrip("\n")
+        return self.stdout.readline().rstrip("\n")
 
     def __enter__(self) -> Self:
         return self
@@ -40,12 +40,12 @@ class Child:
     def close(self) -> None:
         """Close its stdin, and kill it if it does not end."""
         with contextlib.suppress(BrokenPipeError):
-            self.asked.close()
+            self.stdin.close()
         try:
             self.process.wait(_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for pipe in (self.said, self.process.stderr):
+        for pipe in (self.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -57,13 +57,13 @@ class Life:
         with self.open(**settings) as index:
             self.ingest(index, count, upload=upload)
 
-    def found(self, opened: IndexService | IndexReader | None = None) -> set[int]:
+    def offsets_found(self, opened: IndexService | IndexReader | None = None) -> set[int]:
         if opened is not None:
             result = opened.query("t", "k", max_count=10_000)
             assert result.status == "complete"
             return {item.offset for item in result}
         with IndexReader.open(self.uri) as reader:
-            return self.found(reader)
+            return self.offsets_found(reader)
 
     def begin_anew(self) -> BegunAnew:
         config = IndexConfig(root=self.root, storage=self.uri, slots=7, items=1000, background=False, query_threads=2)
@@ -72,7 +72,7 @@ class Life:
     def reopened(self, root: Path | None = None, **settings: Any) -> set[int]:
         """Return the findings of a writer that opens the root, and close it again."""
         with self.open(root, **settings) as index:
-            return self.found(index)
+            return self.offsets_found(index)
 
     def publish_all(self) -> None:
         """Let a writer open the root and publish all its entries."""
@@ -160,7 +160,7 @@ class Sites:
         with self.life.open(root, storage_backend=self.storage(name)) as index:
             for _ in range(rounds):
                 self.life.ingest(index, 10, upload=True)
-            return self.life.found(index)
+            return self.life.offsets_found(index)
 
     def merge(self, source: str, target: str, how: str) -> None:
         """Sync one site over the other one, which then has both histories."""
@@ -173,7 +173,7 @@ class Sites:
 
 def read(storage: Storage, life: Life) -> set[int]:
     with IndexReader.open(storage_backend=storage, clock=life.clock) as reader:
-        return life.found(reader)
+        return life.offsets_found(reader)
 
 
 def the_storage(life: Life, keep_s: float = 3600) -> None:
@@ -268,7 +268,7 @@ def _a_clone_that_ran_at_the_same_time(life: Life, monkeypatch: pytest.MonkeyPat
     clone.seal()
     with pytest.raises(RootBehind):
         clone.run_lifecycle()
-    assert life.found(clone) >= entries((101, 105))
+    assert life.offsets_found(clone) >= entries((101, 105))
     life.ingest(first, 5, upload=True)
     first.close()
     clone.abandon()

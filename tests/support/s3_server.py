@@ -97,7 +97,7 @@ def s3_server() -> Iterator[S3Server]:
     """Start a server, yield it when it answers, and stop it. Raises `StorageUnavailable` if it does not start."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     with Child("-W", "ignore", "-c", _SERVE, env=environment, stderr=subprocess.DEVNULL) as child:
-        for line in child.said:  # other lines are notices of libraries
+        for line in child.stdout:  # other lines are notices of libraries
             if line.startswith("port "):
                 break
         else:
