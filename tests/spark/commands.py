@@ -11,7 +11,7 @@ from typing import Any
 from tests.integration.cli.command_lines import TOP, Outcome, run_here
 
 
-def told(line: str, *more: object, code: int = 0, **environment: str) -> Outcome:
+def outcome_of(line: str, *more: object, code: int = 0, **environment: str) -> Outcome:
     """Run `tiered-index spark LINE --json --quiet`, which must end with `code`; return its output."""
     outcome = run_here("spark", *line.split(), *more, "--json", "--quiet", environment=environment)
     assert outcome.code == code, outcome

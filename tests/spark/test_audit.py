@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.spark.commands import told
+from tests.spark.commands import outcome_of
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
 from tests.support.changes import replace
 from tests.support.damage import flip_object
@@ -341,7 +341,7 @@ def test_the_command_reports_findings_and_its_status(spark, copy):
     harm(copy, damage_an_item, stored)
     done = run_here("spark", "audit", "--storage", f"file://{copy}", "--quiet")
     assert done.code == 1 and re.search(f"{stored.name} +run ", done.out)
-    document = told(f"audit --storage file://{copy}", code=1).document
+    document = outcome_of(f"audit --storage file://{copy}", code=1).document
     assert (document["status"], document["differences"]) == ("findings", None)
     (finding,) = document["findings"]
     assert (finding["part"], finding["file"]) == ("run", stored.name) and finding["offset"] is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.command_lines import Outcome, run_here
-from tests.spark.commands import told as told_here
+from tests.spark.commands import outcome_of
 from tiered_index.cli.spark import reading
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.jobs.verify_report import Report
@@ -35,7 +35,7 @@ def result_of(listed: list[Difference], counts: dict[str, int], report: Any = No
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Return a function that prints a result as the command does, without a source or a storage."""
     module = sys.modules["tiered_index.spark.audit.audit"]
 
@@ -49,11 +49,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return tell
 
 
-def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(told):
+def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(printed):
     report = Report()
     report.unchecked += [(f"data/{n}.index", StorageUnavailable("denied")) for n in range(25)]
     listed = [difference("missing", n) for n in range(30)] + [difference("wrong", 77)]
-    done = told(result_of(listed, {"missing": 50, "wrong": 1}, report, unproven=4, unsought=9))
+    done = printed(result_of(listed, {"missing": 50, "wrong": 1}, report, unproven=4, unsought=9))
     out = done.out
     assert done.code == 1
     # a row that is too wide for a table
@@ -81,4 +81,4 @@ SOURCE = "--storage file:///tmp/x --source s.parquet"
 )
 def test_impossible_options_are_refused_before_spark_starts(monkeypatch, arguments, named):
     monkeypatch.setattr(reading, "spark_of", None)
-    assert named in told_here(f"audit {arguments}", code=2).error["message"]
+    assert named in outcome_of(f"audit {arguments}", code=2).error["message"]

@@ -15,7 +15,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from tests.integration.cli.command_lines import run_here
-from tests.spark.commands import told
+from tests.spark.commands import outcome_of
 from tests.spark.denying import DenyingAddress
 from tests.spark.entries import BEGIN_MS, check, messages, states, sweep, total, write_parquet
 from tests.spark.in_process import planned
@@ -266,7 +266,7 @@ def test_arguments_are_checked_before_spark_starts(tmp_path, monkeypatch, comman
     job, option, value = command.format(folder=tmp_path).split()
     arguments = {"--source": source, "--storage": storage, option: value}
     options = " ".join(f"{name} {value}" for name, value in arguments.items())
-    assert message in told(f"{job} {options}", code=2).error["message"]
+    assert message in outcome_of(f"{job} {options}", code=2).error["message"]
 
 
 @pytest.mark.long

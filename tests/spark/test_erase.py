@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.rocketmq.archived_store import open_index, put
-from tests.spark.commands import told
+from tests.spark.commands import outcome_of
 from tests.spark.entries import BEGIN_MS, DAY_MS
 from tests.support.damage import flip_object
 from tests.support.log_records import open_log
@@ -103,7 +103,7 @@ def test_the_remaining_bytes_are_those_of_an_erasure_without_spark(spark, origin
 def test_the_command_answers_as_without_spark(spark, origin, tmp_path):
     shutil.copytree(origin, tmp_path / "index")
     uri = f"file://{tmp_path}/index"
-    done = told(f"erase --topic orders --key k-3 --grace 0 --yes --storage {uri}").document
+    done = outcome_of(f"erase --topic orders --key k-3 --grace 0 --yes --storage {uri}").document
     assert (done["status"], done["scan"]["remaining"]) == ("erased", [])
     assert done["requests"] == done["metrics"]["requests"] and done["cost_usd"] > 0
     with IndexReader.open(uri) as reader:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.spark.commands import told
+from tests.spark.commands import outcome_of
 from tiered_index import FileRows, IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.columnar import decode_columns
@@ -159,19 +159,19 @@ def test_the_command_builds_files_of_a_bucket_and_the_rows_come_back(spark, s3):
             bucket.put(f"day={day}/a b.ndjson", lines(day * 100, day * 100 + 100))
         bucket.put("day=0/c.txt", b"no data")
     source = "--source", f"{uri}/**/*.ndjson", *KEYS, "--time", "at", "--storage", storage
-    planned = told("build", *source, "--dry-run", **s3.environment).document
+    planned = outcome_of("build", *source, "--dry-run", **s3.environment).document
     assert (planned["status"], planned["rows"], planned["entries"]) == ("planned", 300, 600)
-    built = told("build", *source, "--set", "slots=64", **s3.environment).document
+    built = outcome_of("build", *source, "--set", "slots=64", **s3.environment).document
     assert (built["files"], built["rows"], built["read_bytes"]) == (3, 300, len(lines(0, 300)))
     # each file is read twice, with its first bytes before and after
     assert built["metrics"]["bytes_read"] > 2 * len(lines(0, 300)) and built["metrics"]["requests"]
-    again = told("build", *source, **s3.environment).document
+    again = outcome_of("build", *source, **s3.environment).document
     assert (again["files"], again["known"], again["log_number"]) == (0, 3, built["log_number"])
     answer = run_here("query", "orders", "17", "--messages", "--storage", storage, "--json", environment=s3.environment)
     texts = [shown["message"]["body"] for shown in answer.document["messages"]]
     assert [json.loads(text)["n"] for text in texts] == [*range(297, 0, -40)]
     for wrong in (("--mode", "append"), ("--column", "key=order_id")):
-        refused = told("build", *source, *wrong, code=2, **s3.environment)
+        refused = outcome_of("build", *source, *wrong, code=2, **s3.environment)
         assert f"leave {wrong[0]} out" in refused.err
 
 

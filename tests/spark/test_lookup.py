@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.rocketmq.archived_store import index_log
-from tests.spark.commands import told
+from tests.spark.commands import outcome_of
 from tests.spark.entries import BEGIN_MS, DAY_MS, TOPICS, messages, put_files, states, sweep
 from tests.spark.in_process import build_here
 from tests.support.damage import flip
@@ -288,7 +288,7 @@ def test_bounds_that_are_text(spark, index, tmp_path):
     keys = tmp_path / "keys.csv"
     keys.write_text("order_id,since\n" + "".join(f"key-0,{text}\n" for text in since))
     command = f"lookup --storage {index} --keys {keys} --column key=order_id --topic orders"
-    told(f"{command} --column begin_ms=since --max 1000 --out {tmp_path}/out")
+    outcome_of(f"{command} --column begin_ms=since --max 1000 --out {tmp_path}/out")
     rows = pq.read_table(tmp_path / "out").to_pylist()
     # null is no bound; the column itself stays in the rows
     offsets = offsets_by("since", rows)
@@ -299,7 +299,7 @@ def test_bounds_that_are_text(spark, index, tmp_path):
             assert text_offsets == [item.offset for item in answer]
     assert len({len(text_offsets) for text_offsets in offsets.values()}) > 1
     keys.write_text("order_id,begin_ms\nkey-0,2023-11-16\nkey-1,yesterday\n")
-    error = told(f"{command} --out {tmp_path}/no", code=2).error["message"]
+    error = outcome_of(f"{command} --out {tmp_path}/no", code=2).error["message"]
     assert "column 'begin_ms': 'yesterday' is neither epoch milliseconds nor an ISO 8601 time" in error
     assert "Spark" not in error
 
@@ -309,13 +309,13 @@ def test_the_command(spark, index, tmp_path):
     rows = [dict(zip(("topic", "key", "begin_ms", "end_ms", "id"), row, strict=True)) for row in ROWS]
     keys.write_text("".join(json.dumps(row) + "\n" for row in rows))
     lookup = f"lookup --storage {index} --keys"
-    done = told(f"{lookup} {keys} --out {out} --max 5").document
+    done = outcome_of(f"{lookup} {keys} --out {out} --max 5").document
     assert (done["status"], sum(done["lookups"].values()), done["failed"]) == ("done", len(ROWS), [])
     check(index, pq.read_table(out).to_pylist(), 5)
     # CSV as input, Parquet objects of a storage as output
     (tmp_path / "keys.csv").write_text("order_id,begin_ms\nkey-0,\nkey-1,0\n")
     of_csv = f"{lookup} {tmp_path}/keys.csv --column key=order_id --topic orders"
-    assert told(f"{of_csv} --out {stored}").document["rows"] == 2
+    assert outcome_of(f"{of_csv} --out {stored}").document["rows"] == 2
     for command, message in (
         (f"{lookup} {keys} --out {out}", "exists already"),
         (f"{of_csv} --out {stored}", "has objects already"),
@@ -325,7 +325,7 @@ def test_the_command(spark, index, tmp_path):
         (f"{of_csv} --column topic=order_id --out {tmp_path}/no", "by --column and for all rows"),
         (f"{lookup} {tmp_path}/none.csv --out {tmp_path}/no", "none.csv: No such file"),
     ):
-        assert message in told(command, code=2).error["message"]
+        assert message in outcome_of(command, code=2).error["message"]
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.spark.commands import told
+from tests.spark.commands import outcome_of
 from tests.spark.entries import check, messages, put_files, states, sweep, total, write_parquet
 from tests.support.damage import flip_object
 from tiered_index import IndexService
@@ -43,25 +43,25 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
     path = write_parquet(table.rename_columns({"key": "order_id"}), tmp_path / "m.parquet")
     source = f"build --storage {storage} --source {path}"
     command = f"{source} --column key=order_id --window 1h --set slots=64"
-    planned = told(f"{command} --dry-run").document
+    planned = outcome_of(f"{command} --dry-run").document
     assert (planned["status"], planned["entries"], planned["dry_run"]) == ("planned", 300, True)
-    built = told(command).document
+    built = outcome_of(command).document
     assert (built["status"], built["log_number"], len(built["windows"])) == ("built", 2, len(planned["windows"]))
     assert built["windows"][0]["window_s"] == 3600 and built["windows"][0]["begin_ms"] % HOUR_MS == 0
-    assert "has a table already" in told(command, code=2).error["message"]
-    assert "NAME=VALUE" in told(f"{source} --column key", code=2).error["message"]
+    assert "has a table already" in outcome_of(command, code=2).error["message"]
+    assert "NAME=VALUE" in outcome_of(f"{source} --column key", code=2).error["message"]
     assert built["metrics"]["application_id"] == spark.sparkContext.applicationId and built["metrics"]["cost_usd"] > 0
     assert built["metrics"]["requests"]["put"] >= built["shards"]
     assert built["metrics"]["bytes_written"] >= built["written_bytes"] and built["metrics"]["bytes_read"] > 0
 
     merging, tiers = f"--storage {storage}", "--tiers 1d,30d --min-age 2h --end 2023-11-15T23:59:59Z"
     here = run_here("merge", *f"{tiers} --dry-run {merging} --json --quiet".split())
-    planned = told(f"merge {tiers} --dry-run {merging}").document
+    planned = outcome_of(f"merge {tiers} --dry-run {merging}").document
     assert planned == here.document and planned["status"] == "planned"
     assert [len(tier["jobs"]) for tier in planned["tiers"]] == [2, 1]
-    wrong = told(f"merge --tiers 1h,90m --dry-run {merging}", code=2)
+    wrong = outcome_of(f"merge --tiers 1h,90m --dry-run {merging}", code=2)
     assert "is not a multiple of" in wrong.error["message"]
-    merged = told(f"merge --tiers 1d,30d {merging}").document
+    merged = outcome_of(f"merge --tiers 1d,30d {merging}").document
     days, month = merged["tiers"]
     assert (merged["status"], days["tables"], days["entries"]) == ("merged", 2, 300)
     assert (month["tables"], month["sources"]) == (1, 2)
@@ -72,7 +72,7 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
         assert used["bytes_written"] >= tier["written_bytes"] > 0
     assert merged["bytes_read"] == sum(tier["metrics"]["bytes_read"] for tier in merged["tiers"]) > 0
     assert merged["requests"]["put"] == sum(tier["metrics"]["requests"]["put"] for tier in merged["tiers"])
-    assert told(f"merge --window 1d {merging}").document["status"] == "nothing to do"
+    assert outcome_of(f"merge --window 1d {merging}").document["status"] == "nothing to do"
     check(storage, table)
 
 
@@ -92,7 +92,7 @@ def test_pending_files_are_merged_whatever_their_age_and_the_writer_adopts_them(
     index, table = writer
     answers = [item.offset for item in index.query("orders", "key-0", max_count=10_000)]
     assert total(storage) == 0 and len(states(storage).pending) == 3
-    planned = told(f"merge --storage {storage} --min-age 3650d --dry-run").document
+    planned = outcome_of(f"merge --storage {storage} --min-age 3650d --dry-run").document
     report = merge(spark, storage=storage, options=MergeOptions(min_age_s=3650 * 86_400))
     assert (report.sources, report.entries, report.left) == (3, 1_200, ())
     assert [job["entries"] for job in planned["tiers"][0]["jobs"]] == [1_200] and report.tables == 2
@@ -110,11 +110,11 @@ def test_a_damaged_pending_file_is_named_and_its_writer_compacts_it(spark, stora
     waiting = next(iter(states(storage).pending))
     with open_storage(storage) as opened:
         flip_object(opened, waiting, 100)
-    assert waiting in told(f"merge --storage {storage}", code=4).error["message"]
+    assert waiting in outcome_of(f"merge --storage {storage}", code=4).error["message"]
     # its root opens again as one that compacts by itself
     root = index.config.root
     index.close()
     with IndexService.open(root=root, storage=storage, background=False, compaction="local") as again:
         assert again.run_lifecycle().uploaded == 3
-    assert told(f"merge --storage {storage}").document["status"] == "merged"
+    assert outcome_of(f"merge --storage {storage}").document["status"] == "merged"
     check(storage, table)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.commands import told as answered
+from tests.spark.commands import outcome_of as answered
 from tests.spark.entries import messages, write_parquet
 from tiered_index import spark as pipeline
 from tiered_index.cli.spark import interrupts_first
