@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.rocketmq.archived_store import index_log
-from tests.rocketmq.test_archived_queues import archive, made
+from tests.rocketmq.test_archived_queues import archive, write_store
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexReader, erase
@@ -32,7 +32,7 @@ def puts():
 def held(request, tmp_path_factory):
     """A client of a service with the messages, those of `orders` in the log's order, and the token of a team."""
     folder = tmp_path_factory.mktemp("browse")
-    messages = made(folder / "store", puts())
+    messages = write_store(folder / "store", puts())
     tokens = folder / "tokens.json"
     team = bearer(add_token(tokens, "team", "read", ["orders"]))
     every = bearer(add_token(tokens, "every", "read", None))
@@ -132,7 +132,7 @@ def test_a_wrong_request_is_reported(held, params, status, said):
 
 
 def test_a_page_is_bounded_by_its_bytes_and_loses_nothing(tmp_path):
-    messages = made(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(9)))
+    messages = write_store(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(9)))
     with index_in(tmp_path) as index, serving(index, store=tmp_path / "store", caps=Caps(message_bytes=1500)) as client:
         shown, place = [], {"at_ms": 0}
         while place:
@@ -144,7 +144,7 @@ def test_a_page_is_bounded_by_its_bytes_and_loses_nothing(tmp_path):
 
 
 def test_erased_messages_are_never_shown(tmp_path):
-    made(tmp_path / "store", ({"keys": [f"k-{n // 3}"], "body": b"%d" % n} for n in range(9)))
+    write_store(tmp_path / "store", ({"keys": [f"k-{n // 3}"], "body": b"%d" % n} for n in range(9)))
     storage = (tmp_path / "storage").as_uri()
     with index_in(tmp_path, offset_space="commitlog") as index:
         index_log(index, tmp_path / "store")
@@ -167,7 +167,7 @@ def test_erased_messages_are_never_shown(tmp_path):
 
 
 def test_a_damaged_message_is_named_and_hides_no_other(tmp_path):
-    made(tmp_path / "store", ({"body": b"%d" % n * 20} for n in range(6)))
+    write_store(tmp_path / "store", ({"body": b"%d" % n * 20} for n in range(6)))
     tokens = tmp_path / "tokens.json"
     team = bearer(add_token(tokens, "team", "read", ["orders"]))
     every = bearer(add_token(tokens, "every", "read", None))
@@ -194,7 +194,7 @@ def test_a_lookup_that_takes_too_long_is_ended(held):
 
 
 def test_a_topic_of_very_many_queues_wants_one_to_be_chosen(tmp_path):
-    made(tmp_path / "store", ({"queue_id": n} for n in range(65)))
+    write_store(tmp_path / "store", ({"queue_id": n} for n in range(65)))
     with index_in(tmp_path) as index, serving(index, store=tmp_path / "store") as client:
         got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
         assert (got.status_code, "choose one by queue_id" in got.text) == (400, True)
@@ -202,7 +202,7 @@ def test_a_topic_of_very_many_queues_wants_one_to_be_chosen(tmp_path):
 
 
 def test_a_page_has_the_room_of_messages_that_are_gone(tmp_path):
-    messages = made(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(30)))
+    messages = write_store(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(30)))
     left = 3 * messages[-1].size
 
     def claim(size, is_read_anyway):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.rocketmq.archived_store import index_log
-from tests.rocketmq.test_archived_queues import made
+from tests.rocketmq.test_archived_queues import write_store
 from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
 from tests.support.memory import traced_memory
@@ -26,7 +26,7 @@ def held(tmp_path_factory):
     folder = tmp_path_factory.mktemp("contains")
     puts = [{"keys": ["k"], "body": body, "tags": f"T{n}"} for n, body in enumerate(BODIES)]
     puts += [{"topic": "payments", "keys": ["k"], "body": b"paid secretly"}] * 2
-    messages = made(folder / "store", puts)
+    messages = write_store(folder / "store", puts)
     with index_in(folder) as index:
         index_log(index, folder / "store")
         yield index, folder / "store", messages

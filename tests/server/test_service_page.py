@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.rocketmq.test_archived_queues import made
+from tests.rocketmq.test_archived_queues import write_store
 from tests.server.conftest import PATIENCE_S, index_in, on_a_port, put_entries
 from tiered_index.server.tokens import add_token
 
@@ -21,7 +21,7 @@ def test_the_examples_work(tmp_path, capsys):
     answers = []
     with index_in(tmp_path) as index:
         put_entries(index)
-        made(tmp_path / "store", [{}] * 3)
+        write_store(tmp_path / "store", [{}] * 3)
         with on_a_port(index, tokens=tmp_path / "tokens.json", store=tmp_path / "store") as client:
             own = str(client.base_url).rstrip("/")
             for block in blocks:

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.rocketmq.archived_store import index_log
 from tests.rocketmq.test_archived_queues import archive
-from tests.rocketmq.test_archived_queues import made as stored
+from tests.rocketmq.test_archived_queues import write_store as stored
 from tests.server.conftest import index_in, on_a_port
 from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
 from tiered_index import IndexReader, erase
