@@ -14,6 +14,7 @@ from tests.storage.test_s3_writer import BEGUN
 from tests.support.object_store import Store, unchunked
 from tiered_index.errors import ConfigError, InvalidArgument, StorageError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import BULK_DELETES, PART_BYTES, RANGES, START_AFTER
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.probe import check_storage, probe
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
@@ -43,7 +44,10 @@ def test_boto3_reads_a_whole_object_in_place_of_a_range_up_to_the_ranges_end(
 ) -> None:
     with opened(scripted, client="boto3") as storage:
         scripted.answers(Answer(200, CHUNKED, {"Transfer-Encoding": "chunked"}) if is_chunked else Answer(200, DATA))
-        assert storage.get_range("object", 10, 20) == DATA[10:30]
+        metered = MeteredStorage(storage)
+        assert metered.get_range("object", 10, 20) == DATA[10:30]
+        # the bytes before the range are delivered, too
+        assert metered.total.bytes_read == 30
         assert storage.get_range("object", 0, 1024) == DATA
         with pytest.raises(InvalidArgument, match="1024 bytes"):
             storage.get_range("object", 1000, 25)
