@@ -132,7 +132,7 @@ def test_objects_of_one_name_in_two_storages_are_distinguished(tmp_path, prefix)
         names = [info.name for info in stored[0].list("data/")]
         for name in names:
             stored[1].put(name, b"not asked for")
-            stored[0].delete(name)
+            stored[0].delete_many([name])
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
         assert {report.source for report in answer.failed} == {cluster.uris[0]}
         assert cluster.answers(answer) == cluster.expected(cluster.uris[1:])
