@@ -14,8 +14,8 @@ def resident_bytes():
 
 before = resident_bytes()
 # below the size from which glibc maps each by itself; the last one keeps the heap's end where it is
-kept = [bytearray(100_000) for _ in range(1_000)]
-del kept[:-1]
+blocks = [bytearray(100_000) for _ in range(1_000)]
+del blocks[:-1]
 held = resident_bytes() - before
 give_back()
 print(held, resident_bytes() - before)

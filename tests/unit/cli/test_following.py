@@ -297,12 +297,12 @@ def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, cap
     monkeypatch.setattr(follower.stop, "wait", wait)
     follower.run()
     out, err = capsys.readouterr()
-    told = [json.loads(line) for line in out.splitlines()]
-    assert [line["torn"] is None for line in told] == [True, False]
-    assert told[-1]["state"] == "torn"
-    assert told[-1]["torn"]["begin"] == start < told[-1]["torn"]["end"] <= start + 90
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [line["torn"] is None for line in records] == [True, False]
+    assert records[-1]["state"] == "torn"
+    assert records[-1]["torn"]["begin"] == start < records[-1]["torn"]["end"] <= start + 90
     assert err.count("torn: commit log offsets") == 1
-    assert follower.to_dict()["torn"] == told[-1]["torn"]
+    assert follower.to_dict()["torn"] == records[-1]["torn"]
 
 
 class Partitions:

@@ -220,11 +220,11 @@ def application(environ, start_response):
     except IndexClosed as error:
         said = "refused"
     try:
-        found = len(reader.query("t", "k"))
+        entries = len(reader.query("t", "k"))
     except IndexClosed as error:
-        found = "refused"
+        entries = "refused"
     start_response("200 OK", [])
-    return [f"{said} {found}".encode()]
+    return [f"{said} {entries}".encode()]
 """
 
 

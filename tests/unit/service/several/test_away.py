@@ -36,10 +36,10 @@ def ask(reader, **how):
 
 @pytest.fixture
 def many(tmp_path, prefix):
-    made = Cluster(tmp_path)
+    indexes = Cluster(tmp_path)
     for number in range(MANY):
-        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
-    return made
+        indexes.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    return indexes
 
 
 @pytest.fixture
