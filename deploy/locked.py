@@ -41,9 +41,9 @@ def read_lock(text: str) -> dict[str, tuple[str, set[str]]]:
 def needed(packages: dict[str, tuple[str, set[str]]], extras: list[str]) -> list[str]:
     """Return the names of all packages that tiered_index with `extras` needs."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
-    of_extras = [one for extra in extras for one in project["optional-dependencies"][extra]]
+    of_extras = [requirement for extra in extras for requirement in project["optional-dependencies"][extra]]
     requirements = [*project["dependencies"], *of_extras]
-    names = {_normal(found[0]) for one in requirements if (found := _NAME.match(one))}
+    names = {_normal(match[0]) for requirement in requirements if (match := _NAME.match(requirement))}
     while more := {name for name, (_, needed_by) in packages.items() if needed_by & names} - names:
         names |= more
     return sorted(names & packages.keys())

@@ -13,8 +13,10 @@ with IndexService.open(root="async-index", storage="memory://awaited") as index:
 async def main() -> None:
     async with await AsyncIndexReader.open("memory://awaited") as reader:
         async with asyncio.timeout(5):
-            one, other = await asyncio.gather(reader.query("orders", "order-4711"), reader.query("orders", "order-1"))
-        assert (len(one), len(other)) == (1, 0)
+            known, unknown = await asyncio.gather(
+                reader.query("orders", "order-4711"), reader.query("orders", "order-1")
+            )
+        assert (len(known), len(unknown)) == (1, 0)
         async with await reader.export("orders") as export:
             assert sum([len(batch) async for batch in export]) == 1
 

@@ -87,14 +87,14 @@ class SqlStorage(SizedStorage):
 
     def _read(self, name, extent):
         while True:
-            body, size, _ = found = self._find(name)
+            body, size, _ = stored = self._find(name)
             start, length = extent(size)
             command = "SELECT data FROM piece WHERE body = ? AND start > ? AND start < ? ORDER BY start"
             rows, _ = self.run((command, (body, start - PIECE, start + length)))
             data = b"".join(row[0] for row in rows)[start % PIECE :][:length]
             if len(data) == length:
                 return data, size
-            if self._find(name) == found:  # otherwise another object took its name meanwhile
+            if self._find(name) == stored:  # otherwise another object took its name meanwhile
                 raise StorageUnavailable(f"{self.uri}: {name} has lost rows")
 
 

@@ -92,11 +92,16 @@ def test_a_wrong_answer_of_the_year_ends_the_run(year, wrong, problem):
 
 
 def test_without_fingerprints_other_keys_with_an_equal_hash_may_be_in_an_answer():
-    for preset, found, expected in (("native", 10, 10), ("rocketmq", 10, 10), ("rocketmq", 11, 10), ("rocketmq", 1, 0)):
-        require_answers(preset, found, expected, "answers")
-    for preset, found in (("native", 9), ("native", 11), ("rocketmq", 9)):
-        with pytest.raises(RuntimeError, match=f"answers: {found}, not 10"):
-            require_answers(preset, found, 10, "answers")
+    for preset, answered, expected in (
+        ("native", 10, 10),
+        ("rocketmq", 10, 10),
+        ("rocketmq", 11, 10),
+        ("rocketmq", 1, 0),
+    ):
+        require_answers(preset, answered, expected, "answers")
+    for preset, answered in (("native", 9), ("native", 11), ("rocketmq", 9)):
+        with pytest.raises(RuntimeError, match=f"answers: {answered}, not 10"):
+            require_answers(preset, answered, 10, "answers")
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -190,9 +190,9 @@ class Run:
                 path.unlink(missing_ok=True)
         return {}
 
-    def _require(self, found: int, wanted: int, what: str) -> None:
-        if found != wanted:
-            raise RuntimeError(f"{what}: {found:,} of {wanted:,}")
+    def _require(self, found: int, expected: int, what: str) -> None:
+        if found != expected:
+            raise RuntimeError(f"{what}: {found:,} of {expected:,}")
 
 
 def _requests(document: Any) -> dict[str, Any]:
