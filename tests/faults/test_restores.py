@@ -13,7 +13,16 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
-from tests.support.restores import RESTORES, Life, Sites, another_history, as_many_in_a_copy, entries, read
+from tests.support.restores import (
+    RESTORES,
+    Life,
+    Sites,
+    another_history,
+    as_many_in_a_copy,
+    entries,
+    leave_two_copies,
+    read,
+)
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import LockHeld, RootBehind, StorageBehind, StorageUnavailable, TieredIndexError
@@ -224,6 +233,37 @@ def test_what_was_restored_is_said_and_its_entries_are_kept(
     else:
         assert (life.reopened() if is_mixed else life.offsets_found()) == remaining
     assert not [path for path in life.root.iterdir() if path.name.startswith(("aside", "sent"))]
+
+
+@pytest.mark.parametrize("place", ["unsealed", "compacted"])
+def test_an_earlier_form_of_a_file_is_dropped_only_if_the_later_one_has_its_entries(life: Life, place: str) -> None:
+    leave_two_copies(life)
+    faulty = FaultStorage(LocalStorage(life.folder / "storage"))
+    if place == "unsealed":
+        faulty.fail("put", name_prefix="data/", times=None)
+    with life.open(storage_backend=faulty) as index:
+        life.ingest(index, 5, upload=False)
+        index.seal()
+        with contextlib.suppress(StorageUnavailable):
+            index.run_lifecycle()
+        (file,) = [handle.file_id for handle in index.files()]
+    other = FaultStorage(LocalStorage(life.folder / "storage.kept"))
+    other.fail("put", name_prefix="data/", times=None)
+    life.end_lease("storage.kept")
+    life.put = 20
+    with life.open(life.folder / "copy", storage_backend=other) as copy:
+        life.ingest(copy, 3, upload=False)
+        if place == "compacted":
+            copy.seal()
+            with pytest.raises(StorageUnavailable):
+                copy.run_lifecycle()
+    for path in (life.folder / "copy" / place).glob(f"{file}*"):
+        shutil.copy(path, life.root / place)
+    with pytest.raises(RootBehind, match="another file"):
+        life.open()
+    assert [path.stem for path in (life.root / place).glob(f"{file}*")]
+    assert life.begin_anew().kept == {}
+    assert life.reopened() == entries((1, 15), (21, 23))
 
 
 def test_a_writer_beside_another_history_deletes_none_of_its_uploads(life: Life) -> None:

@@ -18,7 +18,7 @@ from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
 from tiered_index import IndexReader, erase
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import RootBehind, StorageUnavailable
 from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
@@ -444,6 +444,20 @@ def test_an_erased_segment_that_was_restored_gets_queue_offsets_again_and_none_o
         assert archiver.run_once() == 0
         erased = erase(storage.uri, "orders", **ASKED["key"][0], yes=True, now=True, grace_s=0)
         assert (erased.messages_erased, erased.segments_remaining) == (0, ())
+
+
+def test_an_older_copy_of_a_root_is_no_damage_of_a_segment(store, life, monkeypatch):
+    storage, index, _ = life
+    erase(storage.uri, "orders", **ASKED["key"][0], yes=True, now=True, grace_s=0)
+    damage(storage)
+    repair(storage, store)
+
+    def refused(*record):
+        raise RootBehind("log/9", "this root wrote it")
+
+    monkeypatch.setattr(index._session.log, "append", refused)
+    with pytest.raises(RootBehind):
+        SegmentArchiver(index, "a-store", store / "commitlog", queues=True).run_once()
 
 
 @pytest.mark.parametrize("first", ["k-3", "k-4"])

@@ -33,11 +33,12 @@ from tiered_index.format.names import COMPACTED, STATES, UPLOADED
 from tiered_index.retention import Expired
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.erase import take_over
+from tiered_index.service.life.same_file import check_same, is_in
 from tiered_index.service.log.kept import LOG, WHOLE, KeptLog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
-from tiered_index.service.read.compacted import CompactedFile, DamagedFile
+from tiered_index.service.read.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.read.export import Array, Export, ExportRange
 from tiered_index.service.read.root_view import RootView, UnsealedView
 from tiered_index.service.root import ASIDE, SENT, Root, RootLock, disk_error
@@ -186,14 +187,15 @@ class _Sending:
         """Put the entries that the storage lacks. Return the outcome."""
         sent = entries = stored = 0
         kept: dict[str, str] = {}
-        later: dict[str, int] = {}  # number of entries of files that were seen in a later state
+        later: dict[str, Path] = {}  # by id, files that were seen in a later state
         views = [RootView(_OneState(self._aside, state), checks_list=False) for state in reversed(STATES)]
         for handle in (one for view in views for one in view.look().handles):
             try:
                 if isinstance(handle, CompactedFile | UnsealedView):
-                    if handle.count <= later.get(handle.file_id, 0):
+                    if handle.file_id in later and _is_in(handle, later[handle.file_id]):
                         continue
-                    later[handle.file_id] = handle.count
+                    if isinstance(handle, CompactedFile):
+                        later[handle.file_id] = self._aside.index_path(handle.place, handle.file_id)
                 if self._is_stored(handle):
                     stored += 1
                     continue
@@ -282,3 +284,19 @@ class _Sending:
         ]
         storage = self._index.storage
         return _Entries(_ALL, self._schema, state, handles, storage, lambda: None, lambda uri: self._state, held)
+
+
+def _is_in(handle: CompactedFile | UnsealedView, later: Path) -> bool:
+    """Return whether a later form of a file has all its entries. False if the later form can't be read."""
+    try:
+        file = open_local(later)
+        assert file.local is not None
+        try:
+            if isinstance(handle, UnsealedView):
+                return is_in(handle.path, handle.journal, file.local)
+            check_same(handle, file.local)
+        finally:
+            file.let_go()
+    except CorruptFile:
+        return False
+    return True

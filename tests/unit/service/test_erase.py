@@ -144,6 +144,20 @@ def test_entries_that_another_job_moves_meanwhile_are_counted_once(life):
     assert len(done.removed) > len(done.objects)
 
 
+def test_what_is_published_while_the_certificate_is_made_is_not_pending(native):
+    fill(native, range(4))
+    native.later()
+
+    def find(*asked):
+        found = find_hidden(*asked)
+        native.put([(BASE_MS, "k2")])
+        native.publish()
+        return found
+
+    done = wipe(native, keys=("k",), now=True, grace_s=0, find=find)
+    assert (done.status, done.pending) == ("erased", ())
+
+
 def test_later_entries_are_found_and_late_ones_are_not(native):
     """What was erased has not expired, also for a lookup that begins before the epoch."""
     fill(native)

@@ -66,14 +66,16 @@ class StoreSegments:
 
         with contextlib.suppress(ObjectNotFound, InvalidArgument):
             yield _patches_of(segment, copy, marked)
+        # not within: a log that went back in time is no damage of a record
+        last = self.log.refresh().number
         with contextlib.suppress(CorruptFile):
-            stones = self._stated(segment)
+            stones = self._stated(segment, last)
             yield _patches_of(segment, copy, lambda batch, columns: _hidden(batch, columns, stones))
 
-    def _stated(self, segment: ArchivedSegment) -> Tombstones:
-        """Return the tombstones of the log at the last erasure of messages of the segment."""
+    def _stated(self, segment: ArchivedSegment, last: int) -> Tombstones:
+        """Return the tombstones at the last erasure of messages of the segment, by the records up to `last`."""
         stones = erased = Tombstones()
-        for number in range(1, self.log.refresh().number + 1):
+        for number in range(1, last + 1):
             record = self.log.record(number)
             if record.expired:
                 stones = stones.joined(record.expired.tombstones)

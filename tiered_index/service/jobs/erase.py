@@ -45,6 +45,7 @@ GRACE_S = 3600.0
 """Default time to keep the bytes of removed objects, for running exports and jobs."""
 # an object that no record names may still be published for a day
 _UNNAMED_S = 86400.0
+_LISTED = DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
 _QUEUES = -(2**31), 2**31 - 1
 _MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
 
@@ -350,6 +351,8 @@ class _Erasing:
         storage, begun, scanned, fields = self._storage, self._begun, self.scanned, self.fields
         before_ms = storage.now_ms() - round(unnamed_s * 1000)
         half_made = storage.purge(before_ms)
+        # the log after the listing, so that objects that are published meanwhile are known, and scanned
+        stored = {info.name for prefix in _LISTED for info in own_objects(storage, prefix)}
         state = self._log.refresh()
         progress = partial(self._progress, "objects read again")
         left = self._find(storage, state.inputs.values(), self._hiding, self.schema, progress)
@@ -369,7 +372,7 @@ class _Erasing:
             "scanned_bytes": sum(scan.read_bytes for scan in left.values()),
             "remaining": tuple(sorted(name for name, scan in left.items() if scan.hidden or scan.problem)),
             # twice, because a short write is finished at the second look
-            "pending": _unused(storage, state, set(half_made).intersection(storage.purge(before_ms))),
+            "pending": _unused(storage, state, stored, set(half_made).intersection(storage.purge(before_ms))),
             "unchecked": _unchecked(storage, state, left, fields),
         }
         fields["remaining"] += fields.get("segments_remaining", ())
@@ -419,11 +422,11 @@ def check_shard_bytes(shard_bytes: int) -> None:
         raise InvalidArgument(f"shard_bytes must be at least {1 << 20}, not {shard_bytes!r}")
 
 
-def _unused(storage: Storage, state: LogState, half_made: set[str]) -> tuple[str, ...]:
-    """Return the names of `half_made` uploads, and of objects that no record names."""
-    prefixes, segments = (DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX), Segments(state, storage)
-    stored = {info.name for prefix in prefixes for info in own_objects(storage, prefix)} - state.inputs.keys()
-    return tuple(sorted(half_made.union(name for name in stored if not segments.names_object(name))))
+def _unused(storage: Storage, state: LogState, stored: set[str], half_made: set[str]) -> tuple[str, ...]:
+    """Return the names of `half_made` uploads, and of `stored` objects that no record names."""
+    segments = Segments(state, storage)
+    unnamed = {name for name in stored - state.inputs.keys() if not segments.names_object(name)}
+    return tuple(sorted(half_made | unnamed))
 
 
 def _check_bound(expired: Expired, gone: Expired) -> Expired:

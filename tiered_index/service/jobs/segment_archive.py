@@ -21,7 +21,15 @@ from functools import partial
 
 from msgspec import structs
 
-from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import (
+    CorruptFile,
+    IndexClosed,
+    InvalidArgument,
+    ObjectNotFound,
+    RootBehind,
+    StorageBehind,
+    StorageUnavailable,
+)
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_epoch, segment_name, store_prefix
 from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
@@ -358,6 +366,8 @@ class SegmentUploads:
         if max(len(state.archive), len(state.hidden)) >= MOST_LINES or len(state.catalogs) >= MOST_CATALOGS:
             try:
                 merge_catalogs(self.session.log, self.session.epoch, least=MOST_LINES)
+            except (StorageBehind, RootBehind):
+                raise
             except CorruptFile as error:
                 _log.warning("catalogs are not merged until `verify --deep --repair` restores one: %s", error)
 
@@ -410,6 +420,8 @@ class SegmentUploads:
         archive = SegmentArchive(self.session.storage, lambda: self.session.log.state, self.session.log.refresh)
         try:
             return self._publish(replace(source, read=partial(archive.verified, known)), known.name, known)
+        except (StorageBehind, RootBehind):
+            raise
         except (CorruptFile, ObjectNotFound) as error:
             _log.warning("%s gets no queue offsets until it is repaired: %s", known.name, error)
             return False

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from tiered_index.errors import ObjectNotFound
 from tiered_index.service.jobs.pending import send_sealed
 from tiered_index.service.life.context import LifecycleContext, has_newer_positions, sealed_form
-from tiered_index.service.life.same_file import is_published
+from tiered_index.service.life.same_file import is_in
 from tiered_index.service.log.identity import other_file
 from tiered_index.service.log.publication import Publication
 from tiered_index.service.log.records import LogRecord, PendingFile, StoredObject, max_positions
@@ -143,7 +143,7 @@ class PendingFiles:
 
     def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:
         """Adopt the object of a file that was compacted elsewhere, if it has each entry of the local file."""
-        if is_published(file.path, file.journal, StorageBytes(self._context.cold, stored)):
+        if is_in(file.path, file.journal, StorageBytes(self._context.cold, stored)):
             self._take_as_published(file)
 
     def _take_as_published(self, file: UnsealedFile) -> None:

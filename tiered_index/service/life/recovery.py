@@ -33,8 +33,7 @@ from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.life.context import has_newer_positions, own_positions
-from tiered_index.service.life.same_file import check_same, is_published
-from tiered_index.service.log.identity import other_file
+from tiered_index.service.life.same_file import check_same, is_in
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
@@ -248,10 +247,12 @@ class _Recovery:
     def _recover_compacted(self) -> None:
         """Open the compacted files. The life cycle moves those that the log has."""
         recovered = self.recovered
+        uploaded = {file.file_id: file for file in recovered.uploaded}
         for file_id in sorted(self._ids[COMPACTED]):
             self._beat()
             path, stored = self._root.index_path(COMPACTED, file_id), self._stored(file_id)
             if file_id in self._ids[UPLOADED]:
+                self._check_copy(path, uploaded.get(file_id))
                 recovered.drop([path], f"{path.name}: in uploaded/ too, the earlier copy dropped")
                 continue
             try:
@@ -365,17 +366,32 @@ class _Recovery:
         if journal is None:
             return True
         if stored is not None:
-            return is_published(self._root.index_path(UNSEALED, file_id), journal, StorageBytes(self._cold, stored))
+            return is_in(self._root.index_path(UNSEALED, file_id), journal, StorageBytes(self._cold, stored))
         if later is not None:
             self._check_earlier(later)
         return True
 
+    def _check_copy(self, path: Path, later: CompactedFile | None) -> None:
+        """Raise `RootBehind` if a compacted file, unless it is damaged, has other entries than its uploaded copy."""
+        try:
+            file = open_local(path)
+            try:
+                if later is not None and later.local is not None:
+                    check_same(file, later.local)
+            finally:
+                file.let_go()
+        except RootBehind:
+            raise
+        except CorruptFile as error:
+            _log.debug("%s can't be compared with its uploaded copy: %s", path, error)
+
     def _check_earlier(self, later: CompactedFile) -> None:
-        """Raise `RootBehind` if a file's unsealed form has more entries than a later form."""
+        """Raise `RootBehind` if a later form lacks an entry of a file's unsealed form."""
+        assert later.local is not None
         if later.file_id in self._ids[UNSEALED]:
-            journal, path = self._read_journal(later.file_id).journal, self._root.index_path(UNSEALED, later.file_id)
-            if journal is not None and journal.count > later.count:
-                raise other_file(str(path), f"{later.place}/{later.file_id}", later.count, journal.count)
+            journal = self._read_journal(later.file_id).journal
+            if journal is not None:
+                is_in(self._root.index_path(UNSEALED, later.file_id), journal, later.local)
 
     def _has_newer_journal(self, file_id: str, state: LogState) -> bool:
         """Return whether a sealed file's journal has a source position beyond the log's. The life cycle appends it."""

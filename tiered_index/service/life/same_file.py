@@ -1,9 +1,9 @@
-"""Compares a local file with the published file of the same id, before the local one counts as published.
+"""Compares a local file with a later form of it or its published one, before the local file counts as the same.
 
 Two copies of a root can put different entries into one file. Equal tails mean equal bytes, because the tail has the
 CRC32 of the directory, which has the CRC32 of all runs. If tails differ, another version or a job may have compacted
 the same entries: then both files are read, and hashes of their entries are compared. An unsealed file may be an earlier
-state of the published file, which then has each of its entries. Any thread.
+state of the other one, which then has each of its entries. Any thread.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _HASHED_AT_ONCE = 1 << 16
 _log = logging.getLogger(__name__)
 
 
-def check_same(file: CompactedFile, published: StorageBytes) -> None:
-    """Raise `RootBehind` if the published file has other entries than a local compacted one.
+def check_same(file: CompactedFile, later: FileBytes) -> None:
+    """Raise `RootBehind` if the published file, or a later copy, has other entries than a local compacted one.
 
     Raises the errors of reading both files.
     """
     local = file.local
     assert local is not None
-    if file.count == published.stored.count:
-        if local.trailer().tail == published.trailer().tail or _checksum(local) == _checksum(published):
+    if file.count == _count(later):
+        if local.trailer().tail == later.trailer().tail or _checksum(local) == _checksum(later):
             return
-        raise _others(local.file, f"{file.count} other entries", published)
-    raise _others(local.file, f"{file.count} entries", published)
+        raise _others(local.file, f"{file.count} other entries", later)
+    raise _others(local.file, f"{file.count} entries", later)
 
 
-def is_published(path: Path, journal: Journal, published: StorageBytes) -> bool:
-    """Return whether an unsealed file may be dropped, because the published file has all its entries, or it is damaged.
+def is_in(path: Path, journal: Journal, later: FileBytes) -> bool:
+    """Return whether an unsealed file may be dropped, because a later form has all its entries, or it is damaged.
 
-    False if the published file can't be read. Raises `RootBehind` if the published file lacks an entry.
+    False if the later form can't be read. Raises `RootBehind` if the later form lacks an entry.
     """
-    if journal.count > published.stored.count:
-        raise _others(str(path), f"{journal.count} entries", published)
+    if journal.count > _count(later):
+        raise _others(str(path), f"{journal.count} entries", later)
     if not journal.count:
         return True
     try:
@@ -67,16 +67,20 @@ def is_published(path: Path, journal: Journal, published: StorageBytes) -> bool:
         finally:
             unmap(data)
     except (CorruptFile, ValueError, FileNotFoundError) as error:
-        _log.debug("%s can't be compared with %s: %s", path, published.file, error)
+        _log.debug("%s can't be compared with %s: %s", path, later.file, error)
         return True
     try:
-        has_all = _has_all(published, hashes)
+        has_all = _has_all(later, hashes)
     except (CorruptFile, StorageError) as error:
-        _log.warning("%s is kept: its object %s can't be read: %s", path, published.file, error)
+        _log.warning("%s is kept: %s can't be read: %s", path, later.file, error)
         return False
     if not has_all:
-        raise _others(str(path), f"{journal.count} other entries", published)
+        raise _others(str(path), f"{journal.count} other entries", later)
     return True
+
+
+def _count(source: FileBytes) -> int:
+    return source.stored.count if isinstance(source, StorageBytes) else source.trailer().metadata.count
 
 
 def _has_all(source: FileBytes, hashes: npt.NDArray[np.uint64]) -> bool:
@@ -107,5 +111,5 @@ def _hashes(items: npt.NDArray[Any], begin_s: int) -> npt.NDArray[np.uint64]:
     return entry_hashes(items, seconds)
 
 
-def _others(where: str, content: str, published: StorageBytes) -> RootBehind:
-    return other_file(where, published.file, f"{published.stored.count} entries", content)
+def _others(where: str, content: str, later: FileBytes) -> RootBehind:
+    return other_file(where, later.file, f"{_count(later)} entries", content)

@@ -185,3 +185,11 @@ def test_only_missing_objects_are_declared_lost(index):
     with pytest.raises(InvalidArgument, match="names no such"):
         give_up(index.inner, open_log(index.inner), [gone.name, "000000000000000-000000000000"])
     assert not open_log(index.inner).state.lost
+
+
+def test_all_that_one_call_gives_up_is_one_record(index):
+    gone, before = index.stored[2:5], open_log(index.inner).state
+    lose(index, gone)
+    log = open_log(index.inner)
+    assert give_up(index.inner, log, [stored.file_id for stored in gone]) == [LostObject.of(stored) for stored in gone]
+    assert (log.state.number, log.state.lost.keys()) == (before.number + 1, {stored.name for stored in gone})
