@@ -259,6 +259,11 @@ def test_an_earlier_form_of_a_file_is_dropped_only_if_the_later_one_has_its_entr
                 copy.run_lifecycle()
     for path in (life.folder / "copy" / place).glob(f"{file}*"):
         shutil.copy(path, life.root / place)
+    with (
+        IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader,
+        pytest.raises(RootBehind, match="another file"),
+    ):
+        life.found(reader)
     with pytest.raises(RootBehind, match="another file"):
         life.open()
     assert [path.stem for path in (life.root / place).glob(f"{file}*")]

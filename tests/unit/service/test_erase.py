@@ -148,11 +148,11 @@ def test_what_is_published_while_the_certificate_is_made_is_not_pending(native):
     fill(native, range(4))
     native.later()
 
-    def find(*asked):
-        found = find_hidden(*asked)
+    def find(*arguments):
+        scanned = find_hidden(*arguments)
         native.put([(BASE_MS, "k2")])
         native.publish()
-        return found
+        return scanned
 
     done = wipe(native, keys=("k",), now=True, grace_s=0, find=find)
     assert (done.status, done.pending) == ("erased", ())

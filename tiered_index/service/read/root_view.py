@@ -224,12 +224,13 @@ class RootView:
             # otherwise it was found in its next folder: a writer crashed or could not delete the rest
             if file_id not in handles:
                 self._find_moved(found, file_id)
-        for file_id, view in unsealed.items():
+        earlier: list[UnsealedView | CompactedFile] = [*unsealed.values(), *opened.values()]
+        for view in earlier:
+            file_id, later = view.file_id, handles.get(view.file_id)
             # a later form has all entries, unless another copy of the root has written one of both
-            if isinstance(later := handles[file_id], CompactedFile) and exceeds(view, later):
-                counts = f"{later.count} entries", f"{view.count} entries"
-                other = other_file(str(view.path), f"{later.place}/{file_id}", *counts)
-                handles[file_id] = _damaged(file_id, UNSEALED, other)
+            if isinstance(later, CompactedFile) and exceeds(view, later):
+                where, counts = f"{self._root.folder(view.place)}/{file_id}", (later.count, f"{view.count} others")
+                handles[file_id] = _damaged(file_id, view.place, other_file(where, f"{later.place}/{file_id}", *counts))
         claims = [view.journal.predecessor for view in unsealed.values()]
         claims += [file.metadata().more.get("predecessor") for file in opened.values()]
         for file_id, claimed in (claim for claim in claims if claim):
