@@ -1,4 +1,4 @@
-"""Probes and metrics are correct, over a socket: the reason why a service is not ready, and its counts."""
+"""Probes and metrics are correct: the reason why a service is not ready, and its counts."""
 
 import contextlib
 import errno

@@ -1,18 +1,22 @@
-"""Every route over a real socket: its answers equal the library's, and its refusals are problem documents."""
+"""Every route: its answers equal the library's, and its refusals are problem documents."""
 
+import asyncio
 import io
 import json
+from collections import deque
+from dataclasses import dataclass
 
+import httpx
 import pyarrow as pa
 import pytest
 
-from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, on_a_port, put_entries, serving
+from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, on_a_port, put_entries, service_of, serving
 from tests.support.memory import traced_memory
-from tiered_index import Lookup
+from tiered_index import IndexItem, Lookup, column
 from tiered_index.client import IndexClient
 from tiered_index.encoding import STATUS
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
-from tiered_index.server import wire
+from tiered_index.server import stored, wire
 from tiered_index.server.served import Caps
 
 NDJSON = {"accept": wire.NDJSON}
@@ -260,6 +264,98 @@ def test_a_piece_of_a_long_list_is_in_memory_at_a_time(monkeypatch):
     with traced_memory() as traced:
         size = sum(map(len, wire.list_document(document, "rows", wire.JSON)))
         assert traced()[1] < 1 << 20 < size
+
+
+@pytest.mark.parametrize("form", [{}, NDJSON], ids=["JSON", "lines"])
+def test_a_list_that_breaks_off_has_no_end(index, monkeypatch, form):
+    def breaking():
+        yield {"file_id": "a"}
+        raise StorageUnavailable("it went away")
+
+    monkeypatch.setattr(wire, "ROWS", 1)
+    monkeypatch.setattr(stored, "files_document", lambda *_: {"status": "complete", "files": breaking()})
+    with on_a_port(index) as client:
+        taken = b""
+        with client.stream("GET", "/v1/files", headers=form) as got, pytest.raises(httpx.RemoteProtocolError):
+            for part in got.iter_raw():
+                taken += part
+        assert got.status_code == 200 and b'"file_id":"a"' in taken and b"status" not in taken
+
+
+def called(app, path, pieces=(), noted=lambda _: None):
+    """Call an application with a body in `pieces`, and return the status. `noted` gets each part of the answer."""
+    left, statuses, method = pieces, [], "POST" if pieces else "GET"
+
+    async def receive():
+        if not left:
+            await asyncio.Future()
+        return {"type": "http.request", "body": left.popleft(), "more_body": bool(left)}
+
+    async def send(message):
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+        else:
+            noted(message.get("body", b""))
+
+    headers = {"host": "127.0.0.1", "content-type": wire.JSON, "transfer-encoding": "chunked"}
+    scope = {"type": "http", "method": method, "path": path, "query_string": b""}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
+    asyncio.run(app(scope, receive, send))
+    return statuses[0]
+
+
+def test_a_body_in_pieces_is_bounded(index):
+    lookup, spaces = b'{"lookups": [{"topic": "orders", "key": "k"}]}', b" " * 100
+    with service_of(index, caps=Caps(body_bytes=1000)) as service:
+        for count, status in ((9, 200), (10, 413)):
+            assert called(service.app, "/v1/query:batch", deque([lookup, *[spaces] * count])) == status
+
+
+def test_an_answer_in_pieces_holds_one_and_no_body(index, monkeypatch):
+    """While its client takes it."""
+    lookups = json.dumps(BATCH | {"lookups": BATCH["lookups"] * 2}).encode()
+    with service_of(index) as service, traced_memory() as traced:
+
+        def held(path, pieces=()):
+            sizes = []
+            assert called(service.app, path, pieces, lambda _: sizes.append(traced()[0])) == 200
+            # while the first part is sent, the thread that made it may still end
+            return sizes[1:]
+
+        monkeypatch.setattr(wire, "ROWS", 1)
+        sizes = held("/v1/query:batch", deque([lookups, b" " * (8 << 20)]))
+        assert len(sizes) > 3 and max(sizes) < 4 << 20
+        monkeypatch.setattr(wire, "list_document", lambda *_: (bytes(4 << 20) for _ in range(3)))
+        sizes = held("/v1/du")
+        assert len(sizes) == 48 and max(sizes) < 6 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wide(IndexItem):
+    text: str = column("text", width=200_000)
+
+
+def test_entries_of_wide_columns_come_in_pages_of_8_mib(tmp_path):
+    texts = [f"{number}" * 190_000 for number in range(9)] * 8
+    with index_in(tmp_path, item_type=Wide) as index:
+        for number, text in enumerate(texts):
+            index.put("orders", 0, "k", number, 10, 1_762_000_000_000 + 1000 * number, text=text)
+        index.flush()
+        lookup = {"topic": "orders", "key": "k"}
+        with serving(index) as client:
+            for path, name in (("/v1/query", "items"), ("/v1/messages", "messages")):
+                got = client.get(path, params=lookup)
+                assert len(got.content) < 8 << 20 and got.json()["status"] == "truncated"
+                assert 1 < len(got.json()[name]) < 64
+            lines = client.get("/v1/query", params=lookup | {"all": True}, headers=NDJSON).text.splitlines()
+            items = [line for line in map(json.loads, lines) if "offset" in line]
+            assert [item["text"] for item in items] == texts[::-1]
+            assert sum('{"cursor"' in line[:12] for line in lines) >= 3
+            lookups = [lookup, lookup | {"max_count": 1000}]
+            got = client.post("/v1/query:batch", json={"lookups": lookups}).json()
+            assert [len(answer["items"]) for answer in got["results"]] == [20, 20] and [*got["cursors"]] == ["0", "1"]
+            got = client.post("/v1/query:batch", json={"lookups": lookups * 3})
+            assert got.status_code == 413 and "this service returns 80 at once" in got.text
 
 
 def raising(error):

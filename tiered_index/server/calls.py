@@ -193,7 +193,9 @@ class Handlers:
             return Response(first, media_type=media_type)
 
         async def body() -> AsyncIterator[bytes]:
+            nonlocal first
             piece: bytes | None = first
+            first = b""
             while piece is not None:
                 began_s = time.monotonic()
                 for at in range(0, len(piece), _PIECE_BYTES):
@@ -226,7 +228,8 @@ async def body_of(request: Request, *kinds: str) -> bytes:
     """Return a request's body, of one of the content types `kinds`. Raises `Refused` for another one."""
     if (kind := type_of(request)) not in kinds:
         raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {kind or 'none'!r:.80}")
-    return await request.body()
+    # Starlette's `body` would keep it until the answer is sent
+    return b"".join([piece async for piece in request.stream()])
 
 
 def type_of(request: Request) -> str:

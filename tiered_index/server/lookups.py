@@ -51,8 +51,10 @@ _NO_EXPLAIN = Explain()
 # The example of a batch
 _LOOKUPS = [{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712", "max_count": 1}]
 _UNREADABLE = "this message can't be read"
-# Most entries of an answer that is made on the event loop
-_FEW = 100
+# Most entries of an answer that is made on the event loop, and their part of the bytes of a page
+_FEW, _FEW_OF = 100, 32
+# Entries of a batch have at most this many times the bytes of a page
+_PAGES_OF_BATCH = 4
 # A larger body is not parsed as JSON, which may need fifty times its size
 _MOST_PARSED_BYTES = 1 << 20
 _MESSAGES = b'{"messages":['
@@ -77,9 +79,10 @@ class LookupHandlers(Handlers):
         if params.all and "max_count" not in request.query_params:
             # each page repeats a part of the lookup: larger pages take less time in total
             params = structs.replace(params, max_count=self.served.caps.max_count)
-        self._check_count(params.max_count)
+        params = structs.replace(params, max_count=self._page_count(params.max_count))
         # on the event loop, if memory has the answer: a thread takes longer. Writing the audit log may wait for a disk.
-        is_at_hand = writer is not None and not self.served.audit.is_on and params.max_count <= _FEW and not params.all
+        is_few = params.max_count <= min(_FEW, self._most_entries() // _FEW_OF) and not params.all
+        is_at_hand = writer is not None and not self.served.audit.is_on and is_few
         if writer is not None and is_at_hand and not self.served.rows.has(params.topic):
             page = *params.range_ms(), params.max_count, params.cursor
             if (answer := writer.query_nowait(params.topic, params.key, *page)) is not None:
@@ -219,7 +222,7 @@ class LookupHandlers(Handlers):
             # for the audit log, if the request is refused
             request.state.of_body = what
             caller.need_topics(counts)
-            self._check_counts(lookups.max_counts)
+            lookups = replace(lookups, max_counts=self._page_counts(lookups.max_counts))
             files, more = _tells_files(request, params), dict[str, Any]()
 
             def look_up() -> QueryResults:
@@ -235,7 +238,7 @@ class LookupHandlers(Handlers):
             results = self._recorded(request, "query_many", what, look_up)
             totals = wire.batch_totals(results, redaction, files=files) | more
             pieces = wire.batch_pieces(results, redaction, totals, form)
-            return b"".join(pieces) if int(results.counts.sum()) <= wire.ROWS else pieces
+            return b"".join(pieces) if int(results.counts.sum()) <= wire.piece_rows(results) else pieces
 
         return self._typed(await self.answer(request, allowance, act, form))
 
@@ -243,7 +246,7 @@ class LookupHandlers(Handlers):
     async def messages(self, request: Request, params: parameters.MessagesParameters) -> Response:
         """Look up one key and fetch its messages, each with its state."""
         caller_of(request).need_topic(params.topic)
-        self._check_count(params.max_count)
+        params = structs.replace(params, max_count=self._page_count(params.max_count))
         others = self._messages_for(caller_of(request))
 
         def fetch(limits: dict[str, Any]) -> MessagesResult:
@@ -418,21 +421,32 @@ class LookupHandlers(Handlers):
 
         return await self._answer(request, allowance, "topics", {}, look_up, encoded)
 
-    def _check_counts(self, counts: list[int]) -> None:
-        self._check_count(max(counts))
-        if (most := sum(counts)) > (allowed := self.served.caps.max_entries):
+    def _most_entries(self) -> int:
+        item_type: Any = self.served.lookups.item_type
+        return wire.most_entries(item_type)
+
+    def _page_counts(self, counts: list[int]) -> list[int]:
+        """Return `_page_count` of each lookup of a batch. Raises `Refused` if their answers could be too large."""
+        if (most := self._page_count(max(counts))) < max(counts):
+            counts = [min(count, most) for count in counts]
+        if (most := sum(counts)) > (
+            allowed := min(self.served.caps.max_entries, _PAGES_OF_BATCH * self._most_entries())
+        ):
             raise Refused(
                 413,
                 f"the lookups ask for up to {most:,} entries, and this service returns {allowed:,} at once: ask for "
                 "fewer keys, or a lower max_count",
             )
+        return counts
 
-    def _check_count(self, max_count: int) -> None:
+    def _page_count(self, max_count: int) -> int:
+        """Return the most entries of a page: `max_count`, or fewer of wide columns. Raises `InvalidArgument`."""
         if max_count > self.served.caps.max_count:
             raise InvalidArgument(
                 f"max_count is {max_count:,}, and this service returns {self.served.caps.max_count:,} at once: lower "
                 "it, and continue with the cursor, or ask for a stream (all=true)"
             )
+        return min(max_count, self._most_entries())
 
 
 class ShownBodies:

@@ -25,6 +25,8 @@ __all__ = ["ARROW", "COLUMNS", "JSON", "NDJSON"]
 _PLACES = ("failed", "explain", "freshness", "lost")
 # Most entries of a piece of a batch, or rows of a piece of a list
 ROWS = 8192
+# Most bytes that the columns of a page's entries have as JSON
+PAGE_BYTES = 8 << 20
 # Members of most answers of a batch. Shared by all of them: for encoding only
 _COMPLETE: dict[str, Any] = {"status": "complete", "cursor": None, "unknown_topics": [], "expired_before_ms": None}
 
@@ -54,6 +56,13 @@ def columns_of(item_type: Any) -> str:
     schema = Schema.of(item_type)
     columns = [[c.name, c.served_type, c.identity] for c in schema.extra]
     return json_text({"name": schema.name, "columns": columns}, compact=True)
+
+
+@functools.lru_cache(maxsize=64)
+def most_entries(item_type: Any) -> int:
+    """Return the most entries of a class whose columns have at most `PAGE_BYTES` as JSON, at least 1."""
+    # the hexadecimal digits of bytes are twice as long
+    return max(1, PAGE_BYTES // (2 * Schema.of(item_type).row.itemsize))
 
 
 def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool) -> dict[str, Any]:
@@ -90,24 +99,30 @@ def _pieces(name: str, lists: Iterable[list[Any]], rest: dict[str, Any], form: s
     yield encode(rest) if form == NDJSON else b"]," + encode(rest)[1:]
 
 
+def piece_rows(results: QueryResults) -> int:
+    """Return the most entries of a piece of a batch."""
+    item_type: Any = results.item_type
+    return min(ROWS, most_entries(item_type))
+
+
 def batch_pieces(results: QueryResults, redaction: Redaction, totals: dict[str, Any], form: str) -> Iterator[bytes]:
-    """Yield a batch's answers in the order of the lookups, in pieces of at most `ROWS` entries, then its `totals`."""
+    """Yield a batch's answers in the order of the lookups, in pieces of at most `piece_rows`, then its `totals`."""
     if form != ARROW:
         yield from _pieces("results", _answers(results, redaction), totals, form)
         return
-    stream, table = ArrowStream(), table_of(results, redaction)
-    for at in range(0, max(1, len(table)), ROWS):
-        yield stream.table(table.slice(at, ROWS))
+    stream, table, most = ArrowStream(), table_of(results, redaction), piece_rows(results)
+    for at in range(0, max(1, len(table)), most):
+        yield stream.table(table.slice(at, most))
     yield stream.end(totals)
 
 
 def _answers(results: QueryResults, redaction: Redaction) -> Iterator[list[dict[str, Any]]]:
-    """Yield the documents of the answers of a batch, of at most `ROWS` entries at a time."""
-    begin, ends = 0, results.counts.cumsum()
+    """Yield the documents of the answers of a batch, of at most `piece_rows` entries at a time."""
+    begin, ends, most = 0, results.counts.cumsum(), piece_rows(results)
     while begin < len(results):
         before = int(ends[begin - 1]) if begin else 0
         # one lookup has at most a page of entries
-        end = max(begin + 1, int(ends.searchsorted(before + ROWS, "right")))
+        end = max(begin + 1, int(ends.searchsorted(before + most, "right")))
         yield _batch_answers(results, redaction, begin, end)
         begin = end
 
