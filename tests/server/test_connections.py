@@ -4,9 +4,11 @@ import contextlib
 import resource
 import socket
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import uvicorn.server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.server.conftest import PATIENCE_S, index_in, on_a_port
@@ -109,6 +111,15 @@ def test_a_head_that_does_not_arrive_ends_its_connection(connection, monkeypatch
     monkeypatch.setattr(listening, "FIRST_S", 0.0)
     connection.sendall(sent)
     assert rest(connection).count(b"200 OK") == (1 if ALIVE in sent else 0)
+
+
+def test_a_clock_that_is_set_back_keeps_no_idle_connection(client, monkeypatch):
+    assert client.get("/livez").is_success
+    monkeypatch.setattr(listening, "FIRST_S", 0.0)
+    monkeypatch.setattr(uvicorn.server, "time", SimpleNamespace(time=lambda: 0.0))
+    with socket.create_connection((client.base_url.host, client.base_url.port), 10.0) as connection:
+        connection.sendall(b"GET /livez HT")
+        assert rest(connection) == b""
 
 
 def test_strangers_make_place_for_others(index, tmp_path):

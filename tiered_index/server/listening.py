@@ -11,6 +11,7 @@ import errno
 import re
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -100,7 +101,8 @@ class HttpListener:
             timeout_keep_alive=int(FIRST_S),
             timeout_graceful_shutdown=int(drain_s),
             callback_notify=self._end_idle,
-            timeout_notify=1,
+            # at each look, once a second: Uvicorn compares times of a clock that may be set back
+            timeout_notify=-sys.maxsize,
         )
         config.load()
         config.ssl = context
