@@ -263,7 +263,7 @@ def test_an_earlier_form_of_a_file_is_dropped_only_if_the_later_one_has_its_entr
         IndexReader.open(life.uri, root=life.root, clock=life.clock) as reader,
         pytest.raises(RootBehind, match="another file"),
     ):
-        life.found(reader)
+        life.offsets_found(reader)
     with pytest.raises(RootBehind, match="another file"):
         life.open()
     assert [path.stem for path in (life.root / place).glob(f"{file}*")]
