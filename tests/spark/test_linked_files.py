@@ -170,6 +170,11 @@ def test_the_command_builds_files_of_a_bucket_and_the_rows_come_back(spark, s3):
     answer = run_here("query", "orders", "17", "--messages", "--storage", storage, "--json", environment=s3.environment)
     texts = [shown["message"]["body"] for shown in answer.document["messages"]]
     assert [json.loads(text)["n"] for text in texts] == [*range(297, 0, -40)]
+    with contextlib.closing(IndexConfig(storage=storage).open_storage(f"{uri}{query}", any_names=True)) as bucket:
+        bucket.put("_delta_log/0.json", b"{}")
+    for inside in ("day=0", "day=*/*.ndjson"):
+        refused = told("build", "--source", f"{uri}/{inside}", *source[2:], code=2, **s3.environment)
+        assert "/logs is a table (_delta_log/)" in refused.err
     for wrong in (("--mode", "append"), ("--column", "key=order_id")):
         refused = outcome_of("build", *source, *wrong, code=2, **s3.environment)
         assert f"leave {wrong[0]} out" in refused.err

@@ -240,15 +240,19 @@ def test_a_task_and_the_service_take_the_keys_that_ingest_takes(tmp_path: Path) 
 
 def test_messages_have_a_row_for_each_key_and_one_without_key(tmp_path: Path) -> None:
     changes: tuple[dict[str, Any], ...] = ({"keys": ["a", "b", "a"]}, {"keys": []}, {"timestamp_ms": "2024-01-01"})
-    for more, extra in (((), []), (({"topic_id": 3},), ["k"])):
-        (tmp_path / "m.ndjson").write_bytes(lines(*changes, *more))
-        batches = read(reader_of(tmp_path / "m.ndjson"), "key", "topic_id", HAS_KEY)
+    path, topic_ids = tmp_path / "m.ndjson", []
+    for more, extra in (((), []), (({"topic_id": 3},), ["k"]), (({"keys": ["", "c"]}, {"keys": [""]}), ["c", None])):
+        path.write_bytes(lines(*changes, *more))
+        batches = read(reader_of(path), "key", "topic_id", HAS_KEY)
         keys = [key for batch in batches for key in batch.column("key").to_pylist()]
         assert sorted(keys, key=str) == sorted(["a", "b", "k", None, *extra], key=str)
-    assert [3] in [b.column("topic_id").to_pylist() for b in batches if "topic_id" in b.schema.names]
-    (tmp_path / "m.ndjson").write_bytes(lines({}) + lines({})[:-9])
+        counted = [batch.column(HAS_KEY) for batch in read(reader_of(path), "topic", HAS_KEY)]
+        assert sorted(pa.chunked_array(counted).to_pylist()) == sorted(key is not None for key in keys)
+        topic_ids += [b.column("topic_id").to_pylist() for b in batches if "topic_id" in b.schema.names]
+    assert [3] in topic_ids
+    path.write_bytes(lines({}) + lines({})[:-9])
     with pytest.raises(InvalidArgument, match=r"m\.ndjson: the last line has no newline"):
-        read(reader_of(tmp_path / "m.ndjson"))
+        read(reader_of(path))
 
 
 @pytest.mark.parametrize("kind", ["local", "s3"])
@@ -285,6 +289,49 @@ def test_folders_may_have_values_of_fields(s3: Any, tmp_path: Path, kind: str) -
             source = f"{place}/topic=007/queue_id=3/{named}/a.parquet{mark}"
             with pytest.raises(InvalidArgument, match=r"a\.parquet: column 'topic' is missing"):
                 reader_of(source)
+        # a source is read at the endpoint of the index, also to find out whether it is in a table
+        of_index = CONFIG.changed(storage=place + mark)
+        files = MessageFiles.of([place.replace("s3:", "s3a:")], Fields({}, {}, SCHEMA), of_index)
+        assert {part.constants["topic"] for part in files.parts} == {"007", "107"}
+        with open_storage(place + mark) as storage:
+            storage.client.put_object(Bucket=storage.bucket, Key="m/_delta_log/0.json", Body=b"{}")
+        for inside in ("topic=007", "topic=007/**/*.parquet"):
+            with pytest.raises(InvalidArgument, match=r"/m is a table \(_delta_log/\)"):
+                MessageFiles.of([f"{place}/{inside}"], Fields({}, {}, SCHEMA), of_index)
+
+
+@pytest.mark.parametrize(
+    ("folder", "problem"),
+    [
+        ("topic=__HIVE_DEFAULT_PARTITION__", "the folder topic=__HIVE_DEFAULT_PARTITION__ has no text for a field"),
+        ("queue_id=1_0", "the folder queue_id=1_0 has no integer for a field"),
+        ("offset=100", r"column 'offset' is in .*m\.ndjson and in the name of its folder"),
+    ],
+)
+def test_a_folder_without_a_value_or_with_another_than_the_lines_is_an_error(
+    tmp_path: Path, folder: str, problem: str
+) -> None:
+    """As topics, nulls of Spark would become entries of a topic with Spark's name for them."""
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "m.ndjson").write_bytes(lines({}))
+    with pytest.raises(InvalidArgument, match=problem):
+        read(reader_of(tmp_path))
+    header, cells = ",".join(PLACE), ",".join(map(str, PLACE.values()))
+    (tmp_path / folder / "m.ndjson").rename(tmp_path / "m.ndjson")
+    (tmp_path / "offset=7").mkdir()
+    (tmp_path / "offset=7" / "m.csv").write_text(f"key,{header}\nk,{cells}\n")
+    with pytest.raises(InvalidArgument, match=r"column 'offset' is in .*m\.csv and in the name of its folder"):
+        reader_of(tmp_path)
+
+
+def test_a_file_that_several_sources_name_is_read_once(tmp_path: Path) -> None:
+    (path := tmp_path / "m.ndjson").write_bytes(lines({}))
+    files = MessageFiles.of([str(tmp_path), str(path), f"{tmp_path}/*.ndjson"], Fields({}, {}, SCHEMA), CONFIG)
+    assert [part.uri for part in files.parts] == [path.as_uri()]
+    (tmp_path / "topic=t").mkdir()
+    (path := tmp_path / "topic=t" / "m.csv").write_text("key,topic,queue_id,offset,size,timestamp_ms\n")
+    with pytest.raises(InvalidArgument, match=r"m\.csv is in several sources, with different values of its folders"):
+        MessageFiles.of([str(path.parent), str(tmp_path)], Fields({}, {}, SCHEMA), CONFIG)
 
 
 def test_a_link_to_a_folder_is_not_left_out_in_silence(tmp_path: Path) -> None:

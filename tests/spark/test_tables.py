@@ -19,10 +19,14 @@ def test_a_folder_in_a_table_is_refused(tmp_path: Path) -> None:
     (iceberg / "data").mkdir(exist_ok=True)
     shutil.copy(part, iceberg / "data")
     index = ("--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}/storage")
-    for place in (delta / "topic=007", part.parent, iceberg, iceberg / "data"):
-        done = run_here("spark", "build", "--source", str(place), *index[2:], "--quiet")
-        assert done.code == 2 and "is a table (" in done.err and "Spark's reader of its format" in done.err, done.err
-        assert "is a table (" in run_here("ingest", str(place), *index).err
+    of_rows = ("--topic", "orders", "--key", "key", "--time", "timestamp_ms")
+    globs = delta / "topic=007" / "*" / "*.parquet", iceberg / "**" / "*.parquet"
+    for place in (delta / "topic=007", part.parent, iceberg, iceberg / "data", *globs):
+        for more in ((), of_rows):
+            done = run_here("spark", "build", "--source", str(place), *index[2:], "--quiet", *more)
+            assert done.code == 2 and "is a table (" in done.err and "Spark's reader of its" in done.err, done.err
+            if more or place not in globs:
+                assert "is a table (" in run_here("ingest", str(place), *index, *more).err
     for file in (part, iceberg / "data" / part.name):
         assert "is a table (" in run_here("ingest", str(file), *index).err
     assert not (tmp_path / "storage").exists()

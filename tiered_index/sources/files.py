@@ -103,7 +103,9 @@ class ParquetSource:
         last = sum(self.group_rows) if end is None else end
         groups = [number for number, rows in enumerate(accumulate(self.group_rows)) if begin < rows <= last]
         column = self.fields.names.get("key", "")
-        return column in self.schema.names and all(self._table.has_every_text(number, column) for number in groups)
+        # a repeated column that is no list by the file's schema has its own name, too
+        is_one = column in self.schema.names and is_text(self.schema.field(column).type)
+        return is_one and all(self._table.has_every_text(number, column) for number in groups)
 
     def _batch(self, rows: pa.Table, end: int) -> MessageBatch:
         if self.counts_rows:

@@ -22,7 +22,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.kernels import crc32
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, opened_place, readings
-from tiered_index.sources.table_folders import table_error, table_folder
+from tiered_index.sources.table_folders import check_no_tables, table_error, table_folder
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import beside
@@ -174,8 +174,8 @@ def reopened(uri: str, config: IndexConfig) -> Iterator[SourceFile]:
 def listed_files(sources: Sequence[str], config: IndexConfig, *, may_lack: bool = False) -> Iterator[list[SourceFile]]:
     """Yield the files of sources, each once, sorted by URI. Their storages are open within the block.
 
-    Raises `InvalidArgument` for a source without a file, unless it `may_lack` files, and for the folder of a table; the
-    storage's errors.
+    Raises `InvalidArgument` for a source without a file, unless it `may_lack` files, and for the folder of a table, or
+    a local folder or glob within one; the storage's errors.
     """
     with contextlib.ExitStack() as stack:
         files_by_uri: dict[str, SourceFile] = {}
@@ -201,6 +201,7 @@ def _local(path: Path, source: str, *, may_lack: bool = False) -> list[SourceFil
     if path.is_dir():
         paths = list(_below(path))
         _check_no_table(source, (each.relative_to(path).as_posix() for each in paths))
+        check_no_tables(path.parents)
         paths = [each for each in paths if not _is_hidden(each.relative_to(path).as_posix())]
     else:
         if not may_lack:
@@ -209,6 +210,7 @@ def _local(path: Path, source: str, *, may_lack: bool = False) -> list[SourceFil
         # not `Path.glob`, whose ** at the end finds folders only
         names = filter(partial(_names, str(path)), glob.iglob(str(path), recursive=True))  # noqa: PTH207
         paths = [Path(name) for name in names]
+        check_no_tables({folder for each in paths for folder in each.parents})
     return [each for each in _there(filter(Path.is_file, paths), may_lack=may_lack) if each.size_bytes]
 
 

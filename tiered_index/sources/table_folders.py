@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from itertools import islice
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from tiered_index.errors import InvalidArgument, StorageMisconfigured
@@ -36,18 +37,23 @@ def table_error(place: object, folder: str) -> InvalidArgument:
     )
 
 
+def check_no_tables(folders: Iterable[Path]) -> None:
+    """Raise `InvalidArgument` if a local folder is that of a table."""
+    for folder in folders:
+        metadata = (f"metadata/{file.name}" for file in (folder / "metadata").glob("*.metadata.json*"))
+        if metadata_folder := next((name for name in TABLES if (folder / name).is_dir()), None) or table_folder(
+            metadata
+        ):
+            raise table_error(folder, metadata_folder)
+
+
 def check_outside_tables(source: str, opened: Callable[[str], Storage]) -> None:
     """Raise `InvalidArgument` if a path or URI is in the folder of a table.
 
     `opened` returns the storage of a URI. Costs two listings for each folder above an object.
     """
     if (path := local_path(source)) is not None:
-        for folder in (path, *path.parents):
-            metadata = (f"metadata/{file.name}" for file in (folder / "metadata").glob("*.metadata.json*"))
-            if metadata_folder := next((name for name in TABLES if (folder / name).is_dir()), None) or table_folder(
-                metadata
-            ):
-                raise table_error(folder, metadata_folder)
+        check_no_tables((path, *path.parents))
         return
     place, mark, parameters = source.partition("?")
     parts = urlsplit(place)

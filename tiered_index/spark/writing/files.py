@@ -6,11 +6,13 @@ below them a value for a field. Memory of a task: some blocks of a file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,7 +29,7 @@ from tiered_index.sources.messages import Fields, MessageBatch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path
 from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.spark.addresses import AddressOf
-from tiered_index.storage.opening import open_storage
+from tiered_index.storage.opening import beside
 
 # Column (bool): the entry has a key; for readers that do not need the key itself.
 HAS_KEY = "has_key"
@@ -38,6 +40,8 @@ _PART_BYTES = 128 << 20
 # Files that the driver opens at once
 _OPENED = 16
 _TEXTS = ("topic", "key")
+# A folder's value for a null, as Hive and Spark write it
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +71,52 @@ class MessageFiles:
     def of(cls, sources: Sequence[str], fields: Fields, config: IndexConfig, cores: int = 1) -> MessageFiles:
         """List and open the files, for tasks on `cores`. Raises `InvalidArgument`, `CorruptFile`, as the storage."""
         with ExitStack() as stack, ThreadPoolExecutor(_OPENED) as pool:
-            places: list[tuple[SourceFile, str, dict[str, Any]]] = []
+            # by URI: each file once, though several sources may name it
+            places: dict[str, tuple[SourceFile, str, dict[str, Any]]] = {}
             for source in sources:
+                path = local_path(source)
+                source = beside(source, config.storage) if path is None else source
                 files = stack.enter_context(listed_files([source], config))
-                _check_folder(source, files, config)
-                parameters = "" if local_path(source) is not None else "".join(source.partition("?")[1:])
-                places += [(file, file.uri + parameters, _of_folders(source, file.uri, fields)) for file in files]
-            opened = list(pool.map(lambda place: _opened(place[0], place[2], fields), places))
-        rows = sum(source.total or 0 for source in opened if isinstance(source, ParquetSource))
+                if path is None:
+                    check_stored_folder(source, files, config)
+                else:
+                    _check_no_links(path)
+                parameters = "" if path is not None else "".join(source.partition("?")[1:])
+                for file in files:
+                    constants = _of_folders(source, file.uri, fields)
+                    _, _, known = places.setdefault(file.uri, (file, file.uri + parameters, constants))
+                    if known != constants:
+                        raise InvalidArgument(
+                            f"{file.uri} is in several sources, with different values of its folders: give it once"
+                        )
+            # only the numbers of rows are held: the metadata of many files would fill the driver's memory
+            sizes = list(pool.map(lambda place: _sizes(place[0], place[2], fields), places.values()))
+        rows = sum(sum(of_file.group_rows) for of_file in sizes if of_file.group_rows is not None)
         aim = max(_LEAST_ROWS, min(_MOST_ROWS, rows // max(1, 2 * cores)))
         parts = []
-        for (file, uri, constants), read in zip(places, opened, strict=True):
-            ends = [*_ends(read, aim)]
+        for (file, uri, constants), of_file in zip(places.values(), sizes, strict=True):
+            ends = [*_ends(of_file, aim)]
             for begin, end in zip([0, *ends[:-1]], ends, strict=True):
                 parts.append(MessagePart(uri, file.size_bytes, _written(file), begin or 0, end, constants))
         return cls(parts, rows)
 
 
-def _check_folder(source: str, files: Sequence[SourceFile], config: IndexConfig) -> None:
-    """Raise `InvalidArgument` for a folder in a table, and for one with a link to a folder, which nothing follows."""
-    path = local_path(source)
-    if path is not None and path.is_dir():
-        check_outside_tables(str(path), open_storage)
-        if links := [below for below in path.rglob("*") if below.is_symlink() and below.is_dir()]:
-            raise InvalidArgument(
-                f"{links[0]} is a link to a folder, which is not followed: give the paths of the folders themselves"
-            )
-    elif path is None and not (len(files) == 1 and _below(source, files[0].uri) is None):
+def check_stored_folder(source: str, files: Sequence[SourceFile], config: IndexConfig) -> None:
+    """Raise `InvalidArgument` for a folder or glob of a storage within a table, which listing does not find out.
+
+    `files` are those of the source, at least. Costs two listings for each folder above.
+    """
+    source = beside(source, config.storage)
+    if unquote(source.partition("?")[0]) not in {unquote(file.uri) for file in files}:
         check_outside_tables(source, lambda above: config.open_storage(above, any_names=True))
+
+
+def _check_no_links(path: Path) -> None:
+    """Raise `InvalidArgument` for a link to a folder below a path: nothing follows it."""
+    if links := [below for below in path.rglob("*") if below.is_symlink() and below.is_dir()]:
+        raise InvalidArgument(
+            f"{links[0]} is a link to a folder, which is not followed: give the paths of the folders themselves"
+        )
 
 
 def _below(source: str, uri: str) -> str | None:
@@ -109,49 +131,69 @@ def _of_folders(source: str, uri: str, fields: Fields) -> dict[str, Any]:
     """Return the values of fields in the names of a file's folders. Raises `InvalidArgument`."""
     pairs = [part.partition("=") for part in (_below(source, uri) or "").split("/")[:-1] if "=" in part]
     values = {unquote(column): unquote(value) for column, _, value in pairs}
-    names = {"key" if name == "keys" else name: column for name, column in fields.names.items() if column in values}
-    try:
-        return {name: values[column] if name in _TEXTS else int(values[column]) for name, column in names.items()}
-    except ValueError as error:
-        raise InvalidArgument(f"{uri}: a folder's name has no integer for a field: {error}") from error
+    names = {_constant_of(name): column for name, column in fields.names.items() if column in values}
+    for name, column in names.items():
+        if values[column] == _NO_VALUE or not (name in _TEXTS or re.fullmatch(r"-?[0-9]+", values[column])):
+            wanted = "text" if name in _TEXTS else "integer"
+            raise InvalidArgument(f"{uri}: the folder {column}={values[column]} has no {wanted} for a field")
+    return {name: values[column] if name in _TEXTS else int(values[column]) for name, column in names.items()}
 
 
-def _opened(file: SourceFile, constants: Mapping[str, Any], fields: Fields) -> Source:
+def _constant_of(name: str) -> str:
+    """Return the name of the constant that takes the place of a field's column."""
+    return "key" if name == "keys" else name
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The rows of each row group of a Parquet file; the bytes of a text that tasks may share, None for another one."""
+
+    group_rows: Sequence[int] | None
+    shared_bytes: int | None
+
+
+def _sizes(file: SourceFile, constants: Mapping[str, Any], fields: Fields) -> _Sizes:
     """Open a file on the driver. Raises `InvalidArgument` for a missing column, or one whose values were lost."""
     source = open_source(file.file, _with(fields, constants))
-    if isinstance(source, ParquetSource):
-        there = source.schema
-        for name, column in fields.names.items():
-            if column in there.names and name in constants:
-                raise InvalidArgument(
-                    f"column {fields.shown(name)} is in {file.file} and in the name of its folder: pass the paths of "
-                    "the files, to read it from them, or a DataFrame"
-                )
-            if column in there.names and name != "topic_id" and pa.types.is_null(there.field(column).type):
-                raise InvalidArgument(
-                    f"column {fields.shown(name)} has no type in {file.file}, only nulls: write it with the type that "
-                    "it has in other files"
-                )
-    return source
+    _check_folders_apart(source, fields, constants)
+    if not isinstance(source, ParquetSource):
+        return _Sizes(None, source.total if isinstance(source.place, LocalFile) else None)
+    there = source.schema
+    for name, column in fields.names.items():
+        if column in there.names and name != "topic_id" and pa.types.is_null(there.field(column).type):
+            raise InvalidArgument(
+                f"column {fields.shown(name)} has no type in {file.file}, only nulls: write it with the type that it "
+                "has in other files"
+            )
+    return _Sizes(source.group_rows, None)
+
+
+def _check_folders_apart(source: Source, fields: Fields, constants: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgument` if a file has the column of a value of its folders. Of NDJSON it is known when read."""
+    for name, column in fields.names.items():
+        if column in source.unused and _constant_of(name) in constants:
+            raise InvalidArgument(
+                f"column {fields.shown(name)} is in {source.place} and in the name of its folder: pass the paths of "
+                "the files, to read it from them, or a DataFrame"
+            )
 
 
 def _with(fields: Fields, constants: Mapping[str, Any]) -> Fields:
     return replace(fields, constants={**fields.constants, **constants}) if constants else fields
 
 
-def _ends(source: Source, aim: int) -> Iterator[int | None]:
+def _ends(sizes: _Sizes, aim: int) -> Iterator[int | None]:
     """Yield the ends of a file's parts: of neighbouring row groups with about `aim` rows, or of a local plain text."""
-    if isinstance(source, ParquetSource):
+    if sizes.group_rows is not None:
         begin = held = 0
-        for end in accumulate(source.group_rows):
+        for end in accumulate(sizes.group_rows):
             if held > begin and end - begin > aim:
                 yield held
                 begin = held
             held = end
         yield held
     else:
-        if source.total is not None and isinstance(source.place, LocalFile):
-            yield from range(_PART_BYTES, source.total, _PART_BYTES)
+        yield from range(_PART_BYTES, sizes.shared_bytes or 0, _PART_BYTES)
         yield None
 
 
@@ -191,6 +233,7 @@ class MessageReader:
                     if is_counted and isinstance(source, ParquetSource) and source.has_every_key(part.begin, part.end):
                         source = open_source(file, _with(fields, {"key": "any"}))
                     for messages in source.part(part.begin, part.end):
+                        _check_folders_apart(source, self.fields, part.constants)
                         self._last = str(file), messages
                         yield from _rows(messages, str(file), self.fields, names)
                     if source.held_back_bytes:
@@ -214,6 +257,8 @@ def _check_same(file: LocalFile | StoredFile, part: MessagePart) -> None:
 def _rows(batch: MessageBatch, where: str, fields: Fields, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a batch. Raises `InvalidArgument`, which names the first wrong message."""
     columns, keyless = batch.columns, batch.keyless
+    if columns is not None and pc.any(pc.equal(columns.column("key"), "")).as_py():
+        columns = None  # an empty key of a list is none
     if columns is not None:
         yield _selected(columns, names)
     else:

@@ -43,6 +43,7 @@ from tiered_index.sources.chains import FileChains, as_it_is, has_grown, is_torn
 from tiered_index.sources.linked import MOST_POINTS, joined_times
 from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
 from tiered_index.sources.parquet import ParquetTable
+from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import RestartPoint, send_points, taken_points
 from tiered_index.sources.rows import (
     ColumnsFile,
@@ -60,7 +61,7 @@ from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
 from tiered_index.spark.metrics import JobMeter, described
 from tiered_index.spark.workers import between_tasks, plainly
 from tiered_index.spark.writing.build import BuildResult, check_written, expected_result, stored_genesis
-from tiered_index.spark.writing.files import HAS_KEY
+from tiered_index.spark.writing.files import HAS_KEY, check_stored_folder
 from tiered_index.spark.writing.plan import Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.writing.shards import write_shards
 from tiered_index.spark.writing.sources import Entries
@@ -455,7 +456,11 @@ def link_files(
         meter, log = JobMeter(spark, opened), StorageLog(opened, present)
         genesis = stored_genesis(log, settings, opened.uri) or wanted_descriptor(settings, None)
         check_own_columns(genesis.layout.schema)
-        files = stack.enter_context(listed_files(sources, settings.changed(storage=storage)))
+        of_source = settings.changed(storage=storage)
+        files = stack.enter_context(listed_files(sources, of_source))
+        for source in sources:
+            if local_path(source) is None:
+                check_stored_folder(source, files, of_source)
         plan = FilePlan.of(rows, Segments(log.state, opened), files)
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
             _check_queue(storage, rows.topic, settings)
