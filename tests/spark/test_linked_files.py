@@ -11,6 +11,7 @@ import random
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
@@ -173,7 +174,7 @@ def test_the_command_builds_files_of_a_bucket_and_the_rows_come_back(spark, s3):
     with contextlib.closing(IndexConfig(storage=storage).open_storage(f"{uri}{query}", any_names=True)) as bucket:
         bucket.put("_delta_log/0.json", b"{}")
     for inside in ("day=0", "day=*/*.ndjson"):
-        refused = told("build", "--source", f"{uri}/{inside}", *source[2:], code=2, **s3.environment)
+        refused = outcome_of("build", "--source", f"{uri}/{inside}", *source[2:], code=2, **s3.environment)
         assert "/logs is a table (_delta_log/)" in refused.err
     for wrong in (("--mode", "append"), ("--column", "key=order_id")):
         refused = outcome_of("build", *source, *wrong, code=2, **s3.environment)
@@ -270,7 +271,7 @@ def test_a_topic_may_be_a_field_of_the_rows(spark, storage, config, tmp_path):
 
 
 def rows_read(spark, folder):
-    return spark.read.parquet(str(folder)).select("order_id", "customer", "at", "_metadata")
+    return spark.read.parquet(str(folder)).select("order_id", "customer", "at", "n", "_metadata")
 
 
 def write(frame, uri, files, **more):
@@ -294,6 +295,10 @@ def test_a_written_dataframe_of_parquet_rows_is_the_same_as_ingest(spark, storag
         table = pa.Table.from_pylist([row(n) for n in range(number * 100, number * 100 + 100)])
         pq.write_table(table, folder / f"part {number}.parquet", 30)
     frame = rows_read(spark, folder)
+    with pytest.raises(InvalidArgument, match="no time at at"):
+        # of one task; the others' rows are not published without it
+        write(frame.withColumn("at", F.when(F.col("n") != 17, F.col("at"))).repartition(3), storage, folder)
+    assert segments_of(storage) == []
     write(frame.repartition(3), storage, folder)
     uri = ingested(folder)
     assert segments_of(storage) == segments_of(uri) and len(segments_of(uri)) == 4
