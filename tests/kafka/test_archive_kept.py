@@ -35,9 +35,9 @@ RECORDS = [
 
 
 @pytest.fixture(scope="module")
-def made(_cluster, tmp_path_factory):
+def folder(_cluster, tmp_path_factory):
     """The folder of an index with the archive of a topic, of several files a partition. The topic has its name."""
-    folder = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("archived")
     _cluster.control(1)
     Producing(_cluster.servers).send(folder.name, RECORDS)
     place = {"root": folder / "root", "storage": (folder / "storage").as_uri()}
@@ -58,16 +58,16 @@ def topic_of_two(servers):
 
 
 @pytest.fixture
-def topic(made):
-    return made.name
+def topic(folder):
+    return folder.name
 
 
 @pytest.fixture
-def uri(made, tmp_path):
+def uri(folder, tmp_path):
     """A copy of the storage, which a test may change. Beside it is a copy of the root."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     marker = tmp_path / "root" / "tiered_index.json"
-    marker.write_text(marker.read_text().replace(str(made), str(tmp_path)))
+    marker.write_text(marker.read_text().replace(str(folder), str(tmp_path)))
     return (tmp_path / "storage").as_uri()
 
 

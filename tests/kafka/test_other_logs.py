@@ -34,7 +34,7 @@ def losses_of(follower):
 
 
 @pytest.fixture
-def made(cluster, topic, producing):
+def old_records(cluster, topic, producing):
     cluster.create(topic)
     producing.send(topic, records("old", BEFORE))
 
@@ -45,7 +45,7 @@ def make_again(cluster, topic, producing, count):
     producing.send(topic, records("new", count))
 
 
-def test_a_topic_that_was_made_again_is_read_from_its_begin(index, cluster, servers, topic, made, producing):
+def test_a_topic_that_was_made_again_is_read_from_its_begin(index, cluster, servers, topic, old_records, producing):
     count = 4 * BEFORE
     assert ingest(index, servers, topic).messages == BEFORE
     assert ingest(index, servers, topic).loss_count == 0
@@ -58,7 +58,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_begin(index, cluster, serv
     assert (later.messages, later.loss_count) == (0, 0)
 
 
-def test_a_topic_that_goes_and_returns_is_read_from_its_begin(index, cluster, servers, topic, made, producing):
+def test_a_topic_that_goes_and_returns_is_read_from_its_begin(index, cluster, servers, topic, old_records, producing):
     notes: list[str] = []
     source = source_of(index, servers, topic, follow=True, note=notes.append)
     with Follower(index, source, note=lambda _: None) as follower:
@@ -84,7 +84,9 @@ def test_a_cluster_whose_topics_have_no_ids_is_refused(index, topic):
     assert index.durable_positions() == {}
 
 
-def test_a_position_without_an_id_gets_one_once_the_cluster_has_ids(index, cluster, servers, topic, made, producing):
+def test_a_position_without_an_id_gets_one_once_the_cluster_has_ids(
+    index, cluster, servers, topic, old_records, producing
+):
     cluster.control(0)
     ingest(index, servers, topic)
     cluster.control(1)
@@ -102,7 +104,7 @@ def test_a_position_without_an_id_gets_one_once_the_cluster_has_ids(index, clust
     [("begin", 20, ("missing", BEFORE, BEFORE + 30)), ("end", 0, ("missing", BEFORE, BEFORE + 50))],
 )
 def test_records_that_were_deleted_unread_are_an_error_or_a_gap(
-    index, cluster, servers, topic, made, producing, restart_at, messages, loss
+    index, cluster, servers, topic, old_records, producing, restart_at, messages, loss
 ):
     ingest(index, servers, topic)
     producing.send(topic, records("more", 50))
@@ -126,7 +128,7 @@ def test_records_of_a_log_that_was_empty_before_are_not_lost_without_a_report(
 
 
 def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
-    index, cluster, servers, topic, made, producing, monkeypatch
+    index, cluster, servers, topic, old_records, producing, monkeypatch
 ):
     remaining = BEFORE - 5
     for module in ("client", "source"):
@@ -154,7 +156,9 @@ def committed(servers, topic):
     return partition.offset
 
 
-def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(index, cluster, servers, topic, made, monkeypatch):
+def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(
+    index, cluster, servers, topic, old_records, monkeypatch
+):
     monkeypatch.setattr("tiered_index.kafka.group.COMMIT_S", 0.1)
     notes: list[str] = []
     source = source_of(index, servers, topic, follow=True, commit_group=topic, note=notes.append)
@@ -185,7 +189,7 @@ def test_closing_does_not_wait_long_for_brokers_that_are_away(index, topic):
 
 
 def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epochs_of_records(
-    index, cluster, servers, topic, made, producing, monkeypatch
+    index, cluster, servers, topic, old_records, producing, monkeypatch
 ):
     monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda *_: "a" * 32)
     assert ingest(index, servers, topic).messages == BEFORE
@@ -206,7 +210,7 @@ def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epoch
         assert (follower.messages, follower.loss_count) == (count, 0)
 
 
-def test_a_group_gets_the_durable_positions(index, servers, topic, made, producing):
+def test_a_group_gets_the_durable_positions(index, servers, topic, old_records, producing):
     ingest(index, servers, topic, commit_group=topic)
     producing.send(topic, records("more", 7))
     # what is durable when the source is closed; its own records are flushed behind that

@@ -46,7 +46,7 @@ def flip(followed: Followed, offset: int) -> None:
     damage.flip(followed.segment(offset // SEGMENT), offset % SEGMENT)
 
 
-def told(dispatcher: SteppedDispatcher, turns: int = 3) -> list[tuple[str, int, int]]:
+def losses_of(dispatcher: SteppedDispatcher, turns: int = 3) -> list[tuple[str, int, int]]:
     """Return the losses of rounds until the dispatcher caught up, several times."""
     losses = [loss for _ in range(turns) for done in rounds(dispatcher) for loss in done.losses]
     return [(loss.kind, loss.begin, loss.end) for loss in losses]
@@ -77,7 +77,7 @@ def test_a_tail_that_was_cut_and_rewritten_stops_the_follower_or_is_read_again(f
     assert (loss.kind, loss.end, loss.messages) == ("rewritten", end, 100 - len(intact))
     assert loss.begin <= offsets[80]
     followed.write(3)
-    assert told(dispatcher, 1) == []
+    assert losses_of(dispatcher, 1) == []
     after = scan(followed.path)
     for topic, key in names(after):
         indexed = {(item.offset, item.size) for item in followed.index.query(topic, key, max_count=1_000)}
@@ -211,7 +211,7 @@ def test_messages_written_below_the_position_while_the_last_one_stays_are_notice
     followed.index.flush()
     again = followed.dispatcher(skip_missing=True)
     assert [loss.kind for loss in again.run_once().losses] == ["rewritten"]
-    assert told(again, 1) == []
+    assert losses_of(again, 1) == []
     assert again.position == followed.writer.next_offset
     assert missing(followed) == set()
 
@@ -227,7 +227,7 @@ def test_a_range_that_is_overwritten_in_small_steps_is_read_again(followed, same
     followed.writer.close()
     followed.come_again(followed.writer.next_offset)
     followed.write(100, body=b"y" * 33)
-    told(dispatcher)
+    losses_of(dispatcher)
     assert dispatcher.position == followed.writer.next_offset
     assert missing(followed) == set()
 
@@ -354,7 +354,7 @@ def torn_before_the_blank(followed: Followed) -> int:
 def test_messages_written_over_a_skipped_range_are_read(followed, restart, written):
     torn = torn_before_the_blank(followed)
     dispatcher = follow(followed)
-    assert [loss[:2] for loss in told(dispatcher)] == [("corrupt", torn)]  # until something is written there
+    assert [loss[:2] for loss in losses_of(dispatcher)] == [("corrupt", torn)]  # until something is written there
     assert dispatcher.position == SEGMENT
     if restart:
         followed.index.flush()
@@ -369,7 +369,7 @@ def test_messages_written_over_a_skipped_range_are_read(followed, restart, writt
     with pytest.raises(RewrittenOffsets) as caught:
         careful.run_once()
     assert (caught.value.begin, caught.value.end, caught.value.messages) == (torn, SEGMENT, 0)
-    assert [loss for loss in told(dispatcher) if loss[0] == "rewritten"] == [("rewritten", torn, SEGMENT)]
+    assert [loss for loss in losses_of(dispatcher) if loss[0] == "rewritten"] == [("rewritten", torn, SEGMENT)]
     assert missing(followed) == set()
     assert dispatcher.position in (followed.writer.next_offset, SEGMENT)
 
@@ -388,7 +388,7 @@ def test_messages_in_place_of_a_blank_that_was_lost_are_read(followed):
     followed.overwrite(blank, bytes(8))
     followed.come_again()
     followed.write(1, body=b"")
-    assert told(dispatcher) == [("rewritten", blank, SEGMENT)]
+    assert losses_of(dispatcher) == [("rewritten", blank, SEGMENT)]
     assert missing(followed) == set()
 
 
@@ -397,7 +397,7 @@ def test_a_truncated_segment_is_skipped_once(followed, left):
     followed.write(100)
     os.truncate(followed.segment(0), left)
     dispatcher = follow(followed)
-    assert [(kind, end) for kind, _, end in told(dispatcher)] == [("corrupt", SEGMENT)]
+    assert [(kind, end) for kind, _, end in losses_of(dispatcher)] == [("corrupt", SEGMENT)]
     followed.index.flush()
     for again in (dispatcher, follow(followed)):
         assert [again.run_once().losses for _ in range(40)] == [()] * 40
@@ -439,7 +439,7 @@ def test_a_life_with_every_kind_of_crash(tmp_path, seed):
                 host_crashes += 1
             made.writer = made.open_writer()
     made.writer.flush()
-    told(dispatcher)
+    losses_of(dispatcher)
     if not host_crashes:
         made.check()
     assert missing(made) == set()

@@ -38,7 +38,7 @@ def bearer(token):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def path_and_tokens(tmp_path_factory):
     """A token file, and its tokens by name."""
     path = tmp_path_factory.mktemp("tokens") / "tokens.json"
     wanted = {"reader": ("read", None), "pay": ("admin", ["pay", "invoice"])}
@@ -46,8 +46,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def guarded(index, made):
-    with serving(index, tokens=made[0]) as client:
+def guarded(index, path_and_tokens):
+    with serving(index, tokens=path_and_tokens[0]) as client:
         yield client
 
 
@@ -64,8 +64,8 @@ def test_every_route_but_probes_needs_a_token(guarded):
                     assert got.headers["www-authenticate"] == "Bearer"
 
 
-def test_tokens_are_kept_as_hashes_readable_by_their_owner(made):
-    path, by_name = made
+def test_tokens_are_kept_as_hashes_readable_by_their_owner(path_and_tokens):
+    path, by_name = path_and_tokens
     assert not any(token in path.read_text() for token in by_name.values())
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(InvalidArgument, match="has a token called reader"):
@@ -79,8 +79,8 @@ def test_a_token_of_no_topics_is_not_one_of_every_topic(tmp_path, topics):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_token_sees_its_topics_only(guarded, made):
-    pay, reader = bearer(made[1]["pay"]), bearer(made[1]["reader"])
+def test_a_token_sees_its_topics_only(guarded, path_and_tokens):
+    pay, reader = bearer(path_and_tokens[1]["pay"]), bearer(path_and_tokens[1]["reader"])
     params = {"topic": "payments", "key": "order-4711"}
     assert len(guarded.get("/v1/query", params=params, headers=pay).json()["items"]) == 1
     for path in ("/v1/query", "/v1/messages"):
@@ -97,7 +97,7 @@ def test_a_token_sees_its_topics_only(guarded, made):
     assert {row["topic"] for row in rows["pay"]} == {"payments"} and len(rows["all"]) == 2
     explained = {name: [] for name in ("pay", "reader")}
     for name, told in explained.items():
-        headers, more = bearer(made[1][name]), {"explain": True}
+        headers, more = bearer(path_and_tokens[1][name]), {"explain": True}
         for path in ("/v1/query", "/v1/messages", "/v1/topics"):
             asks = (params if path != "/v1/topics" else {}) | more
             told.append(guarded.get(path, params=asks, headers=headers).json()["explain"])
@@ -113,7 +113,7 @@ def test_a_token_sees_its_topics_only(guarded, made):
         assert guarded.get(path, headers=reader).status_code in (200, 404)
 
 
-def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
+def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, path_and_tokens):
     """In every form, and without the storage, when the freshness is that of the log that the root keeps."""
     uri, store = (tmp_path / "storage").as_uri(), tmp_path / "store"
     (store / "commitlog").mkdir(parents=True)
@@ -126,18 +126,21 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
     params, every = {"topic": "payments", "key": "k", "max_count": 1}, {"rocketmq:[store]": 1, "pay:daily": 2}
 
     def seen_by(client, name, cursor=None):
-        headers = bearer(made[1][name])
+        headers = bearer(path_and_tokens[1][name])
         stream = client.get("/v1/query", params=params | {"all": True}, headers=headers | {"accept": wire.NDJSON})
         batch = client.post("/v1/query:batch", json={"lookups": [params | {"cursor": cursor}]}, headers=headers).json()
         plain = [client.get(f"/v1/{what}", headers=headers).json() for what in ("topics", "query?topic=pay&key=k")]
         answers = (*plain, batch, json.loads(stream.text.splitlines()[-1]))
         return [source["positions"] for answer in answers for source in answer["freshness"]]
 
-    with IndexReader.open(uri) as reader, serving(reader, tokens=made[0], store=store) as client:
+    with IndexReader.open(uri) as reader, serving(reader, tokens=path_and_tokens[0], store=store) as client:
         assert seen_by(client, "pay") == [{"pay:daily": 2}] * 4
         assert seen_by(client, "reader") == [every] * 4
     (tmp_path / "storage").rename(tmp_path / "away")
-    with IndexReader.open(root=tmp_path / "root") as reader, serving(reader, tokens=made[0], store=store) as client:
+    with (
+        IndexReader.open(root=tmp_path / "root") as reader,
+        serving(reader, tokens=path_and_tokens[0], store=store) as client,
+    ):
         cursor = reader.query(**params).cursor
         assert seen_by(client, "pay", cursor) == [{"pay:daily": 2}] * 4
         assert seen_by(client, "reader", cursor) == [every] * 4
@@ -375,10 +378,10 @@ def test_an_answer_in_memory_waits_for_no_thread(index, monkeypatch):
         first.join(PATIENCE_S)
 
 
-def test_lookups_are_written_to_the_audit_log(index, tmp_path, made):
+def test_lookups_are_written_to_the_audit_log(index, tmp_path, path_and_tokens):
     path = tmp_path / "audit.ndjson"
-    with serving(index, tokens=made[0], audit=path) as client:
-        headers = bearer(made[1]["reader"]) | {"x-request-id": "r-1"}
+    with serving(index, tokens=path_and_tokens[0], audit=path) as client:
+        headers = bearer(path_and_tokens[1]["reader"]) | {"x-request-id": "r-1"}
         client.get("/v1/query", params=QUERY, headers=headers)
         client.get("/v1/query", params=QUERY | {"cursor": "x"}, headers=headers)
     lookup_record, wrong = map(json.loads, path.read_text().splitlines())
@@ -430,11 +433,11 @@ def test_an_audit_log_that_was_moved_away_or_could_not_be_written_is_begun_again
             assert keys(path) == ["last"]
 
 
-def test_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_path, made):
+def test_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_path, path_and_tokens):
     path = tmp_path / "audit.ndjson"
     batch = [{"topic": "payments", "key": f"{n}" + "x" * 2000} for n in range(150)]
-    with serving(index, tokens=made[0], audit=path) as client:
-        headers = bearer(made[1]["pay"]) | {"x-request-id": "r-1"}
+    with serving(index, tokens=path_and_tokens[0], audit=path) as client:
+        headers = bearer(path_and_tokens[1]["pay"]) | {"x-request-id": "r-1"}
         assert client.get("/v1/query", params=QUERY, headers=headers).status_code == 403
         assert client.get("/v1/files", headers=headers).status_code == 403
         assert client.post("/v1/query:batch", json={"lookups": batch}, headers=headers).status_code == 200
@@ -450,16 +453,16 @@ def test_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_pa
     assert (refused["keys"][1], refused["status"]) == (["orders", "k"], 403)
 
 
-def test_an_audit_log_that_hangs_delays_no_other_request(index, tmp_path, made, monkeypatch):
+def test_an_audit_log_that_hangs_delays_no_other_request(index, tmp_path, path_and_tokens, monkeypatch):
     hangs, goes_on = threading.Event(), threading.Event()
 
     def refused(*_):
         hangs.set()
         assert goes_on.wait(PATIENCE_S)
 
-    with on_a_port(index, tokens=made[0], audit=tmp_path / "audit.ndjson") as client:
+    with on_a_port(index, tokens=path_and_tokens[0], audit=tmp_path / "audit.ndjson") as client:
         monkeypatch.setattr(Audit, "refused", refused)
-        assert client.get("/v1/files", headers=bearer(made[1]["pay"])).status_code == 403
+        assert client.get("/v1/files", headers=bearer(path_and_tokens[1]["pay"])).status_code == 403
         assert hangs.wait(PATIENCE_S)
         with httpx.Client(base_url=client.base_url, timeout=PATIENCE_S, trust_env=False) as other:
             assert other.get("/livez").status_code == 200
@@ -489,16 +492,18 @@ def test_probes_get_no_path(index, tmp_path, monkeypatch):
         assert client.get("/readyz").json()["problems"] == [problem["reason"] for problem in problems_found[1:]]
 
 
-def test_probes_without_a_token_get_only_the_parts_with_problems(index, made):
+def test_probes_without_a_token_get_only_the_parts_with_problems(index, path_and_tokens):
     behind, problem = "follow: 9 records of secret-topic are behind", "follow: broker-7:9092 does not answer"
-    with serving(index, tokens=made[0], behind=lambda: behind, problems=lambda: [problem, problem]) as client:
-        for headers in ({}, bearer(made[1]["pay"])):
+    with serving(
+        index, tokens=path_and_tokens[0], behind=lambda: behind, problems=lambda: [problem, problem]
+    ) as client:
+        for headers in ({}, bearer(path_and_tokens[1]["pay"])):
             got = client.get("/readyz", headers=headers)
             assert (got.status_code, got.json()) == (
                 503,
                 {"status": "not ready", "reasons": ["source"], "problems": ["source"]},
             )
-        told = client.get("/v1/health", headers=bearer(made[1]["reader"])).json()["problems"]
+        told = client.get("/v1/health", headers=bearer(path_and_tokens[1]["reader"])).json()["problems"]
         assert [row["reason"] for row in told] == [problem, problem, behind]
 
 

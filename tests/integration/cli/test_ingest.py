@@ -28,120 +28,122 @@ SMALL = ("--slots", 32, "--items", 400)
 
 
 @pytest.fixture
-def made(tmp_path):
+def places(tmp_path):
     return Made(tmp_path)
 
 
 @pytest.fixture
-def ingest(run_here, made):
+def ingest(run_here, places):
     """Return a function that ingests the messages into the index."""
-    where = ("--root", made.root, "--storage", made.uri, *SMALL)
-    return lambda *options, **how: run_here("ingest", made.source, *where, *options, **how)
+    where = ("--root", places.root, "--storage", places.uri, *SMALL)
+    return lambda *options, **how: run_here("ingest", places.source, *where, *options, **how)
 
 
-def offsets_of(made, topic, key):
-    with IndexReader.open(root=made.root) as reader:
+def offsets_of(places, topic, key):
+    with IndexReader.open(root=places.root) as reader:
         answer = reader.query(topic, key, max_count=100_000)
         assert answer.status == "complete"
         return [item.offset for item in answer]
 
 
-def test_a_restart_that_stopped_at_a_bad_message_is_continued(ingest, made, monkeypatch):
+def test_a_restart_that_stopped_at_a_bad_message_is_continued(ingest, places, monkeypatch):
     monkeypatch.setattr("tiered_index.sources.files.FINGERPRINT_BYTES", 100)
-    write_source(made.source, 0, 500)
+    write_source(places.source, 0, 500)
     assert ingest("--json").document["messages"] == 500
     # a change that the fingerprint does not cover
-    same, _, other = made.source.read_text().partition('"own-200"')
+    same, _, other = places.source.read_text().partition('"own-200"')
     lines = f'{same}"new-200"{other.replace("own-", "new-")}'.splitlines(keepends=True)
     bad = "x" * (len(lines[300]) - 1) + "\n"
-    made.source.write_text("".join([*lines[:300], bad, *lines[301:]]))
+    places.source.write_text("".join([*lines[:300], bad, *lines[301:]]))
     assert ingest("--restart").code == 2
-    made.source.write_text("".join(lines))
+    places.source.write_text("".join(lines))
     assert ingest("--json").document["messages"] == 200
-    assert (offsets_of(made, "orders", "new-200"), offsets_of(made, "orders", "new-400")) == ([200], [400])
+    assert (offsets_of(places, "orders", "new-200"), offsets_of(places, "orders", "new-400")) == ([200], [400])
     assert ingest("--json").document["messages"] == 0
     assert ingest("--json", "--restart").document["messages"] == 500
 
 
-def test_a_grown_file_is_continued_and_a_changed_one_refused(ingest, made):
-    write_source(made.source, 0, 500)
+def test_a_grown_file_is_continued_and_a_changed_one_refused(ingest, places):
+    write_source(places.source, 0, 500)
     first = ingest("--json").document
     assert (first["messages"], first["entries"], first["resumed_from"]) == (500, 1000, 0)
     again = ingest("--json").document
     assert (again["messages"], again["resumed_from"], again["position"]) == (0, first["position"], first["position"])
-    write_source(made.source, 500, 700)
+    write_source(places.source, 500, 700)
     grown = ingest("--json").document
     assert (grown["messages"], grown["resumed_from"]) == (200, first["position"])
     assert grown["source_name"] == first["source_name"]
-    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
-    made.source.write_text(made.source.read_text().replace('"size": 100', '"size": 999', 1))
+    assert offsets_of(places, "orders", "k7") == expected_offsets("orders", "k7", 700)
+    places.source.write_text(places.source.read_text().replace('"size": 100', '"size": 999', 1))
     changed = ingest("--json")
     assert (changed.code, changed.error["type"]) == (2, "InvalidArgument")
     assert "--restart" in changed.error["message"]
     assert ingest("--json", "--restart").document["messages"] == 700
-    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 700)
+    assert offsets_of(places, "orders", "k7") == expected_offsets("orders", "k7", 700)
 
 
-def test_the_position_survives_the_loss_of_the_root(run_here, ingest, made, tmp_path):
-    write_source(made.source, 0, 600)
+def test_the_position_survives_the_loss_of_the_root(run_here, ingest, places, tmp_path):
+    write_source(places.source, 0, 600)
     assert ingest("--wait").code == 0
-    write_source(made.source, 600, 650)
-    elsewhere = run_here("ingest", made.source, "--root", tmp_path / "other", "--storage", made.uri, "--wait", "--json")
+    write_source(places.source, 600, 650)
+    elsewhere = run_here(
+        "ingest", places.source, "--root", tmp_path / "other", "--storage", places.uri, "--wait", "--json"
+    )
     assert elsewhere.document["messages"] == 50
-    with IndexReader.open(made.uri) as reader:
+    with IndexReader.open(places.uri) as reader:
         assert [item.offset for item in reader.query("orders", "k7")] == expected_offsets("orders", "k7", 650)
 
 
-def test_both_sides_report_entries_that_are_not_in_the_storage_yet(run_here, ingest, made):
-    write_source(made.source, 0, 3)
-    query = ("query", "orders", "k2", "--storage", made.uri)
+def test_both_sides_report_entries_that_are_not_in_the_storage_yet(run_here, ingest, places):
+    write_source(places.source, 0, 3)
+    query = ("query", "orders", "k2", "--storage", places.uri)
     assert ingest().out.endswith("not in the storage yet: 1 file, 6 entries; --wait uploads\n")
     assert run_here(*query).out.startswith("0 found, complete so far: nothing is published yet; the writer ended at 20")
-    assert "1 found, complete\n" in run_here(*query, "--root", made.root).out
+    assert "1 found, complete\n" in run_here(*query, "--root", places.root).out
     assert "not in the storage" not in ingest("--wait").out
     assert "1 found, complete as of 2023-11-14T22:13:22Z; the writer ended at 20" in run_here(*query).out
     answer = run_here(*query, "--json").document
     assert answer["as_of_ms"] == BEGIN_MS + 2000
     [index] = answer["freshness"]
     assert (index["as_of_ms"], index["writer"]["state"]) == (BEGIN_MS + 2000, "closed")
-    assert list(index["positions"].values()) == [made.source.stat().st_size]
+    assert list(index["positions"].values()) == [places.source.stat().st_size]
     assert run_here(*query, "--json", "--all").records[-1]["freshness"] == [index]
 
 
-def test_a_bad_line_stops_there_and_a_repaired_file_continues(ingest, made):
+def test_a_bad_line_stops_there_and_a_repaired_file_continues(ingest, places):
     good = [json.dumps(message(n)) for n in range(100)]
-    made.source.write_text("\n".join([*good[:60], '{"topic": "orders"}', *good[60:]]) + "\n")
+    places.source.write_text("\n".join([*good[:60], '{"topic": "orders"}', *good[60:]]) + "\n")
     outcome = ingest("--json")
     assert (outcome.code, outcome.out) == (2, "")
     assert "line 61" in outcome.error["message"]
-    assert str(made.source) in outcome.error["message"]
-    assert offsets_of(made, "orders", "own-59") == [59]
-    assert offsets_of(made, "orders", "own-61") == []
+    assert str(places.source) in outcome.error["message"]
+    assert offsets_of(places, "orders", "own-59") == [59]
+    assert offsets_of(places, "orders", "own-61") == []
     skipped = ingest("--json", "--skip-bad").document
     assert (skipped["messages"], skipped["skipped"]) == (40, 1)
     assert skipped["resumed_from"] == sum(len(line) + 1 for line in good[:60])
-    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
+    assert offsets_of(places, "orders", "k7") == expected_offsets("orders", "k7", 100)
 
 
-def test_a_last_line_that_may_be_cut_is_reported_and_read_once_it_is_whole(ingest, made):
-    write_source(made.source, 0, 3)
-    whole = made.source.read_text()
-    made.source.write_text(whole[:-20])
+def test_a_last_line_that_may_be_cut_is_reported_and_read_once_it_is_whole(ingest, places):
+    write_source(places.source, 0, 3)
+    whole = places.source.read_text()
+    places.source.write_text(whole[:-20])
     told = ingest("--skip-bad")
     assert told.code == 0
     assert re.search(r"messages +2\n", told.out)
     assert "messages.ndjson: the last line (97 bytes) is held back: it has no newline, and may be cut" in told.err
     again = ingest("--skip-bad", "--json").document
     assert (again["held_back"], again["messages"], again["skipped"]) == (1, 0, 0)
-    made.source.write_text(whole)
+    places.source.write_text(whole)
     document = ingest("--skip-bad", "--json").document
     assert (document["held_back"], document["messages"], document["position"]) == (0, 1, len(whole))
-    assert offsets_of(made, "orders", "own-2") == [2]
+    assert offsets_of(places, "orders", "own-2") == [2]
 
 
-def test_skipped_and_quarantined_messages_are_reported(ingest, made):
+def test_skipped_and_quarantined_messages_are_reported(ingest, places):
     lines = [json.dumps(message(n) | ({"timestamp_ms": 1_700_000_000} if n == 2 else {})) for n in range(5)]
-    made.source.write_text("\n".join(["nope", *lines, "{}"]) + "\n")
+    places.source.write_text("\n".join(["nope", *lines, "{}"]) + "\n")
     document = ingest("--skip-bad", "--restart", "--json").document
     assert document["skipped_reasons"] == {"not JSON": 1, "'topic' is missing": 1}
     assert [bad["where"] for bad in document["skipped_first"]] == ["line 1", "line 7"]
@@ -156,24 +158,24 @@ def test_skipped_and_quarantined_messages_are_reported(ingest, made):
 
 
 @pytest.mark.parametrize("skip", [(), ("--skip-bad",)])
-def test_topic_ids_may_be_mixed_and_one_of_another_topic_is_a_bad_message(ingest, made, skip):
+def test_topic_ids_may_be_mixed_and_one_of_another_topic_is_a_bad_message(ingest, places, skip):
     messages = [message(n) | {"topic": "orders"} | ({"topic_id": 5} if n % 2 else {}) for n in range(8)]
     messages[5]["topic"] = "other"
-    made.source.write_text("".join(json.dumps(row) + "\n" for row in messages))
+    places.source.write_text("".join(json.dumps(row) + "\n" for row in messages))
     done = ingest("--json", *skip)
     if not skip:
         assert done.code == 2 and "line 6: refused by the index: topic id 5 of 'other'" in done.error["message"]
         return
     assert (done.document["messages"], done.document["skipped_reasons"]) == (7, {"refused by the index": 1})
-    with IndexReader.open(root=made.root) as reader:
+    with IndexReader.open(root=places.root) as reader:
         answers = [(item.offset, item.topic_id == 5) for n in range(8) for item in reader.query("orders", f"own-{n}")]
     assert answers == [(n, n % 2 == 1) for n in range(8) if n != 5]
 
 
-def test_wait_ends_with_the_error_of_a_damaged_file(ingest, made):
-    write_source(made.source, 0, 10)
+def test_wait_ends_with_the_error_of_a_damaged_file(ingest, places):
+    write_source(places.source, 0, 10)
     assert ingest().code == 0
-    (path,) = made.files("unsealed")
+    (path,) = places.files("unsealed")
     flip(path, 28 + 8 * 32 + 36 * 3)
     done = ingest("--wait", "--json")
     assert (done.code, done.error["type"]) == (4, "CorruptFile")
@@ -181,9 +183,9 @@ def test_wait_ends_with_the_error_of_a_damaged_file(ingest, made):
 
 @pytest.mark.parametrize(("times", "code", "state"), [(3, 0, "uploaded"), (None, 3, "compacted")])
 def test_wait_waits_for_a_storage_that_returns_and_fails_for_one_that_does_not(
-    ingest, made, monkeypatch, times, code, state
+    ingest, places, monkeypatch, times, code, state
 ):
-    write_source(made.source, 0, 300)
+    write_source(places.source, 0, 300)
 
     def faulty(uri, open_storage=config.open_storage, **more):
         storage = FaultStorage(open_storage(uri, **more))
@@ -193,14 +195,14 @@ def test_wait_waits_for_a_storage_that_returns_and_fails_for_one_that_does_not(
     with monkeypatch.context() as patched:
         patched.setattr(config, "open_storage", faulty)
         assert ingest("--wait", "--patience", 10 if times else 0.3, "--json").code == code
-    assert [folder.name for folder in made.root.iterdir() if any(folder.glob("*.index"))] == [state]
+    assert [folder.name for folder in places.root.iterdir() if any(folder.glob("*.index"))] == [state]
 
 
-def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
-    made.folder.mkdir(exist_ok=True)
-    path = made.folder / "orders of today.csv"
+def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, places):
+    places.folder.mkdir(exist_ok=True)
+    path = places.folder / "orders of today.csv"
     path.write_text("order_id,queue_id,offset,size,timestamp_ms\nA-1,0,1,10,1700000000000\n")
-    where = ("--root", made.root, "--storage", made.uri, *SMALL, "--json")
+    where = ("--root", places.root, "--storage", places.uri, *SMALL, "--json")
     names = ("--column", "key=order_id", "--constant", "topic=orders")
     document = run_here("ingest", path.as_uri(), *names, *where).document
     assert (document["entries"], document["source"]) == (1, str(path))
@@ -208,60 +210,60 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
     another = path.read_bytes().replace(b"A-1,0,1", b"A-2,0,2")
     document = run_here("ingest", "-", *names, *where, stdin=another).document
     assert (document["entries"], document["source"], document["source_name"]) == (1, "stdin", None)
-    assert offsets_of(made, "orders", "A-1") + offsets_of(made, "orders", "A-2") == [1, 2]
+    assert offsets_of(places, "orders", "A-1") + offsets_of(places, "orders", "A-2") == [1, 2]
     assert "only the newest message" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
-    assert "--column is for a file" in run_here("ingest", made.folder, *names, *where).error["message"]
+    assert "--column is for a file" in run_here("ingest", places.folder, *names, *where).error["message"]
 
 
-def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, made):
-    made.folder.mkdir(exist_ok=True)
-    path = made.folder / "orders.csv"
+def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, places):
+    places.folder.mkdir(exist_ok=True)
+    path = places.folder / "orders.csv"
     path.write_text("order_id,buyer,queue_id,offset,size,timestamp_ms\nA-1,B-1,0,1,10,1700000000000\n")
-    where = ("--root", made.root, "--storage", made.uri, *SMALL, "--json")
+    where = ("--root", places.root, "--storage", places.uri, *SMALL, "--json")
     wanted = [("key=order_id", "topic=orders"), ("key=order_id", "topic=copies"), ("key=buyer", "topic=orders")]
     for column, constant in wanted:
         document = run_here("ingest", path, "--column", column, "--constant", constant, *where).document
         assert (document["resumed_from"], document["entries"]) == (0, 1)
     for topic, key in (("orders", "A-1"), ("copies", "A-1"), ("orders", "B-1")):
-        assert offsets_of(made, topic, key) == [1]
+        assert offsets_of(places, topic, key) == [1]
     again = ("--constant", "topic=copies", "--column", "size=size", "--column", "key=order_id")
     assert run_here("ingest", path, *again, *where).document["resumed_from"] == path.stat().st_size
     path.write_text(path.read_text().replace("A-1", "A-2"))
     assert "--restart" in run_here("ingest", path, "--column", "key=order_id", "--constant", "topic=new", *where).err
 
 
-def test_a_closed_stdin_is_not_an_empty_one(made):
-    command = [str(SCRIPT), "ingest", "-", "--root", str(made.root), "--storage", made.uri]
+def test_a_closed_stdin_is_not_an_empty_one(places):
+    command = [str(SCRIPT), "ingest", "-", "--root", str(places.root), "--storage", places.uri]
     line = ["sh", "-c", '"$@" <&-', "sh", *command]
     done = subprocess.run(line, capture_output=True, text=True, env=clean_environment())
     assert done.returncode == 2 and "stdin is closed" in done.stderr
 
 
-def test_another_writer_is_named(run_here, made):
-    write_source(made.source, 0, 10)
-    with IndexService.open(root=made.root, storage=made.uri, slots=32, items=400):
-        outcome = run_here("ingest", made.source, "--root", made.root, "--json")
+def test_another_writer_is_named(run_here, places):
+    write_source(places.source, 0, 10)
+    with IndexService.open(root=places.root, storage=places.uri, slots=32, items=400):
+        outcome = run_here("ingest", places.source, "--root", places.root, "--json")
     assert (outcome.code, outcome.error["type"], outcome.error["pid"]) == (5, "LockHeld", os.getpid())
 
 
-def test_a_full_disk_bound_is_code_7_and_loses_nothing(ingest, made):
-    write_source(made.source, 0, 3000)
+def test_a_full_disk_bound_is_code_7_and_loses_nothing(ingest, places):
+    write_source(places.source, 0, 3000)
     environment = {"TIERED_INDEX_DISK_MAX_BYTES": "40000", "TIERED_INDEX_BUFFER_MAX_ENTRIES": "100"}
     # no upload makes room meanwhile
     environment["TIERED_INDEX_LIFECYCLE_INTERVAL_S"] = "600"
     outcome = ingest("--json", "--patience", "0.2", environment=environment)
     assert outcome.code == 7, outcome
     assert ingest("--json").code == 0
-    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
+    assert offsets_of(places, "orders", "k7") == expected_offsets("orders", "k7", 3000)
 
 
-def test_the_last_flush_waits_for_uploads_too(ingest, made):
+def test_the_last_flush_waits_for_uploads_too(ingest, places):
     """All entries fit the write buffer, so no put waits for the disk."""
-    write_source(made.source, 0, 3000)
+    write_source(places.source, 0, 3000)
     environment = {"TIERED_INDEX_DISK_MAX_BYTES": "60000", "TIERED_INDEX_LIFECYCLE_INTERVAL_S": "0.1"}
     outcome = ingest("--json", environment=environment)
     assert outcome.code == 0, outcome
-    assert offsets_of(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
+    assert offsets_of(places, "orders", "k7") == expected_offsets("orders", "k7", 3000)
 
 
 def holds_lock(root, pid):
@@ -274,7 +276,7 @@ def holds_lock(root, pid):
 @pytest.mark.parametrize(
     "fields", [(), ("--topic", "field:topic", "--key", "keys", "--time", "timestamp_ms")], ids=["messages", "rows"]
 )
-def test_sigkill_at_any_moment_and_the_same_command_again(made, fields):
+def test_sigkill_at_any_moment_and_the_same_command_again(places, fields):
     """Every entry is found exactly once after any number of kills, while the file grows.
 
     The seed is printed on failure.
@@ -282,19 +284,19 @@ def test_sigkill_at_any_moment_and_the_same_command_again(made, fields):
     seed = random.SystemRandom().randrange(1 << 30)
     moments = random.Random(seed)
     most, grown = 40, 3000
-    places = ("--root", made.root, "--storage", made.uri)
-    line = [SCRIPT, "ingest", made.source, *fields, *places, *["--slots", "32", "--items", "1000", "--wait"]]
+    where = ("--root", places.root, "--storage", places.uri)
+    line = [SCRIPT, "ingest", places.source, *fields, *where, *["--slots", "32", "--items", "1000", "--wait"]]
     environment = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.02", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.02")
     kills = 0
     # a process may end before its kill, so there are more rounds until two were killed
     for number in range(most):
         if number >= 2 and kills >= 2:
             break
-        write_source(made.source, number * grown, (number + 1) * grown)
+        write_source(places.source, number * grown, (number + 1) * grown)
         process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         # counted from the lock, or all moments would be in the interpreter's start
         deadline = time.monotonic() + 60
-        while not holds_lock(made.root, process.pid) and process.poll() is None and time.monotonic() < deadline:
+        while not holds_lock(places.root, process.pid) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(moments.uniform(0, 0.12))
         process.send_signal(signal.SIGKILL)
@@ -304,7 +306,7 @@ def test_sigkill_at_any_moment_and_the_same_command_again(made, fields):
     done = subprocess.run([*line, "--json"], capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, (seed, done.stderr)
     assert kills >= 2, seed
-    with IndexReader.open(made.uri) as reader:
+    with IndexReader.open(places.uri) as reader:
         for topic, key in ((topic, f"k{key}") for topic in ("orders", "payments") for key in range(40)):
             items = reader.query(topic, key, max_count=count).items
             numbers = expected_offsets(topic, key, count)
@@ -360,10 +362,10 @@ def rows_of(path):
 
 
 @pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
-def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, made, tmp_path, monkeypatch, kind):
+def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, places, tmp_path, monkeypatch, kind):
     (tmp_path / "sightings_of_tests.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    where = ("--root", made.root, "--storage", made.uri, *SMALL)
+    where = ("--root", places.root, "--storage", places.uri, *SMALL)
     names = ("--column", "timestamp_ms=at", "--column", "region=site", "--column", "offset=rownumber")
     names += ("--constant", "size=0")
     own = ("--item-type", "sightings_of_tests:Sighting")
@@ -379,7 +381,7 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, made, tmp_p
     assert told.code == 0, told.err
     assert (told.document["entries"], told.document["dropped_columns"]) == (5, ["note"])
     expected = {(n, n + 7, n / 2, sighting["town"], "née") for n, sighting in enumerate(SIGHTINGS)}
-    command = ("query", "birds", "wren", "--root", made.root)
+    command = ("query", "birds", "wren", "--root", places.root)
     items = run_here(*command, "--json").document["items"]
     assert seen(items) == expected and {item["tag"] for item in items} == {b"vip\0".hex()}
     shown = run_here(*command).out
@@ -387,9 +389,9 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, made, tmp_p
     assert re.search(r" 7 +0\.0 +vip +日本語の +none +née *\n", shown)
     for form in ("ndjson", "csv", "parquet"):
         out = tmp_path / f"out.{form}"
-        assert run_here("export", "--root", made.root, "--out", out).code == 0
+        assert run_here("export", "--root", places.root, "--out", out).code == 0
         assert seen(rows_of(out)) == expected
-    dumped = run_here("inspect", next(made.root.rglob("*.index")), "--entries").out.splitlines()
+    dumped = run_here("inspect", next(places.root.rglob("*.index")), "--entries").out.splitlines()
     assert seen(json.loads(line) for line in dumped[:-1]) == expected
     again = ("--root", tmp_path / "again", "--storage", f"file://{tmp_path}/again-objects", *SMALL)
     assert run_here("ingest", out, *again, "--json").document["entries"] == 5
@@ -414,55 +416,55 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, made, tmp_p
         ("sightings_of_tests", "give module:Class, a class of entries"),
     ],
 )
-def test_a_class_of_entries_that_is_none(run_here, made, tmp_path, monkeypatch, item_type, said):
+def test_a_class_of_entries_that_is_none(run_here, places, tmp_path, monkeypatch, item_type, said):
     (tmp_path / "sightings_of_tests.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    outcome = run_here("ingest", write_source(made.source, 0, 1), "--item-type", item_type, "--root", made.root)
+    outcome = run_here("ingest", write_source(places.source, 0, 1), "--item-type", item_type, "--root", places.root)
     assert (outcome.code, said in outcome.err) == (2, True), outcome.err
-    assert not made.root.exists()
+    assert not places.root.exists()
 
 
-def test_entries_of_one_identity_are_counted_and_reported(run_here, made):
-    made.folder.mkdir(exist_ok=True)
-    path = made.folder / "orders.csv"
+def test_entries_of_one_identity_are_counted_and_reported(run_here, places):
+    places.folder.mkdir(exist_ok=True)
+    path = places.folder / "orders.csv"
     rows = [f"orders,{key},{BEGIN_MS + n * 1000}" for n, key in enumerate(["a", "b", "a", "a", "b", "c"])]
     path.write_text("\n".join(["topic,key,timestamp_ms", *rows, ""]))
-    where = ("--root", made.root, "--storage", made.uri, *SMALL)
+    where = ("--root", places.root, "--storage", places.uri, *SMALL)
     constants = [part for name in ("queue_id", "offset", "size") for part in ("--constant", f"{name}=0")]
     document = run_here("ingest", path, *constants, *where, "--json").document
     assert document["entries"] == 6
     hint = "2 entries left out: topic, queue and offset of a newer answer"
-    assert hint in run_here("query", "orders", "a", "--root", made.root).out.splitlines()
-    document = run_here("query", "orders", "a", "--root", made.root, "--json").document
+    assert hint in run_here("query", "orders", "a", "--root", places.root).out.splitlines()
+    document = run_here("query", "orders", "a", "--root", places.root, "--json").document
     assert (len(document["items"]), document["hints"]) == (1, [hint])
-    assert run_here("query", "orders", "c", "--root", made.root, "--json").document["hints"] == []
+    assert run_here("query", "orders", "c", "--root", places.root, "--json").document["hints"] == []
 
 
-def test_a_file_with_a_name_of_its_own_may_move(run_here, made, tmp_path):
-    write_source(made.source, 0, 50)
-    where = ("--root", made.root, "--storage", made.uri, *SMALL, "--store-name", "orders", "--json")
-    first = run_here("ingest", made.source, *where).document
+def test_a_file_with_a_name_of_its_own_may_move(run_here, places, tmp_path):
+    write_source(places.source, 0, 50)
+    where = ("--root", places.root, "--storage", places.uri, *SMALL, "--store-name", "orders", "--json")
+    first = run_here("ingest", places.source, *where).document
     assert first["source_name"].startswith("file:orders#")
     moved = tmp_path / "moved.ndjson"
-    made.source.rename(moved)
+    places.source.rename(moved)
     assert run_here("ingest", moved, *where).document["messages"] == 0
     write_source(moved, 50, 60)
     assert run_here("ingest", moved, *where).document["messages"] == 10
     assert run_here("ingest", "-", *where).code == 2
 
 
-def test_entries_older_than_the_retention_are_counted(run_here, made):
+def test_entries_older_than_the_retention_are_counted(run_here, places):
     fresh = {**message(9), "timestamp_ms": time.time_ns() // 10**6}
-    made.source.write_text("".join(json.dumps(row) + "\n" for row in (message(0), message(1), fresh)))
-    where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--wait")
+    places.source.write_text("".join(json.dumps(row) + "\n" for row in (message(0), message(1), fresh)))
+    where = ("ingest", places.source, "--root", places.root, "--storage", places.uri, *SMALL, "--wait")
     rule = ("--set", "retention.topics.orders=365d")
     assert run_here(*where, *rule, "--json").document["expired"] == 2
-    assert offsets_of(made, "payments", "k0") == [0] and offsets_of(made, "payments", "k9") == [9]
-    assert offsets_of(made, "orders", "k1") == []
+    assert offsets_of(places, "payments", "k0") == [0] and offsets_of(places, "payments", "k9") == [9]
+    assert offsets_of(places, "orders", "k1") == []
     # the log has the rule now
     again = run_here(*where, "--restart")
     assert re.search("^  expired +2 entries older than the retention: lookups leave them out$", again.out, re.MULTILINE)
-    made.source.write_text(json.dumps(fresh) + "\n")
+    places.source.write_text(json.dumps(fresh) + "\n")
     later = run_here(*where, "--restart")
     assert later.code == 0 and "retention" not in later.out
 
@@ -486,17 +488,17 @@ def test_row_numbers_of_a_second_file_need_a_queue_of_their_own(run_here, tmp_pa
     assert [(item["queue_id"], item["offset"]) for item in items] == [(1, 0), (0, 0)]
 
 
-def test_a_pipe_by_its_name_is_refused_at_once(run_here, made):
-    made.folder.mkdir(exist_ok=True)
-    pipe = made.folder / "messages.ndjson"
+def test_a_pipe_by_its_name_is_refused_at_once(run_here, places):
+    places.folder.mkdir(exist_ok=True)
+    pipe = places.folder / "messages.ndjson"
     os.mkfifo(pipe)
-    done = run_here("ingest", pipe, "--root", made.root, "--storage", made.uri, *SMALL)
+    done = run_here("ingest", pipe, "--root", places.root, "--storage", places.uri, *SMALL)
     assert done.code == 2 and f"{pipe} is a pipe or a device" in done.err and f"- and < {pipe}" in done.err
 
 
-def test_a_message_in_quarantine_that_no_line_matches_is_named_by_its_batch(made):
-    source = open_source(LocalFile(write_source(made.source, 3, 4)))
-    with IndexService.open(root=made.root, storage=made.uri, background=False, max_late_s=1) as index:
+def test_a_message_in_quarantine_that_no_line_matches_is_named_by_its_batch(places):
+    source = open_source(LocalFile(write_source(places.source, 3, 4)))
+    with IndexService.open(root=places.root, storage=places.uri, background=False, max_late_s=1) as index:
         index.put("orders", 0, "now", 1, 1, BEGIN_MS + 10**9)
         intake = FileIntake(index, source, "source", False, PatientPut(index, 1))
         (batch,) = source.batches(0)

@@ -44,7 +44,7 @@ class Archived:
 
 
 @pytest.fixture(scope="module")
-def made(run_here, tmp_path_factory):
+def archived(run_here, tmp_path_factory):
     folder = tmp_path_factory.mktemp("archived")
     store = golden_store.unpack(folder / "store")
     messages = list(CommitLogReader(store / "commitlog").messages())
@@ -57,12 +57,12 @@ def made(run_here, tmp_path_factory):
     return Archived(folder, messages)
 
 
-def test_messages_come_with_everything(run_here, made):
-    options = ("--messages", "--store", made.store, "--body", "hex", "--json")
-    done = run_here("query", TOPIC, KEY, "--storage", made.uri, *options)
+def test_messages_come_with_everything(run_here, archived):
+    options = ("--messages", "--store", archived.store, "--body", "hex", "--json")
+    done = run_here("query", TOPIC, KEY, "--storage", archived.uri, *options)
     assert done.code == 0, done.err
     document = done.document
-    wanted = scan(made.messages, TOPIC, KEY)
+    wanted = scan(archived.messages, TOPIC, KEY)
     assert len(wanted) > 1
     assert (document["status"], document["collisions"], document["failed"]) == ("complete", 0, [])
     assert [m["message"]["msg_id"] for m in document["messages"]] == [m.offset_msg_id for m in wanted]
@@ -72,12 +72,12 @@ def test_messages_come_with_everything(run_here, made):
     assert document["explain"]["message_requests"] >= 1
 
 
-def test_pages_as_lines_and_for_people(run_here, made):
-    arguments = ("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--all", "--max", 1, "--body", "none")
+def test_pages_as_lines_and_for_people(run_here, archived):
+    arguments = ("query", TOPIC, KEY, "--storage", archived.uri, "--messages", "--all", "--max", 1, "--body", "none")
     done = run_here(*arguments, "--json")
     assert done.code == 0, done.err
     *lines, last = done.records
-    wanted = scan(made.messages, TOPIC, KEY)
+    wanted = scan(archived.messages, TOPIC, KEY)
     assert [line["item"]["offset"] for line in lines] == [m.physical_offset for m in wanted]
     assert all("body" not in line["message"] for line in lines if line["message"])
     cold = sum(m.physical_offset < BEGIN_OF_LAST for m in wanted)
@@ -92,47 +92,49 @@ def test_pages_as_lines_and_for_people(run_here, made):
             assert message.offset_msg_id in text
     assert f"{len(wanted):,} found" in text
     assert "requests for messages" in text
-    page = run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1, "--json")
+    page = run_here("query", TOPIC, KEY, "--storage", archived.uri, "--messages", "--max", 1, "--json")
     assert (page.document["status"], len(page.document["messages"])) == ("truncated", 1)
-    assert "more with --cursor" in run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1).out
+    assert (
+        "more with --cursor" in run_here("query", TOPIC, KEY, "--storage", archived.uri, "--messages", "--max", 1).out
+    )
 
 
-def test_unavailable_messages_are_reported(run_here, made):
+def test_unavailable_messages_are_reported(run_here, archived):
     """Without the archive, a message that the broker deleted is expired."""
-    late = next(m for m in made.messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
-    done = run_here("query", late.topic, late.uniq_key, "--root", made.folder / "root", "--messages")
+    late = next(m for m in archived.messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
+    done = run_here("query", late.topic, late.uniq_key, "--root", archived.folder / "root", "--messages")
     assert done.code == 0
     assert "missing: no archived segment holds it, and no store directory was given" in done.out
-    done = run_here("message", made.messages[0].offset_msg_id, "--store", made.store)
+    done = run_here("message", archived.messages[0].offset_msg_id, "--store", archived.store)
     assert done.code == 1
     assert "expired: the broker has deleted this part of its commit log" in done.out
-    done = run_here("message", made.messages[0].offset_msg_id, "--store", made.store, "--json")
+    done = run_here("message", archived.messages[0].offset_msg_id, "--store", archived.store, "--json")
     assert (done.code, done.document["messages"][0]["state"]) == (1, "expired")
 
 
-def test_a_message_by_its_id(run_here, made):
-    first, last = made.messages[0], made.messages[-1]
-    cold = run_here("message", first.offset_msg_id, "--storage", made.uri, "--json")
+def test_a_message_by_its_id(run_here, archived):
+    first, last = archived.messages[0], archived.messages[-1]
+    cold = run_here("message", first.offset_msg_id, "--storage", archived.uri, "--json")
     assert cold.code == 0, cold.err
     (shown,) = cold.document["messages"]
     assert (shown["state"], shown["message"]["physical_offset"]) == ("archived", 0)
     assert shown["message"]["uniq_key"] == first.uniq_key
-    local = run_here("message", last.offset_msg_id.lower(), "--store", made.store)
+    local = run_here("message", last.offset_msg_id.lower(), "--store", archived.store)
     assert local.code == 0
     assert last.offset_msg_id in local.out
     assert "  local\n" in local.out
     for msg_id in (first.uniq_key, first.offset_msg_id):
-        done = run_here("message", msg_id, "--topic", first.topic, "--storage", made.uri, "--json")
+        done = run_here("message", msg_id, "--topic", first.topic, "--storage", archived.uri, "--json")
         assert done.code == 0, done.err
         assert [row["message"]["msg_id"] for row in done.document["messages"]] == [first.offset_msg_id]
     key, *_ = first.properties["KEYS"].split()
-    other = run_here("message", key, "--topic", first.topic, "--storage", made.uri, "--json")
+    other = run_here("message", key, "--topic", first.topic, "--storage", archived.uri, "--json")
     assert (other.code, other.document["messages"]) == (1, [])  # a key, but not a unique key of any message
 
 
 @pytest.mark.parametrize("every", [(), ("--all",)])
-def test_limits_are_of_index_and_messages_together(run_here, made, every):
-    arguments = ("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--json", *every)
+def test_limits_are_of_index_and_messages_together(run_here, archived, every):
+    arguments = ("query", TOPIC, KEY, "--storage", archived.uri, "--messages", "--json", *every)
     explain = run_here(*arguments).records[-1]["explain"]
     total = explain["requests"]
     assert total > explain["message_requests"] > 0
@@ -151,7 +153,7 @@ def test_limits_are_of_index_and_messages_together(run_here, made, every):
         partial = run_here(*arguments, *flags, "--allow-partial")
         # no file is known then, so no partial answer exists
         if flags[0] == "--timeout":
-            assert f"while opening {made.uri}" in done.error["message"]
+            assert f"while opening {archived.uri}" in done.error["message"]
             assert (partial.code, partial.error) == (6, done.error)
             continue
         assert last["failed"]
@@ -164,24 +166,24 @@ def test_limits_are_of_index_and_messages_together(run_here, made, every):
     assert "not read: segments/" in text.err
 
 
-def test_a_message_by_its_offset_in_a_queue(run_here, made):
+def test_a_message_by_its_offset_in_a_queue(run_here, archived):
     def ask(queue_id, offset, *more, topic=TOPIC):
-        place = ("--topic", topic, "--queue-id", queue_id, "--offset", offset, "--store", made.store)
+        place = ("--topic", topic, "--queue-id", queue_id, "--offset", offset, "--store", archived.store)
         done = run_here("message", *place, "--json", "--body", "hex", *more)
         (row,) = done.document["messages"]
         return done.code, row
 
-    queues = {(m.topic, m.queue_id) for m in made.messages if m.is_visible}
-    for wanted in (m for m in made.messages if m.is_visible and m.physical_offset % 5 == 0):
-        code, row = ask(wanted.queue_id, wanted.queue_offset, "--storage", made.uri, topic=wanted.topic)
+    queues = {(m.topic, m.queue_id) for m in archived.messages if m.is_visible}
+    for wanted in (m for m in archived.messages if m.is_visible and m.physical_offset % 5 == 0):
+        code, row = ask(wanted.queue_id, wanted.queue_offset, "--storage", archived.uri, topic=wanted.topic)
         is_local = wanted.physical_offset >= BEGIN_OF_LAST
         assert (code, row["state"]) == (0, "local" if is_local else "archived")
         assert row["message"]["msg_id"] == wanted.offset_msg_id
     assert len(queues) == 14
-    behind = sum((m.topic, m.queue_id, m.is_visible) == (TOPIC, 0, True) for m in made.messages)
+    behind = sum((m.topic, m.queue_id, m.is_visible) == (TOPIC, 0, True) for m in archived.messages)
     for queue_id, offset, problem in (
         (0, behind, f"queue 0 of {TOPIC} ends before offset {behind}"),
-        (77, 0, f"{made.store} has no queue 77 of {TOPIC}"),
+        (77, 0, f"{archived.store} has no queue 77 of {TOPIC}"),
     ):
         code, nothing = ask(queue_id, offset)
         assert (code, nothing["state"], nothing["message"], nothing["problem"]) == (1, "missing", None, problem)
@@ -288,14 +290,14 @@ def test_people_see_a_page_of_a_large_value(run_here, tmp_path):
         assert "--raw" not in shown(name, "--json")
 
 
-def test_verify_finds_damage_of_archived_segments(run_here, made):
+def test_verify_finds_damage_of_archived_segments(run_here, archived):
     """Runs last: it changes the storage, and restores it."""
-    path = made.objects()[1]
+    path = archived.objects()[1]
     whole = path.read_bytes()
     stray = path.with_name("00000000000000000001-0123456789abcdef.log")
 
     def verified(*deep):
-        done = run_here("verify", "--storage", made.uri, "--json", *deep)
+        done = run_here("verify", "--storage", archived.uri, "--json", *deep)
         places = [(finding["part"], finding["offset"]) for finding in done.document["findings"]]
         return done.code, places, done.document["notes"]
 
@@ -389,17 +391,17 @@ def test_a_broker_whose_archive_is_damaged_is_named(run_here, brokers):
     assert states == {"a": "archived", "b": "missing"}
 
 
-def test_a_store_is_one_brokers(run_here, brokers, made):
-    done = run_here("query", TOPIC, "order-7", "--messages", "--store", made.store, "--storage", brokers, "--json")
+def test_a_store_is_one_brokers(run_here, brokers, archived):
+    done = run_here("query", TOPIC, "order-7", "--messages", "--store", archived.store, "--storage", brokers, "--json")
     assert (done.code, done.out, done.error["type"]) == (2, "", "InvalidArgument")
-    assert f"{made.store} belongs to one broker, but 2 indexes are read" in done.error["message"]
+    assert f"{archived.store} belongs to one broker, but 2 indexes are read" in done.error["message"]
 
 
-def test_files_lists_archived_segments(run_here, made):
-    listed = run_here("files", "--storage", made.uri, "--json").document["archived"]
+def test_files_lists_archived_segments(run_here, archived):
+    listed = run_here("files", "--storage", archived.uri, "--json").document["archived"]
     assert [segment["start"] for segment in listed] == list(range(0, BEGIN_OF_LAST, 16_384))
     assert {segment["size_bytes"] for segment in listed} == {16_384}
-    text = run_here("files", "--storage", made.uri).out
+    text = run_here("files", "--storage", archived.uri).out
     assert f"archived of {listed[0]['store']}: 5 segments, 80.0 KiB, offsets 0 to 81,919\n" in text
 
 
@@ -419,10 +421,10 @@ def test_an_index_of_a_file_has_no_words_of_a_store(run_here, tmp_path):
     assert (done.code, "only topics of RocketMQ have queues" in done.err) == (2, True), done.err
 
 
-def test_a_message_by_its_id_within_limits(run_here, made):
-    first = made.messages[0]
-    by_place = ("message", first.offset_msg_id, "--storage", made.uri)
-    by_key = ("message", first.uniq_key, "--topic", first.topic, "--storage", made.uri)
+def test_a_message_by_its_id_within_limits(run_here, archived):
+    first = archived.messages[0]
+    by_place = ("message", first.offset_msg_id, "--storage", archived.uri)
+    by_key = ("message", first.uniq_key, "--topic", first.topic, "--storage", archived.uri)
     for line in (by_place, by_key):
         assert run_here(*line, "--max-requests", 20, "--timeout", 1000).code == 0
         for flags in (("--max-requests", 0), ("--max-bytes", 10), ("--timeout", 1e-9)):

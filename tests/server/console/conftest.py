@@ -16,7 +16,7 @@ expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="package")
-def made(tmp_path_factory):
+def indexed(tmp_path_factory):
     """An index with files in several states, and the store of its messages."""
     folder = tmp_path_factory.mktemp("console")
     put_messages(folder / "store")
@@ -26,9 +26,9 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="package")
-def service(made):
+def service(indexed):
     """A service beside the writer."""
-    with on_a_port(made.index, store=made.store) as client:
+    with on_a_port(indexed.index, store=indexed.store) as client:
         yield str(client.base_url)
 
 

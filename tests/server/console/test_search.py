@@ -114,12 +114,12 @@ def test_pages_go_on_by_the_cursor(opened, service):
     expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "ascending")
 
 
-def test_a_partial_answer_names_its_missing_parts(opened, made, tmp_path):
+def test_a_partial_answer_names_its_missing_parts(opened, indexed, tmp_path):
     copied = tmp_path / "storage"
-    shutil.copytree(made.storage, copied)
+    shutil.copytree(indexed.storage, copied)
     gone = sorted(copied.rglob("*.index"))[2]
     gone.unlink()
-    with IndexReader.open(copied.as_uri()) as reader, on_a_port(reader, store=made.store) as client:
+    with IndexReader.open(copied.as_uri()) as reader, on_a_port(reader, store=indexed.store) as client:
         page = opened(str(client.base_url))
         search(page)
         alert = page.get_by_role("alert").filter(has_text="(502)")
@@ -246,7 +246,7 @@ def test_times_are_as_people_say_them(opened, service):
     expect(begin).to_have_value("2025-11-01T03:00:00Z")
 
 
-def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made):
+def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, indexed):
     page = opened(service, "#search?topic=orders&key=order-4711")
     panel = page.locator("#message")
     rows(page).get_by_role("button").click()
@@ -286,7 +286,7 @@ def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made)
     expect(panel).to_contain_text("read from the store’s own files")
     page.go_back()
     expect(panel).to_be_hidden()
-    with IndexReader.open(made.storage.as_uri()) as reader, on_a_port(reader) as client:
+    with IndexReader.open(indexed.storage.as_uri()) as reader, on_a_port(reader) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=order-4711")
         rows(page).get_by_role("button").click()
         expect(page.locator("#message")).to_contain_text("the index has the place of the message, but no copy of it")

@@ -68,11 +68,11 @@ def test_empty(opened, folder, tmp_path):
         look(page, folder, "empty-files", WIDTHS[:1])
 
 
-def test_partial(opened, folder, made, tmp_path):
+def test_partial(opened, folder, indexed, tmp_path):
     copied = tmp_path / "storage"
-    shutil.copytree(made.storage, copied)
+    shutil.copytree(indexed.storage, copied)
     sorted(copied.rglob("*.index"))[2].unlink()
-    with IndexReader.open(copied.as_uri()) as reader, on_a_port(reader, store=made.store) as client:
+    with IndexReader.open(copied.as_uri()) as reader, on_a_port(reader, store=indexed.store) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=customer-7")
         page.get_by_role("button", name="Show what can be read").click()
         missing = page.locator("#missing")
@@ -95,11 +95,11 @@ def test_partial(opened, folder, made, tmp_path):
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
-def test_the_head_is_one_row_whatever_it_says(opened, made, tmp_path, has_tokens):
+def test_the_head_is_one_row_whatever_it_says(opened, indexed, tmp_path, has_tokens):
     path = tmp_path / "tokens.json"
     problem = "archive: a segment is passed over, since its file is damaged: " + "x" * 200
     sign_in = f"token={add_token(path, 'some', 'read', None)}&" if has_tokens else ""
-    with on_a_port(made.index, tokens=path if has_tokens else None, problems=lambda: [problem]) as client:
+    with on_a_port(indexed.index, tokens=path if has_tokens else None, problems=lambda: [problem]) as client:
         page = opened(str(client.base_url), f"#{sign_in}cost")
         expect(page.locator("#cost-table tbody tr")).to_have_count(3)
         expect(page.locator("#ready")).to_have_text("problem: source" if has_tokens else f"problem: {problem}")

@@ -15,10 +15,10 @@ from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
 
 
-def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path):
+def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, indexed, tmp_path):
     path = tmp_path / "tokens.json"
     some = add_token(path, "some", "read", ["pay"])
-    with on_a_port(made.index, tokens=path, store=made.store) as client:
+    with on_a_port(indexed.index, tokens=path, store=indexed.store) as client:
         page = opened(str(client.base_url), "#search?topic=payments&key=payment-1")
         field = page.get_by_label("Token", exact=True)
         expect(field).to_be_focused()
@@ -63,10 +63,10 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         expect(page.get_by_role("alert").filter(has_text="does not know this token")).to_be_visible()
 
 
-def test_a_token_with_other_characters_is_refused(opened, made, tmp_path):
+def test_a_token_with_other_characters_is_refused(opened, indexed, tmp_path):
     path = tmp_path / "tokens.json"
     some = add_token(path, "some", "read", None)
-    with on_a_port(made.index, tokens=path) as client:
+    with on_a_port(indexed.index, tokens=path) as client:
         page = opened(str(client.base_url), "#search?topic=payments&key=payment-1")
         field = page.get_by_label("Token", exact=True)
         refused = page.get_by_role("alert").filter(has_text="does not know this token")
@@ -138,10 +138,10 @@ def test_the_keyboard_is_enough(opened, service):
     expect(page.locator("main")).to_be_focused()
 
 
-def test_health_tells_reasons_and_how_far_answers_reach(opened, made):
+def test_health_tells_reasons_and_how_far_answers_reach(opened, indexed):
     problems, late = [], []
     told = {"problems": lambda: problems, "behind": lambda: next(iter(late), None)}
-    with on_a_port(made.index, **told) as client:
+    with on_a_port(indexed.index, **told) as client:
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#ready")).to_have_text("ready")
         check_access(page)
@@ -157,7 +157,7 @@ def test_health_tells_reasons_and_how_far_answers_reach(opened, made):
         page.get_by_role("link", name="Health").click()
         expect(page.locator("#reasons")).to_contain_text("follow: it is 9 GB behind")
         expect(page.locator("#ready")).to_have_text("not ready: follow: it is 9 GB behind")
-    with IndexReader.open(made.storage.as_uri()) as reader, on_a_port(reader) as client:
+    with IndexReader.open(indexed.storage.as_uri()) as reader, on_a_port(reader) as client:
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#fresh")).to_contain_text("/storage: the newest published entry is from 2025-11-01 0")
 
@@ -181,10 +181,10 @@ def test_the_pictures_of_the_docs(opened, service, tmp_path):
         assert 5_000 < (folder / image).stat().st_size < 300_000
 
 
-def test_another_token_shows_nothing_of_the_one_before(opened, made, tmp_path):
+def test_another_token_shows_nothing_of_the_one_before(opened, indexed, tmp_path):
     path = tmp_path / "tokens.json"
     every, some = add_token(path, "every", "read", None), add_token(path, "some", "read", ["pay"])
-    with on_a_port(made.index, tokens=path) as client:
+    with on_a_port(indexed.index, tokens=path) as client:
         page = opened(str(client.base_url), f"#token={every}&search?topic=orders&key=order-4711")
         expect(rows(page)).to_have_count(1)
         # as after a revocation
