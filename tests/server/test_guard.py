@@ -240,6 +240,33 @@ def test_bodies_are_bounded_in_time(index, monkeypatch):
         assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
 
 
+def test_a_lookup_may_take_longer_than_its_body(index, monkeypatch):
+    monkeypatch.setattr(bounds, "_BODY_S", 0.2)
+    look_up = IndexService.query_many
+
+    def slow(*arguments, **limits):
+        time.sleep(0.5)
+        return look_up(*arguments, **limits)
+
+    monkeypatch.setattr(IndexService, "query_many", slow)
+    with serving(index) as client:
+        got = client.post("/v1/query:batch", content=BATCH, headers={"content-type": wire.JSON})
+        assert got.json()["status"] == "complete"
+
+
+def test_requests_that_are_too_long_are_refused_by_their_heads(index):
+    head = b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    requests = {
+        b"GET /v1/query?topic=t&key=" + b"k" * (63 << 10) + head + b"\r\n": b"414",
+        b"POST /v1/query:batch" + head + b"Expect: 100-continue\r\nContent-Length: 999999999\r\n\r\n": b"413",
+    }
+    with on_a_port(index) as client:
+        for request, status in requests.items():
+            with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+                connection.sendall(request)
+                assert connection.recv(1000).startswith(b"HTTP/1.1 " + status)
+
+
 def test_a_long_body_has_more_time(tmp_path, monkeypatch):
     """What has arrived gives the rest time."""
     line = b'{"topic": "t", "queue_id": 0, "key": "slow", "offset": 1, "size": 1, "timestamp_ms": 1762000000000}\n'
