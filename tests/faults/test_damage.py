@@ -220,8 +220,8 @@ def test_a_damaged_copy_found_while_the_storage_was_down_is_no_trouble_once_the_
     storage = FaultStorage(world.storage)
     storage.fail("*", times=None)
     service = world.open(storage=storage)
-    told = {problem.split(": ")[0] for problem in service.health()["problems"]}
-    assert told == {"log", *(path.stem for path in paths)}
+    problems = {problem.split(": ")[0] for problem in service.health()["problems"]}
+    assert problems == {"log", *(path.stem for path in paths)}
     storage.clear()
     world.do("run_lifecycle check")
     assert service.health()["problems"] == []

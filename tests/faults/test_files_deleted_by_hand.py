@@ -257,9 +257,9 @@ def test_verify_reports_one_damaged_copy_of_the_list_until_a_start_repairs_it(li
         damaged[at + copy * len(data) // 2] ^= 1
         listed.write_bytes(damaged)
         assert first in FileList(Root(life.root, Disk())).read()
-    told = run("verify", *life.place, "--json")
-    (finding,) = told.document["findings"]
-    assert (told.code, finding["file"], finding["part"]) == (1, str(listed), "files")
+    outcome = run("verify", *life.place, "--json")
+    (finding,) = outcome.document["findings"]
+    assert (outcome.code, finding["file"], finding["part"]) == (1, str(listed), "files")
     with life.open():
         pass
     assert run("verify", *life.place).code == 0

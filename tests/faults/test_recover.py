@@ -91,8 +91,8 @@ def test_recover_says_that_the_storage_lacks_an_expiry_that_replaced_an_erasure(
     assert expire(uri, Retention(age_s=86400), yes=True, clock=life.clock).expired.tombstones == ()
     life.write(1, upload=True)
     life.restore("storage")
-    told = run_here("recover", "--root", life.root)
-    assert told.code == 0 and "the storage lacks an expiry that the root knows" in told.out
+    outcome = run_here("recover", "--root", life.root)
+    assert outcome.code == 0 and "the storage lacks an expiry that the root knows" in outcome.out
     assert life.offsets_found() == {1, 2, 3}
 
 

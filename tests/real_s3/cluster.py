@@ -170,8 +170,8 @@ class Cluster:
         with self._log(program).open("a") as log:
             log.write(done.stdout + done.stderr)
         if done.returncode:
-            told = done.stderr[-_SHOWN_CHARACTERS:]
-            raise ClusterError(f"{program} ended with {done.returncode}; see {self._log(program)}\n{told}")
+            log_end = done.stderr[-_SHOWN_CHARACTERS:]
+            raise ClusterError(f"{program} ended with {done.returncode}; see {self._log(program)}\n{log_end}")
         return done.stdout
 
     def _launch(self, program: str) -> None:
@@ -228,8 +228,8 @@ class Cluster:
     def _answers(self) -> bool:
         for program in PROGRAMS:
             if self._running(program) is None:
-                told = self._log(program).read_text()[-_SHOWN_CHARACTERS:]
-                raise ClusterError(f"{program} ended; see {self._log(program)}\n{told}")
+                log_end = self._log(program).read_text()[-_SHOWN_CHARACTERS:]
+                raise ClusterError(f"{program} ended; see {self._log(program)}\n{log_end}")
         try:
             with urllib.request.urlopen(self.endpoint_url, timeout=5):
                 return True

@@ -240,8 +240,8 @@ def test_only_erased_messages_in_reach_lead_on_to_the_next(tmp_path):
     erase(storage.uri, "orders", keys="gone", yes=True, now=True, grace_s=0)
     with reading(storage) as broker:
         answer = pull(broker, "orders", 0, 0)
-        told = (answer.code, answer.remark, answer.fields["nextBeginOffset"], answer.body)
-        assert told == (20, "MESSAGE_WAS_REMOVING", "800", b"")
+        answered = (answer.code, answer.remark, answer.fields["nextBeginOffset"], answer.body)
+        assert answered == (20, "MESSAGE_WAS_REMOVING", "800", b"")
 
 
 def test_a_queue_begins_behind_what_has_expired(life):

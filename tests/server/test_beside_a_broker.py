@@ -170,8 +170,8 @@ def test_a_command_prints_the_same_of_a_service_as_of_the_index(sidecar, capsys,
         assert str(folder) not in printed_there
         seen = printed_there.replace("[store]", str(folder / "store")).replace("[root]", str(folder / "root"))
         if form:
-            told = [[masked(json.loads(line)) for line in lines.splitlines()] for lines in (seen, own)]
-            assert told[0] == told[1]
+            documents = [[masked(json.loads(line)) for line in lines.splitlines()] for lines in (seen, own)]
+            assert documents[0] == documents[1]
         else:
             assert [*map(plain, seen.splitlines())] == [*map(plain, own.splitlines())], err
 

@@ -93,13 +93,13 @@ def test_a_token_of_some_topics_browses_these_alone(held):
     assert "secret" not in json.dumps(every) and "payments" not in json.dumps(every)
     params = {"topic": "payments", "at_ms": T}
     cursor = browse(client, topic="payments", at_ms=T, max_count=2)["later"]
-    told = set()
+    refusals = set()
     for more in ({}, {"queue_id": 0}, {"queue_id": 7}):
         for place in ({"at_ms": T}, {"cursor": cursor}):
             got = client.get("/v1/browse", params={"topic": "payments", **place, **more}, headers=team)
-            told.add((got.status_code, got.json()["detail"]))
+            refusals.add((got.status_code, got.json()["detail"]))
     # a topic that exists, and one that doesn't
-    assert told == {(403, "the token is not for topic 'payments'")}
+    assert refusals == {(403, "the token is not for topic 'payments'")}
     assert client.get("/v1/browse", params=params | {"topic": "none"}, headers=team).status_code == 403
     # another topic's cursor leads only to places of the own topic's queues
     assert {row["message"]["topic"] for row in browse(client, headers=team, cursor=cursor)["messages"]} == {"orders"}
@@ -107,8 +107,8 @@ def test_a_token_of_some_topics_browses_these_alone(held):
         got = client.get("/v1/browse", params=params | {"topic": topic}, headers=team)
         assert got.status_code in (403, 404), topic
     records = [json.loads(line) for line in audit.read_text().splitlines()]
-    told = next(record for record in records if record.get("lookup") == "browse" and record["caller"] == "team")
-    assert (told["topic"], told["count"]) == ("orders", len(messages))
+    audit_record = next(record for record in records if record.get("lookup") == "browse" and record["caller"] == "team")
+    assert (audit_record["topic"], audit_record["count"]) == ("orders", len(messages))
     assert any(record["status"] == 403 and "payments" in record["asked"] for record in records)
 
 

@@ -96,15 +96,15 @@ def test_a_token_sees_its_topics_only(guarded, path_and_tokens):
     rows = {name: guarded.get("/v1/du", headers=who).json()["rows"] for name, who in (("pay", pay), ("all", reader))}
     assert {row["topic"] for row in rows["pay"]} == {"payments"} and len(rows["all"]) == 2
     explained = {name: [] for name in ("pay", "reader")}
-    for name, told in explained.items():
+    for name, explains in explained.items():
         headers, more = bearer(path_and_tokens[1][name]), {"explain": True}
         for path in ("/v1/query", "/v1/messages", "/v1/topics"):
             asks = (params if path != "/v1/topics" else {}) | more
-            told.append(guarded.get(path, params=asks, headers=headers).json()["explain"])
+            explains.append(guarded.get(path, params=asks, headers=headers).json()["explain"])
         batch = guarded.post("/v1/query:batch", json={"lookups": [params]} | more, headers=headers)
-        told.append(batch.json()["explain"])
+        explains.append(batch.json()["explain"])
         lines = guarded.get("/v1/query", params=params | more, headers=headers | {"accept": wire.NDJSON}).text
-        told.append(json.loads(lines.splitlines()[-1])["explain"])
+        explains.append(json.loads(lines.splitlines()[-1])["explain"])
     # files are of all topics
     assert [("files" in explain) for explain in explained["pay"]] == [False] * 5
     assert [bool(explain["files"]) for explain in explained["reader"]] == [True] * 5
@@ -412,8 +412,8 @@ def test_lookups_are_written_to_the_audit_log(index, tmp_path, path_and_tokens):
         client.get("/v1/query", params=QUERY, headers=headers)
         client.get("/v1/query", params=QUERY | {"cursor": "x"}, headers=headers)
     lookup_record, wrong = map(json.loads, path.read_text().splitlines())
-    told = {"request_id": "r-1", "caller": "reader", "lookup": "query", **QUERY, "status": "complete", "count": 2}
-    assert lookup_record | told == lookup_record
+    expected = {"request_id": "r-1", "caller": "reader", "lookup": "query", **QUERY, "status": "complete", "count": 2}
+    assert lookup_record | expected == lookup_record
     assert (wrong["status"], wrong["count"]) == ("InvalidCursor", 0)
 
 
@@ -471,8 +471,8 @@ def test_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_pa
         others = {"lookups": [*batch[:1], {"topic": "orders", "key": "k"}]}
         assert client.post("/v1/query:batch", json=others, headers=headers).status_code == 403
     topic, files, many, refused = map(json.loads, path.read_text().splitlines())
-    told = {"request_id": "r-1", "caller": "pay", "refused": "GET /v1/query", "status": 403}
-    assert topic == told | {"asked": "topic=orders&key=order-4711", "time_ms": topic["time_ms"]}
+    expected = {"request_id": "r-1", "caller": "pay", "refused": "GET /v1/query", "status": 403}
+    assert topic == expected | {"asked": "topic=orders&key=order-4711", "time_ms": topic["time_ms"]}
     assert files["refused"] == "GET /v1/files"
     assert (many["lookups"], len(many["keys"]), many["topics"]) == (150, 100, ["payments"])
     assert many["keys"][7] == ["payments", ("7" + "x" * 2000)[:1024]]
@@ -530,8 +530,8 @@ def test_probes_without_a_token_get_only_the_parts_with_problems(index, path_and
                 503,
                 {"status": "not ready", "reasons": ["source"], "problems": ["source"]},
             )
-        told = client.get("/v1/health", headers=bearer(path_and_tokens[1]["reader"])).json()["problems"]
-        assert [row["reason"] for row in told] == [problem, problem, behind]
+        rows = client.get("/v1/health", headers=bearer(path_and_tokens[1]["reader"])).json()["problems"]
+        assert [row["reason"] for row in rows] == [problem, problem, behind]
 
 
 def test_the_time_of_a_stream_is_that_of_its_lookups(monkeypatch):

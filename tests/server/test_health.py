@@ -118,9 +118,9 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
             got = client.get("/readyz")
             assert (got.status_code, got.json()["reasons"]) == (200, [])
             assert got.json()["problems"] == ["storage", "tokens"]
-            told = client.get("/v1/health").json()["problems"]
-            assert [problem["part"] for problem in told] == ["storage", "tokens"]
-            assert "scripted fault" in told[0]["reason"]
+            problems = client.get("/v1/health").json()["problems"]
+            assert [problem["part"] for problem in problems] == ["storage", "tokens"]
+            assert "scripted fault" in problems[0]["reason"]
             said = f"{file} is not a file of tokens: it is not JSON; the last known tokens stay valid"
             assert [record.message for record in caplog.records if "last known tokens" in record.message] == [said]
             # the client learns the reason, and when to retry

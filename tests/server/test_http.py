@@ -144,8 +144,8 @@ def test_topics_and_files_are_listed(client, index):
 def test_a_request_has_an_id_that_errors_name(client):
     got = client.get("/v1/query", headers={"x-request-id": "my-7"})
     assert got.headers["x-request-id"] == got.json()["request_id"] == "my-7"
-    made = client.get("/v1/query", headers={"x-request-id": "not an id"})
-    assert made.headers["x-request-id"] == made.json()["request_id"] != "not an id"
+    answered = client.get("/v1/query", headers={"x-request-id": "not an id"})
+    assert answered.headers["x-request-id"] == answered.json()["request_id"] != "not an id"
 
 
 WRONG = [

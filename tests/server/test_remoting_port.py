@@ -81,19 +81,19 @@ def test_tools_ask_beside_http(archived, tmp_path):
         refused = 'tiered_index_lookups_total{kind="rocketmq:QUERY_MESSAGE",place="none",status="NoPermission"} 1.0'
         assert refused in page
         # requests that need no lookup count, too
-        told = {"QUERY_MESSAGE": ("SUCCESS", "NO_PERMISSION"), "GET_BROKER_CLUSTER_INFO": ("SUCCESS",)}
-        for name, status in ((name, status) for name, those in told.items() for status in those):
+        statuses_by_request = {"QUERY_MESSAGE": ("SUCCESS", "NO_PERMISSION"), "GET_BROKER_CLUSTER_INFO": ("SUCCESS",)}
+        for name, status in ((name, status) for name, those in statuses_by_request.items() for status in those):
             assert f'tiered_index_rocketmq_request_seconds_count{{request="{name}",status="{status}"}} 1.0' in page
         assert "tiered_index_lookup_bytes_total 0.0" not in page
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
-    told = [json.loads(line) for line in (tmp_path / "audit.ndjson").read_text().splitlines()]
-    refused = told.pop(0)
+    audited = [json.loads(line) for line in (tmp_path / "audit.ndjson").read_text().splitlines()]
+    refused = audited.pop(0)
     assert (refused["caller"], refused["claimed"], refused["status"]) == (None, "", 16)
     assert (refused["refused"], refused["key"]) == ("rocketmq:QUERY_MESSAGE", "order-7")
     named = [
         (record["caller"], record.get("lookup", record.get("refused")), record["code"], record["status"])
-        for record in told
+        for record in audited
     ]
     assert named == [
         ("support", "rocketmq:QUERY_MESSAGE", 12, 0),
@@ -103,7 +103,7 @@ def test_tools_ask_beside_http(archived, tmp_path):
         ("pay", "rocketmq:other", 99_999, 3),
         ("support", "rocketmq:GET_ROUTEINFO_BY_TOPIC", 105, 0),
     ]
-    assert told[0]["key"] == "order-7" and "claimed" not in told[3]
+    assert audited[0]["key"] == "order-7" and "claimed" not in audited[3]
 
 
 def test_it_admits_only_clients_that_the_service_admits(archived, tmp_path, capsys, monkeypatch):

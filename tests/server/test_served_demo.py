@@ -38,17 +38,17 @@ def test_it_answers_until_it_is_ended():
     key = "order-0000001"
     with subprocess.Popen(line, cwd=TOP, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
         try:
-            told = json.loads(process.stdout.readline())
-            opens = f"{told['url']}/console/#token={told['token']}&search?topic=orders&key={key}"
-            assert told["console"] == opens
-            with IndexClient(told["url"], token=told["token"]) as client:
+            served = json.loads(process.stdout.readline())
+            opens = f"{served['url']}/console/#token={served['token']}&search?topic=orders&key={key}"
+            assert served["console"] == opens
+            with IndexClient(served["url"], token=served["token"]) as client:
                 until(lambda: sum(t.entries for t in client.topics().topics) == entries)
                 answer = client.query("orders", key, max_count=5)
                 (message, *_) = client.messages("orders", key, max_count=5).messages
             assert len(answer) == 5 and message.item.offset == answer[0].offset
-            with pytest.raises(ConfigError), IndexClient(told["url"], token="another") as stranger:
+            with pytest.raises(ConfigError), IndexClient(served["url"], token="another") as stranger:
                 stranger.topics()
-            assert len(asyncio.run(by_tools(told["rocketmq"], key))) > 5
+            assert len(asyncio.run(by_tools(served["rocketmq"], key))) > 5
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0
         finally:

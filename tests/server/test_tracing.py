@@ -38,10 +38,10 @@ def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, span
     above = f"{request.context.trace_id:032x}-{request.parent.span_id:016x}"
     assert f"00-{above}-01" == ABOVE
     assert [span.parent.span_id for span in (lookup, read)] == [request.context.span_id, lookup.context.span_id]
-    told = {name: lookup.attributes[f"tiered_index.{name}"] for name in ("request_id", "status", "count")}
-    assert told == {"request_id": "r-1", "status": "complete", "count": 2}
-    told = [request.attributes[name] for name in ("tiered_index.request_id", "http.response.status_code")]
-    assert told == ["r-1", 200]
+    attributes = {name: lookup.attributes[f"tiered_index.{name}"] for name in ("request_id", "status", "count")}
+    assert attributes == {"request_id": "r-1", "status": "complete", "count": 2}
+    attributes = [request.attributes[name] for name in ("tiered_index.request_id", "http.response.status_code")]
+    assert attributes == ["r-1", 200]
     assert lookup.attributes["tiered_index.requests"] >= 1 and read.attributes["tiered_index.object"]
     assert by_name["GET /v1/files/{id}"].attributes["http.response.status_code"] == 404
     # one span a request, and no key in any

@@ -60,7 +60,7 @@ def places_of(messages):
 
 def test_places_of_which_nothing_may_be_seen_answer_alike(held):
     client, messages, storage, audit, waits = held
-    told = set()
+    seen = set()
     # from here on the service knows the archived segment's table
     client.get(f"/v1/messages/{offset_msg_id(BROKER, places_of(messages)[0])}", params={"topic": "orders"})
     waits.clear()
@@ -71,15 +71,15 @@ def test_places_of_which_nothing_may_be_seen_answer_alike(held):
             problem = got.json()
             problem["detail"] = problem["detail"].replace(offset_msg_id(BROKER, offset), "ID")
             del problem["request_id"]
-            told.add((got.status_code, json.dumps(problem), storage.calls("get_range") - before, len(waits)))
+            seen.add((got.status_code, json.dumps(problem), storage.calls("get_range") - before, len(waits)))
             assert got.status_code == 404 and problem["detail"] == "no message ID"
             waits.clear()
-    assert len(told) == 1, told
+    assert len(seen) == 1, seen
     behind = client.get(f"/v1/messages/{offset_msg_id(BROKER, 10**9)}", params={"topic": "orders"})
     assert (behind.status_code, len(waits)) == (404, 2)
     records = [json.loads(line) for line in audit.read_text().splitlines()]
-    told = {(record["caller"], record["lookup"], record["status"], record["withheld"]) for record in records}
-    assert told == {("team", "message", "Refused", 1)}
+    callers = {(record["caller"], record["lookup"], record["status"], record["withheld"]) for record in records}
+    assert callers == {("team", "message", "Refused", 1)}
     assert records[0]["topic"] == "orders" and records[0]["id"] == offset_msg_id(BROKER, places_of(messages)[0])
     waits.clear()
     for message in messages:
@@ -102,7 +102,7 @@ def test_posted_entries_are_no_window(held):
     kind = {"content-type": "application/x-ndjson"}
     posted = client.post("/v1/entries", content="\n".join(entries), headers=kind)
     assert posted.status_code == 200
-    told = set()
+    seen = set()
     # from here on the service knows the archived segment's table and, after the first missing message, the log's end
     client.get(f"/v1/messages/{own.offset_msg_id}", params={"topic": "orders"})
     client.get("/v1/messages", params={"topic": "orders", "key": "w0"})
@@ -117,10 +117,10 @@ def test_posted_entries_are_no_window(held):
         pieces = -(-(at + size) // PIECE_BYTES) - at // PIECE_BYTES
         read = explain["message_bytes"] and explain["message_bytes"] - pieces * PIECE_BYTES
         cost = explain["message_requests"], read, explain["requests"]
-        told.add(json.dumps([got.status_code, row, cost, answer["collisions"], answer["status"]]))
+        seen.add(json.dumps([got.status_code, row, cost, answer["collisions"], answer["status"]]))
         assert (row["state"], row["message"], row["read_from"], len(waits)) == ("missing", None, None, 2)
         waits.clear()
-    assert len(told) == 1, told
+    assert len(seen) == 1, seen
     assert [json.loads(line)["withheld"] for line in audit.read_text().splitlines() if "withheld" in line] == [1] * 8
     rows = client.get("/v1/messages", params={"topic": "orders", "key": "k0"}).json()["messages"]
     assert [row["message"]["body"] for row in rows] == [own.body().decode()]

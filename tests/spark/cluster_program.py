@@ -235,14 +235,14 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
 
         if trouble == "stages":
             modules["linked"].StorageAddress = troubled
-            told = _link(spark, marks.parent, storage, config)
+            figures = _link(spark, marks.parent, storage, config)
             struck = sorted(mark.name for mark in marks.iterdir())
-            print(json.dumps({"trouble": trouble, "job": "link", **told, "struck": struck}), flush=True)
+            print(json.dumps({"trouble": trouble, "job": "link", **figures, "struck": struck}), flush=True)
             continue
         if trouble == "changed":
             modules["build"].StorageAddress = troubled
-            told = _changed(spark, storage, table, path, config)
-            print(json.dumps({**told, "struck": sorted(mark.name for mark in marks.iterdir())}), flush=True)
+            figures = _changed(spark, storage, table, path, config)
+            print(json.dumps({**figures, "struck": sorted(mark.name for mark in marks.iterdir())}), flush=True)
             continue
         # a second index, of a DataFrame
         written = f"file://{folder}/written{number}"

@@ -12,9 +12,9 @@ from tests.spark.commands import run_program
 @pytest.mark.slow
 def test_the_data_sources_work_over_spark_connect(tmp_path: Path) -> None:
     lines, _ = run_program("connect_program", tmp_path, timeout=1_200)
-    told = {name: value for line in lines for name, value in line.items()}
-    assert (told["written"], told["of_key"], told["hashed"]) == (500, [907, 807], True)
+    figures = {name: value for line in lines for name, value in line.items()}
+    assert (figures["written"], figures["of_key"], figures["hashed"]) == (500, [907, 807], True)
     # a repeated stream adds nothing
-    assert (told["streamed"], told["messages"]) == (2_000, 101)
-    assert "NotAnIndex" in told["error"] and "holds no tiered index" in told["error"]
-    assert "session of Spark Connect" in told["refused"]
+    assert (figures["streamed"], figures["messages"]) == (2_000, 101)
+    assert "NotAnIndex" in figures["error"] and "holds no tiered index" in figures["error"]
+    assert "session of Spark Connect" in figures["refused"]

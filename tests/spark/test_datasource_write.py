@@ -144,8 +144,8 @@ def test_a_repeated_micro_batch_is_published_once(spark, storage, tmp_path, capl
     micro_batches(session, folder, storage, checkpoint)
     assert (total(storage), len(states(storage).positions)) == (700, 2)
     check(storage, joined(tables), keys=5)
-    [told] = [record for record in caplog.records if "speculation" in record.getMessage()]
-    assert told.levelname == "WARNING" and "spark.task.maxFailures is 1" in told.getMessage()
+    [warning] = [record for record in caplog.records if "speculation" in record.getMessage()]
+    assert warning.levelname == "WARNING" and "spark.task.maxFailures is 1" in warning.getMessage()
 
 
 def test_a_micro_batch_that_was_refused_or_failed_is_published_once_when_it_comes_again(session, storage, tmp_path):

@@ -84,7 +84,7 @@ def segments_of(uri):
 
 def answers_of(uri):
     """Return for some keys the place and the time of each entry, and its row."""
-    told = {}
+    answers = {}
     with IndexReader.open(uri) as reader, FileRows(reader) as source:
         for key in [*map(str, range(40)), *(f"c{n}" for n in range(7)), "nobody"]:
             entries = [
@@ -93,8 +93,8 @@ def answers_of(uri):
             ]
             fetched_rows = reader.messages("orders", key, source=source, max_count=1000)
             assert all(each.message is not None for each in fetched_rows)
-            told[key] = entries, [(each.message.file, each.message.row, each.message.text) for each in fetched_rows]
-    return told
+            answers[key] = entries, [(each.message.file, each.message.row, each.message.text) for each in fetched_rows]
+    return answers
 
 
 def test_a_build_of_files_is_the_same_as_ingest(spark, storage, config, logs, ingested):

@@ -53,11 +53,11 @@ def test_failing_tasks_and_a_killed_executor(tmp_path):
 @pytest.mark.slow
 def test_a_linked_build_whose_executors_are_killed_in_each_stage_loses_and_doubles_no_row(tmp_path):
     # the program looks up the rows of each file
-    [told] = run("local-cluster[2,1,1024]", tmp_path, 3_000, "stages")
-    killed = {mark.partition(" ")[0] for mark in told["struck"]}
-    assert len(killed) == 2 and len(told["struck"]) >= 3, told
+    [figures] = run("local-cluster[2,1,1024]", tmp_path, 3_000, "stages")
+    killed = {mark.partition(" ")[0] for mark in figures["struck"]}
+    assert len(killed) == 2 and len(figures["struck"]) >= 3, figures
     # one for each file, and those of lost executors are swept
-    assert told["points"] == 4 and told["swept"] >= 2
+    assert figures["points"] == 4 and figures["swept"] >= 2
 
 
 @pytest.mark.slow
@@ -72,10 +72,10 @@ def test_killed_workers_failing_tasks_and_nothing_at_all(session):
 @pytest.mark.slow
 def test_lost_executors_whose_source_has_changed_meanwhile(tmp_path):
     """The build reads the source again, finds other rows, and fails. It never publishes a mixture of both."""
-    [told] = run("local-cluster[2,1,1024]", tmp_path, 3_000, "changed")
-    assert told["struck"] == ["killed"]
-    assert told["failed"].startswith("InvalidArgument") and "was replaced while it was read" in told["failed"]
-    assert (told["before"], told["entries"], told["stored"], told["rows"]) == (0, 4_500, 4_500, 4_500)
+    [figures] = run("local-cluster[2,1,1024]", tmp_path, 3_000, "changed")
+    assert figures["struck"] == ["killed"]
+    assert figures["failed"].startswith("InvalidArgument") and "was replaced while it was read" in figures["failed"]
+    assert (figures["before"], figures["entries"], figures["stored"], figures["rows"]) == (0, 4_500, 4_500, 4_500)
 
 
 @pytest.mark.slow

@@ -176,10 +176,10 @@ def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypa
     assert sum(s3.endpoint_url.encode() in pickle for pickle in handed) >= 2
     assert not any(secret.encode() in pickle for pickle in handed)
     jobs = [jobs.apply(number) for jobs in [store.jobsList(None)] for number in range(jobs.size())]
-    told = [f"{job.name()} {job.description().toString()} {job.jobGroup().toString()}" for job in jobs]
-    assert len(told) >= before + 3 and all(job.description().isDefined() for job in jobs[: len(jobs) - before])
+    texts = [f"{job.name()} {job.description().toString()} {job.jobGroup().toString()}" for job in jobs]
+    assert len(texts) >= before + 3 and all(job.description().isDefined() for job in jobs[: len(jobs) - before])
     settings = [value for _, value in context.getConf().getAll()]
-    assert not any(secret in text or CREDENTIALS["AWS_SECRET_ACCESS_KEY"] in text for text in told + settings)
+    assert not any(secret in text or CREDENTIALS["AWS_SECRET_ACCESS_KEY"] in text for text in texts + settings)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mo
     environment = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
     environment |= {"TIERED_INDEX_ARCHIVE": "e.tar.gz"} if archive else {"PYSPARK_PYTHON": "/opt/python"}
     command = [SUBMIT, "--master", "yarn", *mode, "--", "merge"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    interpreters = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
     node = "./environment/bin/python" if archive else "/opt/python"
-    assert told == [node if "cluster" in "".join(mode) else str(python), node]
+    assert interpreters == [node if "cluster" in "".join(mode) else str(python), node]
 
 
 @pytest.mark.slow

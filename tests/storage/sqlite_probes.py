@@ -73,6 +73,6 @@ def open_files(path: Path) -> int:
 
 def output(process: subprocess.Popen[str], said: str = "") -> str:
     """Send `said`, and return the output of a process until it ends without an error."""
-    out, told = process.communicate(said, timeout=PATIENCE_S)
-    assert process.returncode == 0, told
+    out, err = process.communicate(said, timeout=PATIENCE_S)
+    assert process.returncode == 0, err
     return out

@@ -573,10 +573,12 @@ def metadata_answer(request: Request, keys: dict[str, str]) -> Answer:
         return Answer(200, b"role")
     if request.path == "/":
         names = {"AccessKeyId": "AccessKeyId", "SecretAccessKey": "SecretAccessKey", "SessionToken": "Token"}
-        told = "".join(f"<{name}>{keys[key]}</{name}>" for name, key in (names | {"Expiration": "Expiration"}).items())
+        document = "".join(
+            f"<{name}>{keys[key]}</{name}>" for name, key in (names | {"Expiration": "Expiration"}).items()
+        )
         for name in ("Credentials", "AssumeRoleWithWebIdentityResult", "AssumeRoleWithWebIdentityResponse"):
-            told = f"<{name}>{told}</{name}>"
-        return Answer(200, told.encode(), {"Content-Type": "text/xml"})
+            document = f"<{name}>{document}</{name}>"
+        return Answer(200, document.encode(), {"Content-Type": "text/xml"})
     return Answer(200, json.dumps(keys).encode(), {"Content-Type": "application/json"})
 
 

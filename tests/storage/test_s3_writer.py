@@ -49,9 +49,9 @@ def test_a_large_object_is_sent_in_parts_with_their_checksums(s3: S3Storage, scr
     assert [len(body) for body in bodies] == [4, 4, 4, 4, 4, 4, 4, 2]
     assert b"".join(bodies) == data
     # the completion repeats the checksum of each part
-    told = scripted.requests[-1].body
-    assert told.count(b"<ChecksumCRC32>AbCdEg==</ChecksumCRC32>") == 8
-    assert told.count(b"<PartNumber>8</PartNumber>") == 1
+    body = scripted.requests[-1].body
+    assert body.count(b"<ChecksumCRC32>AbCdEg==</ChecksumCRC32>") == 8
+    assert body.count(b"<PartNumber>8</PartNumber>") == 1
 
 
 def body_of(request: Request) -> bytes:

@@ -65,8 +65,8 @@ class Failing:
 
 def test_a_fault_of_the_temporary_file_leaves_the_old_object(storage: SqliteStorage, path: Path) -> None:
     storage.put("object", b"old")
-    for content, told in ((Failing(0), "Input/output error"), (Failing(1), "gave 262143 of 262144 bytes")):
-        with pytest.raises(StorageUnavailable, match=told):
+    for content, message in ((Failing(0), "Input/output error"), (Failing(1), "gave 262143 of 262144 bytes")):
+        with pytest.raises(StorageUnavailable, match=message):
             storage.insert("object", content, 9 << 20)
         assert storage.get("object") == b"old"
         assert count(path, "chunks") == 1

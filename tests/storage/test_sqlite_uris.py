@@ -32,8 +32,8 @@ def test_a_uri_that_other_tools_take_for_a_relative_path_is_told(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for uri in ("sqlite:///index.db", "sqlite:////index.db", f"sqlite://{tmp_path}/index.db", "sqlite:///none/x.db"):
         open_storage(uri).close()
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"sqlite:///index.db is the file /index.db. Other tools take it for {tmp_path}/index.db")
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"sqlite:///index.db is the file /index.db. Other tools take it for {tmp_path}/index.db")
 
 
 RACERS = 8

@@ -75,11 +75,11 @@ def test_a_dry_run_then_the_record(run_here, store):
     answer = run_here("query", "orders", "k", "--storage", store, "--json").document
     assert [item["offset"] for item in answer["items"]] == [10, 100]
     assert answer["expired_before_ms"] == pytest.approx(TODAY_MS - 364.5 * DAY_MS, abs=DAY_MS)
-    told = run_here("query", "debug-x", "k", "--storage", store)
-    assert re.search("complete as of .*; entries before .* have expired", told.out)
+    outcome = run_here("query", "debug-x", "k", "--storage", store)
+    assert re.search("complete as of .*; entries before .* have expired", outcome.out)
     # orders has entries from before the moment, which is that of debug-x
-    told = run_here("topics", "--storage", store)
-    assert re.search("orders .*; entries before .* have expired, of some topics at least", told.out, re.DOTALL)
+    outcome = run_here("topics", "--storage", store)
+    assert re.search("orders .*; entries before .* have expired, of some topics at least", outcome.out, re.DOTALL)
 
     merged = run_here("merge", "--storage", store, "--window", "1d", "--json").document
     assert [tier["expired"] for tier in merged["tiers"]] == [1]

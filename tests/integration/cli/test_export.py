@@ -62,15 +62,15 @@ def few_rows(monkeypatch):
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("form", ["parquet", "ndjson", "arrow"])
 def test_out_and_in_again(exported, run_here, original, tmp_path, form):
-    told = exported(f"entries.{form}", "--format", form)
-    assert (told["entries"], told["lost"], told["format"]) == (2 * MESSAGES, [], form)
-    assert told["bytes"] == (tmp_path / f"entries.{form}").stat().st_size
+    report = exported(f"entries.{form}", "--format", form)
+    assert (report["entries"], report["lost"], report["format"]) == (2 * MESSAGES, [], form)
+    assert report["bytes"] == (tmp_path / f"entries.{form}").stat().st_size
     where = ("--root", tmp_path / "copy", "--storage", f"file://{tmp_path}/store")
     back = done(run_here("ingest", tmp_path / f"entries.{form}", *where, *GEOMETRY, "--wait", "--json"))
     assert {back[name] for name in ("entries", "rows")} == {2 * MESSAGES}
-    assert back["checksum"] == told["checksum"]
+    assert back["checksum"] == report["checksum"]
     again = done(run_here("export", "--storage", where[-1], "--out", tmp_path / "again.parquet", "--json"))
-    assert (again["entries"], again["checksum"]) == (told["entries"], told["checksum"])
+    assert (again["entries"], again["checksum"]) == (report["entries"], report["checksum"])
     for topic, key in (("orders", "k7"), ("payments", "k3"), ("orders", "own-2999"), ("orders", "none")):
         line, roots = ("query", topic, key, "--max", 200, "--json", "--root"), (original.root, tmp_path / "copy")
         answers = [done(run_here(*line, root))["items"] for root in roots]
@@ -78,7 +78,7 @@ def test_out_and_in_again(exported, run_here, original, tmp_path, form):
         assert [item["offset"] for item in answers[0]] == expected_offsets(topic, key)
     once_more = done(run_here("ingest", tmp_path / f"entries.{form}", *where, "--json"))
     assert (once_more["entries"], once_more["resumed_from"]) == (0, 2 * MESSAGES)
-    assert once_more["checksum"] == told["checksum"]
+    assert once_more["checksum"] == report["checksum"]
 
 
 @pytest.mark.parametrize("rule", ["abs", "mask"])
@@ -102,14 +102,14 @@ def test_an_export_that_is_read_again_has_the_hash_rule_of_its_keys(run_here, tm
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("is_gzipped", [False, True])
 def test_an_export_is_read_from_stdin(exported, run_here, original, tmp_path, is_gzipped):
-    told = exported("entries.ndjson")
+    report = exported("entries.ndjson")
     lines = (tmp_path / "entries.ndjson").read_bytes()
     where = ("--root", tmp_path / "copy", "--storage", f"file://{tmp_path}/store")
     piped = gzip.compress(lines) if is_gzipped else lines
     for _ in range(2):
         back = done(run_here("ingest", "-", *where, *GEOMETRY, "--wait", "--json", stdin=piped))
         assert (back["source"], back["source_name"], back["resumed_from"]) == ("stdin", None, 0)
-        assert (back["entries"], back["checksum"]) == (told["entries"], told["checksum"])
+        assert (back["entries"], back["checksum"]) == (report["entries"], report["checksum"])
     line, roots = ("query", "orders", "own-2999", "--json", "--root"), (original.root, tmp_path / "copy")
     answers = [done(run_here(*line, root))["items"] for root in roots]
     assert answers[0] == answers[1] and len(answers[0]) == 1
@@ -126,8 +126,8 @@ def test_a_topic_and_a_range_and_a_misspelt_topic(exported, run_here, original, 
     assert set(table["topic"].to_pylist()) == {"orders"}
     topics = ("--topic", "orderz", "--topic", "orders")
     assert exported("some.parquet", *topics)["unknown_topics"] == ["orderz"]
-    told = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *topics)
-    assert "no file that was read has topic 'orderz'; did you mean 'orders'?" in told.out
+    outcome = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *topics)
+    assert "no file that was read has topic 'orderz'; did you mean 'orders'?" in outcome.out
     piped = run_here("export", "--storage", original.uri, "--out", "-", *topics)
     assert piped.code == 0 and "no file that was read has topic 'orderz'" in piped.err
 
@@ -169,10 +169,10 @@ def test_the_end_of_the_name_says_the_format(exported, run_here, original, tmp_p
 def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
     command = ("export", "--root", original.root, "--topic", "orders", "--out", "-")
     for form in ("csv", "ndjson"):
-        told = exported(f"some.{form}", "--topic", "orders")
+        report = exported(f"some.{form}", "--topic", "orders")
         outcome = run_here(*command, *(() if form == "ndjson" else ("--format", form)))
         assert (outcome.code, outcome.out) == (0, (tmp_path / f"some.{form}").read_text())
-        assert f"{told['entries']:,} entries, checksum {told['checksum']}" in outcome.err
+        assert f"{report['entries']:,} entries, checksum {report['checksum']}" in outcome.err
     assert run_here(*command, "--json").code == 2 and not (tmp_path / "-").exists()
 
 
@@ -184,7 +184,7 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
             more = {"region": n % 3, "weight": float("nan") if n == 7 else n / 8, "tag": bytes([n, 255])}
             index.put("t", 0, f"k{n % 5}", n, 10, BEGIN_MS + n, **more)
         first = index.query("t", "k2").items
-    told = done(run_here("export", "--root", where["root"], "--out", tmp_path / "e", "--format", form, "--json"))
+    report = done(run_here("export", "--root", where["root"], "--out", tmp_path / "e", "--format", form, "--json"))
     where |= {"root": tmp_path / "two", "storage": f"file://{tmp_path}/s2"}
     options = ("--root", where["root"], "--storage", where["storage"], "--json")
     if form == "ndjson":  # its lines don't state the schema
@@ -193,7 +193,7 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
         IndexService.open(**where, items=500, background=False).close()
         options = options[:2] + options[4:]
     back = done(run_here("ingest", tmp_path / "e", *options, *(() if form == "ndjson" else GEOMETRY)))
-    assert (back["entries"], back["checksum"]) == (50, told["checksum"])
+    assert (back["entries"], back["checksum"]) == (50, report["checksum"])
     with IndexService.open(root=where["root"], background=False) as index:
         items = index.query("t", "k2").items
         # one of its weights is not a number
@@ -202,10 +202,10 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
 
 
 def test_rocketmqs_files(exported, run_here, tmp_path):
-    told = exported("files", "--format", "rocketmq", *GEOMETRY)
+    report = exported("files", "--format", "rocketmq", *GEOMETRY)
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, SLOTS, ITEMS, "abs")
     names = sorted((tmp_path / "files").iterdir())
-    assert len(names) == -(-2 * MESSAGES // (ITEMS - 1)) and told["bytes"] == len(names) * layout.unsealed_size
+    assert len(names) == -(-2 * MESSAGES // (ITEMS - 1)) and report["bytes"] == len(names) * layout.unsealed_size
     count = 0
     for path in names:
         image = ForeignUnsealed(path.read_bytes(), layout, path.name)
@@ -303,9 +303,9 @@ def test_a_root_is_exported_without_its_storage_and_names_the_missing_files(run_
     made, out = damaged, tmp_path / "e.parquet"
     whole = done(run_here("export", "--root", made.root, "--out", tmp_path / "whole.parquet", "--json"))
     made.store.rename(tmp_path / "lost")
-    told = done(run_here("export", "--root", made.root, "--out", out, "--json"))
-    assert (told["entries"], told["checksum"], told["missing"]) == (whole["entries"], whole["checksum"], [])
-    assert "is it mounted?" in told["not_asked"] and whole["not_asked"] is None
+    report = done(run_here("export", "--root", made.root, "--out", out, "--json"))
+    assert (report["entries"], report["checksum"], report["missing"]) == (whole["entries"], whole["checksum"], [])
+    assert "is it mounted?" in report["not_asked"] and whole["not_asked"] is None
     # begun again from the root
     new = ("--root", tmp_path / "new", "--storage", f"file://{tmp_path}/new-store", *GEOMETRY)
     back = done(run_here("ingest", out, *new, "--wait", "--json"))

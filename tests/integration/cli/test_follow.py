@@ -99,9 +99,9 @@ def test_a_clock_that_was_wrong_is_reported(run_here, tmp_path):
         place = writer.put("orders", 0, keys=("a", "b"), store_ms=store_ms)
     writer.flush()
     where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}", *SMALL)
-    told = run_here("ingest", tmp_path / "store", *where)
-    assert re.search("quarantined +2 entries with an implausible time\n", told.out)
-    assert f"to quarantine: commit log offset {place.offset}: 2099-12-03T16:53:20Z\n" in told.err
+    outcome = run_here("ingest", tmp_path / "store", *where)
+    assert re.search("quarantined +2 entries with an implausible time\n", outcome.out)
+    assert f"to quarantine: commit log offset {place.offset}: 2099-12-03T16:53:20Z\n" in outcome.err
     document = run_here("ingest", tmp_path / "store", *where, "--restart", "--json").document
     assert (document["quarantined"], document["quarantined_first"][0]["offset"]) == (2, place.offset)
 

@@ -54,10 +54,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def code_of(line: list[str], capsys: pytest.CaptureFixture[str]) -> int | str | None:
     with pytest.raises(SystemExit) as ended:
         run(line)
-    told = capsys.readouterr()
-    assert "unexpected" not in told.err
-    assert told.err
-    assert not told.out
+    printed = capsys.readouterr()
+    assert "unexpected" not in printed.err
+    assert printed.err
+    assert not printed.out
     return ended.value.code
 
 

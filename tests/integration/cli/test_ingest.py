@@ -129,10 +129,10 @@ def test_a_last_line_that_may_be_cut_is_reported_and_read_once_it_is_whole(inges
     write_source(places.source, 0, 3)
     whole = places.source.read_text()
     places.source.write_text(whole[:-20])
-    told = ingest("--skip-bad")
-    assert told.code == 0
-    assert re.search(r"messages +2\n", told.out)
-    assert "messages.ndjson: the last line (97 bytes) is held back: it has no newline, and may be cut" in told.err
+    outcome = ingest("--skip-bad")
+    assert outcome.code == 0
+    assert re.search(r"messages +2\n", outcome.out)
+    assert "messages.ndjson: the last line (97 bytes) is held back: it has no newline, and may be cut" in outcome.err
     again = ingest("--skip-bad", "--json").document
     assert (again["held_back"], again["messages"], again["skipped"]) == (1, 0, 0)
     places.source.write_text(whole)
@@ -149,12 +149,12 @@ def test_skipped_and_quarantined_messages_are_reported(ingest, places):
     assert [bad["where"] for bad in document["skipped_first"]] == ["line 1", "line 7"]
     first = {"topic": "orders", "queue_id": 2, "offset": 2, "timestamp_ms": 1_700_000_000, "where": "line 4"}
     assert (document["quarantined"], document["quarantined_first"]) == (2, [first])
-    told = ingest("--skip-bad", "--restart")
-    assert re.search(r"skipped +2 messages\n", told.out)
-    assert re.search(r"quarantined +2 entries with an implausible time\n", told.out)
-    assert "not JSON 1, 'topic' is missing 1" in told.out
-    assert "skipped: line 7: 'topic' is missing\n" in told.err
-    assert "to quarantine: line 4: 1970-01-20T16:13:20Z; seconds? timestamp_ms is milliseconds\n" in told.err
+    outcome = ingest("--skip-bad", "--restart")
+    assert re.search(r"skipped +2 messages\n", outcome.out)
+    assert re.search(r"quarantined +2 entries with an implausible time\n", outcome.out)
+    assert "not JSON 1, 'topic' is missing 1" in outcome.out
+    assert "skipped: line 7: 'topic' is missing\n" in outcome.err
+    assert "to quarantine: line 4: 1970-01-20T16:13:20Z; seconds? timestamp_ms is milliseconds\n" in outcome.err
 
 
 @pytest.mark.parametrize("skip", [(), ("--skip-bad",)])
@@ -377,9 +377,9 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, places, tmp
     def seen(rows):
         return {(row["offset"], row["region"], row["weight"], row["town"], row["guide"]) for row in rows}
 
-    told = ingest(SIGHTINGS, "--wait")
-    assert told.code == 0, told.err
-    assert (told.document["entries"], told.document["dropped_columns"]) == (5, ["note"])
+    outcome = ingest(SIGHTINGS, "--wait")
+    assert outcome.code == 0, outcome.err
+    assert (outcome.document["entries"], outcome.document["dropped_columns"]) == (5, ["note"])
     expected = {(n, n + 7, n / 2, sighting["town"], "née") for n, sighting in enumerate(SIGHTINGS)}
     command = ("query", "birds", "wren", "--root", places.root)
     items = run_here(*command, "--json").document["items"]

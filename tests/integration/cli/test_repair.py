@@ -47,14 +47,14 @@ def test_repairs_are_listed_then_done(run_here, damaged):
     flip(copy, copy.stat().st_size // 2)
     where = ("verify", "--deep", "--repair", "--root", damaged.root)
     before = sorted(path.read_bytes() for path in damaged.objects("log"))
-    told = run_here(*where, "--json")
-    assert told.code == 1 and not told.document["repaired"]
-    assert [planned["action"] for planned in told.document["repairs"]] == ["restore", "restore", "drop"]
+    planned = run_here(*where, "--json")
+    assert planned.code == 1 and not planned.document["repaired"]
+    assert [repair["action"] for repair in planned.document["repairs"]] == ["restore", "restore", "drop"]
     assert sorted(path.read_bytes() for path in damaged.objects("log")) == before
     assert "pass --yes to apply" in run_here(*where).err
     done = run_here(*where, "--yes", "--json")
     assert done.code == 0 and done.document["not_repaired"] == [], done.document
-    assert (told.document["status"], done.document["status"]) == ("findings", "repaired")
+    assert (planned.document["status"], done.document["status"]) == ("findings", "repaired")
     assert run_here("verify", "--deep", "--root", damaged.root).code == 0
     again = run_here(*where, "--yes")
     assert again.code == 0 and again.out.splitlines()[-1].endswith("0 findings left after 0 repairs")
@@ -73,8 +73,8 @@ def test_files_without_a_copy_are_given_up_by_name(run_here, damaged):
         and not left.document["repairs"]
         and {Path(name).name for name in files} == {first.name, second.name}
     )
-    told = run_here(*where)
-    assert "the writer's root with --root" in told.err and "`tiered-index recover --lost NAME`" in told.err
+    listed = run_here(*where)
+    assert "the writer's root with --root" in listed.err and "`tiered-index recover --lost NAME`" in listed.err
     lost = ("recover", "--storage", damaged.uri, *(part for name in sorted(files) for part in ("--lost", name)))
     planned = run_here(*lost, "--dry-run", "--json").document
     assert run_here(*where, "--json").code == 1, "a dry run changes nothing"
@@ -127,8 +127,8 @@ def test_archived_segments_are_put_back_and_lost_files_are_given_up(run_here, pl
     left = {Path(finding["file"]).name for finding in alone.document["not_repaired"]}
     assert alone.code == 1 and left >= {first.name, second.name}
     more = ("--source", place / "broker", "--store-name", "b")
-    told, done = run_here(*where, *more), run_here(*where, *more, "--yes")
-    actions = [[repair["action"] for repair in run.document["repairs"]] for run in (told, done)]
+    planned, done = run_here(*where, *more), run_here(*where, *more, "--yes")
+    actions = [[repair["action"] for repair in run.document["repairs"]] for run in (planned, done)]
     assert actions == [["restore", "restore"]] * 2
     (left,) = done.document["not_repaired"]
     lost = run_here("recover", "--storage", f"file://{place}/store", "--lost", left["file"], "--json")
@@ -180,8 +180,8 @@ def test_a_lost_catalog_is_given_up_by_name_and_everything_else_goes_on(run_here
     assert (whole.code, "are whole" in whole.error["message"]) == (2, True)
     catalog.unlink()
     assert run_here("copy", "--from", uri, "--to", copy).code == 4
-    told = run_here("verify", "--deep", "--repair", "--storage", uri, "--yes")
-    assert told.code == 1 and "`tiered-index recover --lost NAME`" in told.err
+    listed = run_here("verify", "--deep", "--repair", "--storage", uri, "--yes")
+    assert listed.code == 1 and "`tiered-index recover --lost NAME`" in listed.err
     lost = ("recover", "--storage", uri, "--lost", name, "--json")
     planned = run_here(*lost, "--dry-run").document
     segments = 5
@@ -230,15 +230,15 @@ def test_places_without_copies_are_refused_by_name(run_here, damaged, archived, 
 
 def of_archive(run_here, old, code=0, *more):
     """Return the entries and the checksum that the archive of an index gives."""
-    told = run_here("ingest", f"archive:{old}", "--dry-run", "--json", *more)
-    assert told.code == code, told.err
-    return told.document["archive"]
+    outcome = run_here("ingest", f"archive:{old}", "--dry-run", "--json", *more)
+    assert outcome.code == code, outcome.err
+    return outcome.document["archive"]
 
 
 def of_index(run_here, uri, tmp_path):
     out = tmp_path / f"sums-{len([*tmp_path.iterdir()])}.parquet"
-    told = run_here("export", "--storage", uri, "--out", out, "--json").document
-    return {name: told[name] for name in ("entries", "checksum")}
+    report = run_here("export", "--storage", uri, "--out", out, "--json").document
+    return {name: report[name] for name in ("entries", "checksum")}
 
 
 def test_an_index_of_an_archive_is_the_one_that_was_followed(run_here, archived, tmp_path):

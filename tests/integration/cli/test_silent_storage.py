@@ -24,9 +24,9 @@ def test_retries_are_reported_from_the_first_on(run_here):
         server.answers(*[error(500, "InternalError")] * 2, *[error(404, "NoSuchBucket")] * 2)
         done = run_here("files", "--storage", f"s3://bucket/p?endpoint_url={server.endpoint_url}", environment=KEYS)
     *retries, last = done.err.splitlines()
-    told = next(line for line in retries if "listing 'checkpoint/'" in line)
-    assert "attempt 1 of 5 failed, the next one in 0." in told
-    assert "listing 'checkpoint/' in s3://bucket/p" in told and "500" in told
+    retry = next(line for line in retries if "listing 'checkpoint/'" in line)
+    assert "attempt 1 of 5 failed, the next one in 0." in retry
+    assert "listing 'checkpoint/' in s3://bucket/p" in retry and "500" in retry
     assert (done.code, "NoSuchBucket" in last) == (3, True)
 
 
@@ -47,10 +47,10 @@ def test_a_root_answers_without_its_storage_and_says_so(run_here, root):
     move_storage(root, "s3://bucket/p?endpoint_url=http://127.0.0.1:9")
     once = KEYS | {"TIERED_INDEX_S3__MAX_ATTEMPTS": "1"}
     query = ("query", "orders", "own-5", "--root", root)
-    told = run_here(*query, environment=once)
-    assert told.code == 0
-    assert "1 found, complete as far as the root knows (the storage as of 2023-11-14T22:13:29Z)\n" in told.out
-    assert "the storage could not be read: listing 'checkpoint/' in s3://bucket/p" in told.out
+    outcome = run_here(*query, environment=once)
+    assert outcome.code == 0
+    assert "1 found, complete as far as the root knows (the storage as of 2023-11-14T22:13:29Z)\n" in outcome.out
+    assert "the storage could not be read: listing 'checkpoint/' in s3://bucket/p" in outcome.out
     document = run_here(*query, "--json", environment=once).document
     assert (document["status"], document["as_of_ms"]) == ("complete", BEGIN_MS + 9000)
     assert "Connection refused" in document["freshness"][0]["not_asked"]
@@ -64,10 +64,10 @@ def test_a_root_answers_without_its_storage_and_says_so(run_here, root):
 def test_a_root_answers_in_time_though_its_storage_is_silent(run_here, root, silent):
     move_storage(root, silent)
     query = ("query", "orders", "own-5", "--root", root, "--timeout", 3)
-    told = run_here(*query, environment=KEYS)
-    assert told.code == 0, told
-    assert "1 found, complete as far as the root knows (the storage as of 2023-11-14T22:13:29Z)\n" in told.out
-    assert "did not answer within half of timeout_s" in told.out
+    outcome = run_here(*query, environment=KEYS)
+    assert outcome.code == 0, outcome
+    assert "1 found, complete as far as the root knows (the storage as of 2023-11-14T22:13:29Z)\n" in outcome.out
+    assert "did not answer within half of timeout_s" in outcome.out
     # the command line names the storage
     named = run_here(*query[:-1], 0.5, "--storage", silent, environment=KEYS)
     assert (named.code, named.out) == (6, "0 found, partial\n")
@@ -78,9 +78,9 @@ def test_a_root_answers_though_its_storage_is_not_mounted(run_here, root, tmp_pa
     (tmp_path / "store").rename(tmp_path / "away")
     if empty:
         (tmp_path / "store").mkdir()
-    told = run_here("query", "orders", "own-5", "--root", root)
-    assert told.code == 0, told
-    assert "1 found, complete as far as the root knows" in told.out
-    assert "is it mounted?" in told.out
+    outcome = run_here("query", "orders", "own-5", "--root", root)
+    assert outcome.code == 0, outcome
+    assert "1 found, complete as far as the root knows" in outcome.out
+    assert "is it mounted?" in outcome.out
     named = run_here("query", "orders", "own-5", "--root", root, "--storage", f"file://{tmp_path}/store")
     assert (named.code, "holds no tiered index" in named.err) == (2, True)

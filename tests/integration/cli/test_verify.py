@@ -94,8 +94,8 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     (missing,) = verified.document["missing"]
     assert (verified.code, missing["object"], missing["topics"]) == (1, name, ["orders", "payments"])
     assert missing["copy"] == str(damaged.root / "uploaded" / f"{file}.index")
-    told = {key: missing[key] for key in ("file", "begin_ms", "end_ms", "entries")} | {"source": None, "reason": None}
-    rows = ("object", name), ("file", file), ("begin", r"20\S+"), ("end", r"20\S+"), ("entries", f"{told['entries']:,}")
+    loss = {key: missing[key] for key in ("file", "begin_ms", "end_ms", "entries")} | {"source": None, "reason": None}
+    rows = ("object", name), ("file", file), ("begin", r"20\S+"), ("end", r"20\S+"), ("entries", f"{loss['entries']:,}")
     shown = re.compile("".join(f"  {label} +{value}\n" for label, value in rows))
     alone = run_here("verify", "--storage", damaged.uri)
     assert alone.code == 1 and shown.search(alone.out) and "payments" not in alone.out
@@ -115,20 +115,20 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
         given_up = True
         assert shown.search(run_here("recover", "--storage", damaged.uri, "--lost", name).out)
     answered = run_here(*command, "--json")
-    assert (answered.code, answered.document["status"], answered.document["lost"]) == (0, "complete", [told])
+    assert (answered.code, answered.document["status"], answered.document["lost"]) == (0, "complete", [loss])
     missed = [item["timestamp_ms"] for item in whole if item not in answered.document["items"]]
-    assert missed and told["begin_ms"] <= min(missed) <= max(missed) <= told["end_ms"]
+    assert missed and loss["begin_ms"] <= min(missed) <= max(missed) <= loss["end_ms"]
     assert "found, complete except 20" in run_here(*command).out
     keys = damaged.folder / "keys.csv"
     keys.write_text("topic,key\norders,k1\norders,nobody\n")
     many = run_here("query", "--keys", keys, "--storage", damaged.uri, "--json").out.splitlines()[-1]
-    assert json.loads(many)["lost"] == [told]
-    outside = run_here(*command, "--begin", told["end_ms"] + 1000).out
+    assert json.loads(many)["lost"] == [loss]
+    outside = run_here(*command, "--begin", loss["end_ms"] + 1000).out
     assert "complete" in outside and "except" not in outside
     verified = run_here("verify", "--storage", damaged.uri)
     assert verified.code == 0 and shown.search(verified.out)
     assert run_here("merge", "--storage", damaged.uri).code == 0
-    assert run_here(*command, "--json").document["lost"] == [told]
+    assert run_here(*command, "--json").document["lost"] == [loss]
 
 
 def test_a_log_that_contradicts_the_local_copies(run_here, damaged):
@@ -167,8 +167,8 @@ def test_a_checkpoint_that_contradicts_the_log(run_here, damaged):
 def test_a_storage_of_another_index_is_found(run_here, original, tmp_path):
     """A restore may name the wrong one. Other commands refuse it, and a copy of the index is no other one."""
     other, copied = f"file://{tmp_path}/other", f"file://{tmp_path}/copied"
-    made = run_here("ingest", original.source, "--root", tmp_path / "root", "--storage", other, "--wait")
-    assert made.code == 0, made.err
+    ingested = run_here("ingest", original.source, "--root", tmp_path / "root", "--storage", other, "--wait")
+    assert ingested.code == 0, ingested.err
     where = ("--root", original.root, "--storage")
     for more in ((), ("--deep", "--repair", "--yes")):
         (finding,) = findings(run_here("verify", *where, other, "--json", *more))
