@@ -26,7 +26,7 @@ from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexErr
 from tiered_index.retention import Expired
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.reads import READ_PREFIX, UNREAD_PREFIX
-from tiered_index.service.log.records import LostObject, RangeKind, SourceRange
+from tiered_index.service.log.records import LostObject, LostRange, RangeKind
 from tiered_index.service.write.validation import as_mapping, distinct_topics, numbers_of
 from tiered_index.types import inclusive
 
@@ -70,7 +70,7 @@ class Loss:
 
     def recorded(self, source: str, now_ms: int) -> LostObject:
         """Return the loss as a record of the storage's log has it."""
-        lost = SourceRange(source, self.kind, self.begin, self.end, self.messages, self.topic)
+        lost = LostRange(source, self.kind, self.begin, self.end, self.messages, self.topic)
         return lost.lost(self.begin_ms, now_ms if self.end_ms is None else self.end_ms)
 
 

@@ -27,7 +27,7 @@ from tiered_index.sources.messages import Fields
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, MessageReader
+from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, PartsReader
 from tiered_index.spark.writing.sources import FIELDS, entries_of, entry_frame
 from tiered_index.storage.opening import open_storage
 
@@ -36,9 +36,9 @@ CONFIG = IndexConfig(storage="file:///nowhere")
 COUNT = 1_500
 
 
-def reader_of(source: object, columns: Any = None) -> MessageReader:
+def reader_of(source: object, columns: Any = None) -> PartsReader:
     fields = Fields(columns or {}, {}, SCHEMA)
-    return MessageReader(MessageFiles.of([str(source)], fields, CONFIG).parts, fields, CONFIG, StorageAddress)
+    return PartsReader(MessageFiles.of([str(source)], fields, CONFIG).parts, fields, CONFIG, StorageAddress)
 
 
 def read(reader: Any, *names: str) -> list[pa.RecordBatch]:
@@ -208,7 +208,7 @@ def test_parts_have_each_message_once(tmp_path: Path, monkeypatch: Any) -> None:
     fields = Fields({}, {}, SCHEMA)
     files = MessageFiles.of([str(tmp_path)], fields, CONFIG, cores=4)
     assert 7 < len(files.parts) < 16 and files.rows == COUNT
-    reader = MessageReader(files.parts, fields, CONFIG, StorageAddress)
+    reader = PartsReader(files.parts, fields, CONFIG, StorageAddress)
     assert numbers(read(reader)) == numbers(table.to_batches())
     (tmp_path / "m.ndjson").write_bytes(data := lines(*({"offset": n, "keys": [str(n)]} for n in range(40))))
     reader = reader_of(tmp_path / "m.ndjson")

@@ -18,7 +18,7 @@ from tiered_index.cli.explaining import lost_text, print_explained, print_failed
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, error_document, likely_seconds, unknown_topic
 from tiered_index.errors import BudgetExceeded, TieredIndexError
-from tiered_index.service.log.session import Writer
+from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.read.budget import Limits, LookupLimits
 from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.messages import MessagesResult
@@ -158,7 +158,7 @@ class Pages(Generic[R]):
         return next((index for index in self.last.freshness if index.not_asked is not None), None)
 
     @cached_property
-    def _seen(self) -> Mapping[str, Writer | None]:
+    def _seen(self) -> Mapping[str, WriterStatus | None]:
         """The writer of each index that was read from its storage alone; empty if it can't be read in time."""
         if self._not_asked is not None:
             return {}

@@ -26,7 +26,7 @@ from tiered_index.service.anew import BegunAnew, begin_anew
 from tiered_index.service.index import IndexService
 from tiered_index.service.jobs.lost import give_up, named
 from tiered_index.service.jobs.verify_report import Missing
-from tiered_index.service.log.records import ArchivedSegment, LostObject, SourceRange, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, LostObject, LostRange, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import DamagedFile, open_local, verify_runs, verify_tables
 from tiered_index.service.read.inventory import describe_handle
@@ -194,7 +194,7 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
     return 0
 
 
-def _of_catalog(lost: SourceRange, segments: int) -> dict[str, Any]:
+def _of_catalog(lost: LostRange, segments: int) -> dict[str, Any]:
     """Describe what a lost catalog had of one store."""
     offsets = inclusive(lost.begin, lost.end)
     return {"object": lost.catalog, "store": lost.source, "offsets": offsets, "segments": segments}

@@ -186,10 +186,10 @@ class _Sending:
     def run(self) -> BegunAnew:
         """Put the entries that the storage lacks. Return the outcome."""
         sent = entries = stored = 0
-        kept: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         later: dict[str, Path] = {}  # by id, files that were seen in a later state
         views = [RootView(_OneState(self._aside, state), checks_list=False) for state in reversed(STATES)]
-        for handle in (one for view in views for one in view.look().handles):
+        for handle in (handle for view in views for handle in view.look().handles):
             try:
                 if isinstance(handle, CompactedFile | UnsealedView):
                     if handle.file_id in later and _is_in(handle, later[handle.file_id]):
@@ -202,17 +202,17 @@ class _Sending:
                 entries += self._send(handle)
                 sent += 1
             except (CorruptFile, InvalidArgument) as error:
-                kept[handle.file_id] = str(error)
+                reasons[handle.file_id] = str(error)
             finally:
                 handle.let_go()
-        lost = {one.file_id for one in self._state.lost.values()}
+        lost = {lost_object.file_id for lost_object in self._state.lost.values()}
         try:
             gone = FileList(self._aside).gone()
         except CorruptFile as error:
-            gone, kept[LIST] = {}, error.problem
+            gone, reasons[LIST] = {}, error.problem
         for file_id in gone.keys() - self._state.files.keys() - lost:
-            kept[file_id] = "the root lists it, but none of its folders has it"
-        return BegunAnew(sent, entries, stored, kept)
+            reasons[file_id] = "the root lists it, but none of its folders has it"
+        return BegunAnew(sent, entries, stored, reasons)
 
     def _has_seen(self) -> bool:
         """Return whether the storage's log has the position that the root had seen.

@@ -18,7 +18,7 @@ import pyarrow as pa
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed
-from tiered_index.service.log.session import Writer
+from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.budget import Limits
 from tiered_index.service.read.export import Export
@@ -210,7 +210,7 @@ class AsyncIndexReader(Generic[ItemT]):
             self._threads, partial(self.reader.topics, begin_ms, end_ms, allow_partial, **limits)
         )
 
-    async def writers(self) -> dict[str, Writer | None]:
+    async def writers(self) -> dict[str, WriterStatus | None]:
         """Return the writers with the answer and errors of `IndexReader.writers`."""
         return await run_in_thread(self._threads, self.reader.writers)
 

@@ -61,7 +61,7 @@ from tiered_index.service.read.compacted import DamagedFile
 from tiered_index.service.read.file_view import LocalView, Viewed, WholeView
 from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.lookups import Lookups, config_of, opened_ones
-from tiered_index.service.read.scan import Files
+from tiered_index.service.read.scan import LookupFiles
 from tiered_index.service.write.buffer import BufferedChunk, Chunk
 from tiered_index.service.write.validation import (
     batch_columns,
@@ -688,7 +688,7 @@ class IndexService(Lookups[ItemT]):
         return 0.0  # a writer's snapshots are never old
 
     @contextlib.contextmanager
-    def _taking(self, begun_s: float) -> Iterator[Files]:
+    def _taking(self, begun_s: float) -> Iterator[LookupFiles]:
         # the buffer first, so that an entry that is flushed meanwhile is seen at least once
         chunks = self._buffer.snapshot()
         with self._catalog.reading() as snapshot:
@@ -699,7 +699,7 @@ class IndexService(Lookups[ItemT]):
             taken = chunks, snapshot, beside
             logs = Logs.of([(None, state.lost, self._session.expired_by(state))])
             handles, viewed = partial(self._handles, *taken), partial(self._viewed, *taken)
-            yield Files(handles, self._freshness(state), viewed, logs, [state])
+            yield LookupFiles(handles, self._freshness(state), viewed, logs, [state])
 
     def _freshness(self, state: LogState) -> tuple[Freshness, ...]:
         """Return the freshness of a fenced writer, which doesn't see what its successor publishes, or of topics whose

@@ -29,7 +29,7 @@ from tiered_index.errors import (
 )
 from tiered_index.service.jobs.row_places import RowPlaces, alive
 from tiered_index.service.log.records import IndexDescriptor, max_positions
-from tiered_index.service.log.session import Writer
+from tiered_index.service.log.session import WriterStatus
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.caches import Caches
@@ -45,7 +45,7 @@ from tiered_index.service.read.polled import Polled, wait_for
 from tiered_index.service.read.prefix import Child, children_of
 from tiered_index.service.read.query import QueryEngine
 from tiered_index.service.read.root_view import UnsealedView
-from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT
+from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
 from tiered_index.service.read.several import Listed, Several
 from tiered_index.service.root import CACHE, Root
 from tiered_index.storage.base import Storage
@@ -271,14 +271,14 @@ class IndexReader(Lookups[ItemT]):
         """The URIs of the indexes that are open. More may appear later: below a prefix, or that did not answer."""
         return tuple([view.storage.uri for view in self._views])
 
-    def writers(self) -> dict[str, Writer | None]:
+    def writers(self) -> dict[str, WriterStatus | None]:
         """Return the current or last writer of each index, by URI; None: no writer, or no response from the storage.
 
         The call costs at least two requests per index.
         """
         self._check_open()
 
-        def look(view: IndexView) -> Writer | None:
+        def look(view: IndexView) -> WriterStatus | None:
             with contextlib.suppress(StorageError):
                 return view.writer()
             return None
@@ -448,10 +448,10 @@ class IndexReader(Lookups[ItemT]):
         self._views[0].refresh(begun_s)
         return begun_s
 
-    def _taking(self, begun_s: float) -> contextlib.AbstractContextManager[Files]:
+    def _taking(self, begun_s: float) -> contextlib.AbstractContextManager[LookupFiles]:
         return self._taking_of(self._views[0], begun_s)
 
-    def _taking_of(self, view: IndexView, begun_s: float) -> contextlib.AbstractContextManager[Files]:
+    def _taking_of(self, view: IndexView, begun_s: float) -> contextlib.AbstractContextManager[LookupFiles]:
         return view.taking(begun_s, self._source_of(view), self._check_open)
 
     def _search_all(

@@ -80,13 +80,13 @@ def plain_errors() -> Iterator[None]:
 def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, or generator function, with `plain_errors`."""
 
-    def generate(*given: Any, **named: Any) -> Iterator[Any]:
+    def generate(*arguments: Any, **named: Any) -> Iterator[Any]:
         with plain_errors():
-            yield from function(*given, **named)
+            yield from function(*arguments, **named)
 
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         with plain_errors():
-            return function(*given, **named)
+            return function(*arguments, **named)
 
     return functools.wraps(function)(generate if inspect.isgeneratorfunction(function) else call)
 

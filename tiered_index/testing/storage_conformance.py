@@ -174,8 +174,8 @@ class StorageConformance:
             wrong = 0
             for _ in range(20):
                 start, length = rng.randrange(len(data) - 20_000), rng.randint(1, 20_000)
-                found = (storage, another)[reader % 2].get_range("object", start, length)
-                wrong += found != data[start : start + length]
+                part = (storage, another)[reader % 2].get_range("object", start, length)
+                wrong += part != data[start : start + length]
             return wrong
 
         with ThreadPoolExecutor(self.readers) as pool:
@@ -366,11 +366,11 @@ class StorageConformance:
         return storage.now_ms() - 3_600_000
 
     def test_purge_drops_only_uploads_that_are_older(self, storage: Storage, another: Storage) -> None:
-        kept, dropped = storage.open_writer("kept"), storage.open_writer("dropped")
-        for writer in (kept, dropped):
+        closed, dropped = storage.open_writer("kept"), storage.open_writer("dropped")
+        for writer in (closed, dropped):
             writer.write(bytes(PART_BYTES + 5))
         another.purge(self.before_uploads_ms(storage))
-        kept.close()
+        closed.close()
         another.purge(another.now_ms() + 3_600_000)
         # a backend that sends nothing before the close has nothing to drop
         with contextlib.suppress(StorageError):

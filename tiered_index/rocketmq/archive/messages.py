@@ -35,7 +35,7 @@ from tiered_index.rocketmq.log.message import (
 )
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.jobs.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment, SourceRange
+from tiered_index.service.log.records import ArchivedSegment, LostRange
 from tiered_index.service.read.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.lookups import Lookups
 from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult, MessageState
@@ -334,7 +334,7 @@ class RocketmqMessages:
                     )
         return None
 
-    def _cut_of(self, search: MessageSearch) -> SourceRange | None:
+    def _cut_of(self, search: MessageSearch) -> LostRange | None:
         """Return the range that the broker rewrote after the message of an entry was put, by the log of its index."""
         item = search.item
         archive = self._archives.get(item.source) if item is not None else None

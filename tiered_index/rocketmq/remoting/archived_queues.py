@@ -33,7 +33,7 @@ from tiered_index.rocketmq.log.store import ENTRY as QUEUE_ENTRY
 from tiered_index.rocketmq.log.store import ConsumeQueue
 from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, StoreQueues, UnknownOffsets, checked_message
 from tiered_index.service.jobs.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment, SourceRange
+from tiered_index.service.log.records import ArchivedSegment, LostRange
 from tiered_index.service.read.caches import ByteCache
 from tiered_index.storage.pools import DaemonPool
 from tiered_index.tombstones import ALWAYS
@@ -119,7 +119,7 @@ class SegmentsOfQueues:
 
     all: Callable[[], Iterable[SegmentOfQueues]]
     at: Callable[[int], SegmentOfQueues]
-    lost: Sequence[SourceRange] = ()
+    lost: Sequence[LostRange] = ()
 
 
 def archived_segments(archive: SegmentArchive, store: str) -> SegmentsOfQueues:
@@ -420,7 +420,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         self._facts = _LogFacts(no_offsets or gap, begin == 0, end)
         return queues
 
-    def _lost_before(self, start: int | None, end: int | None) -> SourceRange | None:
+    def _lost_before(self, start: int | None, end: int | None) -> LostRange | None:
         """Return a range of a lost catalog that is, or begins, in the gap from `end` to `start`; None: there is none.
 
         `end` None: from the log's begin; `start` None: without an end.

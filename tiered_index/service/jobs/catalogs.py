@@ -22,7 +22,7 @@ from tiered_index.format.segment import Segment
 from tiered_index.service.jobs.job import Job, JobOvertaken, Rewrite, TaskResult, in_turn
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.publication import Publication
-from tiered_index.service.log.records import ArchivedSegment, HiddenSegment, LogRecord, SourceRange, StoredCatalog
+from tiered_index.service.log.records import ArchivedSegment, HiddenSegment, LogRecord, LostRange, StoredCatalog
 from tiered_index.service.log.state import LogState, overlapped
 from tiered_index.service.read.segments import MissingCatalog, Segments, hidden_in
 from tiered_index.storage.base import Storage, Writer
@@ -253,7 +253,7 @@ def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _objects_in(log: StorageLog, lost: SourceRange) -> Iterator[str]:
+def _objects_in(log: StorageLog, lost: LostRange) -> Iterator[str]:
     """Yield the names of the objects of segments that begin in a range of a store."""
     prefix = store_prefix(lost.source)
     for info in own_objects(log.storage, prefix):

@@ -185,7 +185,7 @@ class Copier:
             )
         after, key = self._publish(state), _key(state)
         sent = [whole.size_bytes for whole in self._whole.values() if whole.was_sent]
-        kept = [whole.size_bytes for whole in self._whole.values() if not whole.was_sent]
+        sizes = [whole.size_bytes for whole in self._whole.values() if not whole.was_sent]
         self._whole.clear()
         return CopyReport(
             as_of_ms=as_of_ms,
@@ -194,8 +194,8 @@ class Copier:
             records=after.positions[key] - before.positions.get(key, 0),
             sent=len(sent),
             sent_bytes=sum(sent),
-            kept=len(kept),
-            kept_bytes=sum(kept),
+            kept=len(sizes),
+            kept_bytes=sum(sizes),
             removed=self._removed(before, after),
             problems=self._problems(),
         )

@@ -136,9 +136,9 @@ class PendingFiles:
 
     def _note_pending(self, file: UnsealedFile, waiting: PendingFile) -> None:
         self._context.outcome_unknown.add(file.file_id)
-        expected, found = (waiting.count, waiting.sequence), (file.count, file.sequence)
-        if expected != found:
-            raise other_file(str(file.path), waiting.name, expected, found)
+        expected, actual = (waiting.count, waiting.sequence), (file.count, file.sequence)
+        if expected != actual:
+            raise other_file(str(file.path), waiting.name, expected, actual)
         file.pending = True
 
     def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:

@@ -241,7 +241,7 @@ _REASONS: dict[RangeKind, str] = {
 }
 
 
-class SourceRange(Stored, frozen=True):
+class LostRange(Stored, frozen=True):
     """Positions [`begin`, `end`) of a followed source that were skipped, or rewritten after they were read.
 
     - `messages`: the least number of messages there; None: not known.
@@ -297,7 +297,7 @@ class LostObject(Stored, frozen=True):
     count: Entries
     shard: TableShard | None = None
     hash: HashRule = "abs"
-    range: SourceRange | None = None
+    range: LostRange | None = None
 
     def __post_init__(self) -> None:
         _check_seconds(self.second_min, self.second_max)
@@ -322,7 +322,7 @@ class LostObject(Stored, frozen=True):
         lost = []
         for log in stored.rows.logs:
             if shown.get(log.store, 0) > 0:
-                lacking = SourceRange(log.store, "catalog", log.start, log.end, catalog=stored.name)
+                lacking = LostRange(log.store, "catalog", log.start, log.end, catalog=stored.name)
                 lost.append(replace(lacking.lost(log.first_ms, log.last_ms), count=shown[log.store]))
         return lost
 
@@ -591,10 +591,10 @@ def verified_trailer(stored: StoredObject, data: bytes | memoryview) -> Trailer:
     """Verify and return the trailer in the last bytes of an object. Raises `CorruptFile`, also for another file's."""
     trailer = parse_trailer(data, stored.name, stored.size_bytes)
     meta, tail = trailer.metadata, trailer.tail
-    found = (meta.file_id, meta.count, meta.is_shard, meta.layout.hash, tail.position, tail.filter_length)
+    stated = (meta.file_id, meta.count, meta.is_shard, meta.layout.hash, tail.position, tail.filter_length)
     is_shard = stored.shard is not None
     said = (stored.file_id, stored.count, is_shard, stored.hash, stored.trailer_position, stored.filter_length)
-    CorruptFile.unless_equal(stored.name, "the object differs from its description in the log", said, found)
+    CorruptFile.unless_equal(stored.name, "the object differs from its description in the log", said, stated)
     # a copy: a view would keep all of `data`
     directory = Directory(trailer.directory.groups.copy(), trailer.directory.blocks.copy())
     return Trailer(tail, directory, meta)

@@ -84,7 +84,7 @@ WriterState = Literal["alive", "closed", "gone"]
 
 
 @dataclass(frozen=True)
-class Writer:
+class WriterStatus:
     """The holder of an index's lease, or the last one.
 
     `state`: ``alive``: the lease is young by the clock of this machine or of the storage; ``closed``: it ended
@@ -163,7 +163,7 @@ def _has_ended(current: _NewestLease) -> bool:
     return False
 
 
-def writer_of(storage: Storage, clock: Clock) -> Writer | None:
+def writer_of(storage: Storage, clock: Clock) -> WriterStatus | None:
     """Return the last holder of the index's lease; None: there never was one. Raises `StorageError`.
 
     It costs at least two requests. The storage's time is asked for only if the lease is not young by `clock`, which is
@@ -180,7 +180,7 @@ def writer_of(storage: Storage, clock: Clock) -> Writer | None:
                 age_ms = current.age_ms(storage)
         # a renewal in the storage's future proves nothing
         state = "alive" if abs(age_ms) < current.lease.ttl_ms else "gone"
-    return Writer(state, current.lease.host, current.lease.pid, current.written_ms)
+    return WriterStatus(state, current.lease.host, current.lease.pid, current.written_ms)
 
 
 def _current(storage: Storage) -> _NewestLease | None:

@@ -24,8 +24,8 @@ from tiered_index.service.log.records import (
     IndexDescriptor,
     LogRecord,
     LostObject,
+    LostRange,
     PendingFile,
-    SourceRange,
     StoredCatalog,
     StoredObject,
     StreamBatch,
@@ -244,9 +244,9 @@ class LogState:
         return logs
 
     @cached_property
-    def given_up(self) -> dict[str, list[SourceRange]]:
+    def given_up(self) -> dict[str, list[LostRange]]:
         """The ranges of catalogs that were given up, by store, in order of the records."""
-        ranges: dict[str, list[SourceRange]] = {}
+        ranges: dict[str, list[LostRange]] = {}
         for lost in self.lost.values():
             if lost.range is not None and lost.is_of_catalog:
                 ranges.setdefault(lost.range.source, []).append(lost.range)

@@ -328,7 +328,9 @@ class LookupBatch:
             if (erased := erased_topics.get(int(self.topic_index[place]))) is not None:
                 begin = erased.begin_of(int(self.key_hash[place]), int(self.fingerprint[place]))
                 made.second_min[place] = max(made.second_min[place], begin)
-        made.queues = {(at, queue): begin for at, one in erased_topics.items() for queue, begin in one.queues.items()}
+        made.queues = {
+            (at, queue): begin for at, erased in erased_topics.items() for queue, begin in erased.queues.items()
+        }
         return made
 
     def within_index(self, number: int) -> Self:

@@ -70,8 +70,8 @@ class LookupLimits:
         return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
 
 
-def _least(one: N | None, other: N | None) -> N | None:
-    return other if one is None else one if other is None else min(one, other)
+def _least(first: N | None, second: N | None) -> N | None:
+    return second if first is None else first if second is None else min(first, second)
 
 
 class LookupBudget:

@@ -585,5 +585,5 @@ def whole_runs(
 
 def check_run(piece: memoryview, run: Run, file: str) -> None:
     """Raise `CorruptFile` if a run's bytes do not match its CRC32."""
-    if (found := crc32(piece)) != run.crc32:
-        raise CorruptFile(file, "items do not match their CRC32", offset=run.offset, expected=run.crc32, found=found)
+    if (actual := crc32(piece)) != run.crc32:
+        raise CorruptFile(file, "items do not match their CRC32", offset=run.offset, expected=run.crc32, found=actual)

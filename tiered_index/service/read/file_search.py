@@ -142,8 +142,8 @@ def search_file(source: FileBytes, batch: LookupBatch, away: npt.NDArray[np.bool
         first = 0
         for window in _windows(runs, _WINDOW_BYTES):
             part = starts[first : first + len(window) + 1]
-            asked = lookups[part[0] : part[-1]]
-            for matches in search.read(window, part - part[0], asked):
+            part_lookups = lookups[part[0] : part[-1]]
+            for matches in search.read(window, part - part[0], part_lookups):
                 if len(matches.rows):
                     yield matches
             first += len(window)
@@ -208,11 +208,11 @@ class _GroupSearch:
             if damaged is None:
                 raise
             # a run matches its checksum but can't be unpacked: unpack run by run to find it
-            for (run, asked), piece in zip(_asking(runs, starts, lookups).values(), pieces, strict=True):
+            for (run, run_lookups), piece in zip(_asking(runs, starts, lookups).values(), pieces, strict=True):
                 try:
-                    part = self._matched([run], [piece], asked)
+                    part = self._matched([run], [piece], run_lookups)
                 except CorruptFile as error:
-                    self._miss({run.offset: error}, {run.offset: (run, asked)})
+                    self._miss({run.offset: error}, {run.offset: (run, run_lookups)})
                 else:
                     yield part
 
@@ -341,10 +341,10 @@ def _with_giants(
         waiting = [run for giant in giants for run in giant.waiting()]
         segments = list(_segments(chosen, waiting, done, search.gap_bytes))
         for window in itertools.chain.from_iterable(_windows(segment, _WINDOW_BYTES) for segment in segments):
-            asked = [
+            unexcluded = [
                 owners[run.offset].asking(run) if run.offset in owners else asking[run.offset][1] for run in window
             ]
-            for matches in search.read(window, np.cumsum([0, *map(len, asked)]), np.concatenate(asked)):
+            for matches in search.read(window, np.cumsum([0, *map(len, unexcluded)]), np.concatenate(unexcluded)):
                 gathered.add(matches)
             for run in window:
                 if (giant := owners.get(run.offset)) is not None:

@@ -37,7 +37,7 @@ from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.reads import bounds_of_root
 from tiered_index.service.log.records import IndexDescriptor, max_positions
-from tiered_index.service.log.session import Writer, check_descriptor, writer_of
+from tiered_index.service.log.session import WriterStatus, check_descriptor, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import ALWAYS, Catalog, Handle, Snapshot
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
@@ -48,7 +48,7 @@ from tiered_index.service.read.logs import Logs
 from tiered_index.service.read.parts import ReaderParts, begun, source_number
 from tiered_index.service.read.polled import Polled, unread
 from tiered_index.service.read.root_view import RootView, UnsealedView
-from tiered_index.service.read.scan import FileReader, Files
+from tiered_index.service.read.scan import FileReader, LookupFiles
 from tiered_index.service.read.window_table import apply_changes
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
@@ -178,7 +178,7 @@ class IndexView(Polled):
             undo.pop_all()
         return True
 
-    def writer(self) -> Writer | None:
+    def writer(self) -> WriterStatus | None:
         """Return the current or last writer, None if there was none. Raises `StorageError`."""
         read, self._lease = self._lease, None
         if read is None:
@@ -347,7 +347,7 @@ class IndexView(Polled):
     @contextlib.contextmanager
     def taking(
         self, begun_s: float, source: str | None = None, check_open: Callable[[], None] = lambda: None
-    ) -> Iterator[Files]:
+    ) -> Iterator[LookupFiles]:
         """Yield the files of the index, as of its present snapshot, for a lookup that began at `begun_s`.
 
         Inside the block, they stay readable. `source`: the URI of the index if it is one of several. `check_open` is
@@ -368,7 +368,7 @@ class IndexView(Polled):
             if local is None:
                 handles = partial(_with_problem, snapshot.overlapping, problem)
                 viewed = partial(self._viewed, snapshot, problem)
-                yield Files(handles, (self._published(state),), viewed, logs, [state])
+                yield LookupFiles(handles, (self._published(state),), viewed, logs, [state])
                 return
             not_asked = None if local.not_asked is None else str(local.not_asked)
             behind = self._behind(local.reads, state)
@@ -376,13 +376,13 @@ class IndexView(Polled):
             if not_asked is not None:
                 freshness, problem = (replace(self._published(state), not_asked=not_asked),), []
             handles = partial(_with_problem, partial(self._local_and_stored, local, snapshot), problem)
-            yield Files(handles, freshness, logs=logs, states=[state], not_asked=not_asked)
+            yield LookupFiles(handles, freshness, logs=logs, states=[state], not_asked=not_asked)
 
-    def without_files(self, error: TieredIndexError) -> Files:
+    def without_files(self, error: TieredIndexError) -> LookupFiles:
         """Return one file that fails with `error`, in place of the files of the index."""
         state = self.log_state
         logs = Logs.of([(self.name, state.lost, state.expired)])
-        return Files(lambda *_: unread(error), logs=logs, states=[state])
+        return LookupFiles(lambda *_: unread(error), logs=logs, states=[state])
 
     def _viewed(self, snapshot: Snapshot, problem: list[Handle], *_: int) -> Viewed:
         """As `Files.viewed`."""
@@ -437,16 +437,19 @@ class IndexView(Polled):
 
     def _local_and_stored(self, look: _Local, snapshot: Snapshot, second_min: int, second_max: int) -> list[Handle]:
         """Return the files of the root and of a snapshot that overlap the inclusive seconds."""
-        given_up = {one.file_id for one in snapshot.state.lost.values()}
-        local = {i: one for i, one in look.files.items() if not (isinstance(one, DamagedFile) and i in given_up)}
-        # a damaged file may have any times, and those of its copy in the storage say whether it is needed
-        is_damaged = any(isinstance(one, DamagedFile) for one in local.values())
-        stored = {
-            one.file_id: one for one in snapshot.overlapping(*(ALWAYS if is_damaged else (second_min, second_max)))
+        given_up = {handle.file_id for handle in snapshot.state.lost.values()}
+        local = {
+            i: handle for i, handle in look.files.items() if not (isinstance(handle, DamagedFile) and i in given_up)
         }
-        found = [_backed(one, stored.pop(file_id, None)) for file_id, one in local.items()]
-        found += stored.values()
-        return [one for one in found if one.second_min <= second_max and one.second_max >= second_min]
+        # a damaged file may have any times, and those of its copy in the storage say whether it is needed
+        is_damaged = any(isinstance(handle, DamagedFile) for handle in local.values())
+        stored = {
+            handle.file_id: handle
+            for handle in snapshot.overlapping(*(ALWAYS if is_damaged else (second_min, second_max)))
+        }
+        backed = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
+        backed += stored.values()
+        return [handle for handle in backed if handle.second_min <= second_max and handle.second_max >= second_min]
 
     def _recall(self, index_id: str, *, show: bool = False) -> bool:
         """Use the log that the writer keeps in the root, if it is newer; return whether there is one."""

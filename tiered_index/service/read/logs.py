@@ -62,8 +62,8 @@ class Logs(NamedTuple):
         if not self.lost and not self.expired:
             return Provenance(freshness, unknown_topics)
         bounds = second_min, second_max, *hashes
-        lost = [one.told(source) for source, one in self.lost if one.concerns(*bounds, topic=topic)]
-        times = [one.latest_ms if topic is None else one.before_ms(topic) for _, one in self.expired]
+        lost = [lost.told(source) for source, lost in self.lost if lost.concerns(*bounds, topic=topic)]
+        times = [expired.latest_ms if topic is None else expired.before_ms(topic) for _, expired in self.expired]
         # the latest of several indexes; 0 means that nothing has expired, because entries may be older than the epoch
         expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)
         return Provenance(freshness, unknown_topics, tuple(lost), expired_before_ms)

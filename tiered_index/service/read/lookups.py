@@ -33,7 +33,7 @@ from tiered_index.service.read.messages import MessageLookup, MessageSource, Mes
 from tiered_index.service.read.query import LookupScan, QueryEngine, StatsScan
 from tiered_index.service.read.results import QueryResults
 from tiered_index.service.read.rows import check_range, check_topic, encode_cursor, once, query_digest
-from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT, SearchAll
+from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT, SearchAll
 from tiered_index.service.read.segments import Segments
 from tiered_index.spelling import is_plain
 from tiered_index.storage.context import RequestContext, request_context
@@ -55,11 +55,11 @@ _COUNTED = RequestContext(usages=(Usage(),))
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 
-def config_of(config: IndexConfig | None, environment: bool, settings: IndexSettings, **given: Any) -> IndexConfig:
+def config_of(config: IndexConfig | None, environment: bool, settings: IndexSettings, **more: Any) -> IndexConfig:
     """Return `config`, or the configuration of settings by name. Raises `InvalidArgument` if both are given."""
     if config is None:
-        return IndexConfig.load(environment=environment, **given, **settings)
-    if settings or any(value is not None for value in given.values()):
+        return IndexConfig.load(environment=environment, **more, **settings)
+    if settings or any(value is not None for value in more.values()):
         raise InvalidArgument("give a config or settings by name, not both")
     return config
 
@@ -435,7 +435,7 @@ class Lookups(ABC, Generic[ItemT]):
         self._refused = f"the {self._called} is closed: open it again"
         return True
 
-    def _once(self, files: Files, second_min: int, second_max: int) -> Sequence[Handle]:
+    def _once(self, files: LookupFiles, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the files of inclusive epoch seconds, without local ones that a record has removed."""
         handles = files.handles(second_min, second_max)
         if len(files.states) != 1 or files.not_asked is not None:
@@ -456,7 +456,7 @@ class Lookups(ABC, Generic[ItemT]):
         """Read what is due, and return the time at which the lookup began (of the clock's `monotonic_s`)."""
 
     @abstractmethod
-    def _taking(self, begun_s: float) -> contextlib.AbstractContextManager[Files]:
+    def _taking(self, begun_s: float) -> contextlib.AbstractContextManager[LookupFiles]:
         """Return a context manager that yields the present snapshots for a lookup that began at `begun_s`.
 
         Inside it they keep their files.

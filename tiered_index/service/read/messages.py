@@ -179,7 +179,7 @@ class MessagesResult(Answer[Fetched]):
     - `cursor`: Continues a truncated answer. Null: there is no more.
     - `collisions`: Entries left out because their messages have another key with the same hash, or lack the text
       `contains`.
-    - `failed`: Files of the index and places of messages that could not be read.
+    - `failed`: LookupFiles of the index and places of messages that could not be read.
     """
 
     rows_field = "messages"
@@ -372,7 +372,7 @@ class MessageLookup:
             fetched = [Fetched(item=item, state="missing", problem=str(error), error=error) for item in items]
         else:
             fetched = self.source.fetch(items, self.lookup.topic, self.lookup.key)
-        if [one.item for one in fetched] != list(items):
+        if [message.item for message in fetched] != list(items):
             raise AssertionError("a message source must return a result for each item, in order")
         self.fetched += fetched
         return fetched

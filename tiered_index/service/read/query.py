@@ -47,7 +47,16 @@ from tiered_index.service.read.rows import (
     query_digest,
     sourced_schema,
 )
-from tiered_index.service.read.scan import FileReader, Files, LookupRun, Pass, Scan, ScanT, SearchAll, reports_of_pass
+from tiered_index.service.read.scan import (
+    FileReader,
+    LookupFiles,
+    LookupRun,
+    Pass,
+    Scan,
+    ScanT,
+    SearchAll,
+    reports_of_pass,
+)
 from tiered_index.spelling import is_plain, other_spellings
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
@@ -161,15 +170,15 @@ class QueryEngine:
         passes = _unfailed(search_all(search))
         (rows, _, (more,), folded), files = self._answers(passes, passes[0].scan.batch), _files(passes)
         told = _explain(passes, self._fold(folded))
-        failed = tuple([report for one in passes for report, _ in one.errors])
-        asked = lookup.topic, lookup.second_min, lookup.second_max
-        hashes = [each for one in (lookup, *lookup.others) for each in (one.key_hash, one.masked_hash)]
+        failed = tuple([report for searched in passes for report, _ in searched.errors])
+        bounds = lookup.topic, lookup.second_min, lookup.second_max
+        hashes = [each for keyed in (lookup, *lookup.others) for each in (keyed.key_hash, keyed.masked_hash)]
         freshness = freshness_of(files.freshness, (lookup.topic,))
         result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
             status="partial" if failed else "truncated" if more else "complete",
-            cursor=cursor_after(rows, self.answered, lookup.key, *asked) if more else None,
+            cursor=cursor_after(rows, self.answered, lookup.key, *bounds) if more else None,
             failed=failed,
-            seen=files.logs.provenance(freshness, _unknown_to_all(passes), *asked, *hashes),
+            seen=files.logs.provenance(freshness, _unknown_to_all(passes), *bounds, *hashes),
             item_type=self.item_type,
         )
         return _within_budget(passes, result)
@@ -284,7 +293,7 @@ class QueryEngine:
     def topics(
         self,
         search_all: SearchAll[StatsScan],
-        handles_of: Callable[[Files], Sequence[Handle]],
+        handles_of: Callable[[LookupFiles], Sequence[Handle]],
         second_min: int,
         second_max: int,
     ) -> TopicsResult:
@@ -317,7 +326,7 @@ class QueryEngine:
     def file_stats(
         self,
         search_all: SearchAll[StatsScan],
-        handles_of: Callable[[Files], Sequence[Handle]],
+        handles_of: Callable[[LookupFiles], Sequence[Handle]],
         second_min: int,
         second_max: int,
     ) -> list[tuple[Handle, NamedStats]]:
@@ -497,10 +506,10 @@ def _unfailed(passes: Sequence[Pass[ScanT]]) -> Sequence[Pass[ScanT]]:
     return passes
 
 
-def _files(passes: Sequence[Pass[Any]]) -> Files:
+def _files(passes: Sequence[Pass[Any]]) -> LookupFiles:
     """Return the files of all passes."""
     taken = [index_pass.run.files for index_pass in passes]
-    return taken[0] if len(taken) == 1 else Files.joined(taken)
+    return taken[0] if len(taken) == 1 else LookupFiles.joined(taken)
 
 
 def _within_index(lookup: PreparedLookup, number: int) -> PreparedLookup:

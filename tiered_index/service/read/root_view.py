@@ -206,24 +206,24 @@ class RootView:
             raise disk_error(error, f"reading {self._root.path}") from error
 
     def _look(self) -> RootLook:
-        found = _FilesSoFar({}, {}, {}, {}, {})
-        handles, unsealed, opened = found.handles, found.unsealed, found.opened
+        files = _FilesSoFar({}, {}, {}, {}, {})
+        handles, unsealed, opened = files.handles, files.unsealed, files.opened
         # read before the folders: a file leaves the list before it is deleted
         listed = self._listed(handles)
         moved = [
             file_id
             for name in self._root.names(UNSEALED)
             if name.endswith(JOURNAL_SUFFIX) and (file_id := file_id_of(name)) is not None
-            if not self._find_unsealed(found, file_id)
+            if not self._find_unsealed(files, file_id)
         ]
         for state in (COMPACTED, UPLOADED):
             for name in self._root.names(state):
                 if (file_id := file_id_of(name)) is not None and (state, file_id) not in opened:
-                    self._find_compacted(found, file_id, state)
+                    self._find_compacted(files, file_id, state)
         for file_id in moved:
             # otherwise it was found in its next folder: a writer crashed or could not delete the rest
             if file_id not in handles:
-                self._find_moved(found, file_id)
+                self._find_moved(files, file_id)
         earlier: list[UnsealedView | CompactedFile] = [*unsealed.values(), *opened.values()]
         for view in earlier:
             file_id, later = view.file_id, handles.get(view.file_id)
@@ -234,20 +234,20 @@ class RootView:
         claims = [view.journal.predecessor for view in unsealed.values()]
         claims += [file.metadata().more.get("predecessor") for file in opened.values()]
         for file_id, claimed in (claim for claim in claims if claim):
-            if not found.is_short(file_id, claimed):
+            if not files.is_short(file_id, claimed):
                 continue
             # it grew after it was read, and before the next file began: its entries are durable now
-            if not self._find_unsealed(found, file_id):
-                self._find_moved(found, file_id)
-            elif found.is_short(file_id, claimed):
+            if not self._find_unsealed(files, file_id):
+                self._find_moved(files, file_id)
+            elif files.is_short(file_id, claimed):
                 short = CorruptFile(
                     str(self._root.journal_path(file_id)),
                     "ends before entries that were durable when the next file began",
                     expected=claimed,
-                    found=found.counts[file_id],
+                    found=files.counts[file_id],
                 )
                 handles[file_id] = _damaged(file_id, UNSEALED, short)
-        absent = listed.keys() - handles.keys() - found.counts.keys()
+        absent = listed.keys() - handles.keys() - files.counts.keys()
         if absent and self._files is not None:
             # read again after the folders: a file that is in both lists must be in a folder
             for file_id in absent & self._listed(handles, again=True).keys():
@@ -258,7 +258,7 @@ class RootView:
         if (self._root.path / ASIDE).exists():
             problem = "`tiered-index recover` was interrupted after files were set aside: run it again"
             handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
-        reads = found.reads
+        reads = files.reads
         if opened:
             # each file begins with the positions of the one before
             newest = max(opened.values(), key=lambda file: file.sequence)
@@ -273,22 +273,22 @@ class RootView:
         all_reads: dict[str, int] = reduce(max_positions, reads.values(), {})
         return RootLook(list(handles.values()), all_reads)
 
-    def _find_unsealed(self, found: _FilesSoFar, file_id: str) -> bool:
+    def _find_unsealed(self, files: _FilesSoFar, file_id: str) -> bool:
         """Read a journal. Return False if the file has moved to its next state, or lacks a part."""
         try:
-            view = self._view(file_id, found.reads)
+            view = self._view(file_id, files.reads)
         except FileNotFoundError:
             return False
         except (TieredIndexError, ValueError) as error:
             # a traceback would keep this frame, and every mapping in it, alive
-            found.handles[file_id] = _damaged(file_id, UNSEALED, error.with_traceback(None))
+            files.handles[file_id] = _damaged(file_id, UNSEALED, error.with_traceback(None))
             return True
-        found.counts[file_id] = view.count if view is not None else 0
+        files.counts[file_id] = view.count if view is not None else 0
         if view is not None:
-            found.handles[file_id] = found.unsealed[file_id] = view
+            files.handles[file_id] = files.unsealed[file_id] = view
         return True
 
-    def _find_compacted(self, found: _FilesSoFar, file_id: str, state: str) -> bool:
+    def _find_compacted(self, files: _FilesSoFar, file_id: str, state: str) -> bool:
         """Open a file in `state`, or in the state after it. Return False if it has left the root."""
         for place in (COMPACTED, UPLOADED)[state == UPLOADED :]:
             try:
@@ -296,24 +296,24 @@ class RootView:
             except FileNotFoundError:
                 continue
             except TieredIndexError as error:
-                found.handles[file_id] = _damaged(file_id, place, error.with_traceback(None))
+                files.handles[file_id] = _damaged(file_id, place, error.with_traceback(None))
             else:
-                found.handles[file_id] = found.opened[place, file_id] = file
+                files.handles[file_id] = files.opened[place, file_id] = file
             return True
         return False
 
-    def _find_moved(self, found: _FilesSoFar, file_id: str) -> None:
+    def _find_moved(self, files: _FilesSoFar, file_id: str) -> None:
         """Find a file that has left `unsealed`. One whose journal is still there lacks its entries."""
-        if self._find_compacted(found, file_id, COMPACTED):
+        if self._find_compacted(files, file_id, COMPACTED):
             return
-        for seen in (found.handles, found.unsealed, found.counts):
+        for seen in (files.handles, files.unsealed, files.counts):
             seen.pop(file_id, None)
         # again, because a file without entries that count loses them before its journal
-        if not self._find_unsealed(found, file_id) and self._root.journal_path(file_id).exists():
+        if not self._find_unsealed(files, file_id) and self._root.journal_path(file_id).exists():
             path = str(self._root.index_path(UNSEALED, file_id))
             missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             # a copy in the storage replaces it
-            found.handles[file_id] = _damaged(file_id, UNSEALED, missing)
+            files.handles[file_id] = _damaged(file_id, UNSEALED, missing)
 
     def _listed(self, handles: dict[str, Handle], *, again: bool = False) -> dict[str, ListedFile]:
         try:

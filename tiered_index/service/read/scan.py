@@ -74,7 +74,7 @@ def reports_of_pass(
     return reports if source is None else [replace(report, source=source) for report in reports]
 
 
-class Files(NamedTuple):
+class LookupFiles(NamedTuple):
     """The snapshots that a lookup took, as it needs them."""
 
     handles: Callable[[int, int], Sequence[Handle]]
@@ -91,7 +91,7 @@ class Files(NamedTuple):
     """Why a root was read without its storage; None: it was not."""
 
     @classmethod
-    def joined(cls, parts: Sequence[Files]) -> Files:
+    def joined(cls, parts: Sequence[LookupFiles]) -> LookupFiles:
         """Return the freshness, logs and states of several indexes."""
         freshness = tuple([seen for part in parts for seen in part.freshness])
         states = [state for part in parts for state in part.states]
@@ -437,7 +437,7 @@ class LookupRun:
     passes.
     """
 
-    take: Callable[[], contextlib.AbstractContextManager[Files]]
+    take: Callable[[], contextlib.AbstractContextManager[LookupFiles]]
     """Takes the present snapshots for one try, which keep their files until the block ends."""
     allow_partial: bool
     budget: LookupBudget
@@ -450,7 +450,7 @@ class LookupRun:
     scan: Scan | None = None
     # reports of earlier tries
     outdated: tuple[FileReport, ...] = ()
-    files: Files = field(init=False)
+    files: LookupFiles = field(init=False)
     """The snapshots of the present try."""
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.catalog import CatalogRows, Group, LogRows, decode_group
 from tiered_index.format.names import SEGMENTS_PREFIX, store_prefix, topic_of_store
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment
-from tiered_index.service.log.records import HiddenSegment, SourceRange, StoredCatalog
+from tiered_index.service.log.records import HiddenSegment, LostRange, StoredCatalog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.caches import ByteCache, GroupCache
 from tiered_index.storage.base import Storage
@@ -221,7 +221,7 @@ class Segments:
         """
         return name in self.state.catalogs or self._named(name) is not None
 
-    def given_up(self, store: str, offset: int) -> SourceRange | None:
+    def given_up(self, store: str, offset: int) -> LostRange | None:
         """Return the last range of a lost catalog that may have had the segment with `offset` of `store`; None: none.
 
         Another segment may have the offset, archived again since then.

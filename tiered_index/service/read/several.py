@@ -37,14 +37,14 @@ from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.index_view import IndexView
 from tiered_index.service.read.parts import ReaderParts, begun
 from tiered_index.service.read.polled import Polled, Read, unread, wait_for
-from tiered_index.service.read.scan import Files, LookupRun, Pass, ScanT
+from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT
 from tiered_index.storage.context import active_context, remaining_s
 from tiered_index.storage.pools import DaemonPool
 
 # a search ends by itself at the deadline; it is late after this time more
 _GRACE_S = 0.1
 T = TypeVar("T")
-Take = Callable[[IndexView, float], contextlib.AbstractContextManager[Files]]
+Take = Callable[[IndexView, float], contextlib.AbstractContextManager[LookupFiles]]
 """Takes the snapshot of an index for a lookup that began at a time."""
 Listed = Iterable[tuple[str, Callable[[Callable[[IndexView], None]], IndexView]]]
 """The URIs of indexes, each with a function that makes its view, not open yet, with its `adopt`."""
@@ -128,7 +128,7 @@ class Several:
         self._parts.in_time([(f"listing the objects below {self.name}", self._list)])
         now_s = self._clock.monotonic_s()
         due = [(view, view.begin_due(now_s, is_timed=False)) for view in self.indexes]
-        readings = [(view, one[0]) for view, one in due if one is not None]
+        readings = [(view, started[0]) for view, started in due if started is not None]
         self._wait_for_first(readings)
         ended = [view.unopened for view, reading in readings if reading.done() and reading.result() is None]
         left = [view.name for view, reading in readings if not reading.done()]
@@ -157,7 +157,7 @@ class Several:
         wait_for(readings, None if left_s is None else now_s + left_s / 2)
         end_s = math.inf if left_s is None else now_s + left_s
         while not self.views and time.monotonic() < end_s:
-            pending = [(one, reading) for one, reading in readings if not reading.done()]
+            pending = [(view, reading) for view, reading in readings if not reading.done()]
             if not pending:
                 return
             wait_for(pending[:1], min(end_s, time.monotonic() + self._patience_s / 4))
@@ -187,7 +187,9 @@ class Several:
         `LookupRun` that differ between indexes. Raises the first error of a search.
         """
 
-        def searched(view: IndexView, taken: Callable[[], contextlib.AbstractContextManager[Files]]) -> Pass[ScanT]:
+        def searched(
+            view: IndexView, taken: Callable[[], contextlib.AbstractContextManager[LookupFiles]]
+        ) -> Pass[ScanT]:
             return make_run(taken, searches=view.searches, source=view.name, number=view.number).run(search)
 
         def failing(view: IndexView, error: TieredIndexError) -> Pass[ScanT]:
@@ -202,7 +204,7 @@ class Several:
             return searched(view, partial(take, view, begun_s)) if view.is_open else None
 
         end_s, is_late = active_context().deadline_s, False
-        asked: dict[IndexView, Future[Pass[ScanT] | None]] = {}
+        searches: dict[IndexView, Future[Pass[ScanT] | None]] = {}
         passes: dict[IndexView, Pass[ScanT] | None] = {}
         try:
             # twice, because a prefix may have more indexes than before
@@ -210,7 +212,7 @@ class Several:
                 asking: list[tuple[Polled, Future[Any]]] = []
                 if self.listing is not None and self.listing.is_due(begun_s):
                     asking.append((self.listing, self._begin(self.listing, partial(self.listing.refresh, begun_s))))
-                for view in [view for view in self.indexes if view not in asked and view not in passes]:
+                for view in [view for view in self.indexes if view not in searches and view not in passes]:
                     if view.away is not None:
                         # it waits for nothing, but may begin a read for later lookups
                         view.refresh(begun_s)
@@ -218,8 +220,8 @@ class Several:
                     if (error := view.away or (None if is_due else view.unopened)) is not None:
                         passes[view] = failing(view, error)
                     elif is_due or view.is_open:
-                        asked[view] = self._begin(view, partial(ask, view))
-                        asking.append((view, asked[view]))
+                        searches[view] = self._begin(view, partial(ask, view))
+                        asking.append((view, searches[view]))
                 is_late |= bool(wait_for(asking, None if end_s is None else end_s + _GRACE_S))
                 if self.listing is None:
                     break
@@ -234,31 +236,31 @@ class Several:
             if is_late:
                 # those that are late send no further requests for this lookup
                 budget.usage.cancel()
-        for view, asking_it in asked.items():
+        for view, asking_it in searches.items():
             if asking_it.done():
                 passes[view] = asking_it.result()
             else:
                 late = BudgetExceeded(f"timeout_s was reached before {view.name} answered")
                 passes[view] = failing(view, view.away or view.unopened or late)
-        found = [one for view in self.indexes if (one := passes.get(view)) is not None]
+        in_order = [view_pass for view in self.indexes if (view_pass := passes.get(view)) is not None]
         if self.listing is not None and (problems := self.listing.problems(begun_s)):
-            taken = partial(contextlib.nullcontext, Files(lambda *_: problems))
-            found.append(make_run(taken, searches=self.views[0].searches).run(search))
-        return found
+            taken = partial(contextlib.nullcontext, LookupFiles(lambda *_: problems))
+            in_order.append(make_run(taken, searches=self.views[0].searches).run(search))
+        return in_order
 
-    def _begin(self, one: Polled, call: Callable[[], T]) -> Future[T]:
-        return begun(partial(one.begin_search, self._threads), call)
+    def _begin(self, polled: Polled, call: Callable[[], T]) -> Future[T]:
+        return begun(partial(polled.begin_search, self._threads), call)
 
     # Indexes that appear
 
     def _list(self) -> None:
         """Note the indexes that are listed now, and forget those that are neither listed nor open."""
-        found = list(self._listed())
-        if twice := [uri for uri, count in Counter(uri for uri, _ in found).items() if count > 1]:
+        children = list(self._listed())
+        if twice := [uri for uri, count in Counter(uri for uri, _ in children).items() if count > 1]:
             raise InvalidArgument("the same index is given twice: " + ", ".join(twice))
         with self._changing:
             opened = {uri: view for uri, view in self._indexes.items() if view in self._adopted}
-            listed = {uri: self._indexes.get(uri) or make(partial(self._adopt, uri)) for uri, make in found}
+            listed = {uri: self._indexes.get(uri) or make(partial(self._adopt, uri)) for uri, make in children}
             self._indexes = opened | listed
 
     def _has_failing(self, begun_s: float) -> bool:
@@ -272,7 +274,7 @@ class Several:
             views = [*self.views, view]
             if self._is_started:
                 common_schema(views)
-                if len({one.number for one in views}) < len(views):
+                if len({view.number for view in views}) < len(views):
                     raise ConfigError(
                         f"{view.storage.uri} has the same id as an index beside it, so it is a copy: remove one"
                     )

@@ -129,7 +129,7 @@ def compare(
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     rule, schema = joint_rule(stored.hash for stored in objects), sides.schema
     picked = Picked(*seconds, rule=rule, expired=sides.expired)
-    ranges = Ranges.of(within, max(sides.entries.rows, sum(one.count for one in within)))
+    ranges = Ranges.of(within, max(sides.entries.rows, sum(side_range.count for side_range in within)))
     sums, missed = _sums(sides, within, picked, ranges)
     unread = set(missed)
     differ = (sums[SOURCE] != sums[INDEX]).any(axis=0)
@@ -152,7 +152,7 @@ def compare(
             unread.update(row[0] for row in values.where("identity IS NULL").select("object").collect())
             values = values.where("identity IS NOT NULL")
             more = F.greatest(F.lit(0), F.col("in_index") - F.greatest(F.col("in_source"), F.lit(1)))
-            seen = values.agg(*(F.coalesce(F.sum(one), F.lit(0)) for one in ("in_source", "in_index", more)))
+            seen = values.agg(*(F.coalesce(F.sum(column), F.lit(0)) for column in ("in_source", "in_index", more)))
             [(source_again, index_again, repeated)] = seen.collect()
             if not unread and (source_again, index_again) != (of_source, of_index):
                 raise InvalidArgument("the source changed while it was compared: use a copy that does not change")
@@ -163,10 +163,10 @@ def compare(
                 first = alone.where(F.col("kind") == kind).orderBy("topic", "key", "identity", "rank")
                 listed += [_difference(row, schema) for row in first.limit(min(most_listed, _MOST_LISTED)).collect()]
     listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
-    found = {kind: counts.get(kind, 0) for kind in KINDS}
-    unsought = found["missing"] + found["extra"] if seconds != ALL_TIME else 0
+    by_kind = {kind: counts.get(kind, 0) for kind in KINDS}
+    unsought = by_kind["missing"] + by_kind["extra"] if seconds != ALL_TIME else 0
     compared = counts.get(_UNPROVEN, 0), int(sums[SOURCE][0].sum()), int(sums[INDEX][0].sum())
-    return Differences(found, tuple(listed), *compared, unsought, repeated), frozenset(unread)
+    return Differences(by_kind, tuple(listed), *compared, unsought, repeated), frozenset(unread)
 
 
 def _sums(
@@ -180,14 +180,14 @@ def _sums(
 
     def add_up(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
         with between_tasks():
-            yield from sums_of((one.name if isinstance(one, Unread) else one for one in parts), ranges, names)
+            yield from sums_of((part.name if isinstance(part, Unread) else part for part in parts), ranges, names)
 
     with sides.rows(objects, picked, add_up, SUMS) as rows:
         sums = [F.sum(name) for name in ("entries", "low", "high")]
-        found = rows.groupBy("side", "range").agg(*sums, F.collect_set("unread")).collect()
+        sums_by_range = rows.groupBy("side", "range").agg(*sums, F.collect_set("unread")).collect()
     made = np.zeros((2, 3, len(ranges)), np.int64)
     unread: set[str] = set()
-    for side, number, entries, low, high, names_of in found:
+    for side, number, entries, low, high, names_of in sums_by_range:
         if number < 0:
             unread.update(names_of)
         else:

@@ -167,7 +167,7 @@ def _arrow(rows: list[tuple[Message, bytes | None]], wanted: Any, own: list[str]
     arrays = []
     for column, name in zip(wanted, own, strict=True):
         if name in parsed:
-            values: list[Any] = [_OF_PROPERTIES[name](found) for found in properties]
+            values: list[Any] = [_OF_PROPERTIES[name](message_properties) for message_properties in properties]
         elif name == "body":
             values = [body for _, body in rows]
         else:
@@ -186,9 +186,9 @@ _OF_MESSAGES: dict[str, Callable[[Message], Any]] = {
     "visible": lambda m: m.is_visible,
 }
 _OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {
-    "keys": lambda found: list(index_keys(found)),
-    "tags": lambda found: found.get(TAGS),
-    "properties": lambda found: list(found.items()),
+    "keys": lambda properties: list(index_keys(properties)),
+    "tags": lambda properties: properties.get(TAGS),
+    "properties": lambda properties: list(properties.items()),
 }
 
 

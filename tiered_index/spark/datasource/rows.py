@@ -103,7 +103,9 @@ class RowWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         """Write a partition. Executor."""
         mapping, times, topics = self._rows.mapping(), dict[str, Times | None](), set[str]()
-        segments = {place: typed(one, LinkedSegment) for place, one in self._segments.items() if one is not None}
+        segments = {
+            place: typed(document, LinkedSegment) for place, document in self._segments.items() if document is not None
+        }
 
         def entries() -> Iterator[pa.RecordBatch]:
             for batch in iterator:
@@ -163,7 +165,7 @@ class RowWriter(DataSourceArrowWriter):
                 publish_files(shards, sent, catalog, segments, positions, self._reserved, log)
             except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
                 is_named = names_object(storage)
-                abandon([one for one in sent if not is_named(log.state, one.name)], storage)
+                abandon([part for part in sent if not is_named(log.state, part.name)], storage)
                 raise
 
     def _finished(self, written: Sequence[WrittenRows]) -> list[LinkedSegment]:

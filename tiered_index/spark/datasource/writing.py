@@ -120,14 +120,14 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
     Raises `InvalidArgument` for bad values, the storage's errors; before that it deletes its uploads if it can.
     """
     with _temporary() as (blocks, packed):
-        with _temporary() as (sink, kept):
+        with _temporary() as (sink, path):
             census = _kept(entries, sink, job)
             if not census.entries:
                 return PartitionResult(0, 0, ())
             more = {"sequence": job.sequence, "max_windows": job.max_windows}
             plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more, origin=job.origin)
             with (
-                pa.ipc.open_stream(_mapped(kept)) as batches,
+                pa.ipc.open_stream(_mapped(path)) as batches,
                 pa.ipc.new_file(blocks, arrow_schema(BLOCK_SCHEMA)) as writer,
             ):
                 for batch in pack_batches(batches, plan, seen):
@@ -258,9 +258,9 @@ def joined_index(
     """
     address = StorageAddress(options.path)
     clock = SystemClock()
-    given: dict[str, Any] = {name: options.number(name) for name in ("slots", "items")}
-    given |= {name: options.text(name) for name in ("preset", "hash")} | {"offset_space": options.text("offsetSpace")}
-    settings = IndexConfig(**{name: value for name, value in given.items() if value is not None})
+    layout: dict[str, Any] = {name: options.number(name) for name in ("slots", "items")}
+    layout |= {name: options.text(name) for name in ("preset", "hash")} | {"offset_space": options.text("offsetSpace")}
+    settings = IndexConfig(**{name: value for name, value in layout.items() if value is not None})
     now_ms = clock.now_ms()
     window = options.text("window")
     scale = WindowScale.of("1d" if window is None else window, settings, now_ms)

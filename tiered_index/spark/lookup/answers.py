@@ -133,18 +133,18 @@ class TaskLookups:
                     needed = "a value is needed in every row (or skip_null)"
                     raise InvalidArgument(f"column {self.names[name]} has nulls; {needed}")
         there = whole.to_numpy(zero_copy_only=False)
-        found = self._looked_up([one.filter(whole) for one in (topics, keys, begins, ends)], reader)
-        spent = found.explain
-        read = [one.file for one in spent.files if one.outcome == "read"]
+        results = self._looked_up([column.filter(whole) for column in (topics, keys, begins, ends)], reader)
+        spent = results.explain
+        read = [report.file for report in spent.files if report.outcome == "read"]
         self._spend(spent.requests, spent.bytes, spent.cost_usd, read)
         counts, status = np.zeros(len(rows), np.int64), np.full(len(rows), len(STATUSES))
-        counts[there], status[there] = found.counts, found.more
+        counts[there], status[there] = results.counts, results.more
         failed = pa.nulls(len(rows), _FAILED)
-        if found.failed:
-            reports = [found.failed_of(number) for number in range(len(found))]
+        if results.failed:
+            reports = [results.failed_of(number) for number in range(len(results))]
             lacking = np.array(list(map(bool, reports)))
             status[np.flatnonzero(there)[lacking]] = STATUSES.index("partial")
-            told = iter([[{"file": one.file, "error": one.error} for one in each] or None for each in reports])
+            told = iter([[{"file": report.file, "error": report.error} for report in each] or None for each in reports])
             failed = pa.array([next(told) if is_there else None for is_there in there.tolist()], _FAILED)
         statuses = pa.array([*STATUSES, SKIPPED]).take(pa.array(status))
         # a lookup without entries has one row
@@ -153,13 +153,13 @@ class TaskLookups:
         position = np.arange(len(index)) - np.repeat(np.cumsum(repeated) - repeated, repeated)
         place, at = pa.array(np.cumsum(some) - 1, mask=~some), pa.array(index)
         entries = [
-            array_of(found.rows["second"] * 1000 if name == "timestamp_ms" else found.rows[name], kind).take(place)
+            array_of(results.rows["second"] * 1000 if name == "timestamp_ms" else results.rows[name], kind).take(place)
             for name, kind in entry_columns(self.schema)
         ]
         own = [statuses.take(at), failed.take(at), pa.array(position.astype(np.int32), mask=~some), *entries]
-        kept = {name: rows.column(name).take(at) for name in rows.schema.names if name != LOOKUP}
+        columns = {name: rows.column(name).take(at) for name in rows.schema.names if name != LOOKUP}
         names = ["status", "failed", "position", *(name for name, _ in entry_columns(self.schema))]
-        return pa.RecordBatch.from_arrays([*kept.values(), *own], [*kept, *names]), len(found.rows)
+        return pa.RecordBatch.from_arrays([*columns.values(), *own], [*columns, *names]), len(results.rows)
 
     def _looked_up(self, fields: Sequence[pa.Array], reader: IndexReader) -> QueryResults[Any]:
         """Return the answers for the columns of `LOOKUP`, which have no null topic or key."""

@@ -88,10 +88,10 @@ def _csv_table(files: Sequence[Path]) -> pa.Table:
     header, first = list[str](), files[0]
     for file in files:
         cells = (cells for _, cells in csv_rows(file))
-        found = next(cells, header)
-        header, first = (header, first) if header else (found, file)
-        if found != header:
-            raise InvalidArgument(f"{file} has other columns than {first}: {found} instead of {header}")
+        cells_read = next(cells, header)
+        header, first = (header, first) if header else (cells_read, file)
+        if cells_read != header:
+            raise InvalidArgument(f"{file} has other columns than {first}: {cells_read} instead of {header}")
         rows += cells
     if not header:
         raise InvalidArgument(f"{files[0]}: CSV needs a header")
@@ -233,18 +233,18 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 @dataclass(frozen=True)
 class Keys:
-    """Rows and their four fields as columns; `given` are fields that the frame lacks, `names` are for messages."""
+    """Rows and their four fields as columns; `expressions` are fields that the frame lacks, `names` for messages."""
 
     frame: DataFrame
     fields: Mapping[str, Any]
-    given: Mapping[str, Any]
+    expressions: Mapping[str, Any]
     names: Mapping[str, str]
 
     def rows(self) -> DataFrame:
         """Return the rows with the columns of `columns`, and a struct `LOOKUP` of the fields."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-        columns = [column.alias(field) for field, column in self.given.items()]
+        columns = [column.alias(field) for field, column in self.expressions.items()]
         lookup = F.struct(*(self.fields[name].alias(name) for name in _FIELDS)).alias(LOOKUP)
         return self.frame.select("*", *columns, lookup)
 
@@ -252,7 +252,7 @@ class Keys:
         """Return a field as a column of `rows`."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-        return F.col(name) if name in self.given else self.fields[name]
+        return F.col(name) if name in self.expressions else self.fields[name]
 
 
 def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequence[str]) -> Keys:
@@ -271,7 +271,7 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     if unknown := [name for name in columns if name not in _FIELDS]:
         raise InvalidArgument(f"columns: {unknown[0]!r} is not a field of a lookup; these are {', '.join(_FIELDS)}")
     fields: dict[str, Any] = {}
-    given: dict[str, Any] = {}
+    expressions: dict[str, Any] = {}
     for name in _FIELDS:
         source: Any = columns.get(name, name)
         if isinstance(source, str):
@@ -284,8 +284,8 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
         else:
             fields[name] = source
             if name not in frame.columns:
-                given[name] = source
-    there = [*frame.columns, *given]
+                expressions[name] = source
+    there = [*frame.columns, *expressions]
     lower = [name.lower() for name in there]
     if twice := [name for name in there if lower.count(name.lower()) > 1]:
         raise InvalidArgument(f"the keys have two columns {twice[0]!r}")
@@ -294,22 +294,22 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     for name in _FIELDS:
         kind = here[name].dataType
         # a collation does not matter: hashes are of the text
-        found = "string" if isinstance(kind, StringType) else kind.simpleString()
+        actual = "string" if isinstance(kind, StringType) else kind.simpleString()
         named = names[name] = shown_column(name, columns.get(name))
         if name in ("topic", "key"):
-            if found != "string":
-                raise InvalidArgument(f"column {named} is {found}; text is needed")
-        elif found == "timestamp":
+            if actual != "string":
+                raise InvalidArgument(f"column {named} is {actual}; text is needed")
+        elif actual == "timestamp":
             fields[name] = F.unix_millis(fields[name])
-        elif found in _INTEGERS:
+        elif actual in _INTEGERS:
             fields[name] = fields[name].cast("bigint")
-        elif found == "string":
+        elif actual == "string":
             fields[name] = fields[name].cast("string")
         else:
             wanted = "integers (epoch milliseconds), a timestamp with time zone, or text of either"
-            raise InvalidArgument(f"column {named} is {found}; {wanted} are needed")
+            raise InvalidArgument(f"column {named} is {actual}; {wanted} are needed")
     names_taken = {name.lower() for name in taken}
     if clash := [name for name in there if name.lower() in names_taken]:
         of_answers = "of the keys has the name of a column of answers"
         raise InvalidArgument(f"column {clash[0]!r} {of_answers}; give it another one")
-    return Keys(frame, fields, given, names)
+    return Keys(frame, fields, expressions, names)

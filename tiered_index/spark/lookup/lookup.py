@@ -120,26 +120,26 @@ def look_up(
     reader = settings.changed(**per_task, refresh_interval_s=3600.0)
     answers = TaskLookups(reader, layout.schema, keys.names, max_count, allow_partial, skip_null, spent)
     tasks = _TASKS_A_CORE * max(1, spark.sparkContext.defaultParallelism)
-    asked = keys.rows()
+    rows = keys.rows()
     slot = hash_key(F.col(f"{LOOKUP}.topic"), F.col(f"{LOOKUP}.key")) % layout.slots
-    asked = asked.withColumn(LOOKUP, F.col(LOOKUP).withField("slot", slot))
+    rows = rows.withColumn(LOOKUP, F.col(LOOKUP).withField("slot", slot))
     place = F.expr(f"CAST(coalesce({LOOKUP}.slot, 0) * CAST({tasks} AS BIGINT) DIV {layout.slots} AS INT)")
-    placed = repartitioned(asked, tasks, place).sortWithinPartitions(f"{LOOKUP}.slot")
-    kept = placed.mapInArrow(answers.of, answers.columns(asked)).persist(StorageLevel.DISK_ONLY)
-    with cleaned_up_on_error(kept.unpersist), typed_errors("looking up"):
+    placed = repartitioned(rows, tasks, place).sortWithinPartitions(f"{LOOKUP}.slot")
+    answered = placed.mapInArrow(answers.of, answers.columns(rows)).persist(StorageLevel.DISK_ONLY)
+    with cleaned_up_on_error(answered.unpersist), typed_errors("looking up"):
         with described(spark, "search: look keys up in the stored objects"), large_batches(spark):
-            first = kept.where("coalesce(position, 0) = 0")
+            first = answered.where("coalesce(position, 0) = 0")
             counts: dict[str, int] = {
                 row[0]: row[1] for row in first.groupBy("status").count().sort("status").collect()
             }
         failed: list[Any] = []
         if counts.get("partial"):
-            files = kept.where(F.col("failed").isNotNull()).select(F.explode("failed").alias("one"))
+            files = answered.where(F.col("failed").isNotNull()).select(F.explode("failed").alias("one"))
             failed = files.select("one.*").distinct().collect()
-        topics = kept.select(keys.column("topic")).distinct().collect() if state.expired else []
+        topics = answered.select(keys.column("topic")).distinct().collect() if state.expired else []
     horizon = max((state.expired.before_ms(row[0]) for row in topics if row[0] is not None), default=0)
     skipped = counts.pop(SKIPPED, 0)
-    frame = kept.where(F.col("status") != SKIPPED) if skip_null else kept
+    frame = answered.where(F.col("status") != SKIPPED) if skip_null else answered
     if messages is not None:
         frame = with_messages(frame, keys.column("topic"), keys.column("key"), messages, address, allow_partial)
     usage = Counter(spent.value)
@@ -154,8 +154,8 @@ def look_up(
         bytes_read=int(usage["bytes"]),
         cost_usd=float(usage["cost_usd"]),
         failed=tuple(sorted((row[0], row[1]) for row in failed)),
-        kept=kept,
-        lost=tuple(one.told() for one in state.lost.values() if one.lacks_entries),
+        kept=answered,
+        lost=tuple(lost.told() for lost in state.lost.values() if lost.lacks_entries),
         expired_before_ms=horizon or None,
         statuses=counts,
     )

@@ -73,33 +73,33 @@ def message_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows with the messages of their entries, in order, in place of `LOOKUP`. Raises as `_row`."""
     for batch in batches:
-        kept = batch.drop_columns([LOOKUP])
+        without_lookup = batch.drop_columns([LOOKUP])
         sizes = [max(_LEAST_BYTES, size or 0) for size in batch.column("size").to_pylist()]
         start = 0
         for held in gathered(range(len(batch)), sizes.__getitem__, _MESSAGE_BYTES):
             fetched = _fetched(source, batch.slice(held[0], len(held)))
-            rows = (_row(one, allow_partial=allow_partial) for one in fetched)
+            rows = (_row(message, allow_partial=allow_partial) for message in fetched)
             for some in gathered(rows, lambda row: len(row.get("message_body") or b""), _MESSAGE_BYTES):
-                part = kept.slice(start, len(some))
-                found = pa.RecordBatch.from_pylist(list(map(dict, some)), _MESSAGE)
-                names = [*kept.schema.names, *MESSAGE_COLUMNS]
-                yield pa.RecordBatch.from_arrays([*part.columns, *found.columns], names)
+                part = without_lookup.slice(start, len(some))
+                columns = pa.RecordBatch.from_pylist(list(map(dict, some)), _MESSAGE)
+                names = [*without_lookup.schema.names, *MESSAGE_COLUMNS]
+                yield pa.RecordBatch.from_arrays([*part.columns, *columns.columns], names)
                 start += len(some)
 
 
 def _fetched(source: RocketmqMessages, rows: pa.RecordBatch) -> list[Fetched | None]:
     """Return the fetched message of each row, None for a row without an entry; rows of one key are read together."""
-    found: list[Fetched | None] = [None] * len(rows)
+    fetched: list[Fetched | None] = [None] * len(rows)
     places: dict[tuple[str, str], list[int]] = {}
-    for place, asked in enumerate(rows.column(LOOKUP).to_pylist()):
+    for place, lookup in enumerate(rows.column(LOOKUP).to_pylist()):
         if rows.column("offset")[place].is_valid:
-            places.setdefault((asked["topic"], asked["key"]), []).append(place)
+            places.setdefault((lookup["topic"], lookup["key"]), []).append(place)
     entries = rows.select(_ENTRY)
-    for (topic, key), asked in places.items():
-        items = [IndexItem(topic=topic, **entry) for entry in entries.take(asked).to_pylist()]
-        for place, one in zip(asked, source.fetch(items, topic, key), strict=True):
-            found[place] = one
-    return found
+    for (topic, key), at in places.items():
+        items = [IndexItem(topic=topic, **entry) for entry in entries.take(at).to_pylist()]
+        for place, message in zip(at, source.fetch(items, topic, key), strict=True):
+            fetched[place] = message
+    return fetched
 
 
 def _row(fetched: Fetched | None, *, allow_partial: bool) -> Mapping[str, Any]:

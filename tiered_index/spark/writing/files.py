@@ -203,7 +203,7 @@ def _written(file: SourceFile) -> str:
 
 
 @dataclass
-class MessageReader:
+class PartsReader:
     """Reads parts in tasks. One thread; `_last` is the batch that was yielded last."""
 
     parts: Sequence[MessagePart]

@@ -190,7 +190,7 @@ class LinkedPartsReader:
                     self._check_bad(segment, batch)
                     count, keyless = count + batch.rows + len(batch.bad), keyless + batch.keyless
                     times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
-                    bad += [(f"{segment.uri}, {one.where}", one.problem) for one in batch.bad[: _NAMED - len(bad)]]
+                    bad += [(f"{segment.uri}, {row.where}", row.problem) for row in batch.bad[: _NAMED - len(bad)]]
                     columns = self.rows.columns(batch, 0)
                     has_key = pa.repeat(True, len(batch.keys))
                     cells = [columns["topic"], columns["timestamp_ms"], has_key]
@@ -516,7 +516,7 @@ def link_files(
         except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
             # certainly not published; after other errors the outcome is unknown, and `orphans` deletes the objects
             is_named = names_object(opened)
-            abandon([one for one in sent if not is_named(log.state, one.name)], opened)
+            abandon([part for part in sent if not is_named(log.state, part.name)], opened)
             raise
     written = sum(shard.stored.size_bytes for shard in finished)
     done = replace(result, shards=len(finished), written_bytes=written, log_number=state.number)

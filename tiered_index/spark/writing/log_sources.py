@@ -156,7 +156,7 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
     if isinstance(reader, ArchivedLog):
         skipped += reader.damaged
     if skipped:
-        told = [json.dumps([one.file, one.begin, one.end, one.problem]) for one in _joined(skipped)]
+        told = [json.dumps([skip.file, skip.begin, skip.end, skip.problem]) for skip in _joined(skipped)]
         columns = [pa.nulls(len(told), kind) for kind in _ARROW.types[:-1]]
         yield pa.RecordBatch.from_arrays([*columns, pa.array(told, pa.string())], schema=_ARROW)
 

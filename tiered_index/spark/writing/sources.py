@@ -27,7 +27,7 @@ from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_type_of
 from tiered_index.spark.workers import plainly, spare_collections
-from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, MessageReader
+from tiered_index.spark.writing.files import HAS_KEY, MessageFiles, PartsReader
 from tiered_index.spark.writing.log_sources import LOG_COLUMNS, SKIPPED, is_archive, log_reader
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Entries:
             try:
                 yield from make(batches if read is None else read(batches, names))
             except InvalidArgument as error:
-                if isinstance(read, MessageReader):
+                if isinstance(read, PartsReader):
                     read.name_row(error)
                 raise
 
@@ -156,19 +156,19 @@ def entries_of(
             _check_there(name, name, LOG_COLUMNS[:-1], "a commit log has")
         log = log_reader(paths, address_of, skip_corrupt)
         return Entries(_numbers(spark, len(log.stretches)), LOG_COLUMNS, partial(_with_keys_marked, log))
-    given = {name: value for name, column in columns.items() if (value := _given(column)) is not None}
-    if expressions := [name for name in columns if name not in given]:
+    named = {name: value for name, column in columns.items() if (value := _given(column)) is not None}
+    if expressions := [name for name in columns if name not in named]:
         raise InvalidArgument(
             f"columns: {expressions[0]} is an expression, which needs a DataFrame: read the files by spark.read, and "
             "pass the DataFrame"
         )
     wanted = _wanted(columns, ("topic_id",), schema)
-    names = {name: column for name, (column, _) in given.items() if column is not None}
-    constants = {name: value for name, (column, value) in given.items() if column is None}
+    names = {name: column for name, (column, _) in named.items() if column is not None}
+    constants = {name: value for name, (column, value) in named.items() if column is None}
     check_fields({name: pa.scalar(value).type for name, value in constants.items()}, columns)
     fields, settings = Fields(names, constants, schema), config.changed(root=None)
     files = MessageFiles.of(paths, fields, settings, spark.sparkContext.defaultParallelism)
-    reader = MessageReader(files.parts, fields, settings, address_of)
+    reader = PartsReader(files.parts, fields, settings, address_of)
     return Entries(_numbers(spark, len(files.parts)), tuple(wanted), reader, files.rows)
 
 
@@ -197,11 +197,11 @@ def _with_keys_marked(
         yield batch.append_column(HAS_KEY, pc.is_valid(batch.column("key"))).select(list(names))
 
 
-def _given(given: str | Column) -> tuple[str, None] | tuple[None, str | int] | None:
+def _given(column: str | Column) -> tuple[str, None] | tuple[None, str | int] | None:
     """Return the column's name, or the value of a literal; None for any other expression."""
-    if isinstance(given, str):
-        return given, None
-    node = getattr(getattr(given, "_jc", None), "node", None)
+    if isinstance(column, str):
+        return column, None
+    node = getattr(getattr(column, "_jc", None), "node", None)
     value = node().value() if node is not None and node().getClass().getSimpleName() == "Literal" else None
     return (None, value) if isinstance(value, str) or type(value) is int else None
 
@@ -270,17 +270,17 @@ def _check_there(field: str, name: str, there: Sequence[str], whose: str) -> Non
         raise InvalidArgument(f"column {shown_column(field, name)} is missing; {whose}{hint}")
 
 
-def shown_column(field: str, given: object) -> str:
+def shown_column(field: str, column: object) -> str:
     """Return the text for a field's column in messages."""
-    return f"{given!r} ({field})" if isinstance(given, str) and given != field else f"{field!r}"
+    return f"{column!r} ({field})" if isinstance(column, str) and column != field else f"{field!r}"
 
 
 def check_fields(kinds: Mapping[str, pa.DataType], columns: Mapping[str, object]) -> None:
     """Raise `InvalidArgument` if a field has a wrong type; `columns` are those of the user."""
     plain = {name: kind for name, kind in kinds.items() if name in (*FIELDS, "topic_id")}
     for name, kind in plain.items():
-        if pa.types.is_struct(kind) and isinstance(given := columns.get(name, name), str) and kind.num_fields:
-            inside = f"{given}.{kind.field(0).name}"
-            has = f"column {shown_column(name, given)} is a struct"
+        if pa.types.is_struct(kind) and isinstance(named := columns.get(name, name), str) and kind.num_fields:
+            inside = f"{named}.{kind.field(0).name}"
+            has = f"column {shown_column(name, named)} is a struct"
             raise InvalidArgument(f"{has}; one of its fields is given in Python, as F.col({inside!r})")
     check_kinds(plain, lambda name: shown_column(name, columns.get(name, name)))
