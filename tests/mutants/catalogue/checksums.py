@@ -12,8 +12,8 @@ entries-crc-skipped: the CRC32 of entries is not checked
   tests/faults/test_damage.py::test_an_entry_that_rots_while_the_writer_runs_is_not_compacted
 slot-group-crc-skipped: the CRC32 of slot groups is not checked
   in check_run
-  - if (found := crc32(piece)) != run.crc32:
-  + if (found := crc32(piece)) is None:
+  - if (actual := crc32(piece)) != run.crc32:
+  + if (actual := crc32(piece)) is None:
   tests/golden/test_faults_of_rocketmq.py::test_an_unreadable_object_is_no_short_answer
 tail-crc-skipped: the CRC32 of a trailer's tail is not checked
   in Tail.decode
@@ -86,8 +86,8 @@ log-number-unchecked: a record under another number is accepted
   tests/faults/test_damaged_log.py::test_records_that_contradict_the_state_are_damage
 object-of-another-file: an object is accepted that is not the file that the log names
   in verified_trailer
-  - found = (meta.file_id, meta.count,
-  + found = (stored.file_id, meta.count,
+  - stated = (meta.file_id, meta.count,
+  + stated = (stored.file_id, meta.count,
   tests/unit/service/cold/test_damaged_objects.py::test_objects_that_changed_places_are_named[native]
 checkpoint-number-unchecked: a checkpoint under another number is accepted
   in Checkpoints.states

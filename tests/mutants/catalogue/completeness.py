@@ -17,8 +17,8 @@ range-begin-exclusive: a lookup leaves out an entry of the range's first second
   tests/unit/service/test_parts_of_lookups.py::test_both_ends_of_the_range_are_in_it
 reader-file-end-exclusive: a reader skips a file whose last second is the range's first one
   in IndexView._local_and_stored
-  - one.second_max >= second_min
-  + one.second_max > second_min
+  - handle.second_max >= second_min
+  + handle.second_max > second_min
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
 behind-its-partitions: an answer is complete as of a time that a partition of its topic was not read up to
   in types.py:freshness_of
