@@ -332,7 +332,6 @@ def test_a_dataframe_whose_rows_are_not_those_of_the_files_is_refused(spark, sto
     assert segments_of(storage) == []
 
 
-@pytest.mark.long
 def test_of_two_builds_at_the_same_time_one_is_published(spark, storage, config, logs, monkeypatch):
     publish = linked.publish_files
 
