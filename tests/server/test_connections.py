@@ -141,6 +141,25 @@ def test_strangers_make_place_for_others(index, tmp_path):
         assert client.get("/v1/topics", headers=token).status_code == 200
 
 
+@pytest.mark.parametrize("has_token", [True, False])
+def test_strangers_end_no_connection_that_has_shown_its_token(index, tmp_path, monkeypatch, has_token):
+    monkeypatch.setattr(listening, "FIRST_S", PATIENCE_S)
+    token = add_token(tmp_path / "tokens", "one", "read", None)
+    request = b"GET /v1/topics" + HOST + b"Authorization: Bearer %b\r\n\r\n" % token.encode() if has_token else ALIVE
+    with contextlib.ExitStack() as opened, on_a_port(index, tokens=tmp_path / "tokens") as client:
+        address = client.base_url.host, client.base_url.port
+        first = opened.enter_context(socket.create_connection(address, PATIENCE_S))
+        first.sendall(request)
+        assert b" 200 OK" in answer(first)
+        strangers = [opened.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(100)]
+        assert rest(strangers[0]) == b""
+        if has_token:
+            first.sendall(request)
+            assert b" 200 OK" in answer(first)
+        else:
+            assert rest(first) == b""
+
+
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     """An index with 100,000 entries of one key and second."""
