@@ -257,7 +257,7 @@ class Storage(ABC):
 
     @abstractmethod
     def open_writer(self, name: str) -> Writer:
-        """Return a stream for an object of any size, which appears when it is closed. Sends no request yet."""
+        """Return a stream for a large object, which appears when it is closed. Sends no request yet."""
 
     def now_ms(self) -> int:
         """Return the backend's time in epoch milliseconds. No object that is written later has an earlier time.
