@@ -240,15 +240,16 @@ def test_what_was_erased_stays_out_of_an_index_of_the_archive_and_damage_is_said
     assert len({partition for partition, *_ in lacks}) == 1
 
 
-def test_a_file_that_was_given_up_is_never_passed_over_unsaid(uri, tmp_path):
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_that_was_given_up_is_never_passed_over_unsaid(uri, tmp_path, number):
     with IndexReader.open(uri) as reader:
-        (before, gone, *_) = reader.segments().of(reader.segments().stores[0])
-    flip(Path(paths(uri)[1]), 1_000)
-    run("recover", "--storage", uri, "--lost", gone.name)
+        lost = list(reader.segments().of(reader.segments().stores[0]))[number]
+    flip(Path(paths(uri)[number]), 1_000)
+    run("recover", "--storage", uri, "--lost", lost.name)
     where = "ingest", f"archive:{uri}", "--storage", (tmp_path / "new").as_uri()
     assert "no archived file has offsets" in run_here(*where).err
     (skipped,) = run(*where, "--skip-missing")["skipped"]
-    assert (skipped["begin"], skipped["end"]) == (before.end, gone.end)
+    assert (skipped["begin"], skipped["end"]) == (lost.start, lost.end)
 
 
 def test_keys_of_a_function_can_not_be_made_again(servers, topic_of_two, tmp_path):

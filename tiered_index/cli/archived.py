@@ -29,7 +29,7 @@ from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex
 from tiered_index.follow import Loss
 from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.format.shard import entry_checksum
-from tiered_index.kafka.archived import archived_records, source_of, told_positions
+from tiered_index.kafka.archived import archived_records, begin_of, source_of, told_positions
 from tiered_index.kafka.names import Name
 from tiered_index.kafka.partitions import NO_ENTRIES
 from tiered_index.retention import Expired
@@ -95,10 +95,13 @@ class ArchivedMessages:
         archive, segments, before = self.old.segment_archive, self.stores[store], self.read_bytes
         skips = {"skip_corrupt": self.skip_corrupt, "skip_missing": self.skip_missing}
         size_bytes = sum(segment.size_bytes for segment in segments)
+        state, is_of_kafka = self.old.log_state, Name.parse(store) is not None
+        if is_of_kafka and position is None:
+            position = begin_of(store, state.positions, state.expired.segments)
         for batch in (
-            archived_batches(archive, segments, position, self.selection, **skips)
-            if Name.parse(store) is None
-            else archived_records(archive, segments, position, **skips)
+            archived_records(archive, segments, position or 0, **skips)
+            if is_of_kafka
+            else archived_batches(archive, segments, position, self.selection, **skips)
         ):
             shown = _shown(batch.columns, self.hidden, self.old.genesis)
             self.expired += len(batch.columns) - len(shown)

@@ -48,23 +48,31 @@ def told_positions(stores: Sequence[str], positions: Mapping[str, int]) -> dict[
     return {name: at for name, at in positions.items() if name.startswith(KEYS_PREFIX) or name in begins}
 
 
+def begin_of(store: str, positions: Mapping[str, int], expired: Mapping[str, int]) -> int:
+    """Return the offset at which a partition's records begin: that of its log, or of the records that have not expired.
+
+    `positions` and `expired` (offsets by store) are those of the index of the archive.
+    """
+    return max(positions.get(f"{BEGIN_PREFIX}{store}", 0), expired.get(store, 0))
+
+
 def archived_records(
     archive: SegmentArchive,
     segments: Sequence[ArchivedSegment],
-    position: int | None,
+    position: int,
     *,
     skip_corrupt: bool = False,
     skip_missing: bool = False,
 ) -> Iterator[ArchivedRecords]:
-    """Yield the entries of each file of a partition's log from a position on (None: from the first file).
+    """Yield the entries of each file of a partition's log from a position on.
 
     Raises `CorruptFile` at a damaged or missing file; with `skip_corrupt` and `skip_missing` it is `skipped` instead.
     Raises `InvalidArgument` if a function gave the keys.
     """
     for segment in segments:
-        if position is not None and segment.end <= position:
+        if segment.end <= position:
             continue
-        begin, skipped, records = segment.start if position is None else position, [], list[KafkaRecord]()
+        begin, skipped, records = position, [], list[KafkaRecord]()
         if begin < segment.start:
             missing = f"no archived file has offsets {inclusive(begin, segment.start)} of {segment.store}"
             if not skip_missing:
