@@ -62,6 +62,7 @@ def test_the_same_entries_as_from_the_files_each_piece_fetched_once(store, archi
     expected = rows(CommitLogReader(store / "commitlog", check_crc=True), segment.start, segment.end)
     assert len(expected) > 500
     storage = archive.storage
+    archive.table(segment)
     for chunk in (1 << 24, PIECE_BYTES // 3):
         storage.reset()
         assert rows(ArchivedLog(archive, segment, chunk_bytes=chunk), segment.start, segment.end) == expected

@@ -476,7 +476,8 @@ def test_a_false_archived_head_takes_one_request_besides_its_table(tmp_path, ind
     before = storage.calls("get_range")
     fetched = RocketmqMessages(None, index.segment_archive).at(0)
     assert (fetched.state, fetched.message, fetched.requests) == ("missing", None, 2)
-    assert storage.calls("get_range") - before == 1
+    # that of the table is the other
+    assert storage.calls("get_range") - before == 2
     assert fetched.bytes <= (1 << 14) + 200
     assert "is wrong" in str(fetched.problem) or "elsewhere" in str(fetched.problem)
 

@@ -4,6 +4,7 @@ client as the broker does, field for field.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections import Counter
@@ -174,7 +175,14 @@ def test_a_consumer_with_a_group_gets_nothing_and_its_log_says_why(beside, topic
 
     before = len(log_lines())
     request = {"topic": topic, "group": f"{consumer}-{topic}", "most": 1, "wait_ms": wait_ms}
-    more = until(lambda: ours.ask(consumer, **request) == [] and log_lines()[before:])
+
+    def has_nothing() -> bool:
+        # on a busy machine the client gives its own request up
+        with contextlib.suppress(RocketmqError):
+            return bool(ours.ask(consumer, **request) == [])
+        return False
+
+    more = until(lambda: has_nothing() and log_lines()[before:])
     assert "connect the consumer to the broker" in more[0]
 
 
