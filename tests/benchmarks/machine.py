@@ -336,7 +336,9 @@ def _look_up_until(index: IndexService[Any], keys: list[str], done: threading.Ev
 def _beside_merge(setting: Setting, folder: Path, state: str) -> tuple[dict[str, array[float]], float]:
     """Put while eight files of one past day are merged. The second value is the CPU share of the merge."""
     entries = min(8_000_000, setting.items)
-    files = Setting("native", max(1, entries // 32), max(2, entries // 8 + 1))
+    # a file that the puts fill has many entries, however few are merged: a busy machine merges for long
+    items = max(100_000, entries // 8 + 1)
+    files = Setting("native", items // 4, items)
     day_ms = START_MS // _DAY_MS * _DAY_MS
     with files.open(folder, merge="off", local_keep_s=0) as index:
         for part in np.array_split(np.arange(entries), 8):

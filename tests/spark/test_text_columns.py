@@ -51,5 +51,5 @@ def test_texts_are_strings(spark, tmp_path):
     [wrong] = audit(spark, source, storage=uri).differences.listed
     assert (wrong.expected["town"], wrong.found["town"]) == ("Zürich", "cafe")
     long = pa.Table.from_pylist([{**rows[0], "town": "é" * 7}])
-    with pytest.raises(InvalidArgument, match="column 'town' must be text of at most 12 bytes in UTF-8, and 'ééééééé'"):
+    with pytest.raises(InvalidArgument, match="row 1: town must be text of at most 12 bytes in UTF-8, and 'ééééééé'"):
         build(spark, write_parquet(long, tmp_path / "long.parquet"), storage=uri, mode="append")

@@ -145,7 +145,9 @@ class IndexService(Lookups[ItemT]):
                 lambda: alive(this).durable_positions(),
             )
             arguments = config, clock or SystemClock(), disk or Disk(), storage, places
-            parts = self._parts = open_parts(undo, *arguments, begins_anew=begins_anew, takes_over=takes_over)
+            opening = partial(open_parts, undo, *arguments, begins_anew=begins_anew, takes_over=takes_over)
+            # in a copy: an interrupted opening can't leave its context, which has its threads, to later calls
+            parts = self._parts = copy_context().run(opening)
             self._marker = parts.marker
             self._schema: Schema = parts.layout.schema
             self._rule = parts.layout.hash

@@ -23,6 +23,7 @@ from tiered_index.errors import (
 )
 from tiered_index.service import index as index_module
 from tiered_index.service.root import Root
+from tiered_index.storage.context import UNBOUNDED, Activation, active_context
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -226,3 +227,18 @@ def test_of_two_states_of_a_file_the_later_one_stays(open_index, faulty, tmp_pat
     index.run_lifecycle()
     assert [item.offset for item in index.query("t", "k")] == [1]
     assert len(index.log_state.objects) == 1
+
+
+def test_an_interrupt_at_the_end_of_a_block_leaves_no_context_to_later_calls(tmp_path, monkeypatch):
+    def interrupted(block, *error):
+        raise KeyboardInterrupt
+
+    place = {"root": tmp_path / "root", "storage": (tmp_path / "storage").as_uri()}
+    with monkeypatch.context() as interrupt:
+        interrupt.setattr(Activation, "__exit__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            IndexService.open(**place)
+    assert active_context() == UNBOUNDED
+    with IndexService.open(**place) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        assert len(index.query("t", "k")) == 1
