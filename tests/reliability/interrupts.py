@@ -230,10 +230,13 @@ def _one_life(timer: Timer, life: Life, rng: random.Random, tally: Tally) -> Non
         tally.tried["interrupted calls: close"] += 1
     with timer.bounded(CLOSE_S):
         life.close()
+        until_s = time.monotonic() + CLOSE_S
         while [thread for thread in threading.enumerate() if thread.is_alive() and "tiered-index" in thread.name]:
-            # those of an interrupted opening end with its objects
+            # those of an interrupted opening end with its objects. A signal within this call would be lost
             gc.collect()
             time.sleep(0.001)
+            if time.monotonic() > until_s:
+                raise Hang("threads of a closed index go on")
     life.disk.lose_unsynced()
 
 

@@ -112,6 +112,8 @@ class _PoolState:
         self._lock = threading.Lock()
         # submitted calls that have not ended
         self._left = 0
+        # whose callback ends the threads; they keep this state, and so the reference
+        self.collected: weakref.ref[DaemonPool] | None = None
 
     def count(self, more: int) -> int:
         with self._lock:
@@ -137,9 +139,9 @@ class DaemonPool:
         self._threads: list[threading.Thread] = []
         # calls whose thread was replaced
         self._replaced: set[Future[Any]] = set()
-        self._work = _PoolState()
-        self._end = weakref.finalize(self, self._work.queue.put, None)
-        self._end.atexit = False
+        work = self._work = _PoolState()
+        # it is called without Python code, which an interrupt could end before the threads are told
+        work.collected = weakref.ref(self, partial(work.queue.put, None))
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run `call(*arguments)` in a copy of the caller's context, so that its requests count for the lookup.
@@ -194,7 +196,7 @@ class DaemonPool:
         """Refuse new calls and wait for running ones until `until_s` (`time.monotonic()`). Idempotent."""
         with self._lock:
             self._closed = True
-            self._end()
+            self._work.queue.put(None)
         until_s = close_until_s() if until_s is None else until_s
         for thread in self._threads:
             if thread is not threading.current_thread():
