@@ -51,9 +51,12 @@ def sent(producing, topic):
 
 
 @pytest.fixture
-def following(index, servers, topic, sent, looking_often):
+def following(cluster, index, servers, topic, sent, looking_often):
     """A follower that has read ten records of each partition, and looks often for what changed."""
     sent(0, 10 * PARTITIONS)
+    # otherwise a broker may lead none or all
+    for partition in range(PARTITIONS):
+        cluster.lead(topic, partition, partition % 3 + 1)
     source = source_of(index, servers, topic, follow=True, settings=HASTY)
     with Follower(index, source, note=lambda _: None) as follower:
         follower.in_background()
