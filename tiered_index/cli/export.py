@@ -144,7 +144,7 @@ class NdjsonWriter:
 
     def write_table(self, table: pa.Table) -> None:
         """Write the rows."""
-        # `import` reads NaN back, and refuses null
+        # `ingest` reads NaN back, and refuses null
         self._sink.writelines(f"{json_text(row, allow_nan=True)}\n".encode() for row in table.to_pylist())
 
     def close(self) -> None:
