@@ -15,7 +15,7 @@ from typing import Any
 
 from tiered_index.errors import ConfigError, IndexClosed
 from tiered_index.service.index import IndexService
-from tiered_index.service.read.inventory import describe_handle
+from tiered_index.service.read.inventory import sizes_of
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.metering import MeteredStorage
 
@@ -100,9 +100,8 @@ class StateCollector(Collector):
     def _files(self) -> Iterator[Metric]:
         counts, sizes = Tally[str](), Tally[str]()
         for handle in self._lookups.files():
-            file = describe_handle(handle)
-            counts[file["state"]] += 1
-            sizes[file["state"]] += file["bytes"] or 0
+            counts[handle.place] += 1
+            sizes[handle.place] += sizes_of(handle)[1] or 0
         yield _by("state", "files", "Files by state.", counts)
         yield _by("state", "file_bytes", "Bytes of files by state. Files of unknown size count as 0.", sizes)
 

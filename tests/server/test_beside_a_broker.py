@@ -94,6 +94,25 @@ def test_messages_come_within_a_bound_of_bytes(sidecar):
                 assert list(itertools.chain(*pages_read)) == ["U2", "U1", "U0"]
 
 
+def test_messages_of_one_unique_key_come_within_a_bound_of_bytes(tmp_path):
+    store, root = tmp_path / "store", tmp_path / "root"
+    with StoreWriter(store) as writer:
+        for number in range(3):
+            writer.put("orders", 0, b"%d" % number * 1000, uniq_key="U", store_ms=T + number * 1000)
+        writer.flush()
+    with IndexService.open(root=root, storage=(tmp_path / "s").as_uri(), offset_space="commitlog") as index:
+        SteppedDispatcher(index, StoreDirectory.open(store), now_s=lambda: 0.0).run_once()
+        index.flush()
+        with on_a_port(index, store=store, caps=Caps(message_bytes=2500)) as client:
+            pages, params = [], {"topic": "orders"}
+            while not pages or "cursor" in params:
+                answer = client.get("/v1/messages/U", params=params).json()
+                pages.append([row["message"]["body"][0] for row in answer["messages"]])
+                assert answer["status"] == ("truncated" if answer["cursor"] else "complete")
+                params = {"topic": "orders"} | ({"cursor": answer["cursor"]} if answer["cursor"] else {})
+        assert pages == [["2", "1"], ["0"]]
+
+
 def test_compressed_bodies_come_within_the_bound_too(tmp_path):
     body, flags = compress(b"0" * 100_000, "zlib")
     with StoreWriter(tmp_path / "store") as writer:

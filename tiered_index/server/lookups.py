@@ -285,7 +285,7 @@ class LookupHandlers(Handlers):
                     return MessagesResult(messages=(records.at(*place),), status="complete")
             if params.topic is not None and self.served.rows.has(params.topic):
                 return lookups.messages(params.topic, msg_id, source=self.served.rows, max_count=MANY, **page, **limits)
-            return messages_by_id(lookups, source, msg_id, params.topic, timeout_s=limits["timeout_s"], **page)
+            return messages_by_id(lookups, source, msg_id, params.topic, **page, **limits)
 
         what = {"id": msg_id[:200], "topic": params.topic and params.topic[:SHOWN]}
         return await self._messages(request, params, what, fetch, msg_id)

@@ -525,26 +525,25 @@ def messages_by_id(
     cursor: str | None = None,
     allow_partial: bool = False,
     *,
-    by_key: MessageSource | None = None,
+    max_message_bytes: int | None = None,
     **limits: Any,
 ) -> MessagesResult:
     """Return the message at the place that `msg_id` names or, with `topic`, the messages with that unique key.
 
     If no message of the topic has the unique key, the message at the place that the id names is returned, if any.
-    `allow_partial` and `limits` are as in `Lookups.messages`. `lookups` may be None without `topic`; then `limits` do
-    not apply. `by_key`, if given, fetches the messages of a unique key. Raises as `Lookups.messages`, and
-    `InvalidArgument` for an invalid id.
+    `allow_partial`, `max_message_bytes` and `limits` are as in `Lookups.messages`. `lookups` may be None without
+    `topic`; then `limits` do not apply. Raises as `Lookups.messages`, and `InvalidArgument` for an invalid id.
     """
     if lookups is None or topic is None:
         with contextlib.ExitStack() as stack:
             if lookups is not None:
                 stack.enter_context(LookupBudget(lookups.config.prices, LookupLimits(**limits)).open())
             return MessagesResult(messages=(source.by_msg_id(msg_id),), status="complete")
-    unique = ByUniqueKey(by_key or source)
+    unique = ByUniqueKey(source)
     # the limits hold for the lookup and the place together
     with LookupBudget(lookups.config.prices, LookupLimits(**limits)).open():
         limits |= {"max_count": MANY, "cursor": cursor, "allow_partial": allow_partial}
-        answer = lookups.messages(topic, msg_id, source=unique, **limits)
+        answer = lookups.messages(topic, msg_id, source=unique, max_message_bytes=max_message_bytes, **limits)
         if not answer.messages and cursor is None:
             answer = replace(answer, messages=_by_place(source, topic, msg_id))
         return answer

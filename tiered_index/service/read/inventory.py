@@ -79,17 +79,23 @@ class Leftovers:
         return [*(file for file in handles if file.file_id not in over), *unsure] if over else handles
 
 
+def sizes_of(handle: Handle) -> tuple[int | None, int | None]:
+    """Return the number of entries and of bytes of a file; None: not known."""
+    if isinstance(handle, CompactedFile):
+        place = handle.stored.stored if handle.stored is not None else handle.local
+        return handle.count, None if place is None else place.size_bytes
+    if isinstance(handle, WindowTable):
+        return handle.count, sum(stored.size_bytes for stored in handle.shards)
+    return (handle.count, handle.size_bytes) if isinstance(handle, UnsealedEntries) else (None, None)
+
+
 def describe_handle(handle: Handle) -> dict[str, Any]:
     """Return a JSON-ready description of a file, without reading its entries."""
-    known: dict[str, Any] = dict.fromkeys(("entries", "bytes", "path", "object", "table", "error"))
+    known: dict[str, Any] = dict.fromkeys(("path", "object", "table", "error"))
     if isinstance(handle, CompactedFile):
-        known["entries"] = handle.count
-        if handle.local is not None:
-            known |= {"path": handle.local.file, "bytes": handle.local.size_bytes}
-        if handle.stored is not None:
-            known |= {"object": handle.stored.stored.name, "bytes": handle.stored.stored.size_bytes}
+        known["path"] = handle.local.file if handle.local is not None else None
+        known["object"] = handle.stored.stored.name if handle.stored is not None else None
     elif isinstance(handle, WindowTable):
-        known |= {"entries": handle.count, "bytes": sum(stored.size_bytes for stored in handle.shards)}
         known["table"] = {
             "begin_ms": handle.begin_s * 1000,
             "window_s": handle.window_s,
@@ -99,7 +105,8 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
     elif isinstance(handle, DamagedFile):
         known["error"] = str(handle.error)
     elif isinstance(handle, UnsealedEntries):
-        known |= {"entries": handle.count, "path": str(handle.path), "bytes": handle.size_bytes}
+        known["path"] = str(handle.path)
+    entries, size_bytes = sizes_of(handle)
     return {
         "file_id": handle.file_id,
         "state": handle.place,
@@ -107,6 +114,8 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
         "sequence": handle.sequence,
         "begin_ms": handle.second_min * 1000,
         "end_ms": handle.second_max * 1000,
+        "entries": entries,
+        "bytes": size_bytes,
         **known,
     }
 
@@ -121,8 +130,8 @@ def files_document(
     """
     segments = list(islice(archived, MOST_SEGMENTS + 1))
     totals, by_state = Counter(entries=0, bytes=0), Counter(handle.place for handle in handles)
-    for file in map(describe_handle, handles):
-        totals.update(entries=file["entries"] or 0, bytes=file["bytes"] or 0)
+    for entries, size_bytes in map(sizes_of, handles):
+        totals.update(entries=entries or 0, bytes=size_bytes or 0)
     return {
         "index_id": index_id,
         "log_number": log_number,
@@ -162,7 +171,7 @@ def du_table(stats: Sequence[tuple[Handle, NamedStats]], segments: Segments, pri
         if isinstance(handle, CompactedFile) and handle.is_left_over(segments.state.files):
             continue
         pieces = list(_pieces(handle, named))
-        sizes = _shared(int(describe_handle(handle)["bytes"] or 0), [piece[2] for piece in pieces])
+        sizes = _shared(sizes_of(handle)[1] or 0, [piece[2] for piece in pieces])
         for (topic, day, entries, estimated), size in zip(pieces, sizes, strict=True):
             add(topic, day, handle.place, entries, size, estimated)
     if segments:
@@ -221,7 +230,7 @@ def _pieces(handle: Handle, named: NamedStats) -> Iterator[Piece]:
     if any(stats is None for _, stats in named) or not named:
         # files of older versions have no stats, so the topics of their entries are unknown
         topic = named[0][0] if len(named) == 1 else None
-        yield from _days(handle, topic, describe_handle(handle)["entries"] or 0, handle.second_min, handle.second_max)
+        yield from _days(handle, topic, sizes_of(handle)[0] or 0, handle.second_min, handle.second_max)
         return
     for topic, stats in named:
         if stats is not None:
