@@ -411,12 +411,9 @@ async def test_a_response_that_waits_for_its_step_counts_as_unsent(monkeypatch):
 
 
 @run
-async def test_a_server_among_others_of_one_loop_ends_what_is_under_way():
+async def test_a_server_ends_what_is_under_way():
     server = RemotingServer(FakeBroker(), port=0)
-    server.stop()  # a server that has not begun has nothing to end
-    ready = asyncio.Event()
-    serving = asyncio.create_task(server.serve(ready.set))
-    await ready.wait()
+    await server.start()
     port = server.address.port
     assert server.url == f"rocketmq://127.0.0.1:{port}"
     with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1 port {port}: Addr"):
@@ -426,10 +423,9 @@ async def test_a_server_among_others_of_one_loop_ends_what_is_under_way():
         await client.send(Command(code=HELD))
         await held(server)
         server.broker.release.set()
-        server.stop()
+        await server.close()
         async with asyncio.timeout(60):
             await client.reader.read()
-    await serving
     assert server.connections == 0
     with pytest.raises(InvalidArgument):
         server.address  # noqa: B018

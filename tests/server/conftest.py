@@ -12,7 +12,7 @@ import pytest
 
 from tiered_index import IndexService
 from tiered_index.server.app import OPERATIONS, HttpService
-from tiered_index.server.listening import HttpListener, Listening, own_names
+from tiered_index.server.listening import HttpListener, loop_in_thread, own_names
 from tiered_index.server.operations import described
 from tiered_index.server.served import Audit, Caps, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens
@@ -97,9 +97,11 @@ def serving(lookups: Any, *, host: str = "127.0.0.1", **parts: Any) -> Iterator[
 @contextlib.contextmanager
 def on_a_port(lookups: Any, *, host: str = "127.0.0.1", **parts: Any) -> Iterator[httpx.Client]:
     """Yield a client of a service on a free port, for tests of connections and of programs that connect."""
-    with service_of(lookups, hosts=own_names(host), **parts) as service, Listening() as background:
-        listener = HttpListener(service.app, host, 0, drain_s=5)
-        background.add(listener)
+    with (
+        service_of(lookups, hosts=own_names(host), **parts) as service,
+        loop_in_thread() as portal,
+        portal.wrap_async_context_manager(HttpListener(service.app, host, 0, drain_s=5)) as listener,
+    ):
         with httpx.Client(base_url=listener.url, timeout=PATIENCE_S, trust_env=False) as client:
             yield client
 

@@ -17,7 +17,7 @@ from tests.support.batches import batch
 from tests.support.hanging import until
 from tiered_index.server import gate, listening
 from tiered_index.server.health import StandIn
-from tiered_index.server.listening import HttpListener, Listening, Tls
+from tiered_index.server.listening import HttpListener, Tls, loop_in_thread
 from tiered_index.server.tokens import add_token
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
@@ -99,8 +99,7 @@ def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch
     monkeypatch.setattr(listening, "FIRST_S", 0.1)
     listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
     # sooner than asyncio's minute
-    with Listening() as background:
-        background.add(listener)
+    with loop_in_thread() as portal, portal.wrap_async_context_manager(listener):
         with socket.create_connection(("127.0.0.1", listener.port), 30.0) as connection:
             connection.sendall(begun)
             assert rest(connection) == b""

@@ -19,7 +19,7 @@ from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
 from tiered_index.server import served
 from tiered_index.server import tokens as token_files
-from tiered_index.server.listening import Listening
+from tiered_index.server.listening import HttpListener
 from tiered_index.server.tokens import add_token
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read import caches
@@ -132,11 +132,11 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
 
 
 def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
-    heard, made, add = [], [], Listening.add
+    heard, made, enter = [], [], HttpListener.__aenter__
 
-    def added(background, listener):
+    async def entered(listener):
         made.append(listener)
-        add(background, listener)
+        return await enter(listener)
 
     def opening(self, config):
         (listener,) = made
@@ -144,7 +144,7 @@ def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
             heard.extend(asking.get(path) for path in ("/livez", "/readyz", "/v1/topics"))
         raise ConfigError("it ends here")
 
-    monkeypatch.setattr(Listening, "add", added)
+    monkeypatch.setattr(HttpListener, "__aenter__", entered)
     monkeypatch.setattr(Session, "open_reader", opening)
     with pytest.raises(SystemExit):
         run(["serve", "--storage", tmp_path.as_uri(), "--port", "0"])

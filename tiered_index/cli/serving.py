@@ -33,9 +33,10 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
 from tiered_index.follow import Follower
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
+from tiered_index.rocketmq.remoting.server import RemotingServer
 from tiered_index.server.app import HttpService
 from tiered_index.server.health import StandIn
-from tiered_index.server.listening import HttpListener, Listener, Listening, Tls, bind, is_local, own_names
+from tiered_index.server.listening import HttpListener, Tls, bind, is_local, loop_in_thread, own_names
 from tiered_index.server.remoting import remoting_listener
 from tiered_index.server.served import Audit, Caps, Index, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens, access_warning
@@ -100,28 +101,28 @@ class Serving:
             tokens = Tokens(self.address.tokens) if self.address.tokens is not None else None
             audit = Audit(self.audit_log)
             front = StandIn()
-            http = stack.enter_context(
-                closing(HttpListener(front, self.address.host, self.address.port, tls=self._tls))
-            )
             tools_socket = self._tools_socket(stack)
+            portal = stack.enter_context(loop_in_thread())
+            listening = stack.enter_context(ExitStack())
+            http = HttpListener(front, self.address.host, self.address.port, tls=self._tls)
             # a recovery may take long: probes get answers meanwhile
-            background = stack.enter_context(Listening())
-            background.add(http)
+            listening.enter_context(portal.wrap_async_context_manager(http))
             with _later(NotAnIndex):
                 lookups = self._opened(config)
                 stack.enter_context(lookups)
                 follower = self._follower(stack, lookups)
             served = self._served(stack, lookups, audit, tokens, follower)
             service = stack.enter_context(self._service(served))
-            listeners: list[Listener] = [http]
+            urls = [http.url]
             if tools_socket is not None:
-                listeners.append(self._tools_listener(served, service, tools_socket))
-                background.add(listeners[-1])
+                tools = self._tools_listener(served, service, tools_socket)
+                listening.enter_context(portal.wrap_async_context_manager(tools))
+                urls.append(tools.url)
             front.app = service.app
-            self._tell_ready([listener.url for listener in listeners])
-            self._wait(background, follower)
+            self._tell_ready(urls)
+            self._wait(http, follower)
             served.stopping.set()
-            background.close()
+            listening.close()
             if follower is not None:
                 follower.end()
                 follower.finish_before_end()
@@ -244,7 +245,7 @@ class Serving:
         bounds, console = self.bounds, self.address.console
         return HttpService(served, threads=bounds.threads, waiting=bounds.waiting, hosts=hosts, console=console)
 
-    def _tools_listener(self, served: Served, service: HttpService, bound: Any) -> Listener:
+    def _tools_listener(self, served: Served, service: HttpService, bound: Any) -> RemotingServer:
         """Return the listener of RocketMQ's protocol."""
         return remoting_listener(
             served,
@@ -270,10 +271,10 @@ class Serving:
             out.record({"status": "serving", "url": urls[0], "urls": urls})
             out.flush()
 
-    def _wait(self, background: Listening, follower: Follower | None) -> None:
-        """Return once a signal arrives, a listener has ended, or the follower has."""
+    def _wait(self, http: HttpListener, follower: Follower | None) -> None:
+        """Return once a signal arrives, the listener has ended, or the follower has."""
         with Ending() as ending:
-            while not (ending.event.wait(_LOOK_S) or background.has_ended.is_set()):
+            while not (ending.event.wait(_LOOK_S) or http.has_ended.is_set()):
                 if follower is not None and follower.has_ended():
                     return
 

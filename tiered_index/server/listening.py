@@ -1,4 +1,4 @@
-"""Runs the listeners of one process on one event loop; each serves one protocol on one address. Has that of HTTP.
+"""The listener of HTTP, and the event loop on which the listeners of one process run.
 
 Uvicorn serves HTTP, with its own protocol on httptools and its own limits. Its connections end here if a client sends
 no whole head for five seconds, or does not take the rest of an answer. Threads: the loop's.
@@ -14,16 +14,14 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self, cast
 
 import uvicorn
-import uvloop
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -38,20 +36,6 @@ _MOST_CONNECTIONS = 4096
 _OFFER = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 # Size of the kernel's send buffer of a connection: most answers fit
 _SENT_BYTES = 512 << 10
-
-
-class Listener(Protocol):
-    """Serves one protocol on one address."""
-
-    @property
-    def url(self) -> str:
-        """The URL of the address."""
-
-    async def serve(self, ready: Callable[[], None]) -> None:
-        """Serve until `stop` is called; call `ready` once the listener accepts connections. Ends requests under way."""
-
-    def stop(self) -> None:
-        """Make `serve` end. Call it in the loop's thread."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +60,11 @@ class Tls:
 
 
 class HttpListener:
-    """Serves an ASGI application over HTTP.
+    """Serves an ASGI application over HTTP within an ``async with``.
 
     The constructor binds the address. Port 0 is any free port. `drain_s` is the time for requests under way at the end.
-    Raises `SetupUnavailable` if the address or the TLS files can't be used.
+    `has_ended` is set once the listener has ended, also by a failure. Raises `SetupUnavailable` if the address or the
+    TLS files can't be used.
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int, *, tls: Tls | None = None, drain_s: float = 30.0) -> None:
@@ -88,6 +73,7 @@ class HttpListener:
         self._socket.listen(_BACKLOG)
         self._tls, self._host = tls, host
         self.port: int = self._socket.getsockname()[1]
+        self.has_ended = threading.Event()
         config = uvicorn.Config(
             app,
             http=partial(_HttpConnection, Strangers()),  # type: ignore[arg-type]
@@ -106,11 +92,7 @@ class HttpListener:
         )
         config.load()
         config.ssl = context
-        self._server = _Server(config)
-
-    def close(self) -> None:
-        """Release the address, if `serve` was not called."""
-        self._socket.close()
+        self._server = uvicorn.Server(config)
 
     @property
     def url(self) -> str:
@@ -118,22 +100,32 @@ class HttpListener:
         name = f"[{self._host}]" if ":" in self._host else self._host
         return f"{'https' if self._tls else 'http'}://{name}:{self.port}"
 
-    async def serve(self, ready: Callable[[], None]) -> None:
-        """Serve until stopped."""
-        self._server.ready = ready
+    async def __aenter__(self) -> Self:
+        # as Uvicorn's `startup`, but with a shorter time for TLS handshakes than asyncio's minute
+        server, config, made = self._server, self._server.config, cast(Any, self._server.config.http_protocol_class)
+        server.lifespan = config.lifespan_class(config)
+        connection = partial(made, config=config, server_state=server.server_state, app_state={})
+        more: dict[str, Any] = {"ssl_handshake_timeout": FIRST_S} if config.ssl is not None else {}
+        loop = asyncio.get_running_loop()
+        server.servers = [
+            await loop.create_server(connection, sock=self._socket, ssl=config.ssl, backlog=_BACKLOG, **more)
+        ]
+        self._serving = asyncio.create_task(server.main_loop())
+        self._serving.add_done_callback(lambda _: self.has_ended.set())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Accept no further connections, and let requests under way end."""
+        self._server.should_exit = True
         try:
-            await self._server.serve(sockets=[self._socket])
+            await self._serving
         finally:
-            self._socket.close()
+            await self._server.shutdown([self._socket])
 
     async def _end_idle(self) -> None:
         now_s = time.monotonic()
         for connection in list(self._server.server_state.connections):
             connection.end_if_idle(now_s)  # type: ignore[union-attr]
-
-    def stop(self) -> None:
-        """Accept no further connections, and let requests under way end."""
-        self._server.should_exit = True
 
 
 class _HttpConnection(HttpToolsProtocol):
@@ -178,25 +170,6 @@ class _HttpConnection(HttpToolsProtocol):
             self.transport.abort()
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn's server, which calls `ready` when it listens."""
-
-    ready: Callable[[], None]
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # as Uvicorn's, but with a shorter time for TLS handshakes than asyncio's minute
-        loop, config = asyncio.get_running_loop(), self.config
-        more: dict[str, Any] = {"ssl_handshake_timeout": FIRST_S} if config.ssl is not None else {}
-        made: Any = config.http_protocol_class
-        connection = partial(made, config=config, server_state=self.server_state, app_state={})
-        self.servers = [
-            await loop.create_server(connection, sock=listener, ssl=config.ssl, backlog=config.backlog, **more)
-            for listener in sockets or ()
-        ]
-        self.started = True
-        self.ready()
-
-
 def is_local(host: str) -> bool:
     """Return whether `host` is a loopback address."""
     return host in _LOCAL or host.startswith("127.")
@@ -207,50 +180,9 @@ def own_names(host: str) -> frozenset[str]:
     return _LOCAL | {host.lower()}
 
 
-class Listening(AbstractContextManager["Listening"]):
-    """Runs listeners on one event loop, in a thread of its own, until the block ends.
-
-    `has_ended` is set once a listener has ended. Threads: that of the block.
-    """
-
-    def __init__(self) -> None:
-        self.has_ended = threading.Event()
-        self._serving: list[tuple[Listener, Future[None]]] = []
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tiered-index-listener", daemon=True)
-        self._thread.start()
-
-    def add(self, listener: Listener) -> None:
-        """Serve a listener. Returns once it accepts connections. Raises its error if it can't."""
-        ready = threading.Event()
-
-        def ended(_: object) -> None:
-            self.has_ended.set()
-            ready.set()
-
-        serving = asyncio.run_coroutine_threadsafe(listener.serve(ready.set), self._loop)
-        serving.add_done_callback(ended)
-        self._serving.append((listener, serving))
-        ready.wait()
-        if serving.done():
-            serving.result()
-
-    def close(self) -> None:
-        """Stop all listeners, and return once they have ended. Raises the error of one that failed. Idempotent."""
-        serving, self._serving = self._serving, []
-        try:
-            for listener, _ in serving:
-                self._loop.call_soon_threadsafe(listener.stop)
-            for _, ended in serving:
-                ended.result()
-        finally:
-            if self._thread.is_alive():
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join()
-                self._loop.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def loop_in_thread() -> AbstractContextManager[BlockingPortal]:
+    """Return the context of an event loop in its own thread, where `wrap_async_context_manager` runs listeners."""
+    return start_blocking_portal(backend_options={"use_uvloop": True}, name="tiered-index-listener")
 
 
 def bind(host: str, port: int, option: str = "--port") -> socket.socket:

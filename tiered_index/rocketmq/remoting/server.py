@@ -95,7 +95,6 @@ class RemotingServer:
         self._bound = bound
         self._threads = DaemonPool(threads, "tiered-index-remoting")
         self._server: asyncio.Server | None = None
-        self._stopping: asyncio.Event | None = None
         self._connections: set[asyncio.Task[Any]] = set()
         self.strangers = Strangers()
         self._refusing = self._closing = False
@@ -132,26 +131,11 @@ class RemotingServer:
         """The URL of the address, for messages."""
         return f"rocketmq://{self.address}"
 
-    async def serve(self, ready: Callable[[], None]) -> None:
-        """Listen until `stop` is called; `ready` is called once the server listens.
-
-        Lookups under way are cancelled at the end: clients repeat them elsewhere. Raises as `start`.
-        """
-        self._stopping = asyncio.Event()
-        try:
-            await self.start()
-            ready()
-            await self._stopping.wait()
-        finally:
-            await self.close()
-
-    def stop(self) -> None:
-        """Make `serve` end."""
-        if self._stopping is not None:
-            self._stopping.set()
-
     async def close(self) -> None:
-        """End all connections and release the port and the threads. Idempotent."""
+        """End all connections and release the port and the threads. Idempotent.
+
+        Lookups under way are cancelled: clients repeat them elsewhere.
+        """
         # a connection that is being made begins later
         self._closing = True
         if self._server is not None:
