@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -88,7 +89,8 @@ class IndexItem:
 
     Preset `native` adds `fingerprint`, a second hash of the key. Columns of your own are further members. In JSON,
     bytes are hexadecimal text, and numbers that are not finite are null. Over HTTP the response header
-    `tiered-index-columns` declares them, as JSON. Entries of files also have `file` and `row` in JSON (`FilePlace`).
+    `tiered-index-columns` declares them, as JSON. In JSON, entries of files have `file` and `row` (`FilePlace`) and an
+    `entry_id` in place of `topic_id`, `queue_id`, `offset`, `size` and hashes.
     The class corresponds to RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
 
     - `topic`: Topic of the message.
@@ -537,15 +539,15 @@ class FilePlace(NamedTuple):
 
     - `file`: the URI of the file.
     - `row`: the number of the row, from 0; of a text, the byte at which its line begins, after decompression.
-    - `unit`: ``byte`` or ``row``; None: a service does not tell it.
+    - `unit`: ``byte`` or ``row``.
     """
 
     file: str
     row: int
-    unit: str | None = None
+    unit: Literal["byte", "row"]
 
     def __str__(self) -> str:
-        return f"{self.unit} {self.row:,}" if self.unit else f"{self.row:,}"
+        return f"{self.unit} {self.row:,}"
 
 
 class LaterFields(Protocol):
@@ -611,7 +613,7 @@ class QueryResult(Answer[ItemT]):
         return table if self.places is None else with_places(table, self.places, own_columns(self.item_type))
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        """Return the answer as a JSON-ready dict, as `Answer.to_dict`. Items of files have `file` and `row`, too."""
+        """Return the answer as a JSON-ready dict, as `Answer.to_dict`. See `IndexItem` for items of files."""
         document = super().to_dict(files=files)
         describe_places(document["items"], self.places)
         return document
@@ -705,12 +707,38 @@ def to_pandas(table: pa.Table) -> pd.DataFrame:
         raise ConfigError(f"to_pandas needs pandas: {install_hint('pandas')}") from error
 
 
+# an entry of files as `entry_id`: queue and offset, then what a merge may change, then `_HAS_FINGERPRINT` and `_IS_ROW`
+_ENTRY_ID = struct.Struct(">iqiiiIB")
+_HAS_FINGERPRINT, _IS_ROW = 1, 2
+_OF_MESSAGES = ("queue_id", "offset", "size", "key_hash", "topic_id")
+_OF_PLACES = ("file", "row", "entry_id")
+
+
 def describe_places(documents: Sequence[dict[str, Any]], places: Sequence[FilePlace | None] | None) -> None:
-    """Set `file` and `row` of the documents of entries by their places. A column of the index keeps its name."""
+    """Describe entries by their places: `file`, `row` and `entry_id`, in place of the fields of messages.
+
+    A column of the index keeps its name: then the other fields stay, too.
+    """
     for document, place in zip(documents, places or (), strict=places is not None):
-        if place is not None:
-            document.setdefault("file", place.file)
-            document.setdefault("row", place.row)
+        if place is None:
+            continue
+        if document.keys() >= {*_OF_MESSAGES} and document.keys().isdisjoint(_OF_PLACES):
+            numbers = [document.pop(name) for name in _OF_MESSAGES]
+            fingerprint = document.pop("fingerprint", None)
+            flags = _HAS_FINGERPRINT * (fingerprint is not None) | _IS_ROW * (place.unit == "row")
+            document["entry_id"] = _ENTRY_ID.pack(*numbers, fingerprint or 0, flags).hex()
+        document.setdefault("file", place.file)
+        document.setdefault("row", place.row)
+
+
+def taken_place(document: dict[str, Any]) -> FilePlace | None:
+    """Return the place in the document of an entry, which gets the fields of messages back; None: it has no place."""
+    if (entry_id := document.pop("entry_id", None)) is None:
+        return None
+    *numbers, fingerprint, flags = _ENTRY_ID.unpack(bytes.fromhex(entry_id))
+    document |= dict(zip(_OF_MESSAGES, numbers, strict=True))
+    document |= {"fingerprint": fingerprint} if flags & _HAS_FINGERPRINT else {}
+    return FilePlace(document.pop("file"), document.pop("row"), "row" if flags & _IS_ROW else "byte")
 
 
 def with_places(table: pa.Table, places: Sequence[FilePlace | None], own: Sequence[str]) -> pa.Table:

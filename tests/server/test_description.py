@@ -7,7 +7,16 @@ import pytest
 from tests.server.conftest import DESCRIPTION, serving
 from tiered_index.server.app import HttpService
 from tiered_index.service.read.messages import MessagesResult, MessageState
-from tiered_index.types import FileReport, Freshness, IndexItem, LostFile, QueryResult, TopicsResult, TopicSummary
+from tiered_index.types import (
+    FilePlace,
+    FileReport,
+    Freshness,
+    IndexItem,
+    LostFile,
+    QueryResult,
+    TopicsResult,
+    TopicSummary,
+)
 
 SCHEMAS = DESCRIPTION["components"]["schemas"]
 
@@ -54,7 +63,6 @@ def test_it_names_the_parameters_of_every_route(routes):
 @pytest.mark.parametrize(
     "document",
     [
-        IndexItem(topic="orders", topic_id=1, queue_id=0, offset=0, size=1, timestamp_ms=0, key_hash=1),
         FileReport(file="a", place="storage", outcome="read", begin_ms=0, end_ms=0),
         LostFile(file="a", begin_ms=0, end_ms=0, entries=1),
         TopicSummary(topic="orders"),
@@ -68,6 +76,15 @@ def test_it_requires_the_members_that_documents_of_the_library_have(document):
     described = SCHEMAS[type(document).__name__]
     assert {*described["required"]} == document.to_dict().keys()
     assert described["properties"].keys() - described["required"] <= {"not_asked", "source"}
+
+
+def test_it_requires_the_members_that_entries_of_messages_and_of_files_have():
+    item = IndexItem(topic="orders", topic_id=1, queue_id=0, offset=0, size=1, timestamp_ms=0, key_hash=1)
+    places = FilePlace("file:///a", 0, "byte"), None
+    of_file, of_message = QueryResult(items=(item, item), status="complete", places=places).to_dict()["items"]
+    described = SCHEMAS["IndexItem"]
+    assert {*described["required"]} == of_file.keys() & of_message.keys() == {"topic", "timestamp_ms"}
+    assert described["properties"].keys() == {*of_file, *of_message, "source"}
 
 
 def test_it_names_every_state_of_a_message():

@@ -98,13 +98,48 @@ def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
     assert {name for item in shown for name in item} == names
     rows_shown = run_here(*command, "--messages", "--json").document["messages"]
     assert [(row_shown["message"]["file"], row_shown["message"]["row"]) for row_shown in rows_shown] == expected
-    assert {name for row_shown in rows_shown for name in row_shown["item"]} == {"topic", "timestamp_ms"}
+    assert {name for row_shown in rows_shown for name in row_shown["item"]} == names
     streamed = run_here("query", "orders", "7", "--all", "--storage", indexed["storage"], "--json").records[:-1]
     assert [(item["file"], item["row"]) for item in streamed] == expected
     head, _, *shown = run_here(*command).out.strip().splitlines()
     assert head.split() == ["time", "file", "row"]
     assert [line.split()[1] for line in shown[:40]] == [file for file, _ in expected]
     assert "row 7 " in run_here(*command).out and shown[0].endswith(f"byte {expected[0][1]:,} ")
+
+
+def test_no_document_of_rows_has_words_of_brokers(indexed):
+    """A client makes the same entries of the documents as the library has, by their `entry_id`."""
+    names = {"topic", "timestamp_ms", "file", "row", "entry_id"}
+    lookup = {"topic": "orders", "key": "7", "max_count": 100}
+    with IndexReader.open(indexed["storage"]) as reader, on_a_port(reader) as client, FileRows(reader) as rows:
+        answer = reader.query("orders", "7", max_count=100)
+        (many,) = client.post("/v1/query:batch", json={"lookups": [lookup]}).json()["results"]
+        stream = client.get("/v1/query", params=lookup, headers={"Accept": "application/x-ndjson"}).text.splitlines()
+        places = [document["item"] for document in client.get("/v1/messages", params=lookup).json()["messages"]]
+        documents = client.get("/v1/query", params=lookup).json()["items"]
+        assert documents == many["items"] == [*map(json.loads, stream[:-1])] == answer.to_dict()["items"] == places
+        assert {name for document in documents for name in document} == names
+        assert len({document["entry_id"] for document in documents}) == 40
+        schema = client.get("/openapi.json").json()["components"]["schemas"]["IndexItem"]
+        assert names <= schema["properties"].keys() and {*schema["required"]} <= names
+        with IndexClient(str(client.base_url)) as other:
+            served = other.query("orders", "7", max_count=100)
+            assert served.places == answer.places and {place.unit for place in served.places} == {"byte", "row"}
+            assert [*other.query_many([("orders", "7")])[0]] == [*answer]
+            expected = [
+                (fetched.item, fetched.place) for fetched in reader.messages("orders", "7", source=rows, max_count=100)
+            ]
+            messages = other.messages("orders", "7", max_count=100)
+            assert [(fetched.item, fetched.place) for fetched in messages] == expected
+            assert [place for _, place in expected] == [*answer.places]
+
+
+def test_an_entry_of_a_file_that_is_gone_still_names_its_row(indexed, tmp_path):
+    (tmp_path / "logs" / "3.csv").unlink()
+    with IndexReader.open(indexed["storage"]) as reader, serving(reader) as client:
+        first = client.get("/v1/messages", params={"topic": "orders", "key": "7"}).json()["messages"][0]
+        assert (first["message"], first["state"]) == (None, "missing") and "is gone" in first["problem"]
+        assert first["item"]["file"].endswith("3.csv") and first["item"]["row"] > 0
 
 
 def test_answers_of_batches_and_of_several_indexes_have_files_and_rows(indexed, tmp_path):

@@ -72,8 +72,8 @@ _PAGE, _PAGE_LINES = 4_000, 50
 
 
 def leave_messages_out(entry: dict[str, Any]) -> None:
-    """Remove the fields of messages from the document of an entry of files, which has them only inside the index."""
-    for name in ("topic_id", "queue_id", "offset", "size", "key_hash", "fingerprint"):
+    """Remove the fields of messages from the document of an entry of files, and what only a client needs."""
+    for name in ("topic_id", "queue_id", "offset", "size", "key_hash", "fingerprint", "entry_id"):
         entry.pop(name, None)
 
 

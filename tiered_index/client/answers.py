@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+# members of a fetched message that are its fields
+_TOLD = ("state", "read_from", "problem")
 # Errors whose class and message a problem document restores
 _BY_CLASS = (errors.InvalidArgument, errors.ConfigError, errors.BackPressure, errors.StorageUnavailable)
 
@@ -59,6 +61,13 @@ def items_of(documents: Iterable[dict[str, Any]], item_type: Any) -> tuple[types
     return tuple(item_type(**values | {name: decode(values[name]) for name, decode in special}) for values in columns)
 
 
+def _taken_places(documents: Sequence[dict[str, Any]], item_type: Any) -> tuple[types.FilePlace | None, ...]:
+    """Return the place of each entry, as `taken_place`. The index may have a column of its name."""
+    if "entry_id" in types.own_columns(item_type):
+        return (None,) * len(documents)
+    return tuple([types.taken_place(document) for document in documents])
+
+
 def _members(kind: type[types.Answer], document: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a kind of answer, without its rows, of a document. A part of a batch lacks some."""
     hints = {name: hint for name, hint in kind.members().items() if name in document and name != kind.rows_field}
@@ -75,9 +84,8 @@ def result_of(response: httpx.Response) -> types.QueryResult:
 def _result(document: dict[str, Any], response: httpx.Response) -> types.QueryResult:
     item_type, documents = item_type_of(response.headers[COLUMNS]), document["items"]
     page = _members(types.QueryResult, document)
-    if not {"file", "row"} & {*types.own_columns(item_type)} and any("file" in item for item in documents):
-        files = (types.FilePlace(item["file"], item["row"]) if "file" in item else None for item in documents)
-        page["places"] = tuple(files)
+    if any(places := _taken_places(documents, item_type)):
+        page["places"] = places
     return types.QueryResult(items=items_of(documents, item_type), item_type=item_type, **page)
 
 
@@ -116,14 +124,15 @@ class _Message:
 def messages_of(response: httpx.Response) -> MessagesResult:
     """Return the answer to a lookup of messages."""
     document, item_type = document_of(response), item_type_of(response.headers[COLUMNS])
-    messages = tuple(
-        Fetched(
-            item=items_of([fetched["item"]], item_type)[0] if fetched["item"] is not None else None,
-            message=_Message(fetched["message"]) if fetched["message"] is not None else None,
-            **{name: fetched[name] for name in ("state", "read_from", "problem")},
-        )
-        for fetched in document["messages"]
-    )
+
+    def fetched_of(told: dict[str, Any]) -> Fetched:
+        items = [] if told["item"] is None else [told["item"]]
+        (place,) = _taken_places(items, item_type) or (None,)
+        (item,) = items_of(items, item_type) or (None,)
+        message = _Message(told["message"]) if told["message"] is not None else None
+        return Fetched(item=item, place=place, message=message, **{name: told[name] for name in _TOLD})
+
+    messages = tuple(map(fetched_of, document["messages"]))
     return MessagesResult(messages=messages, **_members(MessagesResult, document))
 
 

@@ -111,7 +111,17 @@ NDJSON of all entries has a line with `cursor` after each page but the last one:
 _WHERE = (answers.__name__, parameters.__name__, types.__name__)
 # Members that documents of the library may lack
 _LEFT_OUT = {(types.Freshness, "not_asked"), (types.IndexItem, "source")}
+_LEFT_OUT |= {(types.IndexItem, name) for name in ("topic_id", "queue_id", "offset", "size", "key_hash")}
 _LEFT_OUT |= {(types.Explain, name) for name in ("files", "message_requests", "message_bytes")}
+# Members that documents of the library may have in place of these
+_OF_PLACES: dict[str, Any] = {
+    "file": {"description": "URI of the file, of an entry of files.", "type": "string"},
+    "row": {
+        "description": "Number of the row, from 0; of a text, the byte at which its line begins, after decompression.",
+        "type": "integer",
+    },
+    "entry_id": {"description": "Names an entry of files. Compare it with others only.", "type": "string"},
+}
 _MODELS: dict[str, Any] = {name: kind for where in (answers, parameters) for name, kind in vars(where).items()}
 _MODELS |= {kind.__name__: kind for kind in (types.Freshness, types.TopicSummary)}
 _MEMBER = re.compile(r"^- `(\w+)`: (.*?)(?=\n- `|\Z)", re.DOTALL | re.MULTILINE)
@@ -199,6 +209,7 @@ def _described(schema: dict[str, Any], model: Any) -> dict[str, Any]:
         if is_answer or member.get("default", "") is None:
             member.pop("default", None)
         properties[name] = ({"description": meanings[name]} if name in meanings else {}) | member
+    properties |= _OF_PLACES if model is types.IndexItem else {}
     required = schema.get("required", [])
     if is_answer:
         absent = {field.name for field in structs.fields(model) if field.default is UNSET} if of_struct else set()

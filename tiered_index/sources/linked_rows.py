@@ -25,7 +25,7 @@ from tiered_index.format.names import linked_store, rows_store
 from tiered_index.format.segment import LinkedSegment
 from tiered_index.kernels import crc32
 from tiered_index.service.index import IndexService
-from tiered_index.service.jobs.row_places import has_files
+from tiered_index.service.jobs.row_places import file_place, has_files
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.read.messages import Fetched, Search
 from tiered_index.service.read.segments import MissingCatalog
@@ -50,7 +50,7 @@ from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each
 from tiered_index.systems import files_key, position_names
-from tiered_index.types import IndexItem
+from tiered_index.types import FilePlace, IndexItem
 
 _SKIP_BYTES = 1 << 20
 # how often a segment is looked for that was replaced since the log was read
@@ -170,7 +170,7 @@ class FileRows:
                     f"no file of topic {topic!r} has offset {item.offset:,}" if lost is None else lost.reason
                 )
                 return
-            search.read_from = segment.uri
+            search.read_from, search.file_place = segment.uri, file_place(segment, item.offset)
             check_deadline(f"reading {segment.uri}")
             file = self._files.file(segment.uri, segment.size_bytes)
             now = local_file(file.path) if isinstance(file, LocalFile) else None
@@ -209,6 +209,7 @@ class FileRows:
                 search.charge(reads)
             if row is None or row["topic"] != item.topic:
                 return False
+            search.file_place = FilePlace(row["file"], row["row"], "byte" if item.size else "row")
             carries = not {key, *other_spellings(key)}.isdisjoint(row["keys"])
             message = FileRow(item.topic, row["file"], row["row"], item.timestamp_ms, row["text"], row["line"])
             search.settle(search.fetched("archived", message=message, carries_key=carries))
@@ -239,7 +240,7 @@ class FileRows:
         """Read and judge the row of an entry. `now` is a local file as it is. Raises `_Changed`, `ObjectNotFound`."""
         item = search.item
         assert item is not None
-        position, line = item.offset - segment.start + segment.position, None
+        position, line = file_place(segment, item.offset).row, None
         try:
             if segment.format in COLUMNS_FILES:
                 text, keys_by = self._columns(search, segment, file, now, position)

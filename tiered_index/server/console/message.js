@@ -2,7 +2,7 @@
 import { json } from "./api.js";
 import { around } from "./browse.js";
 import { ofMessage, ofRecord, shown } from "./commands.js";
-import { bytes, counted, fileList, find, make, tell, time } from "./page.js";
+import { bytes, counted, entryOf, fileList, find, make, tell, time } from "./page.js";
 
 const SHOWN = 64 << 10;
 // most pages of one second's messages that are searched for the chosen message
@@ -30,7 +30,7 @@ const BRANCHES = 200;
 // characters that no text has; tabs and line ends are allowed
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f]/;
 const TIMES = { born_ms: "born", store_ms: "stored", timestamp_ms: "time" };
-const LEFT_OUT = new Set(["body", "body_format", "body_problem", "topic_id", "key_hash", "fingerprint", "found", "asked"]);
+const LEFT_OUT = new Set(["body", "body_format", "body_problem", "topic_id", "key_hash", "fingerprint", "entry_id", "found", "asked"]);
 const FIRST = new Set(["file", "row", "line", "partition", "offset", "key", "headers", "timestamp_ms", "topic", "keys", "uniq_key", "tags", "store_ms", "msg_id"]);
 let opened = 0;
 let bodies = 0;
@@ -47,8 +47,8 @@ export async function showEntry(item, { topic, key }, from) {
     for (let page = 0; page < PAGES && cursor !== null; page += 1) {
       const answer = await json("v1/messages", { topic, key, ...second, cursor });
       // values from an address are texts
-      const said = (one, name) => String(one[name] ?? "");
-      const same = ({ item: one }) => one && ["queue_id", "offset", "source"].every((n) => said(one, n) === said(item, n));
+      const said = (one, name) => String(name === "entry_id" ? entryOf(one[name]) : one[name] ?? "");
+      const same = ({ item: one }) => one && ["entry_id", "queue_id", "offset", "source"].every((n) => said(one, n) === said(item, n));
       const found = answer.messages.find(same);
       if (found) return [found];
       cursor = answer.cursor;

@@ -25,6 +25,9 @@ const rounded = (number) =>
 export const usd = (dollars) => `$${rounded(dollars)}`;
 export const cents = (dollars) => `${rounded(100 * dollars)} ¢`;
 
+// Returns the queue and the offset in the id of an entry of files, which stay if files are merged.
+export const entryOf = (id = "") => id.slice(0, 24);
+
 export function time(ms) {
   const moment = new Date(Number(ms));
   return Number.isNaN(moment.valueOf()) ? String(ms) : `${moment.toISOString().slice(0, 19).replace("T", " ")}Z`;

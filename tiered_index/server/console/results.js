@@ -1,6 +1,6 @@
 // Reads tags, ids, keys and the start of each body for entries, and saves the table as NDJSON or CSV.
 import { json } from "./api.js";
-import { NUMBER, bytes, column, make, time } from "./page.js";
+import { NUMBER, bytes, column, entryOf, make, time } from "./page.js";
 import { here } from "./times.js";
 
 const HIDDEN = "tiered-index-hidden-columns";
@@ -8,7 +8,7 @@ const MOST = 1000;
 // pages of a time range that are read in addition to those that its rows need
 const MORE_PAGES = 4;
 
-const placeOf = ({ queue_id: queue, offset, source }) => `${queue} ${offset} ${source ?? ""}`;
+const placeOf = ({ queue_id: queue, offset, entry_id: id, source }) => `${id ? entryOf(id) : `${queue} ${offset}`} ${source ?? ""}`;
 
 // Finds the messages of the entries in `left` in a time range; returns whether it read the whole range. Adds files that
 // could not be read to `failed`.

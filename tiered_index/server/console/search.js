@@ -4,8 +4,8 @@ import { Lanes } from "./chart.js";
 import * as commands from "./commands.js";
 import { found } from "./meant.js";
 import * as message from "./message.js";
-import { ERROR, NUMBER, SPAN, Table, ago, bytes, cents, column, count, counted, fileList, find, make, spans, state, tell,
-  time } from "./page.js";
+import { ERROR, NUMBER, SPAN, Table, ago, bytes, cents, column, count, counted, entryOf, fileList, find, make, spans, state,
+  tell, time } from "./page.js";
 import * as results from "./results.js";
 import { isDay, isLikelySeconds, isLocal, moment, ownZone, setLocal } from "./times.js";
 
@@ -16,7 +16,7 @@ const HOUR_MS = 3_600_000;
 const NAMES = ["topic", "key", "begin_ms", "end_ms", "having"];
 const COSTS = ["requests", "bytes", "cost_usd", "elapsed_ms", "matched"];
 const STANDARD = new Set(["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint",
-  "source", "found", "asked", "file", "row"]);
+  "source", "found", "asked", "file", "row", "entry_id"]);
 // outcomes of files, as lanes of the chart; an outcome without color is not about a file
 const OUTCOMES = [
   ["read", "read", "--read"],
@@ -100,8 +100,8 @@ export function start() {
 }
 
 // The place of an entry, which names the open message in the address.
-const placeOf = ({ timestamp_ms: at, queue_id: queue, offset, source }) =>
-  [at, queue, offset, ...(source ? [source] : [])].join("-");
+const placeOf = ({ timestamp_ms: at, queue_id: queue, offset, entry_id: id, source }) =>
+  [at, ...(id ? [entryOf(id)] : [queue, offset]), ...(source ? [source] : [])].join("-");
 
 const addressOf = (named) => `#search?${new URLSearchParams(named.filter(([, value]) => value))}`;
 
@@ -118,11 +118,11 @@ function leave() {
 }
 
 function openAt(place, topic, from) {
-  const [, at, queue, offset, source] = /^(\d+)-(\d+)-(\d+)(?:-(.*))?$/s.exec(place) ?? [];
+  const [, at, id, queue, offset, source] = /^(\d+)-(?:([0-9a-f]{24})|(\d+)-(\d+))(?:-(.*))?$/s.exec(place) ?? [];
   if (at === undefined) return;
   chosen = place;
   find("copied").textContent = "";
-  message.showEntry({ timestamp_ms: at, queue_id: queue, offset, source }, { topic, key: asked.key }, from);
+  message.showEntry({ timestamp_ms: at, entry_id: id, queue_id: queue, offset, source }, { topic, key: asked.key }, from);
   neighbours();
 }
 
@@ -322,7 +322,7 @@ async function read(every) {
     }
     if (asked.having) return conclude(end);
     for await (const line of lines("v1/query", { ...asked, ...more, max_count: every ? MANY : PAGE }, mine.signal)) {
-      if (!("key_hash" in line)) {
+      if (!("timestamp_ms" in line)) {
         // at the end of each page: if the stream is cut, the next read continues there
         [end, cursor, known] = [line, line.cursor, items.length];
       } else if (items.push(line) && !waiting) waiting = requestAnimationFrame(draw);

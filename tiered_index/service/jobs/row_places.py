@@ -53,8 +53,8 @@ def alive(index: weakref.ref[T]) -> T:
 
 def file_place(segment: LinkedSegment, offset: int) -> FilePlace:
     """Return the place of an offset of a segment's log."""
-    unit = "row" if segment.format in ("parquet", "arrow") else "byte"
-    return FilePlace(segment.uri, offset - segment.start + segment.position, unit)
+    position = offset - segment.start + segment.position
+    return FilePlace(segment.uri, position, "row" if segment.format in ("parquet", "arrow") else "byte")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,18 @@ from tiered_index.errors import BudgetExceeded, PartialAnswer, StorageError, Tie
 from tiered_index.service.read.budget import LookupBudget, RequestStats, add_up
 from tiered_index.service.read.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.storage.context import check_deadline
-from tiered_index.types import MAX_TIMESTAMP_MS, Answer, Explain, FileReport, IndexItem, Lookup, Provenance, QueryResult
+from tiered_index.types import (
+    MAX_TIMESTAMP_MS,
+    Answer,
+    Explain,
+    FilePlace,
+    FileReport,
+    IndexItem,
+    Lookup,
+    Provenance,
+    QueryResult,
+    describe_places,
+)
 
 MessageState = Literal["local", "archived", "expired", "erased", "no_topic", "refused", "unavailable", "missing"]
 """The state of a message:
@@ -62,6 +73,7 @@ class Fetched:
     """The message of one entry or offset, or the reason why there is none.
 
     - `item`: the entry; None for an offset.
+    - `place`: the file and the row of an entry of files; None: it is of no file, or none is known.
     - `state`: a `MessageState`.
     - `message`: set if the state is ``local`` or ``archived``.
     - `carries_key`: False: the message has another key or topic with an equal hash.
@@ -90,12 +102,15 @@ class Fetched:
     withheld: bool = False
     requests: int = 0
     bytes: int = 0
+    place: FilePlace | None = None
 
     def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
         """Return it JSON-ready, with its message as `FoundMessage.to_dict`."""
+        items = [] if self.item is None else [self.item.to_dict()]
+        describe_places(items, [self.place] * len(items))
         return {
             "state": self.state,
-            "item": self.item.to_dict() if self.item is not None else None,
+            "item": items[0] if items else None,
             "message": self.message.to_dict(body, max_body_bytes) if self.message is not None else None,
             "read_from": self.read_from,
             "problem": self.problem,
@@ -123,6 +138,7 @@ class Search:
     damaged: bool = False
     requests: int = 0
     bytes: int = 0
+    file_place: FilePlace | None = None
 
     def charge(self, reads: Sequence[int]) -> None:
         """Count reads of catalogs, of so many bytes each."""
@@ -132,7 +148,8 @@ class Search:
     def fetched(self, state: MessageState, **more: Any) -> Fetched:
         """Return a result of the place that was read last, with all problems so far."""
         problem = "; ".join(self.problems) or None
-        return Fetched(item=self.item, state=state, read_from=self.read_from, problem=problem, **more)
+        of_entry: dict[str, Any] = {"item": self.item, "place": self.file_place, "read_from": self.read_from}
+        return Fetched(state=state, problem=problem, **of_entry, **more)
 
     def missing(self, state: MessageState, **more: Any) -> Fetched:
         """Return the result if no place has the message."""
