@@ -17,8 +17,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,68 +47,22 @@ _THREADS, _SEGMENTS = 8, 64
 _BATCH, _BATCH_BYTES = 32, 256 << 10
 
 
-class SegmentOfQueues(Protocol):
-    """A segment of a log whose queue offsets can be read: an archived one, or one of the store."""
+@dataclass(frozen=True, slots=True)
+class SegmentOfQueues:
+    """A segment of a log, archived or of the store: the offsets [start, end), and its queue offsets.
 
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def place(self) -> tuple[str, str]:
-        """The segment's name among all segments of this process."""
+    `place` is its name among all segments of this process. `queues_bytes` are those of its queue offsets; 0: they are
+    not known. `directory()` returns their directory, `queue_offsets(begin, length)` some of their bytes; both raise as
+    `SegmentArchive.read`.
+    """
 
-    @property
-    def queues_bytes(self) -> int:
-        """The bytes of its queue offsets; 0: they are not known."""
-
-    def directory(self) -> QueueDirectory:
-        """Return its directory of queue offsets. Raises as `SegmentArchive.read`."""
-
-    def queue_offsets(self, begin: int, length: int) -> bytes:
-        """Return `length` bytes of its queue offsets."""
-
-
-@dataclass(frozen=True)
-class _Archived:
-    """An archived segment."""
-
-    archive: SegmentArchive
-    segment: ArchivedSegment
-
-    @property
-    def start(self) -> int:
-        return self.segment.start
-
-    @property
-    def end(self) -> int:
-        return self.segment.end
-
-    @property
-    def name(self) -> str:
-        return self.segment.name
-
-    @property
-    def size_bytes(self) -> int:
-        return self.segment.size_bytes
-
-    @property
-    def place(self) -> tuple[str, str]:
-        return self.archive.storage.uri, self.segment.name
-
-    @property
-    def queues_bytes(self) -> int:
-        return self.segment.queues_bytes
-
-    def directory(self) -> QueueDirectory:
-        return self.archive.queue_directory(self.segment)
-
-    def queue_offsets(self, begin: int, length: int) -> bytes:
-        return self.archive.queue_offsets(self.segment, begin, length)
+    name: str
+    start: int
+    end: int
+    place: tuple[str, str]
+    queues_bytes: int
+    directory: Callable[[], QueueDirectory]
+    queue_offsets: Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True)
@@ -124,16 +79,27 @@ class SegmentsOfQueues:
 
 def archived_segments(archive: SegmentArchive, store: str) -> SegmentsOfQueues:
     """Return the archived segments of a store, as of the present log state."""
-    segments = archive.segments()
+    segments, uri = archive.segments(), archive.storage.uri
+
+    def of_queues(segment: ArchivedSegment) -> SegmentOfQueues:
+        return SegmentOfQueues(
+            segment.name,
+            segment.start,
+            segment.end,
+            (uri, segment.name),
+            segment.queues_bytes,
+            partial(archive.queue_directory, segment),
+            partial(archive.queue_offsets, segment),
+        )
 
     def at(start: int) -> SegmentOfQueues:
         segment = segments.at(store, start)
         assert segment is not None, "a run is of a segment of this state"
-        return _Archived(archive, segment)
+        return of_queues(segment)
 
     expired = segments.state.expired.segments.get(store, 0)
     lost = [given_up for given_up in segments.state.given_up.get(store, ()) if given_up.end > expired]
-    return SegmentsOfQueues(lambda: (_Archived(archive, segment) for segment in segments.of(store)), at, lost)
+    return SegmentsOfQueues(lambda: map(of_queues, segments.of(store)), at, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +430,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         if (known := self._decoded.get((archived.start, run.begin))) is None:
             segment = self._segments.at(archived.start)
             data = segment.queue_offsets(run.begin, run.count * ENTRY.itemsize)
-            known = decode_entries(data, run, segment.size_bytes, segment.name)
+            known = decode_entries(data, run, segment.end - segment.start, segment.name)
             self._decoded[archived.start, run.begin] = known
         return known
 

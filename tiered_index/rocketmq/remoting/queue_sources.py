@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.queue_offsets import QueueDirectory, decode_directory
+from tiered_index.format.queue_offsets import decode_directory
 from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.archive.archive import QueueScan
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
@@ -81,36 +82,13 @@ class QueueCaches:
         return scan.end, scan.encoded()
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A segment of a store, up to the offset `end`; `encoded` are its queue offsets."""
-
-    path: Path
-    start: int
-    end: int
-    encoded: bytes
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.end - self.start
-
-    @property
-    def place(self) -> tuple[str, str]:
-        return self.name, str(self.end)
-
-    @property
-    def queues_bytes(self) -> int:
-        return len(self.encoded)
-
-    def directory(self) -> QueueDirectory:
-        return decode_directory(self.encoded, len(self.encoded), self.name)
-
-    def queue_offsets(self, begin: int, length: int) -> bytes:
-        return self.encoded[begin : begin + length]
+def _stored(path: Path, start: int, end: int, encoded: bytes) -> SegmentOfQueues:
+    """Return a segment of a store, up to the offset `end`; `encoded` are its queue offsets."""
+    name, size = str(path), len(encoded)
+    directory = partial(decode_directory, encoded, size, name)
+    return SegmentOfQueues(
+        name, start, end, (name, str(end)), size, directory, lambda begin, length: encoded[begin : begin + length]
+    )
 
 
 def _nothing_at(start: int) -> SegmentOfQueues:
@@ -139,7 +117,7 @@ def _of_messages(
             own[segment.start] = twin
         else:
             end, encoded = caches.scanned(segment, is_last=segment is written[-1])
-            own[segment.start] = _Stored(segment.path, segment.start, end, encoded)
+            own[segment.start] = _stored(segment.path, segment.start, end, encoded)
 
     def segments() -> Iterator[SegmentOfQueues]:
         yield from (segment for segment in known.all() if begin is None or segment.end <= begin)
