@@ -82,9 +82,10 @@ cdef enum:
     # lookups of a batch whose files are chosen together, and pairs of lookup and file, unless one lookup has more
     LOOKUPS = 64
     PAIRS = 1 << 16
-    # most and fewest files in a `Slices`
+    # most and fewest files in a `Slices`, and most files in one of half the size
     TOGETHER = 64
-    FEWEST_TOGETHER = 32
+    FEWEST_TOGETHER = 16
+    HALF_TOGETHER = 32
     # a set of at most 255 files needs no memory of its own
     FEW_WORDS = 4
     # most bytes of the slices of a view
@@ -682,11 +683,14 @@ cdef inline Py_ssize_t following(const uint64_t *set_, Py_ssize_t number, Py_ssi
 cdef class Slices:
     """The filters of up to `TOGETHER` files, bit-sliced: a word for each bit of a block says which files have the bit.
 
-    It has as many blocks as the largest filter. One of its blocks covers at most two blocks of a smaller filter, and
-    has the bits of both. It is a copy, so later changes of a map do not matter.
+    A word has 8 bytes, or 4 for up to `HALF_TOGETHER` files. It has as many blocks as the largest filter. One of its
+    blocks covers at most two blocks of a smaller filter, and has the bits of both. It is a copy, so later changes of a
+    map do not matter.
     """
-    cdef uint64_t *words
+    cdef uint8_t *words
     cdef uint64_t blocks
+    cdef int files
+    cdef int word_size
 
     def __dealloc__(self):
         free(self.words)
@@ -699,10 +703,11 @@ cdef class Slices:
         cdef uint64_t[256] rows
         cdef const Place *place
         cdef int file, quarter
-        self.words = <uint64_t *>malloc(2048 * blocks)
+        cdef int word_size = size_of_word(count)
+        self.words = <uint8_t *>malloc(256 * word_size * blocks)
         if self.words == NULL:
             raise MemoryError
-        self.blocks = blocks
+        self.blocks, self.files, self.word_size = blocks, count, word_size
         with nogil:
             for block in range(blocks):
                 # the fractions of 2**32 that are in this block
@@ -725,8 +730,13 @@ cdef class Slices:
                         number += 1
                 for quarter in range(4):
                     transpose(&rows[64 * quarter])
-                memcpy(self.words + 256 * block, rows, 2048)
+                for number in range(256):
+                    memcpy(self.words + (256 * block + number) * word_size, &rows[number], word_size)
         return 0
+
+
+cdef inline int size_of_word(Py_ssize_t files) noexcept nogil:
+    return 4 if files <= HALF_TOGETHER else 8
 
 
 @cython.final
@@ -739,8 +749,9 @@ cdef class Together:
     cdef list held
     cdef Py_ssize_t count
     cdef Py_ssize_t words
-    cdef const uint64_t **slices
+    cdef const uint8_t **slices
     cdef uint64_t *blocks
+    cdef int *word_sizes
     cdef uint64_t *present
     cdef int32_t *numbers
     cdef uint64_t *alone
@@ -750,23 +761,46 @@ cdef class Together:
         free(self.full)
         free(self.slices)
         free(self.blocks)
+        free(self.word_sizes)
         free(self.present)
         free(self.numbers)
         free(self.alone)
+
+    cdef void load(self, uint64_t mixed) noexcept nogil:
+        """Load the words that `ask` reads into the processor's cache."""
+        cdef int[8] bits
+        cdef Py_ssize_t number
+        cdef int bit
+        cdef const uint8_t *block
+        cdef uint64_t part = mixed >> 32
+        set_bit_numbers(bits, mixed)
+        for number in range(self.count):
+            block = self.slices[number] + 256 * self.word_sizes[number] * (part * self.blocks[number] >> 32)
+            for bit in range(8):
+                prefetch(block + bits[bit] * self.word_sizes[number])
 
     cdef void ask(self, uint64_t mixed, uint64_t *set_) noexcept nogil:
         """Write the set of files that may have a key: those in no slice, and those whose filters have the key."""
         cdef int[8] bits
         cdef Py_ssize_t number, place
         cdef const uint64_t *block
+        cdef const uint32_t *half
         cdef uint64_t found
         cdef uint64_t part = mixed >> 32
         set_bit_numbers(bits, mixed)
         memcpy(set_, self.alone, 8 * self.words)
         for number in range(self.count):
-            block = self.slices[number] + 256 * (part * self.blocks[number] >> 32)
-            found = self.present[number] & block[bits[0]] & block[bits[1]] & block[bits[2]] & block[bits[3]]
-            found &= block[bits[4]] & block[bits[5]] & block[bits[6]] & block[bits[7]]
+            block = <const uint64_t *>(
+                self.slices[number] + 256 * self.word_sizes[number] * (part * self.blocks[number] >> 32)
+            )
+            found = self.present[number]
+            if self.word_sizes[number] == 8:
+                found &= block[bits[0]] & block[bits[1]] & block[bits[2]] & block[bits[3]]
+                found &= block[bits[4]] & block[bits[5]] & block[bits[6]] & block[bits[7]]
+            else:
+                half = <const uint32_t *>block
+                found &= half[bits[0]] & half[bits[1]] & half[bits[2]] & half[bits[3]]
+                found &= half[bits[4]] & half[bits[5]] & half[bits[6]] & half[bits[7]]
             while found:
                 place = self.numbers[TOGETHER * number + first_one(found)]
                 set_[place >> 6] |= <uint64_t>1 << (place & 63)
@@ -1215,7 +1249,7 @@ cdef class View:
         cdef uint64_t total = 0
         if self.together is not None:
             for number in range(self.together.count):
-                total += 2048 * self.together.blocks[number]
+                total += 256 * self.together.word_sizes[number] * self.together.blocks[number]
         return total
 
     cdef int join(self) except -1:
@@ -1231,21 +1265,22 @@ cdef class View:
             if one is not None and one.slices is not None:
                 members.setdefault(one.slices, []).append(number)
         for slices, numbers in members.items():
-            if len(numbers) >= FEWEST_TOGETHER:
+            if 2 * len(numbers) >= slices.files:
                 held.append(slices)
         if not held:
             self.together = None
             return 0
         made.held, made.count, made.words = held, len(held), (self.count >> 6) + 1
-        made.slices = <const uint64_t **>malloc(sizeof(uint64_t *) * made.count)
+        made.slices = <const uint8_t **>malloc(sizeof(uint8_t *) * made.count)
         made.blocks = <uint64_t *>malloc(8 * made.count)
+        made.word_sizes = <int *>malloc(sizeof(int) * made.count)
         made.present = <uint64_t *>calloc(made.count, 8)
         made.numbers = <int32_t *>malloc(4 * TOGETHER * made.count)
         made.alone = <uint64_t *>malloc(8 * made.words)
         made.full = <uint64_t *>calloc(made.words, 8)
         if made.slices == NULL or made.blocks == NULL or made.present == NULL or made.numbers == NULL:
             raise MemoryError
-        if made.alone == NULL or made.full == NULL:
+        if made.alone == NULL or made.full == NULL or made.word_sizes == NULL:
             raise MemoryError
         memset(made.alone, 0xFF, 8 * made.words)
         if self.count & 63:
@@ -1254,7 +1289,7 @@ cdef class View:
             made.alone[made.words - 1] = 0
         for at in range(made.count):
             slices = held[at]
-            made.slices[at], made.blocks[at] = slices.words, slices.blocks
+            made.slices[at], made.blocks[at], made.word_sizes[at] = slices.words, slices.blocks, slices.word_size
             for each in members[slices]:
                 number = each
                 one = (<tuple>self.files[number])[0]
@@ -1297,7 +1332,7 @@ cdef class View:
                 if of_slice < FEWEST_TOGETHER:
                     start += 1
                     continue
-                size += 2048 * places[start + of_slice - 1].blocks
+                size += 256 * size_of_word(of_slice) * places[start + of_slice - 1].blocks
                 if size > MOST_TOGETHER:
                     break
                 slices = Slices.__new__(Slices)
@@ -1326,7 +1361,7 @@ cdef class View:
         rows = self.begun(topic, key_hash, masked_hash, low, high, most)
         # nobody needs it for a later page
         rows.knows_topic = after is not None
-        return rows if self.seek(rows, fingerprint, after, False) else None
+        return rows if self.seek(rows, fingerprint, after) else None
 
     cdef ViewRows begun(
         self, topic, uint32_t key_hash, uint32_t masked_hash, int64_t low, int64_t high, int64_t most
@@ -1418,8 +1453,8 @@ cdef class View:
             load_group(places[at].file, key_hash)
         return number
 
-    cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after, bint whole) except -1:
-        """Search for `find`. Return false if two rows may be one answer. If `whole`, stop at a file that is left."""
+    cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after) except -1:
+        """Search for `find`. Return false if two rows may be one answer."""
         cdef Py_ssize_t number = -1, ahead = 0
         cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot
         cdef int64_t most = rows.max_count, low = rows.second_min, high = rows.second_max
@@ -1470,8 +1505,6 @@ cdef class View:
                 number = following(may, number + 1, self.count)
                 if number >= self.count:
                     break
-                if whole and rows.has_left:
-                    return True
                 if number >= ahead:
                     asked.key_hash = key_hash
                     ahead = self.load(number, may, &asked, &bits, cutoff if has_cutoff else low)
@@ -2321,15 +2354,16 @@ cdef class Answers:
     def find(
         self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True, tuple after=None
     ):
-        """Return the answer to a lookup. None: the caller has to check the arguments, or to search some files.
+        """Return the answer to a lookup, or its `ViewRows` if the caller has to search some files.
 
-        `after` is the end of the page before: second, offset and queue. Without `has_topics` the result is also None if
-        the view has neither rows nor the topic.
+        None: the caller has to check the arguments, or to search all files. `after` is the end of the page before:
+        second, offset and queue. Without `has_topics` the result is also None if the view has neither rows nor the
+        topic.
         """
         cdef ViewRows rows
-        cdef uint32_t java = 0, second = 0, masked
+        cdef uint32_t java = 0, second = 0, masked, key_hash
         cdef int64_t low, high, most
-        if not is_text(topic, self.most_topic) or not is_text(key, self.most_key):
+        if not is_text(topic, self.most_topic) or not is_text(key, self.most_key) or not has_one_spelling(key):
             return None
         # exclude topics of only blanks, and leave unusual first letters to the caller
         if not 32 < <Py_UCS4>(<str>topic)[0] < 127:
@@ -2343,14 +2377,19 @@ cdef class Answers:
         java, second = java * 31 + 35, second * <uint32_t>0x9E3779B1 + 35
         add_units(key, &java, &second)
         masked = java & 0x7FFFFFFF
+        key_hash = masked if java == masked else -java & 0x7FFFFFFF
+        if view.together is not None:
+            # memory answers while the rows are made
+            view.together.load(filter_mix(<uint64_t>key_hash << 32 | (mixed32(second) if view.form.fingerprint_at else 0)))
         rows = view.begun(
-            topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low,
-            high if after is None else min(high, <int64_t>after[0]), most,
+            topic, key_hash, masked, low, high if after is None else min(high, <int64_t>after[0]), most
         )
         # nobody needs it for a later page
         rows.knows_topic = after is not None
-        if not view.seek(rows, mixed32(second), after, True) or rows.has_left:
+        if not view.seek(rows, mixed32(second), after):
             return None
+        if rows.has_left:
+            return rows
         if not has_topics and not rows.found.count and not rows.knows_topic:
             return None
         rows.key, rows.second_max, rows.about = key, high, about
@@ -2366,6 +2405,17 @@ cdef class Answers:
             self.complete += 1
         rows.elapsed_ms = (seconds_now() - rows.started) * 1000
         return result
+
+
+cdef inline bint has_one_spelling(str key):
+    """Return whether a key surely has no other spelling, as `is_plain` does."""
+    cdef Py_UCS4 letter
+    if len(key) > 1 and key[0] == u"0" and key[1] == u"x":
+        return False
+    for letter in key:
+        if letter < 32 or letter == 127:
+            return False
+    return True
 
 
 cdef inline int64_t number_of(value, int64_t otherwise) except? -2:

@@ -71,7 +71,6 @@ from tiered_index.service.write.validation import (
     column_defaults,
     message_row,
 )
-from tiered_index.spelling import is_plain
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import RequestContext, remaining_s, request_context
 from tiered_index.storage.disk import Disk
@@ -505,14 +504,15 @@ class IndexService(Lookups[ItemT]):
     ) -> QueryResult[ItemT] | None:
         request_context.set(_AT_ONCE)
         engine = self._engine
-        if compiled_views() is None or is_traced() or not is_plain(key):
+        if compiled_views() is None or is_traced():
             return None
         if (whole := self._whole_view(topic, key)) is None:
             return None
         if len(whole[0].labels) > _FILES_NOW:
             return None
         with contextlib.suppress(InvalidArgument, InvalidCursor):
-            return engine.plain_answer(whole, topic, key, begin_ms, end_ms, max_count, cursor)
+            answer = engine.plain_answer(whole, topic, key, begin_ms, end_ms, max_count, cursor)
+            return answer if isinstance(answer, QueryResult) else None
         return None
 
     # State
@@ -738,11 +738,11 @@ class IndexService(Lookups[ItemT]):
         # after the snapshot, because closing empties the catalog
         if view is None or self._refused is not None or session.log_error is not None:
             return None
-        now = positions, fenced = self._flusher.positions, session.fenced
+        positions, fenced = self._flusher.positions, session.fenced
         if known is None or known[0] is not positions or known[1] is not fenced:
             state = snapshot.state
             about = self._freshness(state), [(None, lost_object) for lost_object in state.lost.values()]
-            snapshot.whole = known = *now, None if session.expired_by(state) else about
+            snapshot.whole = known = positions, fenced, None if session.expired_by(state) else about
         about = known[2]
         return None if about is None else (view, about, is_alone)
 

@@ -17,7 +17,7 @@ from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.names import INDEX_SUFFIX
-from tiered_index.service.read.file_view import StoredSource
+from tiered_index.service.read.file_view import LocalView, StoredSource
 
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -343,3 +343,47 @@ def test_a_file_that_can_not_be_looked_at_is_a_typed_error(store, monkeypatch, a
             patched.setattr(os, "fstat", stale)
             assert reader.query_many(pairs) if ask == "query_many" else reader.query(*pairs[1])
         assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.fixture
+def cold_index(open_index, storage, clock):
+    """A writer with two entries of a key in two files, and a reader that caches no blocks."""
+    index = open_index(local_keep_s=0)
+    for number in range(2):
+        put_and_upload(index, number)
+    settings = {"block_cache_bytes": 0, "refresh_interval_s": 60, "environment": False}
+    with IndexReader.open(storage_backend=storage, clock=clock, **settings) as reader:
+        assert [item.offset for item in reader.query("a", "key")] == [1, 0]
+        yield index, reader
+
+
+def put_and_upload(index, number):
+    index.put("a", 0, "key", number, 7, T_MS + 1000 * number)
+    index.seal()
+    index.run_lifecycle()
+
+
+def test_a_view_is_searched_once_for_a_lookup_that_sends_requests(cold_index, monkeypatch):
+    compiled_core()
+    _, reader = cold_index
+    monkeypatch.setattr(LocalView, "find", None)
+    for limits in ({}, {"max_requests": 2}):
+        answer = reader.query("a", "key", **limits)
+        assert [item.offset for item in answer] == [1, 0]
+        assert (answer.explain.requests, answer.explain.files_read, answer.status) == (2, 2, "complete")
+    page = reader.query("a", "key", max_count=1)
+    assert [item.offset for item in reader.query("a", "key", cursor=page.cursor)] == [0]
+
+
+def test_files_that_come_after_the_search_of_a_view_are_in_the_answer(cold_index, clock, monkeypatch):
+    index, reader = cold_index
+    prepare = reader._engine.prepare
+
+    def prepare_late(*arguments):
+        # after the core's search, before the lookup takes its files
+        put_and_upload(index, 2)
+        clock.advance(61)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(reader._engine, "prepare", prepare_late)
+    assert [item.offset for item in reader.query("a", "key")] == [2, 1, 0]

@@ -132,15 +132,16 @@ class Snapshot:
     `as_of_s` says how old it is: the time at which the read of the log began, by the clock's `monotonic_s`. A writer's
     snapshot is never old (infinity).
 
-    `whole` is for the owner of the catalog: a part of its answers from the view, kept as long as the snapshot.
+    `present_view` is the result of `view`; None: it was not made yet. `whole` is for the owner of the catalog: a part
+    of its answers from the view, kept as long as the snapshot.
     """
 
-    __slots__ = ("_generation", "_list", "_view", "as_of_s", "state", "whole")
+    __slots__ = ("_generation", "_list", "as_of_s", "present_view", "state", "whole")
 
     def __init__(
         self, listed: TimeRangeSkipList[Handle], generation: int, state: LogState, as_of_s: float, view: Any = None
     ) -> None:
-        self._list, self._generation, self._view = listed, generation, view
+        self._list, self._generation, self.present_view = listed, generation, view
         self.state, self.as_of_s = state, as_of_s
         self.whole: Any = None
 
@@ -155,15 +156,10 @@ class Snapshot:
 
     def view(self, make: Callable[[list[Handle]], V]) -> V:
         """Return `make(handles)` for all handles. It is made once."""
-        view: V | None = self._view
+        view: V | None = self.present_view
         if view is None:
-            self._view = view = make(self.overlapping(*ALWAYS))
+            self.present_view = view = make(self.overlapping(*ALWAYS))
         return view
-
-    @property
-    def present_view(self) -> Any:
-        """The result of `view`; None: it was not made yet."""
-        return self._view
 
 
 class Reading:

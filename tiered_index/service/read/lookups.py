@@ -35,7 +35,6 @@ from tiered_index.service.read.results import QueryResults
 from tiered_index.service.read.rows import check_range, check_topic, encode_cursor, once, query_digest
 from tiered_index.service.read.scan import LookupFiles, LookupRun, Pass, ScanT, SearchAll
 from tiered_index.service.read.segments import Segments
-from tiered_index.spelling import is_plain
 from tiered_index.storage.context import RequestContext, request_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
@@ -45,6 +44,7 @@ from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResu
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tiered_index._views import ViewRows
     from tiered_index.config import IndexSettings
     from tiered_index.service.read.export import Export
 
@@ -110,15 +110,20 @@ class Lookups(ABC, Generic[ItemT]):
         """
         engine = self._engine
         bounds = LookupLimits(**limits) if limits else NO_LIMITS
-        is_plain_call = compiled_views() is not None and not is_traced() and is_plain(key)
-        if is_plain_call and (whole := self._whole_view(topic, key)) is not None:
-            arguments = whole, topic, key, begin_ms, end_ms, max_count, cursor
-            answer = copy_context().run(_counted, engine, *arguments) if limits else engine.plain_answer(*arguments)
-            if answer is not None:
+        seen_rows: ViewRows | None = None
+        if compiled_views() is not None and not is_traced() and (whole := self._whole_view(topic, key)) is not None:
+            if limits:
+                answer = copy_context().run(_counted, engine, whole, topic, key, begin_ms, end_ms, max_count, cursor)
+            else:
+                answer = engine.plain_answer(whole, topic, key, begin_ms, end_ms, max_count, cursor)
+            if isinstance(answer, QueryResult):
                 return answer
+            seen_rows = answer
         self._check_open()
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
-        return self._answer("query", lambda search_all: engine.query(search_all, lookup), allow_partial, bounds)
+        return self._answer(
+            "query", lambda search_all: engine.query(search_all, lookup, seen_rows), allow_partial, bounds
+        )
 
     def query_all(
         self,
@@ -480,7 +485,7 @@ class Lookups(ABC, Generic[ItemT]):
         """Read new records of the log of storage `uri`, update its catalog, and return the state."""
 
 
-def _counted(engine: QueryEngine, *arguments: Any) -> QueryResult[Any] | None:
+def _counted(engine: QueryEngine, *arguments: Any) -> QueryResult[Any] | ViewRows | None:
     """Return the `plain_answer` of a lookup with limits, from files that need no request."""
     request_context.set(_COUNTED)
     return engine.plain_answer(*arguments)

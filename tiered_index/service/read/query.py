@@ -156,13 +156,15 @@ class QueryEngine:
     def _order_columns(self) -> int:
         return 3 + len(self.answered.identity_extra)
 
-    def query(self, search_all: SearchAll[LookupScan], lookup: PreparedLookup) -> QueryResult[Any]:
-        """Answer one lookup. Raises the errors of `IndexService.query`."""
+    def query(
+        self, search_all: SearchAll[LookupScan], lookup: PreparedLookup, seen_rows: ViewRows | None = None
+    ) -> QueryResult[Any]:
+        """Answer one lookup. `seen_rows`: its rows of a view, if that was searched. Raises as `IndexService.query`."""
 
         def search(run: LookupRun) -> Pass[LookupScan]:
             own = lookup if self.sources is None or lookup.after is None else _within_index(lookup, run.number)
             scan = LookupScan(self.schema, LookupBatch.of_one(own), skips=True)
-            handles = self._search(run, scan, own)
+            handles = self._search(run, scan, own, seen_rows)
             if scan.answers.has_rows or own.after is not None:
                 return Pass(run, scan, ())
             return Pass(run, scan, _unknown((own.topic,), handles, scan.viewed))
@@ -202,10 +204,10 @@ class QueryEngine:
         end_ms: int | None,
         max_count: int,
         cursor: str | None,
-    ) -> QueryResult[Any] | None:
-        """Answer a lookup of a plain key by one call of the core.
+    ) -> QueryResult[Any] | ViewRows | None:
+        """Answer a lookup of a plain key by one call of the core, or return its rows if some files were not searched.
 
-        None: the caller has to check the arguments, or to search some files. Raises as `prepare` if there is a cursor.
+        None: the caller has to check the arguments, or to search all files. Raises as `prepare` if there is a cursor.
         """
         if self.plain is None:
             return None
@@ -249,19 +251,21 @@ class QueryEngine:
         )
         return _within_budget(passes, results)
 
-    def _search(self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None = None) -> Sequence[Handle]:
+    def _search(
+        self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None = None, seen_rows: ViewRows | None = None
+    ) -> Sequence[Handle]:
         """Search all files for the batch of `scan`; `lookup` is its only one. Raises errors that fail the lookup.
 
         Return the files in range, but those in a view only for many lookups: the notes of one say if it has the topic.
         """
-        handles, needed = self._viewed(run, scan, lookup)
+        handles, needed = self._viewed(run, scan, lookup, seen_rows)
         if needed and run.files.logs.expired:
             scan.kept = run.files.logs.kept(scan.batch)
         self._read(run, scan, needed)
         return handles
 
     def _viewed(
-        self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None
+        self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None, seen_rows: ViewRows | None
     ) -> tuple[Sequence[Handle], Sequence[Handle]]:
         """Search a view, if there is one. Return the files as `_search`, and those that are still to be searched."""
         batch, files = scan.batch, run.files
@@ -271,16 +275,15 @@ class QueryEngine:
         if view is not None and not (files.logs.expired or batch.others):
             if lookup is None:
                 viewed = view.find_many(batch, run.searches.in_parts, stored=run.budget.is_free)
-                scan.viewed = viewed.noted
-                for reads, size_bytes in viewed.noted.spent_by.values():
-                    # the core has read without a metered storage
-                    run.budget.usage.count_ranges(reads, size_bytes)
+                _set_viewed(run, scan, viewed.noted)
                 for matches in viewed.matches:
                     scan.answers.add(matches)
                 scan.partly = {viewed.left[place].file_id: some for place, some in viewed.partly.items()}
                 return [*beside, *viewed.seen], [*beside, *viewed.left]
-            if (view_rows := view.find(lookup)) is not None:
-                scan.viewed = view_rows
+            # the same files have the same rows; of a file that grows, those from the beginning of the call
+            is_known = seen_rows is not None and seen_rows.handles is view.labels
+            if (view_rows := seen_rows if is_known else view.find(lookup)) is not None:
+                _set_viewed(run, scan, view_rows)
                 if len(view_rows):
                     rows = np.frombuffer(view_rows.rows, self.schema.row)
                     scan.answers.add(Matches(np.zeros(len(rows), np.int64), rows))
@@ -504,6 +507,13 @@ def _unfailed(passes: Sequence[Pass[ScanT]]) -> Sequence[Pass[ScanT]]:
             finally:
                 del error
     return passes
+
+
+def _set_viewed(run: LookupRun, scan: Scan, noted: Noted) -> None:
+    """Note what a view has searched, and count what it has read without a metered storage."""
+    scan.viewed = noted
+    for reads, size_bytes in noted.spent_by.values():
+        run.budget.usage.count_ranges(reads, size_bytes)
 
 
 def _files(passes: Sequence[Pass[Any]]) -> LookupFiles:
