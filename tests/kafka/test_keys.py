@@ -7,6 +7,7 @@ import struct
 import uuid
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from tiered_index.errors import InvalidArgument
@@ -49,9 +50,9 @@ def test_the_key_is_its_text_or_its_hexadecimal_digits():
 def test_keys_of_serializers_are_typed_as_one_writes_them(rule, data, text):
     keys, of_header = RecordKeys((rule,)), RecordKeys((rule.replace("key", "header:id"),))
     assert keys.take(record(data)) == of_header.take(record(None, None, ("id", data))) == [text]
-    some = keys.plain_keys([data, data])
+    some = keys.plain_keys(pa.array([data, data], pa.binary()))
     assert some is None or some.to_pylist() == [text, text]
-    assert keys.plain_keys([data, None]) is None
+    assert keys.plain_keys(pa.array([data, None], pa.binary())) is None
 
 
 WRITTEN = ["12345678901234567.25", "12345678901234567.75", "10.50", "1E+3", "-0", "0", "-0.0", "4711", "1" * 40]

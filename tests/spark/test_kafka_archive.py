@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pytest
 
 from tests.spark.pages import programs, section
 from tiered_index import IndexReader, IndexService
 from tiered_index.kafka.archive import encode_records
-from tiered_index.kafka.columns import RecordColumns
+from tiered_index.kafka.columns import SCHEMA, SIZE
 from tiered_index.kafka.messages import KafkaMessages
-from tiered_index.kafka.record import KafkaRecord, TimestampType
 
 MANY, BEGIN_MS = 300, 1_700_006_400_000
 
 
 def records(partition):
+    rows = []
     for n in range(MANY):
         value = json.dumps({"customer": f"c{n % 100}", "n": n}).encode() if n % 10 else None
-        headers = (("h", b"v"), ("empty", None)) if n % 3 else ()
-        time = (BEGIN_MS + n, TimestampType.CREATE)
-        yield KafkaRecord("orders", partition, n, b"k%d" % n, value, headers, *time)
+        row = {"key": b"k%d" % n, "value": value, "topic": "orders", "partition": partition, "offset": n}
+        row |= {"timestamp": BEGIN_MS + n, "timestampType": 0}
+        row["headers"] = [{"key": "h", "value": b"v"}, {"key": "empty", "value": None}] if n % 3 else None
+        rows.append(row | {SIZE: len(row["key"]) + len(value or b"") + (len("hvempty") if n % 3 else 0)})
+    return pa.Table.from_pylist(rows, SCHEMA.append(pa.field(SIZE, pa.int64())))
 
 
 @pytest.mark.long
@@ -32,7 +35,7 @@ def test_the_programs_of_the_page_open_the_archive(spark, tmp_path, capsys):
     uri, built = (tmp_path / "index").as_uri(), (tmp_path / "built").as_uri()
     with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
         for partition in range(2):
-            file = encode_records(("orders", partition), RecordColumns.of_records(list(records(partition))), ("key",))
+            file = encode_records(("orders", partition), records(partition), ("key",))
             assert index.archive_columns(f"kafka:cluster/orders/{partition}", 0, MANY, file)
     namespace = {}
     for program in programs(section("kafka.md", "Open the archive with DuckDB or Spark")):

@@ -30,8 +30,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
 from tiered_index.kafka.client import Place, ReadStopped, TopicRetention
-from tiered_index.kafka.columns import RecordColumns, RecordLists
-from tiered_index.kafka.keys import Headers
+from tiered_index.kafka.columns import SCHEMA, SIZE, RecordLists, times_in
 from tiered_index.kafka.names import BEGIN_PREFIX, Name, archived_end, positions_by_store
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.service.read.segments import Segments
@@ -45,19 +44,6 @@ KEYS_NOTE = "tiered_index.keys"
 """The values of `--key`, in the footer of a file: a list in JSON."""
 TOPIC_ID_NOTE = "tiered_index.topic_id"
 """The id of the topic that a file's records are from, in its footer: 32 hexadecimal digits."""
-# those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
-SCHEMA = pa.schema(
-    {
-        "key": pa.binary(),
-        "value": pa.binary(),
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "timestamp": pa.timestamp("ms", "UTC"),
-        "timestampType": pa.int32(),
-        "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
-    }
-)
 # the columns of texts in a file
 _TEXTS = ("key", "value", "headers.list.element.key", "headers.list.element.value")
 # the bytes of a record in memory, less those of its texts
@@ -75,42 +61,22 @@ _OLD_S = 15.0
 EVERY_S = 3600.0
 
 
-def encode_records(place: Place, records: RecordColumns, keys: Sequence[str], topic_id: str = "") -> bytes:
-    """Return the file of records of one partition; its footer has `keys` and, unless it is unknown, `topic_id`."""
-    count = len(records.offsets)
+def encode_records(place: Place, records: pa.Table, keys: Sequence[str], topic_id: str = "") -> bytes:
+    """Return the file of records of one partition; its footer has `keys` and, unless it is unknown, `topic_id`.
+
+    `records` have the columns of `SCHEMA`, of which those of the place are not read, and `SIZE`.
+    """
+    of_place = dict(zip(("topic", "partition"), place, strict=True))
     columns = {
-        "key": pa.array(records.keys, pa.binary()),
-        "value": records.values,
-        "topic": pa.repeat(pa.scalar(place[0], pa.string()), count),
-        "partition": pa.repeat(pa.scalar(place[1], pa.int32()), count),
-        "offset": pa.array(records.offsets),
-        "timestamp": pa.array(records.times_ms, pa.int64(), mask=records.times_ms < 0).cast(
-            SCHEMA.field("timestamp").type
-        ),
-        "timestampType": pa.array((records.clocks - 1).astype(np.int32)),
-        "headers": _header_lists(records.headers),
+        field.name: pa.repeat(pa.scalar(of_place[field.name], field.type), len(records))
+        if field.name in of_place
+        else records[field.name]
+        for field in SCHEMA
     }
-    table = pa.table(columns, schema=SCHEMA)
     # a compressor for each column of a row group costs more than what it saves of an empty one
-    texts = _TEXTS if any(records.headers) else _TEXTS[:2]
+    texts = _TEXTS if records["headers"].null_count < len(records) else _TEXTS[:2]
     notes = {KEYS_NOTE: json.dumps(list(keys))} | ({TOPIC_ID_NOTE: topic_id} if topic_id else {})
-    return encode_columns(table, records.sizes, texts, notes)
-
-
-def _header_lists(headers: Sequence[Headers]) -> pa.Array:
-    """Return the headers of records as lists; a record without headers has a null."""
-    kind = SCHEMA.field("headers").type
-    if not any(headers):
-        return pa.nulls(len(headers), kind)
-    flat = [pair for pairs in headers for pair in pairs]
-    names, values = pa.array([name for name, _ in flat], pa.string()), pa.array([each for _, each in flat], pa.binary())
-    pairs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
-    ends = list(itertools.accumulate(map(len, headers), initial=0))
-    # the begin of a null is null
-    begins = pa.array(
-        [end if pairs else None for end, pairs in zip(ends, headers, strict=False)] + ends[-1:], pa.int32()
-    )
-    return pa.ListArray.from_arrays(begins, pairs, type=kind)
+    return encode_columns(pa.table(columns, schema=SCHEMA), records[SIZE].to_numpy(), texts, notes)
 
 
 def keys_of_file(end: bytes) -> list[str]:
@@ -180,7 +146,7 @@ class KafkaArchiver:
         self._unknown: set[str] = set()
         self._index, self._clock = self.source.index, self.source.clock
         # what reads on in a store, the next offset there, and the offset at which it ends
-        self._reading: Iterator[tuple[RecordColumns, int]] = iter(())
+        self._reading: Iterator[tuple[pa.Table, int]] = iter(())
         self._next: tuple[str, int, int] | None = None
         self._stopped = threading.Event()
         # objects without a name in the log: their stores, where they begin, and their bytes; the end of each store
@@ -306,7 +272,7 @@ class KafkaArchiver:
         records, end = self._read(name, begin, until)
         self._check_log(name)
         file = encode_records((name.topic, name.partition), records, self.source.all_keys().rules, name.topic_id)
-        if self._index.send_columns(name.store, begin, end - begin, file, len(records.offsets), records.times):
+        if self._index.send_columns(name.store, begin, end - begin, file, len(records), times_in(records)):
             self._sent.append((name.store, begin))
             self._sent_bytes += len(file)
         self._sent_ends[name.store] = end
@@ -351,7 +317,7 @@ class KafkaArchiver:
         self._passed[store] = end
         self.source.pass_over(store, end)
 
-    def _read(self, name: Name, begin: int, until: int) -> tuple[RecordColumns, int]:
+    def _read(self, name: Name, begin: int, until: int) -> tuple[pa.Table, int]:
         """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""
         if self._next != (name.store, begin, until):
             self._reading = self._segments((name.topic, name.partition), begin, until)
@@ -360,22 +326,22 @@ class KafkaArchiver:
         self._next = name.store, end, until
         return records, end
 
-    def _segments(self, place: Place, begin: int, until: int) -> Iterator[tuple[RecordColumns, int]]:
+    def _segments(self, place: Place, begin: int, until: int) -> Iterator[tuple[pa.Table, int]]:
         """Yield the records of a partition, each time those of one segment and the offset behind them."""
-        parts, size, added = list[RecordColumns](), 0, RecordLists()
+        parts, size, added = list[pa.Table](), 0, RecordLists()
         with contextlib.closing(self.source.broker.messages(place, begin, until, self._stopped)) as batches:
             for batch in batches:
                 added.add(batch)
                 if size + added.size_bytes + len(added.offsets) * _RECORD_BYTES < self.segment_bytes:
                     continue
-                records, added = added.columns(), RecordLists()
-                sizes, row = size + np.cumsum(records.sizes + _RECORD_BYTES), 0
+                records, added = added.table(), RecordLists()
+                sizes, row = size + np.cumsum(records[SIZE].to_numpy() + _RECORD_BYTES), 0
                 while (last := int(np.searchsorted(sizes, self.segment_bytes))) < len(sizes):
-                    yield RecordColumns.joined([*parts, records.rows(row, last + 1)]), int(records.offsets[last]) + 1
+                    yield pa.concat_tables([*parts, records[row : last + 1]]), records["offset"][last].as_py() + 1
                     parts, sizes, row = [], sizes - sizes[last], last + 1
-                parts.append(records.rows(row))
+                parts.append(records[row:])
                 size = int(sizes[-1])
-        yield RecordColumns.joined([*parts, added.columns()]), until
+        yield pa.concat_tables([*parts, added.table()]), until
 
     def _check_log(self, name: Name) -> None:
         """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import encode_records, keys_of_file, records_of, topic_id_of_file
-from tiered_index.kafka.columns import RecordColumns
+from tiered_index.kafka.columns import SIZE, times_in
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import Name
 from tiered_index.service.jobs.erase import EraseRequest
@@ -49,19 +49,20 @@ class RecordsToErase:
         if request.keys and FUNCTION in told:
             return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
         before_s, sought, keys = self.before_ms // 1000, set(request.spellings), RecordKeys.by_rules(told)
-        records = records_of(decode_columns(file))
-        staying, others = [], list[str]()
+        table = decode_columns(file)
+        records = records_of(table)
+        stays, others = list[bool](), list[str]()
         for record in records:
             time_ms = segment.published_ms if record.timestamp_ms is None else record.timestamp_ms
             of_record = set(keys.of(record)) if sought and time_ms // 1000 < before_s else set()
             others += of_record - sought
-            if time_ms // 1000 >= before_s or (sought and of_record.isdisjoint(sought)):
-                staying.append(record)
-        if len(staying) == len(records):
+            stays.append(time_ms // 1000 >= before_s or (bool(sought) and of_record.isdisjoint(sought)))
+        if all(stays):
             return FoundMessages()
         array = pa.array(others, pa.large_string())
         collisions = request.collisions(array, np.zeros(len(others), np.bool_), keyed=self.keyed)
-        rest, topic_id = RecordColumns.of_records(staying), topic_id_of_file(file)
-        written = encode_records((name.topic, name.partition), rest, sorted(told), topic_id)
-        gone = len(records) - len(staying)
-        return FoundMessages(gone, file=written, collisions=collisions, rows=len(staying), times=rest.times)
+        sizes = pa.array([record.size for record in records], pa.int64())
+        rest = table.append_column(SIZE, sizes).filter(pa.array(stays))
+        written = encode_records((name.topic, name.partition), rest, sorted(told), topic_id_of_file(file))
+        gone = len(records) - len(rest)
+        return FoundMessages(gone, file=written, collisions=collisions, rows=len(rest), times=times_in(rest))

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tiered_index.clock import Clock
 from tiered_index.follow import Batch
 from tiered_index.kafka.client import headers_of, record_of
-from tiered_index.kafka.columns import RecordLists
+from tiered_index.kafka.columns import SIZE, RecordLists
 from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.partitions import Partition, ReadBatch
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -27,7 +27,7 @@ class TakenRecords:
     """
 
     keys: RecordKeys
-    records: RecordLists = field(default_factory=lambda: RecordLists(with_values=False))
+    records: RecordLists = field(default_factory=lambda: RecordLists(is_whole=False))
     # the keys of all records, and the number of keys of each
     texts: list[str] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -50,21 +50,21 @@ class TakenRecords:
     def batch(self, partition: Partition, clock: Clock) -> ReadBatch:
         """Return the batch of the records, at least one, of `partition`, which is read up to their end."""
         partition.at_end = False
-        records = self.records.columns()
-        end, messages = int(records.offsets[-1]) + 1, len(records.offsets)
+        records = self.records.table()
+        offsets, sizes = records["offset"].to_numpy(), records[SIZE].to_numpy()
+        end, messages = int(offsets[-1]) + 1, len(records)
         keys, left_out = None, self.left_out
-        if self.keys.only_key and (keys := self.keys.plain_keys(records.keys)) is None:
+        if self.keys.only_key and (keys := self.keys.plain_keys(records["key"].chunk(0))) is None:
             without = self.keys.without_key
             keys_of_records = [
                 self.keys.take_parts(key, (), None, partial("{}/{}".format, partition.place, offset))
-                for key, offset in zip(records.keys, records.offsets.tolist(), strict=True)
+                for key, offset in zip(records["key"].to_pylist(), offsets.tolist(), strict=True)
             ]
             self.texts, self.counts = _flat(keys_of_records)
             left_out += self.keys.without_key - without
-        offsets, sizes = records.offsets, records.sizes
         partition.record_bytes = float(sizes.mean())
         # A record without a time gets the present. A time beyond the greatest one becomes that, and is quarantined.
-        times = np.where(records.times_ms < 0, clock.now_ms(), np.minimum(records.times_ms, MAX_TIMESTAMP_MS))
+        times = np.minimum(records["timestamp"].cast(pa.int64()).fill_null(clock.now_ms()), MAX_TIMESTAMP_MS)
         newest_ms = int(times[-1])
         if keys is None:
             keys = pa.array(self.texts, pa.string())

@@ -138,19 +138,15 @@ class RecordKeys:
         """Whether the record's key, of one spelling, is its only key in the index."""
         return len(self._key_spells) == 1 and not self._headers and not self._paths
 
-    def plain_keys(self, record_keys: Sequence[bytes | None]) -> pa.Array | None:
+    def plain_keys(self, record_keys: pa.BinaryArray) -> pa.Array | None:
         """Return the keys of records with these keys, one a record; None: call `take_parts` for each record.
 
         Arrow makes texts of all at once: most keys are short texts, or numbers of one length. Memory: the keys twice.
         """
-        if not record_keys or None in record_keys or not self.only_key:
+        if not len(record_keys) or record_keys.null_count or not self.only_key:
             return None
         spell = self._key_spells[0]
-        try:
-            binary = pa.array(record_keys, pa.binary())
-        except (pa.ArrowInvalid, TypeError):
-            return None
-        _, offsets, data = binary.buffers()
+        _, offsets, data = record_keys.buffers()
         lengths = np.diff(np.frombuffer(offsets, np.int32)[: len(record_keys) + 1])
         units = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
         texts = None
@@ -164,7 +160,7 @@ class RecordKeys:
             # a key with a control character is spelled by its digits; memory: 2 bytes a byte
             has_control = bool(((units < 0x20) | (units == 0x7F)).any())
             with contextlib.suppress(pa.ArrowInvalid):
-                texts = None if has_control else binary.cast(pa.string())
+                texts = None if has_control else record_keys.cast(pa.string())
         if texts is not None:
             self._looked_at = None
         return texts
