@@ -1,6 +1,7 @@
 """Restart points of packed text: from each of them on it is that of the file, whatever its blocks and members are."""
 
 import bz2
+import functools
 import gzip
 import io
 import itertools
@@ -31,7 +32,12 @@ def lines(count, seed=7):
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
-TEXT = lines(40_000)
+@functools.cache
+def sample():
+    """Return some MiB of lines. Workers collect all tests: only those that run make their text."""
+    return lines(40_000)
+
+
 NOISE = random.Random(5).randbytes(3 * MIB)
 
 
@@ -65,22 +71,23 @@ def read_all(text, size=200_000):
 
 
 @pytest.mark.parametrize(
-    ("packed", "most_gap"),
+    ("pack", "most_gap"),
     [
-        pytest.param(gzip.compress(TEXT, 1), 1.1 * MIB, id="quick"),
-        pytest.param(gzip.compress(TEXT, 6), 1.1 * MIB, id="usual"),
-        pytest.param(gzip.compress(TEXT, 9), 1.1 * MIB, id="small"),
-        pytest.param(flushed(TEXT), 1.1 * MIB, id="flushed"),
-        pytest.param(members(TEXT, 900_000), 1.1 * MIB, id="members"),
-        pytest.param(members(TEXT, 60_000), 0.7 * MIB, id="small members"),
-        pytest.param(gzip.compress(TEXT) + bytes(99), 1.1 * MIB, id="padded"),
+        pytest.param(lambda: gzip.compress(sample(), 1), 1.1 * MIB, id="quick"),
+        pytest.param(lambda: gzip.compress(sample(), 6), 1.1 * MIB, id="usual"),
+        pytest.param(lambda: gzip.compress(sample(), 9), 1.1 * MIB, id="small"),
+        pytest.param(lambda: flushed(sample()), 1.1 * MIB, id="flushed"),
+        pytest.param(lambda: members(sample(), 900_000), 1.1 * MIB, id="members"),
+        pytest.param(lambda: members(sample(), 60_000), 0.7 * MIB, id="small members"),
+        pytest.param(lambda: gzip.compress(sample()) + bytes(99), 1.1 * MIB, id="padded"),
         # blocks that are not compressed begin at whole bytes; there are no others to begin at
-        pytest.param(gzip.compress(TEXT + NOISE + TEXT), 4.6 * MIB, id="noise between"),
-        pytest.param(gzip.compress(TEXT + bytes(9 * MIB) + TEXT), 12 * MIB, id="zeros between"),
+        pytest.param(lambda: gzip.compress(sample() + NOISE + sample()), 4.6 * MIB, id="noise between"),
+        pytest.param(lambda: gzip.compress(sample() + bytes(9 * MIB) + sample()), 12 * MIB, id="zeros between"),
     ],
 )
 @pytest.mark.usefixtures("library")
-def test_the_text_from_each_point_on_is_that_of_the_file(packed, most_gap):
+def test_the_text_from_each_point_on_is_that_of_the_file(pack, most_gap):
+    packed = pack()
     whole = gzip.decompress(packed)
     text = PackedText(io.BytesIO(packed))
     assert read_all(text) == whole
@@ -96,7 +103,7 @@ def test_the_text_from_each_point_on_is_that_of_the_file(packed, most_gap):
 def test_streams_of_bzip2_and_xz_are_points_without_a_window(monkeypatch, name, pack):
     """So pbzip2 and files that were appended to have them. What is behind the last stream is ignored, as before."""
     monkeypatch.setattr(restart, "_PIECE_TEXT_BYTES", 100_000)
-    whole = TEXT[:2_800_000]
+    whole = sample()[:2_800_000]
     packed = b"".join(pack(whole[at : at + 900_000]) for at in range(0, len(whole), 900_000))
     for behind in (b"", b"garbage"):
         text = PackedText(io.BytesIO(packed + behind), name)
@@ -128,16 +135,22 @@ def streamed_frames(text, size):
 
 
 @pytest.mark.parametrize(
-    ("packed", "text", "most_gap"),
+    ("pack", "sample_text", "most_gap"),
     [
-        pytest.param(frames(TEXT, 900_000), TEXT, 1.9 * MIB, id="frames"),
-        pytest.param(frames(TEXT, 900_000, b"size", write_checksum=True), TEXT, 1.9 * MIB, id="pzstd"),
-        pytest.param(frames(TEXT, 3_000), TEXT, 0.9 * MIB, id="small"),
-        pytest.param(streamed_frames(TEXT, 900_000), TEXT, 1.9 * MIB, id="streamed"),
-        pytest.param(frames(NOISE + bytes(NOISE), 900_000), NOISE + bytes(NOISE), 3.6 * MIB, id="raw and repeated"),
+        pytest.param(lambda: frames(sample(), 900_000), sample, 1.9 * MIB, id="frames"),
+        pytest.param(lambda: frames(sample(), 900_000, b"size", write_checksum=True), sample, 1.9 * MIB, id="pzstd"),
+        pytest.param(lambda: frames(sample(), 3_000), sample, 0.9 * MIB, id="small"),
+        pytest.param(lambda: streamed_frames(sample(), 900_000), sample, 1.9 * MIB, id="streamed"),
+        pytest.param(
+            lambda: frames(NOISE + bytes(NOISE), 900_000),
+            lambda: NOISE + bytes(NOISE),
+            3.6 * MIB,
+            id="raw and repeated",
+        ),
     ],
 )
-def test_frames_of_zstd_are_points_without_a_window(packed, text, most_gap):
+def test_frames_of_zstd_are_points_without_a_window(pack, sample_text, most_gap):
+    packed, text = pack(), sample_text()
     behind = b"\x5e\x2a\x4d\x18\x05\0\0\0table"
     for data in (packed, packed + behind):
         framed = FramedText(io.BytesIO(data))
@@ -150,31 +163,34 @@ def test_frames_of_zstd_are_points_without_a_window(packed, text, most_gap):
 
 
 def test_one_frame_of_zstd_has_no_points_and_damage_is_an_error():
-    packed = frames(TEXT, len(TEXT), write_checksum=True)
+    packed = frames(sample(), len(sample()), write_checksum=True)
     framed = FramedText(io.BytesIO(packed))
-    assert (read_all(framed), framed.points) == (TEXT, [])
-    several = frames(TEXT, 900_000, write_checksum=True)
+    assert (read_all(framed), framed.points) == (sample(), [])
+    several = frames(sample(), 900_000, write_checksum=True)
     damaged = [packed[:-9], packed[:3], packed[:5], packed[:-2] + b"xx", several[:-9], several + b"garbage"]
     damaged += [several[:50_000] + b"x" * 99 + several[50_099:]]
     for data in damaged:
         with pytest.raises(CorruptFile, match="damaged zstd"):
-            while read_text("f", FramedText(io.BytesIO(data)), "zstd", len(TEXT) + 1):
+            while read_text("f", FramedText(io.BytesIO(data)), "zstd", len(sample()) + 1):
                 pass
 
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
-    "damaged",
+    "damage",
     [
-        pytest.param(gzip.compress(TEXT)[:-9], id="cut off"),
-        pytest.param(gzip.compress(TEXT)[:-6] + b"abcdef", id="checksum"),
-        pytest.param(gzip.compress(TEXT) + b"garbage", id="garbage behind"),
-        pytest.param(gzip.compress(TEXT)[:200_000] + os.urandom(4000) + gzip.compress(TEXT)[204_000:], id="bytes"),
+        pytest.param(lambda: gzip.compress(sample())[:-9], id="cut off"),
+        pytest.param(lambda: gzip.compress(sample())[:-6] + b"abcdef", id="checksum"),
+        pytest.param(lambda: gzip.compress(sample()) + b"garbage", id="garbage behind"),
+        pytest.param(
+            lambda: gzip.compress(sample())[:200_000] + os.urandom(4000) + gzip.compress(sample())[204_000:], id="bytes"
+        ),
     ],
 )
-def test_damage_is_an_error(damaged):
+def test_damage_is_an_error(damage):
+    damaged = damage()
     with pytest.raises(CorruptFile, match="damaged gzip"):
-        while read_text("f", PackedText(io.BytesIO(damaged)), "gzip", len(TEXT) + 1):
+        while read_text("f", PackedText(io.BytesIO(damaged)), "gzip", len(sample()) + 1):
             pass
 
 
