@@ -201,6 +201,39 @@ def test_a_file_of_lookups_is_answered_with_files_and_rows(indexed, tmp_path):
     assert head.split() == ["topic", "key", "time", "file", "row"] and first.split()[3].endswith("logs/3.csv")
 
 
+def test_the_rows_of_a_file_of_keys_come_back(indexed, tmp_path):
+    """Each key has the same rows as alone; a key without rows is told, and so is one that was not looked up."""
+    (tmp_path / "keys.csv").write_text("topic,key\norders,7\norders,none\nevents,7\norders,3\n")
+    with IndexService.open(**indexed) as index:
+        index.put("events", 0, "7", 99, 5, BEGIN_S * 1000)
+        index.seal()
+        index.run_lifecycle()
+    where = ("--storage", indexed["storage"], "--messages")
+    command = ("query", "--keys", tmp_path / "keys.csv", *where)
+    done = run_here(*command, "--all", "--max", 7, "--body", "json", "--json")
+    *rows, last = done.records
+    assert done.code == 0, done.err
+    alone = {key: run_here("query", "orders", key, *where, "--max", 100, "--body", "json", "--json") for key in "73"}
+    for key, expected in alone.items():
+        of_key = [row for row in rows if (row["topic"], row["key"]) == ("orders", key)]
+        assert [row | {"topic": None, "key": None} for row in of_key] == [
+            message | {"topic": None, "key": None} for message in expected.document["messages"]
+        ] and len(of_key) == 40
+    others = [row for row in rows if row["key"] not in ("3", "7") or row["topic"] == "events"]
+    assert [(row["topic"], row["key"], row["state"]) for row in others] == [
+        ("orders", "none", None),
+        ("events", "7", "missing"),
+    ]
+    assert (last["lookups"], last["found"], last["statuses"], last["not_looked_up"]) == (4, 3, {"complete": 4}, 0)
+    assert (last["status"], last["count"], last["states"]) == ("complete", 81, {"local": 80, "missing": 1})
+    shown = run_here(*command, "--max", 2).out
+    assert "orders  7\n" in shown and "orders  none: nothing found\n" in shown and "7,1700000397,397" in shown
+    assert "2 truncated: more with a greater --max, or --all\n" in shown and "--cursor" not in shown
+    assert "truncated" in shown.splitlines()[-1]
+    spent = run_here(*command, "--max-requests", 0, "--json")
+    assert (spent.code, spent.records[-1]["not_looked_up"], spent.records[-1]["status"]) == (6, 3, "partial")
+
+
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_an_export_has_files_and_rows_and_is_ingested_again(indexed, tmp_path, form):
     with IndexService.open(**indexed) as index:

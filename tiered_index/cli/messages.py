@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,14 @@ from tiered_index.cli.paging import CommandBudget, Pages, Question
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
 from tiered_index.service.jobs.row_places import has_files
 from tiered_index.service.read.budget import LookupBudget, LookupLimits
-from tiered_index.service.read.messages import Fetched, MessagesResult
+from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.systems import FILES, OTHER, Words, position_names
-from tiered_index.types import format_time
+from tiered_index.types import Lookup, format_time
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
@@ -60,6 +60,15 @@ def file_rows(stack: contextlib.ExitStack, reader: IndexReader, topic: str) -> F
     return stack.enter_context(FileRows(reader))
 
 
+def opened_messages(
+    stack: contextlib.ExitStack, reader: IndexReader, topic: str, store: Path | None, kafka: KafkaClientOptions
+) -> MessageSource:
+    """Return the source of the messages of a topic, which `stack` closes."""
+    if (records := open_kafka_messages(reader, open_kafka_broker(kafka), topic)) is not None:
+        stack.callback(records.close)
+    return records or file_rows(stack, reader, topic) or messages_source(store, reader, reader.config)
+
+
 # Fields of a message that the first line or its body has, or that only programs need
 _SHOWN_APART = (
     *("queue_id", "queue_offset", "body", "body_format", "body_bytes", "body_problem", "body_crc", "compression"),
@@ -84,23 +93,112 @@ def _described(fetched: Fetched, body: BodyFormat, words: Words) -> dict[str, An
     return document
 
 
+class MessagesOfKeys(Question[MessagesResult]):
+    """The messages of the lookups of a file. A page is one of a key: `lookup` is the last one, `statuses` counts keys.
+
+    `source_of` returns the messages of a topic. With `every` the pages of a key follow each other.
+    """
+
+    nothing = MessagesResult(messages=(), status="partial")
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        opened: Callable[[], IndexReader],
+        lookups: Iterator[Lookup],
+        source_of: Callable[[IndexReader, str], MessageSource],
+        *,
+        every: bool,
+        allow_partial: bool,
+    ) -> None:
+        super().__init__(stack)
+        self._opened, self._source_of = opened, source_of
+        self._lookups, self._every, self._allow_partial = lookups, every, allow_partial
+        self._next = next(lookups, None)
+        self._resume: str | None = None
+        self._sources: dict[str, MessageSource] = {}
+        self.lookup: Lookup | None = None
+        self.is_first_page = True
+        self._left: int | None = None
+        self.statuses: Counter[str] = Counter()
+
+    def open(self) -> Callable[..., MessagesResult]:
+        """Open the index."""
+        self.reader = self.stack.enter_context(self._opened())
+        return self._page
+
+    def _page(self, cursor: str | None, **limits: Any) -> MessagesResult:
+        """Return the next page of a key, or of the next key. Raises as `IndexReader.messages`."""
+        assert self.reader is not None
+        self.is_first_page = self._resume is None
+        if self.is_first_page:
+            if self._next is None:
+                return MessagesResult(messages=(), status="complete")
+            self.lookup, self._next = self._next, next(self._lookups, None)
+        lookup = self.lookup
+        assert lookup is not None
+        if lookup.topic not in self._sources:
+            self._sources[lookup.topic] = self._source_of(self.reader, lookup.topic)
+        page = (*dataclasses.astuple(lookup)[:-1], self._resume, self._allow_partial)
+        try:
+            answer = self.reader.messages(*page, source=self._sources[lookup.topic], **limits)
+        except BudgetExceeded as error:
+            self.statuses["partial"] += 1
+            if isinstance(error.result, MessagesResult):
+                # no cursor of a key continues the command
+                error.result = dataclasses.replace(error.result, cursor=None)
+            raise
+        self._resume = answer.cursor if self._every else None
+        if self._resume is None:
+            self.statuses[answer.status] += 1
+        status: Any = next((each for each in ("partial", "truncated") if self.statuses[each]), "complete")
+        # any text: there are more pages
+        more = "more" if self._resume is not None or self._next is not None else None
+        return dataclasses.replace(answer, status=status, cursor=more)
+
+    def counts(self, answered: int) -> dict[str, Any]:
+        """Return counts of lookups for the last line; `answered` of them have messages. Reads the rest of the file."""
+        self._left = self._left if self._left is not None else sum(1 for _ in self._lookups) + (self._next is not None)
+        done = {"lookups": self.statuses.total(), "found": answered, "statuses": dict(self.statuses)}
+        return done | {"not_looked_up": self._left}
+
+
+def _write_key(out: Output, named: dict[str, str], count: int) -> None:
+    """Write a key before its messages, and that it has none."""
+    out.line(f"{named['topic']}  {named['key']}{'' if count else ': nothing found'}")
+    if out.as_json and not count:
+        out.record(named | _NO_MESSAGE)
+
+
+_NO_MESSAGE = dict.fromkeys(("state", "item", "message", "read_from", "problem"))
+
+
 def write_messages(
-    out: Output, pages: Pages[MessagesResult], topic: str, body: BodyFormat, *, raw: bool = False
+    out: Output, pages: Pages[MessagesResult], topic: str | None, body: BodyFormat, *, raw: bool = False
 ) -> int:
     """Write a lookup of messages and return the exit code; `raw`: people see whole values.
 
-    Raises `BudgetExceeded` afterwards.
+    `topic` None: the question is of the keys of a file. Raises `BudgetExceeded` afterwards.
     """
     count = collisions = requests = size_bytes = 0
     by_state: Counter[str] = Counter()
+    keys = pages.question if isinstance(pages.question, MessagesOfKeys) else None
+    answered, named = 0, dict[str, str]()
+    words: Words = OTHER
     for answer in pages:
+        if keys is not None and keys.lookup is not None:
+            topic, named = keys.lookup.topic, {"topic": keys.lookup.topic, "key": keys.lookup.key}
+            if keys.is_first_page:
+                answered += len(answer) > 0
+                _write_key(out, named, len(answer))
+        words = words if topic is None else pages.words(topic)
         for message in answer.messages:
-            shown = _described(message, body, pages.words(topic))
+            shown = _described(message, body, words)
             if not out.as_json:
-                _write_message(out, message, shown["message"], pages.words(topic), raw=raw)
+                _write_message(out, message, shown["message"], words, raw=raw)
                 out.line()
             elif pages.every:
-                out.record(shown)
+                out.record(named | shown)
             by_state[message.state] += 1
         count += len(answer)
         collisions += answer.collisions
@@ -108,12 +206,19 @@ def write_messages(
         size_bytes += answer.message_bytes
     if pages.every:
         costs = {"message_requests": requests, "message_bytes": size_bytes}
-        out.answer(pages.totals(count, costs, states=dict(by_state), collisions=collisions), streamed=True)
+        more = {} if keys is None else keys.counts(answered)
+        out.answer(pages.totals(count, costs, states=dict(by_state), collisions=collisions, **more), streamed=True)
     elif out.as_json:
-        described = [_described(message, body, pages.words(topic)) for message in pages.last.messages]
+        described = [_described(message, body, words) for message in pages.last.messages]
         out.answer(pages.last.to_dict() | {"messages": described} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
     seen = f"{dropped}{pages.as_of()}{pages.expired}"
+    if keys is not None:
+        counts = keys.counts(answered)
+        left = f", {counted(counts['not_looked_up'], 'more lookup')} not begun" if counts["not_looked_up"] else ""
+        out.line(f"{counted(counts['lookups'], 'lookup')} ({states(keys.statuses)}), {answered:,} with entries{left}")
+        if truncated := keys.statuses["truncated"]:
+            out.line(f"{truncated:,} truncated: more with a greater --max, or --all")
     out.line(f"{count:,} found{f' ({states(by_state)})' if by_state else ''}, {pages.conclusion}{seen}")
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 

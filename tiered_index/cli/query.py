@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument
 
-from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
-from tiered_index.cli.messages import file_rows, leave_messages_out, messages_source, write_messages
+from tiered_index.cli.kafka import KafkaClientOptions
+from tiered_index.cli.messages import MessagesOfKeys, leave_messages_out, opened_messages, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages, Question
@@ -76,9 +76,10 @@ class QueryOptions:
         """Raise `InvalidArgument` for options that can't be used together."""
         if self.keys is not None:
             of_key: dict[str, object] = {"TOPIC": topic, "--tag": self.tag, "--cursor": self.cursor}
-            of_key |= {"--messages": self.messages, "--store": self.store, "--body": self.body, "--raw": self.raw}
+            of_key |= {"--out": self.keys_out} if self.messages else {}
             if wrong := [name for name, value in of_key.items() if value not in (None, False)]:
-                raise InvalidArgument(f"leave {wrong[0]} out: --keys can't be used with it")
+                whose = "--keys with --messages" if wrong[0] == "--out" else "--keys"
+                raise InvalidArgument(f"leave {wrong[0]} out: {whose} can't be used with it")
             if url is not None:
                 raise InvalidArgument("--keys can't be used with --url: call IndexClient.query_many from Python")
         elif topic is None or key is None:
@@ -149,7 +150,8 @@ def query(
     The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end apply to
     rows without these. --max applies to each key, unless you pass --all. The command looks up the keys in batches of
     100,000, and reads each stored file once per batch. The output has a row for each entry, and one row for a key
-    without entries. With --json each row is one line, and the last line is the status.
+    without entries. With --json each row is one line, and the last line is the status. With --messages the command
+    looks up one key after the other, and prints the messages of each.
     """
     options.check(topic, key, service.url, kafka)
     budget = CommandBudget(limits.of_lookups)
@@ -162,10 +164,17 @@ def query(
             from tiered_index.cli.keys import KeysOut, KeysQuestion, look_up_keys
             from tiered_index.sources.keys import read_lookups
 
-            most = _EVERY if options.every else _FEW if options.max_count is None else options.max_count
+            most = _EVERY if options.every and not options.messages else options.page
             lookups = read_lookups(options.keys, within.begin, within.end, most)
             target = KeysOut(options.keys_out) if options.keys_out is not None else None
             opened = partial(session.open_reader, config, with_writers=True)
+            if options.messages:
+                source_of = partial(opened_messages, stack, store=options.store, kafka=kafka)
+                how = {"every": options.every, "allow_partial": options.allow_partial}
+                of_keys = Pages(
+                    MessagesOfKeys(stack, opened, lookups, source_of, **how), None, budget, every=True, **of_pages
+                )
+                return write_messages(session.out, of_keys, None, options.body or "text", raw=options.raw)
             asking = KeysQuestion(stack, opened, lookups, allow_partial=options.allow_partial)
             return look_up_keys(session.out, asking, budget, target, **of_pages)
         assert topic is not None and key is not None
@@ -224,10 +233,7 @@ class KeyQuestion(Question[Any]):
                 if options.every and options.max_count is None
                 else partial(look_up, max_count=options.page)
             )
-        if (records := open_kafka_messages(reader, open_kafka_broker(self._kafka), self._topic)) is not None:
-            self.stack.callback(records.close)
-        rows = records or file_rows(self.stack, reader, self._topic)
-        source = rows or messages_source(options.store, reader, self._config)
+        source = opened_messages(self.stack, reader, self._topic, options.store, self._kafka)
         more: dict[str, Any] = {"allow_partial": options.allow_partial, "max_count": options.page}
         return partial(reader.messages, *lookup, source=source, **more)
 

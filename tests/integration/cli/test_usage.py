@@ -55,7 +55,7 @@ LINES = [
     ("query orders --storage {uri}", "give a TOPIC and a KEY, or --keys FILE"),
     ("query orders k --out x.parquet --storage {uri}", "needs --keys"),
     ("query orders --keys k.csv --storage {uri}", "leave TOPIC out"),
-    ("query --keys k.csv --messages --storage {uri}", "leave --messages out"),
+    ("query --keys k.csv --messages --out x.parquet --storage {uri}", "leave --out out"),
     ("query --keys absent.csv --storage {uri}", "absent.csv: No such file"),
     ("query --keys k.csv --out x.xls --storage {uri}", "--out x.xls: its name must end in .parquet or .ndjson"),
     ("query --keys {tmp}/k.csv --url http://localhost:1", "IndexClient.query_many"),
