@@ -34,7 +34,7 @@ STAGING_PREFIX = "staging/"
 SHORT_ID = 8
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
 _NUMBER = re.compile(r"[0-9]{20}")
-_ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
+_ATTEMPT = re.compile(r"[0-9]{20}-[0-9a-f]{16}")
 # digits of a record's digest in the name of its checkpoint
 DIGEST_DIGITS = 16
 _WHOLE = rf"[0-9]{{20}}-[0-9a-f]{{{DIGEST_DIGITS}}}"
@@ -168,14 +168,6 @@ def segment_name(store: str, start: int, epoch: int, suffix: str = SEGMENT_SUFFI
 def catalog_name() -> str:
     """Return a new object name for a catalog of segments."""
     return f"{CATALOG_PREFIX}{secrets.token_hex(12)}.segments"
-
-
-def segment_epoch(name: str) -> int:
-    """Return the epoch of the writer in a `segment_name`. Raises `CorruptFile` for any other name."""
-    attempt = name.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX).removesuffix(COLUMNS_SUFFIX)
-    if not (match := _ATTEMPT.fullmatch(attempt)) or not name.startswith(SEGMENTS_PREFIX):
-        raise CorruptFile(name, "not an archived segment of an index")
-    return int(match[1])
 
 
 def number_of(name: str) -> int:

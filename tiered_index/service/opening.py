@@ -22,12 +22,9 @@ from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
-    CorruptFile,
     DiskFull,
     InvalidArgument,
     NotAnIndex,
-    RootBehind,
-    StorageBehind,
     StorageError,
     StorageMisconfigured,
     TieredIndexError,
@@ -366,13 +363,6 @@ def open_parts(
     recovered.deletions.before = before_later_deletions
     parts.list_files()
     if state is not None:
-        try:
-            # other objects of a file that the log names may belong to a repair
-            parts.lifecycle.sweep_attempts(f for f in recovered.compacted if f.file_id not in state.files)
-        except (StorageBehind, RootBehind):
-            raise
-        except (StorageError, DiskFull, CorruptFile) as error:
-            _log.warning("cannot delete objects of unfinished uploads; the next start tries again: %s", error)
         parts.lifecycle.tend_damaged()
         # jobs may have removed files from the log since the recovery: the next round deletes their local copies
         parts.lifecycle.show()

@@ -248,11 +248,9 @@ orphans-of-any-age: uploads in progress are deleted before they can be published
   + if info.modified_ms <= now_ms]
   tests/unit/service/merge/test_readers_and_writers.py::test_orphans_are_what_nobody_names_and_old_enough
 orphans-of-an-old-log: objects that were published during a sweep are deleted
-  in find_orphans
+  in unnamed
   - state = log.refresh()
-  - is_named =
-  + state = before
-  + is_named =
+  + state = known or log.refresh()
   tests/unit/service/merge/test_readers_and_writers.py::test_what_is_published_while_a_sweep_looks_is_no_orphan
 expiry-deletes-before-the-record: objects are deleted while the log still names them
   in record_expiry.make

@@ -17,7 +17,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format import archived
 from tiered_index.format.archived import SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.catalog import TAIL_BYTES, CatalogWriter, decode_end, decode_group
-from tiered_index.format.names import segment_epoch, segment_name, store_prefix
+from tiered_index.format.names import segment_name, store_prefix
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
 from tiered_index.storage.base import check_name
 
@@ -88,7 +88,6 @@ def test_other_versions_are_refused_by_name(monkeypatch):
 def test_a_stores_name_becomes_part_of_an_objects_name(store, prefix):
     assert store_prefix(store) == prefix
     assert segment_name(store, 16384, 7).startswith(f"{prefix}00000000000000016384/00000000000000000007-")
-    assert segment_epoch(segment_name(store, 16384, 7)) == 7
 
 
 LONG = st.builds(operator.mul, st.text(min_size=4, max_size=8), st.integers(30, 37))
@@ -204,13 +203,7 @@ def test_stored_bytes_of_version_1_are_read():
     assert read(data, decode_end(data, "c")) == segments_of(Random(0), 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["segments/a/1/x.log", "data/a/00000000000000000007-0123456789abcdef.log", "segments/a/1/7-0123456789abcdef.log"],
-)
-def test_foreign_names_have_no_epoch(name):
-    with pytest.raises(CorruptFile):
-        segment_epoch(name)
+def test_a_store_without_a_name_is_refused():
     with pytest.raises(InvalidArgument):
         store_prefix("")
 

@@ -5,11 +5,12 @@ from itertools import product
 
 import pytest
 
-from tests.support.log_records import GENESIS, publish
+from tests.support.later import Later
+from tests.support.log_records import GENESIS, open_log, publish
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
@@ -134,11 +135,9 @@ def test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record
         rewritten(index, content(HEAD_BYTES, 5) * 2, before.published_ms)
     with pytest.raises(CorruptFile, match="another size"):
         rewritten(index, new[:-1], clock.now_ms())
-    index.close()
-    clock.advance(2 * 86400)
-    archive(open_index("a"), content(10), start=10**9)  # the archiving sweeps
-    assert len(names(storage)) == 2
-    assert before.name not in names(storage)
+    later, log = Later(storage, 2 * 86_400), open_log(storage, clock)
+    delete_orphans(later, find_orphans(later, log))
+    assert names(storage) == [after.name]
 
 
 def test_a_segment_that_overlaps_another_one_or_has_no_place_is_refused(index):
@@ -240,18 +239,21 @@ def crashed(open_index, faulty):
     assert len(names(faulty)) == 1
 
 
-def test_objects_of_a_crash_are_swept_by_the_next_run(open_index, faulty):
+def test_objects_of_a_crash_are_orphans(open_index, faulty, clock):
     crashed(open_index, faulty)
     faulty.put("segments/s/note", b"somebody else's")
-    faulty.put("segments/t/00000000000000000000/00000000000000000001-0123456789abcdef.log", b"another store's")
-    left = names(faulty)
+    left, note = names(faulty)
     again = open_index("a", storage_backend=faulty)
-    assert names(faulty) == left  # the sweep of a recovery deletes only index files
-    assert archive(again, bytes(1000))
-    assert sorted(names(faulty)) == sorted([again.archived()[0].name, *left[1:]])
+    assert archive(again, bytes(1000)) and left in names(faulty)
+    (segment,) = again.archived()
+    log = open_log(faulty, clock)
+    assert find_orphans(faulty, log).objects == ()
+    later = Later(faulty, 2 * 86_400)
+    delete_orphans(later, find_orphans(later, log))
+    assert sorted(names(faulty)) == sorted([segment.name, note])
 
 
-def test_sweeping_segments_leaves_the_files_on_their_way_alone(open_index, faulty):
+def test_archiving_leaves_the_files_on_their_way_alone(open_index, faulty):
     index = open_index("a", storage_backend=faulty)
     index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
     index.seal()
@@ -265,7 +267,7 @@ def test_sweeping_segments_leaves_the_files_on_their_way_alone(open_index, fault
     assert list(index.log_state.objects) == [sent]
 
 
-def test_a_writer_that_was_taken_over_archives_nothing_and_sweeps_nothing(open_index, faulty, clock):
+def test_a_writer_that_was_taken_over_archives_nothing(open_index, faulty, clock):
     """It takes back an object that it was sending meanwhile."""
     old = open_index("a", storage_backend=faulty)
     data, opened = content(1000), []
@@ -283,31 +285,6 @@ def test_a_writer_that_was_taken_over_archives_nothing_and_sweeps_nothing(open_i
     with pytest.raises(WriterFenced):
         archive(old, content(1000), start=5000)
     assert names(faulty) == [new.archived()[0].name]
-
-
-def test_the_sweep_of_an_older_epoch_spares_a_newer_upload(open_index, faulty, clock):
-    """A writer of an older epoch reads the log and is paused.
-
-    It sweeps after the new writer's upload, before its record.
-    """
-    old = open_index("a", storage_backend=faulty)
-    clock.advance(3600)
-    hang = []
-
-    newer = "segments/s/00000000000000000000/00000000000000000002-0123456789abcdef.log"
-
-    def listing(prefix="", *, start_after=""):
-        if prefix.startswith("segments/") and not hang:
-            hang.append(prefix)
-            open_index("b", storage_backend=faulty)
-            faulty.put(newer, b"under way")
-        return type(faulty).list(faulty, prefix, start_after=start_after)
-
-    old._session.storage.inner.list = listing
-    with pytest.raises(WriterFenced):
-        archive(old, content(1000))
-    assert hang
-    assert names(faulty) == [newer]
 
 
 # Damage
@@ -359,19 +336,3 @@ def test_a_place_is_archived_once(again):
     state = LogState(1, 1, GENESIS).apply(LogRecord(2, "archive", 1, "a", 5, archive=(a_segment(0),)), "x")
     with pytest.raises(CorruptFile, match="archived already"):
         state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(again,)), "x")
-
-
-def test_an_object_that_a_record_has_just_removed_is_not_swept(open_index, faulty, clock):
-    """Readers may still use it. The clock of the host that sweeps may be days fast."""
-    first = open_index("a", storage_backend=faulty)
-    archive(first, content(1000))
-    (old,) = names(faulty)
-    first._session.log.append("expiry", None, lambda state: LogRecord(0, "remove", 0, "", 0, remove=(old,)))
-    first.close()
-    for ahead_s in (0, 3 * 86_400):
-        with open_index("a", storage_backend=faulty, clock=ManualClock(clock.now_ms() + ahead_s * 1000)) as again:
-            archive(again, content(1000))
-            assert old in names(faulty) and len(names(faulty)) == 2
-    clock.advance(2 * 86400)
-    archive(open_index("a", storage_backend=faulty), content(1000))
-    assert old not in names(faulty) and len(names(faulty)) == 1

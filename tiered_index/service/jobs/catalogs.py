@@ -222,15 +222,6 @@ def send_catalog(
     return StoredCatalog(sent.name, sent.size_bytes, sent.began_ms, made[-1].encode()), publication
 
 
-def removed_names(log: StorageLog, since_ms: int) -> set[str]:
-    """Return the names of objects that records of the log's state removed since a time of the storage's clock.
-
-    Those of segments that the merge of catalogs left out are among them.
-    """
-    numbers = log.numbers_since(log.state.number, since_ms)
-    return {name for number in numbers for name in names_removed_by(log, log.record(number))}
-
-
 def names_removed_by(log: StorageLog, record: LogRecord) -> tuple[str, ...]:
     """Return the names that a record removed or hid, with the segments that the merge of catalogs left out.
 

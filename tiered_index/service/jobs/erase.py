@@ -29,7 +29,7 @@ from tiered_index.service.jobs.erase_segments import FindMessages, erase_message
 from tiered_index.service.jobs.expiry import groups
 from tiered_index.service.jobs.job import Rewrite, Workers, in_threads
 from tiered_index.service.jobs.merge_run import rewrite_objects
-from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
+from tiered_index.service.jobs.orphans import delete_orphans, find_orphans, unnamed
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
@@ -351,9 +351,9 @@ class _Erasing:
         storage, begun, scanned, fields = self._storage, self._begun, self.scanned, self.fields
         before_ms = storage.now_ms() - round(unnamed_s * 1000)
         half_made = storage.purge(before_ms)
-        # the log after the listing, so that objects that are published meanwhile are known, and scanned
-        stored = {info.name for prefix in _LISTED for info in own_objects(storage, prefix)}
-        state = self._log.refresh()
+        unused = {info.name for info in unnamed(self._log, (own_objects(storage, prefix) for prefix in _LISTED))}
+        # of after the listing, so that objects that were published meanwhile are scanned
+        state = self._log.state
         progress = partial(self._progress, "objects read again")
         left = self._find(storage, state.inputs.values(), self._hiding, self.schema, progress)
         names = {name for name, scan in scanned.items() if scan.hidden and state.input_of(name) is None}
@@ -372,7 +372,7 @@ class _Erasing:
             "scanned_bytes": sum(scan.read_bytes for scan in left.values()),
             "remaining": tuple(sorted(name for name, scan in left.items() if scan.hidden or scan.problem)),
             # twice, because a short write is finished at the second look
-            "pending": _unused(storage, state, stored, set(half_made).intersection(storage.purge(before_ms))),
+            "pending": tuple(sorted(unused.union(set(half_made).intersection(storage.purge(before_ms))))),
             "unchecked": _unchecked(storage, state, left, fields),
         }
         fields["remaining"] += fields.get("segments_remaining", ())
@@ -420,13 +420,6 @@ def check_shard_bytes(shard_bytes: int) -> None:
     """Raise `InvalidArgument` for shards that are too small, as a merge does."""
     if shard_bytes < 1 << 20:
         raise InvalidArgument(f"shard_bytes must be at least {1 << 20}, not {shard_bytes!r}")
-
-
-def _unused(storage: Storage, state: LogState, stored: set[str], half_made: set[str]) -> tuple[str, ...]:
-    """Return the names of `half_made` uploads, and of `stored` objects that no record names."""
-    segments = Segments(state, storage)
-    unnamed = {name for name in stored - state.inputs.keys() if not segments.names_object(name)}
-    return tuple(sorted(half_made | unnamed))
 
 
 def _check_bound(expired: Expired, gone: Expired) -> Expired:

@@ -31,7 +31,7 @@ from tiered_index.format.names import (
 from tiered_index.service.jobs.catalogs import names_removed_by
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.state import LogState
-from tiered_index.service.read.segments import Segments
+from tiered_index.service.read.segments import names_object
 from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage
 
 Item = TypeVar("Item")
@@ -89,12 +89,8 @@ def find_orphans(
     # a writer goes on beside another history, but deletes nothing of it
     before = log.refresh()
     log.check_unmixed(again=True)
-    # most objects are named now: they are dropped while they are listed, so that memory does not grow with them
-    is_known = _named(before, storage)
-    listed = [info for prefix in _LISTED for info in own(prefix) if not is_known(info.name)]
-    # the log after the listing, so that objects that are published meanwhile are known
-    state = log.refresh()
-    is_named = _named(state, storage)
+    listed = unnamed(log, (own(prefix) for prefix in _LISTED), before)
+    state, is_named = log.state, names_object(storage)
     recent = _beating(log.numbers_since(state.number, before_ms), beat)
     removed = {number: names_removed_by(log, log.record(number)) for number in recent}
     over: set[str] = set()
@@ -102,13 +98,29 @@ def find_orphans(
         since_ms = now_ms - round(removed_s * 1000)
         young = set(log.numbers_since(state.number, since_ms)) if removed_s else set()
         over = {name for number in removed.keys() - young for name in removed.pop(number)}
-    listed += _infos(storage, _beating([name for name in over if is_known(name)], beat))
+    listed += _infos(storage, _beating([name for name in over if is_named(before, name)], beat))
     listed = [info for info in listed if info.modified_ms < before_ms or info.name in over]
     young_removed = {name for names in removed.values() for name in names}
     orphaned, strange = (
-        tuple(i for i in infos if i.name not in young_removed and not is_named(i.name)) for infos in (listed, foreign)
+        tuple(i for i in infos if i.name not in young_removed and not is_named(state, i.name))
+        for infos in (listed, foreign)
     )
     return Orphans(orphaned, log, strange, before_ms)
+
+
+def unnamed(
+    log: StorageLog, listings: Iterable[Iterable[ObjectInfo]], known: LogState | None = None
+) -> list[ObjectInfo]:
+    """Return the objects of `listings` that the log does not name when they have been read: `log.state` is its state.
+
+    What `known`, an earlier state, names is dropped at once, so that memory does not grow with it. Raises the errors of
+    the storage, and `CorruptFile` for a damaged catalog, which may name any segment.
+    """
+    is_named = names_object(log.storage)
+    infos = [info for infos in listings for info in infos if known is None or not is_named(known, info.name)]
+    # the log after the listing, so that objects that are published meanwhile are known
+    state = log.refresh()
+    return [info for info in infos if not is_named(state, info.name)]
 
 
 def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object] = lambda: None) -> Orphans:
@@ -121,8 +133,8 @@ def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object
         batch = orphans.objects[start : start + _AT_ONCE]
         orphans.log.refresh()
         # a server may end a listing early: what an unlisted record names must not be deleted
-        is_named = _named(orphans.log.read_next(), storage)
-        gone = [info for info in batch if not is_named(info.name)]
+        state, is_named = orphans.log.read_next(), names_object(storage)
+        gone = [info for info in batch if not is_named(state, info.name)]
         storage.delete_many([info.name for info in gone])
         deleted += gone
     # no listing shows half-made uploads and bytes of deleted objects
@@ -139,12 +151,6 @@ def _beating(items: Iterable[Item], beat: Callable[[], object]) -> Iterator[Item
         beat()
         yield item
     beat()
-
-
-def _named(state: LogState, storage: Storage) -> Callable[[str], bool]:
-    """Return a function that says whether a state names an object."""
-    segments = Segments(state, storage)
-    return lambda name: state.input_of(name) is not None or segments.names_object(name)
 
 
 def _infos(storage: Storage, names: Iterable[str]) -> list[ObjectInfo]:

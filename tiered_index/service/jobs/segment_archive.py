@@ -1,9 +1,8 @@
 """Archived segments: closed files of a source's log, each uploaded once, which outlive the source.
 
 A log record adds each segment, or many columnar segments that were uploaded before it. After the segment's bytes the
-object has the CRC32 of every 16 KiB, for readers of a part. Names have the writer's epoch: a writer deletes leftovers
-of its own and of earlier epochs, so a fenced writer can't delete uploads of its successor. A known segment is
-recognised by its first MiB. It is compared as a whole only if its file changed after the upload began. A columnar
+object has the CRC32 of every 16 KiB, for readers of a part. Objects that no record names are orphans. A known segment
+is recognised by its first MiB. It is compared as a whole only if its file changed after the upload began. A columnar
 segment (a Parquet file of records) is never compared: its source continues after the last archived record. Threads: a
 lock serialises the uploads of one process; any thread may read.
 """
@@ -31,17 +30,10 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
-from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_epoch, segment_name, store_prefix
+from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_name
 from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
 from tiered_index.format.segment import LinkedSegment, Times
-from tiered_index.service.jobs.catalogs import (
-    LINES_OF_RECORD,
-    MOST_CATALOGS,
-    MOST_LINES,
-    merge_catalogs,
-    removed_names,
-    send_catalog,
-)
+from tiered_index.service.jobs.catalogs import LINES_OF_RECORD, MOST_CATALOGS, MOST_LINES, merge_catalogs, send_catalog
 from tiered_index.service.jobs.linking import link
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.publication import Publication
@@ -65,13 +57,11 @@ ReadSegment = Callable[[int, int], bytes]
 _READ_BYTES = 8 * HEAD_BYTES
 # for the tables of segments of 64 GiB
 _TABLES_BYTES = 16 << 20
-# the epoch in the name of a job's object: greater than any writer's, so that no writer sweeps it
+# the epoch in the name of a job's object: greater than any writer's, whose earlier versions sweep lesser ones
 _NO_EPOCH = 10**20 - 1
 # bytes that are read for a directory of queue offsets
 _DIRECTORY_BYTES = 64 << 10
 _log = logging.getLogger(__name__)
-# time to keep an object after a record has removed it
-_REMOVED_MS = 86_400_000
 
 
 @dataclass(frozen=True)
@@ -250,12 +240,9 @@ class SegmentUploads:
     session: StorageSession
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
-    _swept: set[str] = field(default_factory=set)
     # by place: uploaded, and not known to be in the log
     _sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = field(default_factory=dict)
     _known: Segments | None = None
-    # the number of a record, and the names that records up to it removed within a day
-    _removed: tuple[int, set[str]] | None = None
 
     def close(self, until_s: float) -> None:
         """Refuse new uploads, and wait for a running one until `until_s` (`time.monotonic()`)."""
@@ -281,7 +268,7 @@ class SegmentUploads:
                 except CorruptFile:
                     if not stale:
                         raise
-                    # a later start's sweep deletes the old object, which readers may be using
+                    # a later sweep deletes the old object, which readers may be using
                     self._sent.pop(known.place, None)  # sent before the rewrite
                     return self._publish(whole, known.name)
                 if queues is None or known.queues_bytes or not (section := queues()):
@@ -378,39 +365,13 @@ class SegmentUploads:
         return self._known
 
     def _is_expired(self, source: SourceSegment, state: LogState) -> bool:
-        """Return whether a segment has expired. Sweep its store before that. Raises `InvalidArgument`."""
+        """Return whether a segment has expired. Raises `InvalidArgument`."""
         if source.start < 0 or source.size_bytes <= 0:
             raise InvalidArgument(
                 f"a segment must begin at 0 or later and have a byte, but start is {source.start} and size_bytes "
                 f"{source.size_bytes}"
             )
-        self._sweep(source.store, state)
         return source.end <= state.expired.segments.get(source.store, 0)
-
-    def _sweep(self, store: str, state: LogState) -> None:
-        """Delete uploads of earlier writers that no record names, once per store and process.
-
-        Objects that a record has removed within a day are kept for readers, and all if two histories are mixed.
-        """
-        if store in self._swept or self.session.mixed is not None:
-            return
-        storage, log, prefix = self.session.storage, self.session.log, store_prefix(store)
-        names, segments = [info.name for info in storage.list(prefix)], self._segments(state)
-        if left := [name for name in names if not segments.names_object(name) and self._is_left(name)]:
-            since_ms = storage.now_ms() - _REMOVED_MS
-            # the log after the listing, so that objects that were published or removed meanwhile are known
-            state = log.refresh()
-            if self._removed is None or self._removed[0] != state.number:
-                self._removed = state.number, removed_names(log, since_ms)
-            removed, segments = self._removed[1], self._segments(log.state)
-            storage.delete_many([name for name in left if name not in removed and not segments.names_object(name)])
-        self._swept.add(store)
-
-    def _is_left(self, name: str) -> bool:
-        try:
-            return segment_epoch(name) <= self.session.epoch
-        except CorruptFile:
-            return False  # not an archived segment
 
     def _publish_queues(self, source: SourceSegment, known: ArchivedSegment) -> bool:
         """Archive a segment again with its queue offsets. Return whether it was uploaded."""

@@ -44,7 +44,6 @@ from tiered_index.format.names import (
     UPLOADED,
     checkpoint_of,
     file_id_of,
-    is_foreign,
     is_summary,
     log_name,
     number_of,
@@ -52,6 +51,7 @@ from tiered_index.format.names import (
 from tiered_index.format.segment import Segment
 from tiered_index.format.verify import verify_compacted
 from tiered_index.service.jobs.copying import COPY_OF
+from tiered_index.service.jobs.orphans import unnamed
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.jobs.verify_report import Missing, Progress, Report
 from tiered_index.service.jobs.whole import LENGTHS, Named, defects_of, kind_of, object_bytes
@@ -287,9 +287,8 @@ def check_storage(
     if report.missing:
         report.note(DELETED)
     report.lost += [Missing.of(lost) for lost in state.lost.values() if lost.lacks_entries]
-    _note_strays(storage, state, report, DATA_PREFIX)
-    _note_strays(storage, state, report, SEGMENTS_PREFIX)
-    _note_strays(storage, state, report, CATALOG_PREFIX)
+    for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX):
+        _note_strays(storage, state, report, prefix)
     known = {o.file_id for o in state.objects.values()}
     for file in local.values():
         if file.folder == "uploaded" and file.file_id not in known:
@@ -508,24 +507,12 @@ def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> 
 
 
 def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str) -> None:
-    """Note the objects below `prefix` that the log does not name. The log is read again after the listing."""
-
-    def is_named(known: LogState, segments: Segments, name: str) -> bool:
-        try:
-            return known.input_of(name) is not None or segments.names_object(name)
-        except CorruptFile:
-            return True  # a damaged catalog, which `check_catalogs` has reported, may name it
-
-    segments = Segments(state, storage)
-    strays = [info for info in storage.list(prefix) if not is_named(state, segments, info.name)]
-    after = _refreshed(storage, state)
-    segments = Segments(after, storage)
-    for info in strays:
-        if is_named(after, segments, info.name):
-            continue
-        if is_foreign(info.name):
-            _note_foreign(info, report)
-        else:
+    """Note the objects below `prefix` that the log does not name. A damaged catalog may name any segment."""
+    log = StorageLog(storage, SystemClock())
+    log.advance(state)
+    listing = own_objects(storage, prefix, foreign=partial(_note_foreign, report=report))
+    with contextlib.suppress(CorruptFile):
+        for info in unnamed(log, [listing], state):
             report.note(
                 f"{info.name}: {info.size_bytes:,} bytes that the log does not name: of a job that runs, the "
                 f"rest of a crash, or an object that expired or was merged"

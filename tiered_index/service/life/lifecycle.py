@@ -30,12 +30,11 @@ from tiered_index.errors import (
     without_frames,
 )
 from tiered_index.format.journal import Journal
-from tiered_index.format.names import COMPACTED, STATES, UPLOADED, data_name, data_prefix
+from tiered_index.format.names import COMPACTED, STATES, UPLOADED, data_name
 from tiered_index.heap import give_back
 from tiered_index.retention import NOTHING
 from tiered_index.service.jobs.expiry import KnownStats, record_expiry, sweep
 from tiered_index.service.life.context import (
-    MAX_RECORDS,
     DamagedCopies,
     LifecycleContext,
     check_size,
@@ -44,7 +43,7 @@ from tiered_index.service.life.context import (
 )
 from tiered_index.service.life.pending import PendingFiles
 from tiered_index.service.life.same_file import check_same
-from tiered_index.service.log.log import fenced, own_objects, publishing
+from tiered_index.service.log.log import fenced, publishing
 from tiered_index.service.log.publication import Publication, stored_file
 from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.log.state import LogState
@@ -60,7 +59,7 @@ from tiered_index.service.read.compacted import (
 from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.service.root import disk_error, disk_errors
 from tiered_index.service.write.appenders import QUARANTINE
-from tiered_index.storage.base import PART_BYTES, Bytes, ObjectInfo, Writer
+from tiered_index.storage.base import PART_BYTES, Bytes, Writer
 from tiered_index.storage.disk import taken_bytes
 
 _log = logging.getLogger(__name__)
@@ -195,29 +194,6 @@ class Lifecycle:
         """Drop damaged files that were published. Rounds repeat it after an error."""
         with self._lock:
             self._step("damaged", self._tend_damaged)
-
-    def sweep_attempts(self, files: Iterable[CompactedFile]) -> None:
-        """Delete the objects of unfinished uploads of these files.
-
-        `orphans` deletes objects of files that a record has removed, because others may still read them. It also
-        deletes those of files that began more than `MAX_RECORDS` records ago. If two histories are mixed, all stay.
-        """
-        if self._context.session.mixed is not None:
-            return
-        if began := {file.file_id: _log_number(file) for file in files}:
-            storage, log = self._context.session.storage, self._context.session.log
-            infos: list[ObjectInfo] = []
-            for file_id in sorted(began):
-                # a request for each file, which takes longer than the lease lives if there are many
-                self._renew()
-                infos += own_objects(storage, data_prefix(file_id))
-            # after the listing, because a record may name or remove an object meanwhile
-            state = log.refresh()
-            left = {info.name: info.name.split("/")[1] for info in infos if not state.names(info.name)}
-            known = {file_id for file_id in left.values() if state.number - began[file_id] <= MAX_RECORDS}
-            if known:
-                removed = log.removed_files(state, min(began[file_id] for file_id in known))
-                storage.delete_many([name for name, file_id in left.items() if file_id in known - removed])
 
     def end(self) -> None:
         """Make `run_once` raise `IndexClosed` from now on."""
