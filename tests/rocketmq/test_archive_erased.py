@@ -341,7 +341,7 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
             assert present.is_erased if gone else present == before[message.physical_offset]
 
 
-def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store, tmp_path, monkeypatch):
+def test_a_starting_writer_leaves_what_is_about_to_be_named(life, store, tmp_path, monkeypatch):
     storage, index, _ = life
     index.close()
     check = segments.Publication.check
