@@ -10,6 +10,7 @@ import json
 import logging
 import random
 import re
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -69,7 +70,8 @@ BEGIN_MS = 1_700_000_000_000
 
 @asynccontextmanager
 async def client_of(index, *, keys=None, **settings):
-    async with RemotingServer(ReadOnlyBroker(index, **settings), "127.0.0.1", 0, keys=keys) as server:
+    bound = socket.create_server(("127.0.0.1", 0))
+    async with RemotingServer(ReadOnlyBroker(index, **settings), bound, keys=keys) as server:
         async with Client.open(server) as client:
             yield client
 

@@ -250,8 +250,6 @@ class Serving:
         return remoting_listener(
             served,
             service.metrics,
-            host=self.address.host,
-            port=bound.getsockname()[1],
             bound=bound,
             store=self.store or self._followed,
             keys=self.tools.rocketmq_keys,

@@ -31,8 +31,6 @@ def remoting_listener(
     served: Served,
     metrics: Metrics,
     *,
-    host: str,
-    port: int,
     bound: socket.socket,
     store: Path | None,
     keys: Path | None,
@@ -55,8 +53,7 @@ def remoting_listener(
     known = read_keys(keys) if keys is not None else None
     context = tls.context() if tls is not None else None
     audited = partial(_audit, served.audit, known is not None) if served.audit.is_on else None
-    more: Any = {"audit": audited, "observe": observe, "bound": bound}
-    return RemotingServer(broker, host, port, keys=known, tls=context, threads=threads, **more)
+    return RemotingServer(broker, bound, keys=known, tls=context, threads=threads, audit=audited, observe=observe)
 
 
 def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_known: bool) -> None:

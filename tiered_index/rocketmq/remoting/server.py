@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import os
 import socket
 import ssl
 import threading
@@ -51,14 +50,13 @@ class _Ended(Exception):
 
 
 class RemotingServer:
-    """Serves `broker` at `host` and `port` (0: any free port) between `start` and `close`, or in ``async with``.
+    """Serves `broker` between `start` and `close`, or in ``async with``, on `bound`, a socket bound to its address.
 
     With `keys` (by name), a request that is not signed with one of them gets "no permission"; the key decides which
     topics the caller sees. With `tls` every connection is encrypted. `audit` is called once for every request, with its
     response and whether it was signed with one of the keys (True without `keys`). `observe` is called once for every
     request, with its response and the seconds between them. Both are called in any thread, also if the client has
-    disconnected or the request failed. `bound` is a socket that is bound to the address already. `threads` answer
-    lookups. The attributes are these arguments and the open connections.
+    disconnected or the request failed. `threads` answer lookups. `address` is that of the socket.
     """
 
     # Bounds on the memory that clients use. Connections, beside those of strangers:
@@ -77,18 +75,16 @@ class RemotingServer:
     def __init__(
         self,
         broker: ReadOnlyBroker,
-        host: str = "127.0.0.1",
-        port: int = 9876,
+        bound: socket.socket,
         *,
         keys: Mapping[str, AccessKey] | None = None,
         tls: ssl.SSLContext | None = None,
         threads: int = 16,
         audit: Callable[[Command, Command, bool], None] | None = None,
         observe: Callable[[Command, Command, float], None] | None = None,
-        bound: socket.socket | None = None,
     ) -> None:
         self.broker = broker
-        self._host, self._port = host, port
+        self.address = _host_of(bound.getsockname())
         self._keys = dict(keys or {})
         self._tls = tls
         self._audit, self._observe = audit, observe
@@ -102,24 +98,13 @@ class RemotingServer:
         self._unsent_bytes = 0
 
     async def start(self) -> None:
-        """Listen. Raises `SetupUnavailable` if the address can't be used."""
+        """Listen. Raises `SetupUnavailable` if another process listens on the address already."""
         more: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": FIRST_S}
-        place: dict[str, Any] = (
-            {"host": self._host, "port": self._port} if self._bound is None else {"sock": self._bound}
-        )
         try:
-            self._server = await asyncio.start_server(self._connected, **place, ssl=self._tls, **more)
+            self._server = await asyncio.start_server(self._connected, sock=self._bound, ssl=self._tls, **more)
         except OSError as error:
-            # asyncio's text names the address once more
-            reason = os.strerror(error.errno) if error.errno else error
-            raise SetupUnavailable(f"can't listen on {self._host} port {self._port}: {reason}") from error
-
-    @property
-    def address(self) -> Host:
-        """The address on which the server listens."""
-        if self._server is None or not self._server.sockets:
-            raise InvalidArgument("the server does not listen")
-        return _host_of(self._server.sockets[0].getsockname())
+            ip, port = self.address
+            raise SetupUnavailable(f"can't listen on {ip} port {port}: {error.strerror}") from error
 
     @property
     def connections(self) -> int:
