@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tiered_index.errors import BudgetExceeded
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import Spending
 from tiered_index.server.problems import Refused
@@ -65,18 +64,11 @@ class Allowance:
         """Do not count time in which the request waited for its client."""
         self._began_s += seconds
 
-    def left_s(self, when: str = "before the lookup could begin") -> float:
-        """Return the seconds that are left. Raises `BudgetExceeded` if there are none; `when` is for its message."""
-        limit_s = self.limits.timeout_s
-        assert limit_s is not None
-        left_s = self._began_s + limit_s - time.monotonic()
-        if left_s <= 0:
-            raise BudgetExceeded(f"timeout_s={limit_s:g} was reached {when}")
-        return left_s
-
-    def end(self) -> None:
-        """Allow no further request to the storage."""
-        self.usage.cancel()
+    @property
+    def deadline_s(self) -> float:
+        """The end of the request's time, by `time.monotonic()`."""
+        assert self.limits.timeout_s is not None
+        return self._began_s + self.limits.timeout_s
 
 
 class Calls:
@@ -111,7 +103,7 @@ class Calls:
 
     async def run(self, request: Request, allowance: Allowance, call: Callable[[], T]) -> T:
         """Run `call` in a thread and return its result. Raises its errors, and `Refused` if the client disconnects."""
-        with active_context().counting(allowance.usage).active():
+        with active_context().until(allowance.deadline_s).counting(allowance.usage).active():
             future = self._pool.submit(call)
         self.running += 1
         awaited = asyncio.wrap_future(future)
@@ -120,7 +112,7 @@ class Calls:
             if not done:
                 await _while_there(request, awaited)
         except BaseException:
-            allowance.end()
+            allowance.usage.cancel()
             # its result or error is not needed any more
             awaited.cancel()
             future.cancel()

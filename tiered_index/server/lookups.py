@@ -38,12 +38,12 @@ from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
-from tiered_index.service.read.budget import LookupBudget, LookupLimits, RequestStats
+from tiered_index.service.read.budget import RequestStats
 from tiered_index.service.read.messages import FoundMessage, MessageSource, MessagesResult, pause_s
 from tiered_index.service.read.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.linked_rows import FileRow
-from tiered_index.storage.context import deadline_at
+from tiered_index.storage.context import check_deadline, deadline_at
 from tiered_index.systems import ROCKETMQ
 from tiered_index.types import Explain, QueryResult, TopicsResult
 
@@ -91,7 +91,7 @@ class LookupHandlers(Handlers):
         allowance = self.allowance(params)
 
         def look_up(cursor: str | None) -> QueryResult:
-            return self.served.lookups.query(*params.arguments(cursor), timeout_s=allowance.left_s())
+            return self.served.lookups.query(*params.arguments(cursor))
 
         def act() -> bytes | Iterator[bytes]:
             pages = self._pages(request, params, form, look_up)
@@ -227,8 +227,8 @@ class LookupHandlers(Handlers):
 
             def look_up() -> QueryResults:
                 try:
-                    limit_s = allowance.left_s()
-                    return self.served.lookups.query_many(lookups, params.allow_partial, timeout_s=limit_s)
+                    with deadline_at(allowance.deadline_s):
+                        return self.served.lookups.query_many(lookups, params.allow_partial)
                 except BudgetExceeded as error:
                     if not params.allow_spent or not isinstance(error.result, QueryResults):
                         raise
@@ -249,12 +249,13 @@ class LookupHandlers(Handlers):
         params = structs.replace(params, max_count=self._page_count(params.max_count))
         others = self._messages_for(caller_of(request))
 
-        def fetch(limits: dict[str, Any]) -> MessagesResult:
+        def fetch(most_bytes: int) -> MessagesResult:
             source: MessageSource = self.served.source_of(params.topic) or others
+            most_read = None
             if params.contains is not None:
-                source = Containing(source, params.contains, limits["max_message_bytes"])
-                limits["max_read"] = _MOST_SEARCHED
-            return self.served.lookups.messages(*params.arguments(), source=source, **limits)
+                source, most_read = Containing(source, params.contains, most_bytes), _MOST_SEARCHED
+            bounds: Any = {"max_message_bytes": most_bytes, "max_read": most_read}
+            return self.served.lookups.messages(*params.arguments(), source=source, **bounds)
 
         what = {"topic": params.topic, "key": params.key} | ({"contains": params.contains} if params.contains else {})
         return await self._messages(request, params, what, fetch)
@@ -276,16 +277,16 @@ class LookupHandlers(Handlers):
             caller.need_topic(topic)
         lookups, source = self.served.lookups, self._messages_for(caller)
 
-        def fetch(limits: dict[str, Any]) -> MessagesResult:
+        def fetch(most_bytes: int) -> MessagesResult:
             page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial}
+            page["max_message_bytes"] = most_bytes
             if place is not None:
                 if (records := self.served.records(place[0])) is None:
                     raise self._not_there(f"the index has no Kafka topic {place[0]!r:.80}")
-                with LookupBudget(self.prices, LookupLimits(timeout_s=limits["timeout_s"])).open():
-                    return MessagesResult(messages=(records.at(*place),), status="complete")
+                return MessagesResult(messages=(records.at(*place),), status="complete")
             if params.topic is not None and self.served.rows.has(params.topic):
-                return lookups.messages(params.topic, msg_id, source=self.served.rows, max_count=MANY, **page, **limits)
-            return messages_by_id(lookups, source, msg_id, params.topic, **page, **limits)
+                return lookups.messages(params.topic, msg_id, source=self.served.rows, max_count=MANY, **page)
+            return messages_by_id(lookups, source, msg_id, params.topic, **page)
 
         what = {"id": msg_id[:200], "topic": params.topic and params.topic[:SHOWN]}
         return await self._messages(request, params, what, fetch, msg_id)
@@ -295,15 +296,15 @@ class LookupHandlers(Handlers):
         request: Request,
         params: parameters.MessagesParameters | parameters.MessageParameters,
         what: dict[str, Any],
-        fetch: Callable[[dict[str, Any]], MessagesResult],
+        fetch: Callable[[int], MessagesResult],
         msg_id: str | None = None,
     ) -> Response:
-        """Return messages as JSON. `fetch` returns them within the limits that it gets; with `msg_id` there is one."""
+        """Return messages as JSON. `fetch` returns them, of so many bytes at most; with `msg_id` there is one."""
         most_bytes, allowance, redaction = self.served.caps.message_bytes, self.allowance(params), self.served.redaction
-        bodies = ShownBodies(most_bytes, allowance, params.body, allow_partial=params.allow_partial)
+        bodies = ShownBodies(most_bytes, params.body, allow_partial=params.allow_partial)
 
         def look_up() -> MessagesResult:
-            answer = fetch({"timeout_s": allowance.left_s(), "max_message_bytes": most_bytes})
+            answer = fetch(most_bytes)
             if count := sum(fetched.withheld for fetched in answer.messages):
                 # the answer's time shows nothing about withheld places; their number is for the audit log
                 request.state.withheld = count
@@ -345,7 +346,7 @@ class LookupHandlers(Handlers):
         caller.need_topic(params.topic)
         allowance = self.allowance(params)
         left = self.served.caps.message_bytes
-        bodies = ShownBodies(left, allowance, params.body)
+        bodies = ShownBodies(left, params.body)
 
         def claim(size: int, is_read_anyway: bool) -> bool:
             nonlocal left
@@ -353,21 +354,20 @@ class LookupHandlers(Handlers):
 
         def look_up() -> BrowsedMessages:
             lookups, messages = self.served.lookups, self.served.messages
-            with deadline_at(time.monotonic() + allowance.left_s()):
-                if isinstance(lookups, IndexReader):
-                    # learn of erasures
-                    lookups.refresh()
-                archives = messages.archives
-                expired = archives[0].state().expired if len(archives) == 1 else NOTHING
-                try:
-                    queues = queues_at_hand(params.topic, messages.store, messages.root, archives, self._queue_caches)
-                    if queues is None:
-                        raise self._not_there(messages.words(params.topic).no_queues)
-                    browser = Browser(queues, expired, claim)
-                    page = params.moment_ms(), params.cursor, params.max_count
-                    answer = browser.page(params.topic, params.queue_id, *page)
-                except UnknownOffsets as error:
-                    raise self._not_there(f"{error.problem}; {ROCKETMQ.no_queues}") from error
+            if isinstance(lookups, IndexReader):
+                # learn of erasures
+                lookups.refresh()
+            archives = messages.archives
+            expired = archives[0].state().expired if len(archives) == 1 else NOTHING
+            try:
+                queues = queues_at_hand(params.topic, messages.store, messages.root, archives, self._queue_caches)
+                if queues is None:
+                    raise self._not_there(messages.words(params.topic).no_queues)
+                browser = Browser(queues, expired, claim)
+                page = params.moment_ms(), params.cursor, params.max_count
+                answer = browser.page(params.topic, params.queue_id, *page)
+            except UnknownOffsets as error:
+                raise self._not_there(f"{error.problem}; {ROCKETMQ.no_queues}") from error
             if answer is None:
                 queue = "" if params.queue_id is None else f" {params.queue_id}"
                 raise self._not_there(f"topic {params.topic!r:.80} has no queue{queue} here")
@@ -406,10 +406,9 @@ class LookupHandlers(Handlers):
         The sums have all entries of a topic in each file where the topic's times overlap the range.
         """
         caller = caller_of(request)
-        allowance = self.allowance(params)
 
         def look_up() -> Any:
-            answer = self.served.lookups.topics(*params.range_ms(), params.allow_partial, timeout_s=allowance.left_s())
+            answer = self.served.lookups.topics(*params.range_ms(), params.allow_partial)
             return replace(answer, topics=tuple(topic for topic in answer.topics if caller.sees(topic.topic)))
 
         redaction, files = self.served.redaction, _tells_files(request, params)
@@ -419,7 +418,7 @@ class LookupHandlers(Handlers):
             topics = (topic.to_dict() for topic in answer.topics)
             return wire.list_document(document | {"topics": topics}, "topics", wire.JSON)
 
-        return await self._answer(request, allowance, "topics", {}, look_up, encoded)
+        return await self._answer(request, self.allowance(params), "topics", {}, look_up, encoded)
 
     def _most_entries(self) -> int:
         item_type: Any = self.served.lookups.item_type
@@ -456,11 +455,11 @@ class ShownBodies:
     with `allow_partial` becomes partial.
     """
 
-    def __init__(self, left: int, allowance: Allowance, wanted: BodyFormat, *, allow_partial: bool = False) -> None:
+    def __init__(self, left: int, wanted: BodyFormat, *, allow_partial: bool = False) -> None:
         self.encoded: list[bytes] = []
         # Whether the deadline left a body compressed
         self.is_partial = False
-        self._left, self._allowance, self._wanted, self._allow_partial = left, allowance, wanted, allow_partial
+        self._left, self._wanted, self._allow_partial = left, wanted, allow_partial
 
     def add(self, message: FoundMessage | None, told: dict[str, Any]) -> None:
         """Append the document `told` to `encoded`, with its member `message`.
@@ -475,7 +474,7 @@ class ShownBodies:
         most_bytes, late, wanted = self._left, None, self._wanted
         if wanted not in ("excerpt", "none") and isinstance(message, Message) and message.compression is not None:
             try:
-                self._allowance.left_s("while bodies were decompressed")
+                check_deadline("decompressing bodies")
             except BudgetExceeded as error:
                 if not self._allow_partial:
                     raise

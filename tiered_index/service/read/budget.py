@@ -83,13 +83,15 @@ class LookupBudget:
     def __init__(self, prices: PriceTable, limits: LookupLimits) -> None:
         self.limits, self.begun = limits, time.perf_counter()
         self.usage = Usage(prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
-        self.deadline_s = None if limits.timeout_s is None else limits.deadline_s()
-        self._context = active_context()
-        self.is_free = not limits.is_bounded and self._context == UNBOUNDED
+        context = active_context()
+        self.is_free = not limits.is_bounded and context == UNBOUNDED
+        self._context = context if limits.timeout_s is None else context.until(limits.deadline_s())
+        # that of the caller's context, if it is earlier
+        self.deadline_s = self._context.deadline_s
 
     def open(self) -> Activation[LookupBudget]:
         """Return a context manager that counts and bounds the requests of this context, and of its copies."""
-        return Activation(self._context.until(self.deadline_s).counting(self.usage), self)
+        return Activation(self._context.counting(self.usage), self)
 
     @property
     def is_timed(self) -> bool:

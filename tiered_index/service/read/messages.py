@@ -217,8 +217,6 @@ class MessagesResult(Answer[Fetched]):
         return self.explain.message_bytes or 0
 
 
-# the timeout of a lookup whose time is up, so that it reports the files that it needs
-_MOMENT_S = 1e-6
 # allowed differences between an entry's second and its message's, in order of preference
 _STEPS_S = (0, 1, -1)
 # least entries of a page after the first, which had collisions
@@ -356,10 +354,9 @@ class MessageLookup:
 
     def _look_up(self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> QueryResult:
         """Return a page of the index; only a part if the budget is exceeded."""
-        topic, key, left_s = self.lookup.topic, self.lookup.key, self.budget.remaining_s()
-        limits = {} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}
+        topic, key = self.lookup.topic, self.lookup.key
         try:
-            answer = self.query(topic, key, begin_ms, end_ms, max_count, cursor, self.allow_partial, **limits)
+            answer = self.query(topic, key, begin_ms, end_ms, max_count, cursor, self.allow_partial)
         except BudgetExceeded as error:
             self.exceeded = self.exceeded or error
             answer = error.result if isinstance(error.result, QueryResult) else QueryResult(items=(), status="partial")
