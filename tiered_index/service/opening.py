@@ -101,17 +101,6 @@ class Parts:
         catalog.show(session.log.state)
         bounds = config.buffer_max_entries, config.buffer_max_bytes
         self.buffer = WriteBuffer(layout.schema, topics, *bounds, layout.hash, self._held_up)
-
-        def admit(size_bytes: int) -> None:
-            bound = config.disk_max_bytes
-            if bound is not None and (used := self.lifecycle.local_bytes()) + size_bytes > bound:
-                raise DiskFull(
-                    f"local files take {used:,} bytes; {size_bytes:,} more would exceed disk_max_bytes = {bound:,}: "
-                    "wait for uploads and retirement, or raise the bound",
-                    number=used,
-                    bound=bound,
-                )
-
         context = self._context = AppenderContext(
             root,
             catalog,
@@ -119,7 +108,7 @@ class Parts:
             clock,
             marker.offset_space,
             itertools.count(recovered.next_sequence),
-            admit,
+            partial(self._admit, config.disk_max_bytes),
             log=session.log,
             deletions=recovered.deletions,
             list_files=self.list_files,
@@ -146,19 +135,8 @@ class Parts:
             is_busy=self._is_busy,
             put_entries=lambda: self.buffer.taken_entries,
         )
-        handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
-        for handle in handles:
-            catalog.put(handle)
         self.appenders = (quarantine, main)
-        for appender in self.appenders:
-            own = [file for file in recovered.unsealed if file.lane == appender.name]
-            appender.adopt(own, goes_on=session.claimed)
-        try:
-            active = [appender.active.journal for appender in self.appenders if appender.active is not None]
-            topics.give(pair for journal in active for pair in journal.topics.items())
-        except InvalidArgument:
-            # the active files bind one id to two topics: each keeps its own topic table, and the next files start empty
-            self.flusher.roll()
+        self._adopt(recovered)
         self.engine = QueryEngine(
             layout.schema,
             config.item_type or layout.schema.item_type(),
@@ -166,6 +144,31 @@ class Parts:
             config.prices,
             places=places,
         )
+
+    def _admit(self, bound: int | None, size_bytes: int) -> None:
+        """Raise `DiskFull` if local files of `size_bytes` more would exceed `bound`."""
+        if bound is not None and (used := self.lifecycle.local_bytes()) + size_bytes > bound:
+            raise DiskFull(
+                f"local files take {used:,} bytes; {size_bytes:,} more would exceed disk_max_bytes = {bound:,}: "
+                "wait for uploads and retirement, or raise the bound",
+                number=used,
+                bound=bound,
+            )
+
+    def _adopt(self, recovered: Recovered) -> None:
+        """Show the files that the root has, and go on writing the unsealed ones."""
+        handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
+        for handle in handles:
+            self.catalog.put(handle)
+        for appender in self.appenders:
+            own = [file for file in recovered.unsealed if file.lane == appender.name]
+            appender.adopt(own, goes_on=self.session.claimed)
+        try:
+            active = [appender.active.journal for appender in self.appenders if appender.active is not None]
+            self.topics.give(pair for journal in active for pair in journal.topics.items())
+        except InvalidArgument:
+            # the active files bind one id to two topics: each keeps its own topic table, and the next files start empty
+            self.flusher.roll()
 
     def list_files(self) -> None:
         """Write the list of files that the root must have, if it has changed. Raises typed errors of the disk."""
