@@ -15,7 +15,6 @@ import ipaddress
 import logging
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -55,8 +54,9 @@ class RemotingServer:
     With `keys` (by name), a request that is not signed with one of them gets "no permission"; the key decides which
     topics the caller sees. With `tls` every connection is encrypted. `audit` is called once for every request, with its
     response and whether it was signed with one of the keys (True without `keys`). `observe` is called once for every
-    request, with its response and the seconds between them. Both are called in any thread, also if the client has
-    disconnected or the request failed. `threads` answer lookups. `address` is that of the socket.
+    request, with its response and the seconds between them. Both are called also if the request failed, or if the
+    client has disconnected: the response is then "system busy". `audit` is called in any thread, `observe` in the
+    loop's. `threads` answer lookups. `address` is that of the socket.
     """
 
     # Bounds on the memory that clients use. Connections, beside those of strangers:
@@ -168,68 +168,25 @@ class RemotingServer:
         self, request: Command, local: Host, peer: str = "somewhere", known: Callable[[], None] = lambda: None
     ) -> Command:
         """Return the response to a request from `peer` to `local`. `known` is called if it is signed with a key."""
-        account = partial(self._account, request, time.monotonic())
+        received_s, response, key = time.monotonic(), _failed(request), None
         try:
             key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
-            if key is not None:
+            if key is None:
+                response = self.broker.refuse(request, peer)
+            else:
                 known()
-            response = self.broker.refuse(request, peer) if key is None else self.broker.answer_at_once(request, local)
-        except Exception:
-            await self._on_loop(account, _failed(request))
+                at_once = self.broker.answer_at_once(request, local)
+                response = at_once or await self._looked_up(request, local, key, received_s)
+        except asyncio.CancelledError:
+            # the client has disconnected
+            response = busy(request)
             raise
-        if response is not None or key is None:
-            return await self._on_loop(partial(account, is_known=key is not None), response or _failed(request))
-        if self._requests >= self.requests or self._unsent_bytes >= self.unsent_bytes:
-            return await self._on_loop(account, busy(request))
-        return await self._looked_up(request, local, key, account)
-
-    def _account(self, request: Command, began_s: float, response: Command, is_known: bool = True) -> Command:
-        if self._audit is not None:
-            self._audit(request, response, is_known)
-        if self._observe is not None:
-            self._observe(request, response, time.monotonic() - began_s)
-        return response
-
-    async def _on_loop(self, account: Callable[[Command], Command], response: Command) -> Command:
-        """Return `account(response)`, without a wait of the event loop for the disk of the audit log."""
-        if self._audit is None:
-            return account(response)
-        # also if the client disconnects before a thread begins it
-        return await asyncio.shield(asyncio.to_thread(account, response))
-
-    async def _looked_up(
-        self, request: Command, local: Host, key: AccessKey, account: Callable[[Command], Command]
-    ) -> Command:
-        received_s = time.monotonic()
-        # Its owner accounts for the request: the thread that begins it, or else the loop
-        begun = threading.Lock()
-
-        def look_up() -> Command:
-            if not begun.acquire(blocking=False):
-                return busy(request)  # the client has disconnected
-            try:
-                waited = time.monotonic() - received_s > self.queued_s
-                # other lookups may have filled the memory since this one was admitted
-                refused = waited or self._unsent_bytes >= self.unsent_bytes
-                sees = None if key.topics is None else key.sees
-                response = busy(request) if refused else self.broker.look_up(request, local, sees)
-            except BaseException:
-                account(_failed(request))
-                raise
-            # in this thread, because no task waits for the response if the client disconnects
-            return account(response)
-
-        self._requests += 1
-        try:
-            response = await run_in_thread(self._threads, look_up)
-        except StorageUnavailable as error:  # no thread could be started
-            self.broker.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
-            return busy(request)
         finally:
-            self._requests -= 1
-            if begun.acquire(blocking=False):
-                # no thread began it, and none will
-                await self._on_loop(account, busy(request))
+            if self._observe is not None:
+                self._observe(request, response, time.monotonic() - received_s)
+            if self._audit is not None:
+                # in a thread: writing may wait for a disk; also if the client disconnects before it begins
+                await asyncio.shield(asyncio.to_thread(self._audit, request, response, key is not None))
         if response.withheld:
             # the time must not show what is at a withheld place; until then the response counts as unsent
             with self.sending(response.body):
@@ -238,6 +195,25 @@ class RemotingServer:
             # the client pulls again at once
             await asyncio.sleep(_POLL_S)
         return response
+
+    async def _looked_up(self, request: Command, local: Host, key: AccessKey, received_s: float) -> Command:
+        def look_up() -> Command:
+            waited = time.monotonic() - received_s > self.queued_s
+            # other lookups may have filled the memory since this one was admitted
+            if waited or self._unsent_bytes >= self.unsent_bytes:
+                return busy(request)
+            return self.broker.look_up(request, local, None if key.topics is None else key.sees)
+
+        if self._requests >= self.requests or self._unsent_bytes >= self.unsent_bytes:
+            return busy(request)
+        self._requests += 1
+        try:
+            return await run_in_thread(self._threads, look_up)
+        except StorageUnavailable as error:  # no thread could be started
+            self.broker.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
+            return busy(request)
+        finally:
+            self._requests -= 1
 
     @contextlib.contextmanager
     def sending(self, frame: bytes) -> Iterator[None]:
