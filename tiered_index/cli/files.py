@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from tiered_index.cli.contents import Array, Contents, opened_contents
 from tiered_index.cli.exit_codes import DONE, PARTIAL
 from tiered_index.cli.options import File, LimitOptions, RangeOptions, ServiceOptions, human_duration
 from tiered_index.cli.output import counted, human_bytes, states
-from tiered_index.cli.paging import CommandBudget, Pages, Question
+from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile
@@ -27,6 +28,7 @@ from tiered_index.types import TopicsResult, inclusive
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
+    from tiered_index.service.reader import IndexReader
 
 
 @command
@@ -58,8 +60,10 @@ def topics(
     client = asked_service(session, service)
     config = session.reader_config()
     with contextlib.ExitStack() as stack:
-        question = TopicsQuestion(stack, session, config, client, within, allow_partial=allow_partial)
-        pages = Pages(question, None, budget, every=False, within=within)
+        bounds = {"begin_ms": within.begin, "end_ms": within.end, "allow_partial": allow_partial}
+        opened = partial(_open_topics, stack, session, config, client, bounds)
+        nothing = TopicsResult(topics=(), status="partial")
+        pages = Pages(opened, nothing, None, budget, every=False, within=within)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
         session.out.rows("", [topic.to_dict() for topic in answer.topics], most=len(answer), is_listed=False)
@@ -70,38 +74,15 @@ def topics(
         return pages.finish(session.out)
 
 
-class TopicsQuestion(Question[TopicsResult]):
-    """The list of the topics of an index, or of a service's index."""
-
-    nothing = TopicsResult(topics=(), status="partial")
-
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        session: Session,
-        config: IndexConfig,
-        client: IndexClient | None,
-        within: RangeOptions,
-        *,
-        allow_partial: bool,
-    ) -> None:
-        super().__init__(stack)
-        self._session, self._config, self._client = session, config, client
-        self._within: dict[str, Any] = {"begin_ms": within.begin, "end_ms": within.end, "allow_partial": allow_partial}
-
-    def open(self) -> Callable[..., TopicsResult]:
-        """Open the index or the client."""
-        if self._client is None:
-            self.reader = self.stack.enter_context(self._session.open_reader(self._config, with_writers=True))
-        else:
-            self.stack.enter_context(self._client)
-        return self._page
-
-    def _page(self, cursor: str | None, **limits: Any) -> TopicsResult:
-        if self._client is not None:
-            return self._client.topics(**self._within, explain=self._session.out.as_json, **limits)
-        assert self.reader is not None
-        return self.reader.topics(**self._within, **limits)
+def _open_topics(
+    stack: contextlib.ExitStack, session: Session, config: IndexConfig, client: IndexClient | None, bounds: Any
+) -> tuple[IndexReader | None, Callable[..., TopicsResult]]:
+    """Open the index or the client, as `Pages.open`."""
+    if client is not None:
+        stack.enter_context(client)
+        return None, partial(client.topics, explain=session.out.as_json, **bounds)
+    reader = stack.enter_context(session.open_reader(config, with_writers=True))
+    return reader, partial(reader.topics, **bounds)
 
 
 @command

@@ -25,7 +25,7 @@ from tiered_index.cli.export import PLACE_COLUMNS, Format, check_new, made_whole
 from tiered_index.cli.messages import leave_messages_out
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted
-from tiered_index.cli.paging import CommandBudget, Pages, Question
+from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.read.results import QueryResults
 from tiered_index.service.reader import IndexReader
@@ -121,7 +121,7 @@ class _AnswersWriter:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class _AnsweredLookups(Answer[Any]):
+class AnsweredLookups(Answer[Any]):
     """The answers to a batch of lookups; `status` is that of all batches so far."""
 
     results: QueryResults | None = None
@@ -132,20 +132,10 @@ class _AnsweredLookups(Answer[Any]):
         return 0 if self.results is None else int(self.results.counts.sum())
 
 
-class KeysQuestion(Question[Any]):
+class KeysQuestion:
     """The lookups of a file, a batch a page. It counts the keys by status, and those that are left."""
 
-    nothing = _AnsweredLookups(status="partial")
-
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        opened: Callable[[], IndexReader],
-        lookups: Iterator[Lookup],
-        *,
-        allow_partial: bool,
-    ) -> None:
-        super().__init__(stack)
+    def __init__(self, opened: Callable[[], IndexReader], lookups: Iterator[Lookup], *, allow_partial: bool) -> None:
         self._opened = opened
         self._lookups = iter(lambda: list(islice(lookups, _BATCH)), [])
         self._allow_partial = allow_partial
@@ -154,17 +144,16 @@ class KeysQuestion(Question[Any]):
         # The lookup with the earliest end or, without an end, begin
         self.earliest = Lookup("", "")
 
-    def open(self) -> Callable[..., _AnsweredLookups]:
-        """Open the index."""
-        self.reader = self.stack.enter_context(self._opened())
-        return self._page
+    def open(self) -> tuple[IndexReader, Callable[..., AnsweredLookups]]:
+        """Open the index, as `Pages.open`."""
+        self._reader = self._opened()
+        return self._reader, self._page
 
-    def _page(self, cursor: str | None, **limits: Any) -> _AnsweredLookups:
+    def _page(self, cursor: str | None = None, **limits: Any) -> AnsweredLookups:
         """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
         lookups = self._next
-        assert self.reader is not None
         try:
-            results = self.reader.query_many(lookups, self._allow_partial, **limits)
+            results = self._reader.query_many(lookups, self._allow_partial, **limits)
         except BudgetExceeded as error:
             if not isinstance(error.result, QueryResults):
                 raise
@@ -173,10 +162,10 @@ class KeysQuestion(Question[Any]):
         self._next = next(self._lookups, [])
         return self._batch(lookups, results)
 
-    def _batch(self, lookups: Sequence[Lookup], results: QueryResults) -> _AnsweredLookups:
+    def _batch(self, lookups: Sequence[Lookup], results: QueryResults) -> AnsweredLookups:
         self.statuses.update(answer.status for answer in results)
         self.earliest = min([self.earliest, *lookups], key=_bound_ms)
-        return _AnsweredLookups(
+        return AnsweredLookups(
             results=results,
             status=next((each for each in ("partial", "truncated") if self.statuses[each]), "complete"),
             cursor="more" if self._next else None,
@@ -188,8 +177,7 @@ class KeysQuestion(Question[Any]):
     @cached_property
     def has_files(self) -> bool:
         """Whether some topic of the index has files."""
-        assert self.reader is not None
-        return any(archive.segments().have_links for archive in self.reader.segment_archives.values())
+        return any(archive.segments().have_links for archive in self._reader.segment_archives.values())
 
     def left(self) -> int:
         """Return the number of lookups without an answer; reads the rest of the file."""
@@ -206,7 +194,7 @@ def look_up_keys(
     out: Output, asking: KeysQuestion, budget: CommandBudget, target: KeysOut | None, **of_pages: Any
 ) -> int:
     """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
-    pages: Pages[Any] = Pages(asking, None, budget, every=True, **of_pages)
+    pages: Pages[Any] = Pages(asking.open, AnsweredLookups(status="partial"), None, budget, every=True, **of_pages)
     shown: list[dict[str, Any]] = []
     entries = answered = 0
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:

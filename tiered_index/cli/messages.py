@@ -19,7 +19,7 @@ from tiered_index.cli.explaining import lost_text, print_failed
 from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
 from tiered_index.cli.options import LimitOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
-from tiered_index.cli.paging import CommandBudget, Pages, Question
+from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
@@ -93,17 +93,18 @@ def _described(fetched: Fetched, body: BodyFormat, words: Words) -> dict[str, An
     return document
 
 
-class MessagesOfKeys(Question[MessagesResult]):
+NO_MESSAGES = MessagesResult(messages=(), status="partial")
+"""The answer of a lookup of messages that found nothing before its budget was exceeded."""
+
+
+class MessagesOfKeys:
     """The messages of the lookups of a file. A page is one of a key: `lookup` is the last one, `statuses` counts keys.
 
     `source_of` returns the messages of a topic. With `every` the pages of a key follow each other.
     """
 
-    nothing = MessagesResult(messages=(), status="partial")
-
     def __init__(
         self,
-        stack: contextlib.ExitStack,
         opened: Callable[[], IndexReader],
         lookups: Iterator[Lookup],
         source_of: Callable[[IndexReader, str], MessageSource],
@@ -111,7 +112,6 @@ class MessagesOfKeys(Question[MessagesResult]):
         every: bool,
         allow_partial: bool,
     ) -> None:
-        super().__init__(stack)
         self._opened, self._source_of = opened, source_of
         self._lookups, self._every, self._allow_partial = lookups, every, allow_partial
         self._next = next(lookups, None)
@@ -122,14 +122,13 @@ class MessagesOfKeys(Question[MessagesResult]):
         self._left: int | None = None
         self.statuses: Counter[str] = Counter()
 
-    def open(self) -> Callable[..., MessagesResult]:
-        """Open the index."""
-        self.reader = self.stack.enter_context(self._opened())
-        return self._page
+    def open(self) -> tuple[IndexReader, Callable[..., MessagesResult]]:
+        """Open the index, as `Pages.open`."""
+        reader = self._opened()
+        return reader, partial(self._page, reader)
 
-    def _page(self, cursor: str | None, **limits: Any) -> MessagesResult:
+    def _page(self, reader: IndexReader, cursor: str | None = None, **limits: Any) -> MessagesResult:
         """Return the next page of a key, or of the next key. Raises as `IndexReader.messages`."""
-        assert self.reader is not None
         self.is_first_page = self._resume is None
         if self.is_first_page:
             if self._next is None:
@@ -138,10 +137,10 @@ class MessagesOfKeys(Question[MessagesResult]):
         lookup = self.lookup
         assert lookup is not None
         if lookup.topic not in self._sources:
-            self._sources[lookup.topic] = self._source_of(self.reader, lookup.topic)
+            self._sources[lookup.topic] = self._source_of(reader, lookup.topic)
         page = (*dataclasses.astuple(lookup)[:-1], self._resume, self._allow_partial)
         try:
-            answer = self.reader.messages(*page, source=self._sources[lookup.topic], **limits)
+            answer = reader.messages(*page, source=self._sources[lookup.topic], **limits)
         except BudgetExceeded as error:
             self.statuses["partial"] += 1
             if isinstance(error.result, MessagesResult):
@@ -174,15 +173,15 @@ _NO_MESSAGE = dict.fromkeys(("state", "item", "message", "read_from", "problem")
 
 
 def write_messages(
-    out: Output, pages: Pages[MessagesResult], topic: str | None, body: BodyFormat, *, raw: bool = False
+    out: Output, pages: Pages[MessagesResult], asked_for: str | MessagesOfKeys, body: BodyFormat, *, raw: bool = False
 ) -> int:
     """Write a lookup of messages and return the exit code; `raw`: people see whole values.
 
-    `topic` None: the question is of the keys of a file. Raises `BudgetExceeded` afterwards.
+    `asked_for` is the topic of one key, or the lookups of a file. Raises `BudgetExceeded` afterwards.
     """
     count = collisions = requests = size_bytes = 0
     by_state: Counter[str] = Counter()
-    keys = pages.question if isinstance(pages.question, MessagesOfKeys) else None
+    keys, topic = (None, asked_for) if isinstance(asked_for, str) else (asked_for, None)
     answered, named = 0, dict[str, str]()
     words: Words = OTHER
     for answer in pages:
@@ -315,33 +314,30 @@ class MessageOptions:
     cursor: str | None = declare(help="With --topic: continue the truncated answer that gave this cursor.")
 
 
-class MessageQuestion(Question[MessagesResult]):
-    """One message by its id or place, or the messages with a unique key."""
+@dataclass(frozen=True)
+class MessageQuestion:
+    """One message by its id or place, or the messages with a unique key. `stack` closes what it opens."""
 
-    nothing = MessagesResult(messages=(), status="partial")
+    stack: contextlib.ExitStack
+    config: IndexConfig
+    client: IndexClient | None
+    msg_id: str | None
+    options: MessageOptions
+    kafka: KafkaClientOptions
 
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        config: IndexConfig,
-        client: IndexClient | None,
-        msg_id: str | None,
-        options: MessageOptions,
-        kafka: KafkaClientOptions,
-    ) -> None:
-        super().__init__(stack)
-        self._config, self._client, self._kafka = config, client, kafka
-        self._msg_id, self._options = msg_id, options
-        self._is_record = msg_id is not None and msg_id.startswith(_RECORD)
+    @property
+    def is_record(self) -> bool:
+        """Whether the id is the place of a record of Kafka."""
+        return self.msg_id is not None and self.msg_id.startswith(_RECORD)
 
     @property
     def has_index(self) -> bool:
         """Whether the options name an index."""
-        return self._client is None and (self._config.root is not None or self._config.storage is not None)
+        return self.client is None and (self.config.root is not None or self.config.storage is not None)
 
     def check(self) -> None:
         """Raise `InvalidArgument` for a place that the options do not name, `ConfigError` if nothing can be asked."""
-        place, msg_id, is_record = self._options, self._msg_id, self._is_record
+        place, msg_id, is_record = self.options, self.msg_id, self.is_record
         no_source = place.store is None and not self.has_index
         if place.queue_offset is not None:
             if msg_id is not None or place.topic is None or place.queue_id is None or place.cursor is not None:
@@ -350,54 +346,58 @@ class MessageQuestion(Question[MessagesResult]):
                 raise ConfigError("give --store, --storage or --root")
         elif msg_id is None or place.queue_id is not None:
             raise InvalidArgument("give an ID, or --offset with --topic and --queue-id")
-        elif self._client is None and not (is_record and self._kafka != KafkaClientOptions()):
+        elif self.client is None and not (is_record and self.kafka != KafkaClientOptions()):
             if place.topic is not None and not self.has_index:
                 raise ConfigError("a unique key needs the index: give --root or --storage")
             if no_source:
                 raise ConfigError("give --store, --storage or --root")
         if place.cursor is not None and place.topic is None:
             raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
-        if self._client is None and msg_id is not None and place.topic is None and not is_record:
+        if self.client is None and msg_id is not None and place.topic is None and not is_record:
             _check_id(msg_id)
 
-    def open(self) -> Callable[..., MessagesResult]:
-        """Open the index or the client, and the sources of messages."""
+    def open(self) -> tuple[IndexReader | None, Callable[..., MessagesResult]]:
+        """Open the index or the client, and the sources of messages, as `Pages.open`."""
+        place, msg_id = self.options, str(self.msg_id)
+        if self.client is not None:
+            self.stack.enter_context(self.client)
+            return None, partial(self.client.message, msg_id, place.topic, body=place.body)
+        reader = self.stack.enter_context(IndexReader.open(config=self.config)) if self.has_index else None
+        return reader, self._of_index(reader, place, msg_id)
+
+    def _of_index(
+        self, reader: IndexReader | None, place: MessageOptions, msg_id: str
+    ) -> Callable[..., MessagesResult]:
         from tiered_index.rocketmq.archive.messages import MANY, messages_by_id
         from tiered_index.rocketmq.remoting.queue_sources import message_at
 
-        place, msg_id = self._options, str(self._msg_id)
-        if self._client is not None:
-            self.stack.enter_context(self._client)
-            return partial(self._client.message, msg_id, place.topic, body=place.body)
-        if self.has_index:
-            self.reader = self.stack.enter_context(IndexReader.open(config=self._config))
-        if self._is_record:
-            return partial(self._page_of, self._record(msg_id))
+        if self.is_record:
+            return partial(self._page_of, self._record(reader, msg_id))
         if (
-            self.reader is not None
+            reader is not None
             and place.topic is not None
             and place.queue_offset is None
-            and (rows := file_rows(self.stack, self.reader, place.topic)) is not None
+            and (rows := file_rows(self.stack, reader, place.topic)) is not None
         ):
-            return partial(self.reader.messages, place.topic, msg_id, source=rows, max_count=MANY)
-        source = messages_source(place.store, self.reader, self._config)
+            return partial(reader.messages, place.topic, msg_id, source=rows, max_count=MANY)
+        source = messages_source(place.store, reader, self.config)
         if place.topic is None or place.queue_id is None or place.queue_offset is None:
-            return partial(messages_by_id, self.reader, source, msg_id, place.topic)
+            return partial(messages_by_id, reader, source, msg_id, place.topic)
         return partial(self._page_of, partial(message_at, source, place.topic, place.queue_id, place.queue_offset))
 
-    def _page_of(self, read: Callable[[], Fetched], cursor: str | None, **limits: Any) -> MessagesResult:
+    def _page_of(self, read: Callable[[], Fetched], cursor: str | None = None, **limits: Any) -> MessagesResult:
         # the limits also apply to a message that needs no lookup
-        with LookupBudget(self._config.prices, LookupLimits(**limits)).open():
+        with LookupBudget(self.config.prices, LookupLimits(**limits)).open():
             return MessagesResult(messages=(read(),), status="complete")
 
-    def _record(self, msg_id: str) -> Callable[[], Fetched]:
+    def _record(self, reader: IndexReader | None, msg_id: str) -> Callable[[], Fetched]:
         """Return a function that reads a record of Kafka. Raises `InvalidArgument` for no such place or topic."""
         from tiered_index.kafka.messages import parse_place
 
         topic, partition, offset = parse_place(msg_id)
-        if (records := open_kafka_messages(self.reader, open_kafka_broker(self._kafka), topic)) is None:
-            if self.reader is not None:
-                self.reader._check_opened()
+        if (records := open_kafka_messages(reader, open_kafka_broker(self.kafka), topic)) is None:
+            if reader is not None:
+                reader._check_opened()
             raise InvalidArgument(
                 f"the index has no Kafka topic {topic!r}: pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
             )
@@ -456,7 +456,7 @@ def message(
     with contextlib.ExitStack() as stack:
         question = MessageQuestion(stack, config, client, msg_id, options, kafka)
         question.check()
-        pages = Pages(question, options.cursor, budget, every=False)
+        pages = Pages(question.open, NO_MESSAGES, options.cursor, budget, every=False)
         (answer,) = pages
         is_found = any(message.message is not None for message in answer.messages)
         if not is_found and pages.exceeded is None and isinstance(pages.reader, IndexReader):

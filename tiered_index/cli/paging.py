@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -61,42 +60,31 @@ class CommandBudget:
         return deadline_at(self._deadline_s)
 
 
-class Question(ABC, Generic[R]):
-    """The lookup of a command in an index or by a service. `stack` closes it. One thread.
-
-    `reader` is the index, once it is open; None for a service. `nothing` is an empty answer.
-    """
-
-    nothing: R
-
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        self.stack = stack
-        self.reader: IndexReader | None = None
-
-    @abstractmethod
-    def open(self) -> Callable[..., R]:
-        """Open the index or the client, and return the function of one page, by ``cursor`` and limits."""
-
-
 @dataclass
 class Pages(Generic[R]):
     """The answers of a command: iterate over the pages (all with `every`). It adds up the pages that were read.
+
+    `open` opens the index, or the client of a service, and returns the index (None for a service) and the function of
+    one page, by ``cursor`` and limits. The caller closes both. `nothing` is an empty answer. One thread.
 
     If the budget is exceeded, the last page has the entries found so far, and `exceeded` is the error; `settle` raises
     it after the output. With `prices_as_of` the cost is printed. `within` is the time range of the command, if it has
     one.
     """
 
-    question: Question[R]
+    open: Callable[[], tuple[IndexReader | None, Callable[..., R]]]
+    nothing: R
     cursor: str | None
     budget: CommandBudget
     every: bool = field(kw_only=True)
     prices_as_of: str | None = field(default=None, kw_only=True)
     within: RangeOptions = field(default=RangeOptions(), kw_only=True)
+    # the index, once it is open; None for a service
+    reader: IndexReader | None = field(default=None, init=False)
     exceeded: BudgetExceeded | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.last: R = self.question.nothing
+        self.last: R = self.nothing
         self._words: dict[str, Words] = {}
         self._folded = 0
         # the identities of entries on earlier pages
@@ -104,25 +92,19 @@ class Pages(Generic[R]):
         self._totals = PageTotals()
         self._explains: list[Explain] = []
 
-    @property
-    def reader(self) -> IndexReader | None:
-        """The index, once it is open; None for a service."""
-        return self.question.reader
-
     def __iter__(self) -> Iterator[R]:
         cursor = self.cursor
         look_up: Callable[..., R] | None = None
         while True:
+            place = {"cursor": cursor} if cursor is not None else {}
             try:
                 if look_up is None:
                     with self.budget.clock():
-                        look_up = self.question.open()
-                answer = look_up(cursor=cursor, **self.budget.left())
+                        self.reader, look_up = self.open()
+                answer = look_up(**place, **self.budget.left())
             except BudgetExceeded as error:
                 self.exceeded = error
-                yield self._added(
-                    error.result if isinstance(error.result, type(self.question.nothing)) else self.question.nothing
-                )
+                yield self._added(error.result if isinstance(error.result, type(self.nothing)) else self.nothing)
                 return
             self.budget.spend(answer.explain)
             yield self._added(answer)
@@ -136,7 +118,7 @@ class Pages(Generic[R]):
             page = once(page, self._shown)
         answer = page
         with_all = self._totals.add(answer)
-        self.last = answer if answer is self.question.nothing else with_all
+        self.last = answer if answer is self.nothing else with_all
         self._folded += answer.explain.folded_entries
         if self.prices_as_of is not None:
             # otherwise thousands of pages would keep their file reports in memory

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument
 
 from tiered_index.cli.kafka import KafkaClientOptions
-from tiered_index.cli.messages import MessagesOfKeys, leave_messages_out, opened_messages, write_messages
+from tiered_index.cli.messages import NO_MESSAGES, MessagesOfKeys, leave_messages_out, opened_messages, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output
-from tiered_index.cli.paging import CommandBudget, Pages, Question
+from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
-from tiered_index.service.read.messages import MessagesResult
 from tiered_index.types import IndexItem, QueryResult, describe_places, format_time, own_columns
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
+    from tiered_index.service.reader import IndexReader
 
 _PAGE = 1000
 # Each page reads the files again: with pages of constant size the time would grow with the square of the entries.
@@ -167,88 +167,92 @@ def query(
             most = _EVERY if options.every and not options.messages else options.page
             lookups = read_lookups(options.keys, within.begin, within.end, most)
             target = KeysOut(options.keys_out) if options.keys_out is not None else None
-            opened = partial(session.open_reader, config, with_writers=True)
+            opened = partial(_open_in, stack, session, config)
             if options.messages:
                 source_of = partial(opened_messages, stack, store=options.store, kafka=kafka)
                 how = {"every": options.every, "allow_partial": options.allow_partial}
-                of_keys = Pages(
-                    MessagesOfKeys(stack, opened, lookups, source_of, **how), None, budget, every=True, **of_pages
-                )
-                return write_messages(session.out, of_keys, None, options.body or "text", raw=options.raw)
-            asking = KeysQuestion(stack, opened, lookups, allow_partial=options.allow_partial)
+                keys = MessagesOfKeys(opened, lookups, source_of, **how)
+                of_keys = Pages(keys.open, NO_MESSAGES, None, budget, every=True, **of_pages)
+                return write_messages(session.out, of_keys, keys, options.body or "text", raw=options.raw)
+            asking = KeysQuestion(opened, lookups, allow_partial=options.allow_partial)
             return look_up_keys(session.out, asking, budget, target, **of_pages)
         assert topic is not None and key is not None
         question = KeyQuestion(stack, session, config, client, topic, key, options, within, kafka)
-        pages: Pages[Any] = Pages(question, options.cursor, budget, every=options.every, **of_pages)
+        nothing = NO_MESSAGES if options.messages else QueryResult(items=(), status="partial")
+        pages: Pages[Any] = Pages(question.open, nothing, options.cursor, budget, every=options.every, **of_pages)
         if options.messages:
             return write_messages(session.out, pages, topic, options.body or "text", raw=options.raw)
         return _write(session.out, pages, topic)
 
 
-class KeyQuestion(Question[Any]):
-    """The lookup of one key, or with `tag` of a tag: of its entries or, with `messages`, of its messages."""
+def _open_in(stack: contextlib.ExitStack, session: Session, config: IndexConfig) -> IndexReader:
+    """Open the index, which `stack` closes."""
+    return stack.enter_context(session.open_reader(config, with_writers=True))
 
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        session: Session,
-        config: IndexConfig,
-        client: IndexClient | None,
-        topic: str,
-        key: str,
-        options: QueryOptions,
-        within: RangeOptions,
-        kafka: KafkaClientOptions,
-    ) -> None:
-        super().__init__(stack)
-        self._session, self._config, self._client, self._kafka = session, config, client, kafka
-        self._topic, self._named, self._options, self._within = topic, key, options, within
-        self._key = tag_key(key) if options.tag else key
-        of_messages = MessagesResult(messages=(), status="partial")
-        self.nothing = of_messages if options.messages else QueryResult(items=(), status="partial")
-        self._look_up: Callable[..., Any]
 
-    def open(self) -> Callable[..., Any]:
-        """Open the index or the client."""
-        self._look_up = self._of_index() if self._client is None else self._of_service(self._client)
-        return self._page_of_tag if self._options.tag else self._look_up
+@dataclass(frozen=True)
+class KeyQuestion:
+    """The lookup of one key, or with `tag` of a tag: of its entries or, with `messages`, of its messages.
+
+    `stack` closes what it opens.
+    """
+
+    stack: contextlib.ExitStack
+    session: Session
+    config: IndexConfig
+    client: IndexClient | None
+    topic: str
+    named: str
+    options: QueryOptions
+    within: RangeOptions
+    kafka: KafkaClientOptions
+
+    @property
+    def key(self) -> str:
+        """The key in the index."""
+        return tag_key(self.named) if self.options.tag else self.named
+
+    def open(self) -> tuple[IndexReader | None, Callable[..., Any]]:
+        """Open the index or the client, as `Pages.open`."""
+        reader, look_up = (None, self._of_service(self.client)) if self.client is not None else self._of_index()
+        return reader, partial(self._page_of_tag, reader, look_up) if self.options.tag else look_up
 
     def _of_service(self, client: IndexClient) -> Callable[..., Any]:
         self.stack.enter_context(client)
-        options, within = self._options, self._within
+        options, within = self.options, self.within
         bounds: dict[str, Any] = {"begin_ms": within.begin, "end_ms": within.end, "max_count": options.page}
-        bounds |= {"allow_partial": options.allow_partial, "explain": self._session.out.as_json or options.explain}
+        bounds |= {"allow_partial": options.allow_partial, "explain": self.session.out.as_json or options.explain}
         if options.messages:
-            return partial(client.messages, self._topic, self._key, body=options.body or "text", **bounds)
-        return partial(client.query, self._topic, self._key, **bounds)
+            return partial(client.messages, self.topic, self.key, body=options.body or "text", **bounds)
+        return partial(client.query, self.topic, self.key, **bounds)
 
-    def _of_index(self) -> Callable[..., Any]:
-        options, within = self._options, self._within
-        reader = self.reader = self.stack.enter_context(self._session.open_reader(self._config, with_writers=True))
-        lookup = (self._topic, self._key, within.begin, within.end)
+    def _of_index(self) -> tuple[IndexReader, Callable[..., Any]]:
+        options, within = self.options, self.within
+        reader = _open_in(self.stack, self.session, self.config)
+        lookup = (self.topic, self.key, within.begin, within.end)
         if not options.messages:
             look_up = partial(reader.query, *lookup, allow_partial=options.allow_partial)
-            return (
-                GrowingPages(look_up, options.page).next
-                if options.every and options.max_count is None
-                else partial(look_up, max_count=options.page)
-            )
-        source = opened_messages(self.stack, reader, self._topic, options.store, self._kafka)
+            if options.every and options.max_count is None:
+                return reader, GrowingPages(look_up, options.page).next
+            return reader, partial(look_up, max_count=options.page)
+        source = opened_messages(self.stack, reader, self.topic, options.store, self.kafka)
         more: dict[str, Any] = {"allow_partial": options.allow_partial, "max_count": options.page}
-        return partial(reader.messages, *lookup, source=source, **more)
+        return reader, partial(reader.messages, *lookup, source=source, **more)
 
-    def _page_of_tag(self, *, cursor: str | None, **limits: Any) -> Any:
+    def _page_of_tag(
+        self, reader: IndexReader | None, look_up: Callable[..., Any], *, cursor: str | None = None, **limits: Any
+    ) -> Any:
         """Return the next page. Raises `InvalidArgument` if an index without tags has nothing.
 
         A service that reads a root or writes an index does not tell whether it has tags: a remark says so.
         """
-        answer = self._look_up(cursor=cursor, **limits)
+        answer = look_up(cursor=cursor, **limits)
         if len(answer) or cursor is not None or answer.status != "complete":
             return answer
-        reader, tag = self.reader, self._named
+        tag = self.named
         known = [source.positions for source in answer.freshness] if reader is None else [reader.durable_positions()]
         if not known:
-            self._session.out.remark(
+            self.session.out.remark(
                 f"no message with the tag {tag!r} was found; an index has tags only with `ingest --index-tags`"
             )
         elif not any(TAGS_SOURCE in positions for positions in known):

@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import pytest
 
 from tiered_index.cli.explaining import print_explained, print_failed, print_not_read
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
-from tiered_index.cli.paging import CommandBudget, Pages, Question
+from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.query import GrowingPages
 from tiered_index.errors import BudgetExceeded
 from tiered_index.service.read.budget import LookupLimits
@@ -137,18 +136,17 @@ def test_an_unread_file_is_named_once(capsys):
     assert lines[-1] == "  not read: 10 more (--json names them)"
 
 
-class Opened(Question[QueryResult]):
+class Opened:
     """A lookup that returns one answer after the other, or raises it, and keeps the limits of each call."""
 
     nothing = QueryResult(items=(), status="partial")
 
     def __init__(self, *answers):
-        super().__init__(ExitStack())
         self.answers, self.limits, self.left_s = list(answers), [], []
 
     def open(self):
         self.left_s.append(remaining_s())
-        return self.look_up
+        return None, self.look_up
 
     def look_up(self, **limits):
         self.limits.append(limits)
@@ -170,7 +168,7 @@ def test_each_page_gets_the_rest_of_the_limits_and_the_last_one_what_was_found()
     for result, last in ((partial, partial), (None, Opened.nothing)):
         costs = answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000)
         opened = Opened(answer("a"), *costs, error := BudgetExceeded("max_requests=3 reached", result=result))
-        pages = Pages(opened, "begin", CommandBudget(LookupLimits(5, 150, 1e-9)), every=True)
+        pages = Pages(opened.open, Opened.nothing, "begin", CommandBudget(LookupLimits(5, 150, 1e-9)), every=True)
         assert [*pages][-1] == last
         limits = [(limit["cursor"], limit["max_requests"], limit["max_bytes"]) for limit in opened.limits]
         assert limits == [("begin", 5, 150), ("a", 3, 50), ("b", 3, 50), ("c", 0, 0)]
@@ -187,7 +185,7 @@ def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
         (answer("a", lost=(gone,)), answer(None, as_of_ms=BEGIN_MS + 9_000, not_asked="no answer")),
         (answer("a", not_asked="no answer"), answer(None, as_of_ms=BEGIN_MS + 9_000, lost=(gone,))),
     ):
-        pages = Pages(Opened(first, second), None, CommandBudget(LookupLimits()), every=True)
+        pages = Pages(Opened(first, second).open, Opened.nothing, None, CommandBudget(LookupLimits()), every=True)
         assert len([*pages]) == 2
         assert (pages.seen()["as_of_ms"], pages.seen()["freshness"][0]["not_asked"]) == (BEGIN_MS, "no answer")
         assert pages.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
