@@ -17,7 +17,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,9 +145,6 @@ class KafkaArchiver:
         self._asked_s = float("-inf")
         self._unknown: set[str] = set()
         self._index, self._clock = self.source.index, self.source.clock
-        # what reads on in a store, the next offset there, and the offset at which it ends
-        self._reading: Iterator[tuple[pa.Table, int]] = iter(())
-        self._next: tuple[str, int, int] | None = None
         self._stopped = threading.Event()
         # objects without a name in the log: their stores, where they begin, and their bytes; the end of each store
         self._sent: list[tuple[str, int]] = []
@@ -186,9 +183,8 @@ class KafkaArchiver:
         try:
             for name, until in sorted(self.source.settled(), key=lambda settled: self._failed.get(settled[0].store, 0)):
                 try:
-                    while not self._stopped.is_set() and (whole or self._is_due(name, until)):
-                        if not self._archive_next(name, until):
-                            break
+                    if not self._stopped.is_set() and (whole or self._is_due(name, until)):
+                        self._archive(name, until, whole=whole)
                     self._failed.pop(name.store, None)
                 except ReadStopped:
                     break
@@ -199,7 +195,6 @@ class KafkaArchiver:
                     if len(errors) == _FAILURES:
                         break
         finally:
-            self._reading, self._next = iter(()), None
             self._name_sent()
         if errors:
             raise errors[0]
@@ -262,23 +257,26 @@ class KafkaArchiver:
             if (due := self._due(segments, name)) < until:
                 self._lose(name, due, until, f"{name.topic}/{name.partition}: its topic was deleted")
 
-    def _archive_next(self, name: Name, until: int) -> bool:
-        """Archive records of a partition up to an offset; return whether there were any."""
-        segments = self._index.segment_archive.segments()
-        begin, until = self._next_range(segments, name, until)
-        if begin >= until:
-            return False
+    def _archive(self, name: Name, until: int, *, whole: bool) -> None:
+        """Archive the records of a partition up to an offset, one segment after the other, while they are due."""
+        begin, end = self._next_range(self._index.segment_archive.segments(), name, until)
+        if begin >= end:
+            return
         self._check_log(name)  # also before the read, which is useless while topic ids can't be read
-        records, end = self._read(name, begin, until)
-        self._check_log(name)
-        file = encode_records((name.topic, name.partition), records, self.source.all_keys().rules, name.topic_id)
-        if self._index.send_columns(name.store, begin, end - begin, file, len(records), times_in(records)):
-            self._sent.append((name.store, begin))
-            self._sent_bytes += len(file)
-        self._sent_ends[name.store] = end
-        if len(self._sent) >= _NAMED or self._sent_bytes >= _NAMED_BYTES:
-            self._name_sent()
-        return True
+        with contextlib.closing(self._segments((name.topic, name.partition), begin, end)) as segments:
+            for records, end in segments:
+                self._check_log(name)
+                keys = self.source.all_keys().rules
+                file = encode_records((name.topic, name.partition), records, keys, name.topic_id)
+                count = len(records)
+                if self._index.send_columns(name.store, begin, end - begin, file, count, times_in(records)):
+                    self._sent.append((name.store, begin))
+                    self._sent_bytes += len(file)
+                self._sent_ends[name.store] = begin = end
+                if len(self._sent) >= _NAMED or self._sent_bytes >= _NAMED_BYTES:
+                    self._name_sent()
+                if self._stopped.is_set() or not (whole or self._is_due(name, until)):
+                    return
 
     def _name_sent(self) -> None:
         """Append a log record that names all objects that were sent. After an error their records are read again."""
@@ -317,16 +315,7 @@ class KafkaArchiver:
         self._passed[store] = end
         self.source.pass_over(store, end)
 
-    def _read(self, name: Name, begin: int, until: int) -> tuple[pa.Table, int]:
-        """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""
-        if self._next != (name.store, begin, until):
-            self._reading = self._segments((name.topic, name.partition), begin, until)
-        self._next = None
-        records, end = next(self._reading)
-        self._next = name.store, end, until
-        return records, end
-
-    def _segments(self, place: Place, begin: int, until: int) -> Iterator[tuple[pa.Table, int]]:
+    def _segments(self, place: Place, begin: int, until: int) -> Generator[tuple[pa.Table, int], None, None]:
         """Yield the records of a partition, each time those of one segment and the offset behind them."""
         parts, size, added = list[pa.Table](), 0, RecordLists()
         with contextlib.closing(self.source.broker.messages(place, begin, until, self._stopped)) as batches:
@@ -337,11 +326,13 @@ class KafkaArchiver:
                 records, added = added.table(), RecordLists()
                 sizes, row = size + np.cumsum(records[SIZE].to_numpy() + _RECORD_BYTES), 0
                 while (last := int(np.searchsorted(sizes, self.segment_bytes))) < len(sizes):
-                    yield pa.concat_tables([*parts, records[row : last + 1]]), records["offset"][last].as_py() + 1
+                    begin = records["offset"][last].as_py() + 1
+                    yield pa.concat_tables([*parts, records[row : last + 1]]), begin
                     parts, sizes, row = [], sizes - sizes[last], last + 1
                 parts.append(records[row:])
                 size = int(sizes[-1])
-        yield pa.concat_tables([*parts, added.table()]), until
+        if begin < until:
+            yield pa.concat_tables([*parts, added.table()]), until
 
     def _check_log(self, name: Name) -> None:
         """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""
