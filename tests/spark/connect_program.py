@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,22 @@ def main() -> None:
             writer.put("t", number % 3, b"body", keys=[f"k-{number}"], store_ms=BEGIN_MS + number * 1_000)
     log = spark.read.format("rocketmq_commitlog").option("body", "none").load(str(folder / "store"))
     print(json.dumps({"messages": log.where("array_contains(keys, 'k-7') OR queue_id = 0").count()}))
-    try:
-        spark.read.format("tiered_index").load(f"{uri}/none").count()
-    except PySparkException as error:
-        print(json.dumps({"error": str(error).splitlines()[0]}))
+    print(json.dumps({"error": _error_of(spark, f"{uri}/none")}))
+    shutil.rmtree(folder / "index" / "data%")
+    print(json.dumps({"lost": _error_of(spark, uri)}))
     try:
         build(spark, rows, storage=uri)
     except ConfigError as error:
         print(json.dumps({"refused": str(error)}))
     spark.stop()
+
+
+def _error_of(spark: SparkSession, uri: str) -> str:
+    """Return the first line of the error of a read."""
+    try:
+        return f"no error: {spark.read.format('tiered_index').load(uri).count()} rows"
+    except PySparkException as error:
+        return str(error).splitlines()[0]
 
 
 def _streamed(spark: SparkSession, rows: Any, folder: Path, uri: str) -> dict[str, int]:

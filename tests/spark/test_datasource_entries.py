@@ -6,9 +6,11 @@ It also tests the output of `export`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
+from pyspark.errors import PythonException
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, stored_rows
 from tiered_index import IndexReader
@@ -110,8 +112,17 @@ def test_lookups_from_sql(session, written):
             session.sql(f"SELECT * FROM tiered_index_lookup({call})").collect()
 
 
-def test_errors_and_schemas_of_the_user_reach_spark(session, written):
+def test_errors_and_schemas_of_the_user_reach_spark(session, written, tmp_path):
     uri, _ = written
+    lost = f"file://{tmp_path}/storage"
+    put_files(lost, tmp_path / "root", messages(10))
+    frame = load(session, lost)
+    with open_storage(lost) as storage:
+        storage.delete_many(list(states(lost).objects))
+    # a task's error: its sentence is all that Spark shows
+    with pytest.raises(PythonException) as failed:
+        frame.collect()
+    assert re.fullmatch(r"tiered_index\.errors\.CorruptFile: \S+: .*", str(failed.value).strip())
     with pytest.raises(InvalidArgument, match=r"'begin'.*beginMs"), typed_errors("reading"):
         load(session, uri, begin="1")
     with pytest.raises(SchemaMismatch, match=r"'offset'.*string.*bigint"), typed_errors("reading"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, DiskFull, StorageUnavailable, TieredIndexError
+from tiered_index.spark.versions import is_connect
 
 _log = logging.getLogger(__name__)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
@@ -20,6 +23,27 @@ _NO_ROOM = "No space left on device"
 _RESULTS = "spark.driver.maxResultSize"
 _ENDED = "Spark's JVM ended"
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
+
+
+# Spark's line before the text of a task's error
+_HEADING = re.compile(r"\s*An exception was thrown from the Python worker[^\n]*\n(?=tiered_index\.)")
+
+
+def show_sentences_first(spark: object) -> None:
+    """Let texts of Spark's errors begin with the sentence of a task's error of this package, in this process.
+
+    Spark raises the error of a read's task itself, and puts a line before its text. Idempotent.
+    """
+    client = "connect" if is_connect(spark) else "captured"
+    kind: Any = importlib.import_module(f"pyspark.errors.exceptions.{client}").PythonException
+    text_of = kind.__str__
+    if text_of.__module__ == __name__:
+        return
+
+    def without_heading(error: Any) -> str:
+        return _HEADING.sub("", text_of(error), count=1)
+
+    kind.__str__ = without_heading
 
 
 @contextlib.contextmanager

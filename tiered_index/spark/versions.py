@@ -12,9 +12,14 @@ OLDEST_OF_STREAMS = (4, 1)
 """The first version whose streams pass batches of Arrow to a data source."""
 
 
+def is_connect(spark: object) -> bool:
+    """Return whether a session is one of Spark Connect, which has no Spark context."""
+    return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__)
+
+
 def check_classic(spark: object) -> None:
-    """Raise `ConfigError` for a session of Spark Connect, which has no Spark context, and for an old Spark."""
-    if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
+    """Raise `ConfigError` for a session of Spark Connect, and for an old Spark."""
+    if is_connect(spark):
         raise ConfigError(
             "this is a session of Spark Connect, and a classic one is needed: run it as a job of the cluster "
             "(spark-submit, or tiered-index spark ...), or use the data source: register(spark), then spark.read and "
