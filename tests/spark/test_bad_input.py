@@ -37,7 +37,7 @@ from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cleaned_up
-from tiered_index.spark.writing.shards import pack_batches, widened
+from tiered_index.spark.writing.shards import pack_batches
 
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
 NESTED = PLAIN.replace("key string", "order struct<id: string>")
@@ -119,7 +119,7 @@ def test_a_topic_id_is_optional_row_by_row():
     ]
     (blocks,) = look(rows)
     dtype = IndexConfig(slots=64, items=100).geometry().schema.item
-    items = np.concatenate([widened(r["items"], r["widths"], r["least"], dtype) for r in blocks.to_pylist()])
+    items = np.concatenate([np.frombuffer(cell, dtype) for cell in blocks.column("items").to_pylist()])
     by_name = {name: assigned_topic_id(name) for name in "ab"}
     assert sorted(items["topic_id"].tolist()) == sorted([7, 8, *by_name.values()])
     with pytest.raises(InvalidArgument, match=r"topic id 7 of 'b'.*'a'"):

@@ -1,7 +1,6 @@
 """The tasks of a build: entries packed into blocks of one piece, then each partition's pieces sorted into shards.
 
-A block is a binary cell of up to 2 MiB, so that Spark moves few large rows; a number in it has only the bytes of its
-difference to the least one. Shards are uploaded under new names and not published. A piece that a hot key makes too
+A block is a binary cell of up to 2 MiB of items, so that Spark moves few large rows. Shards are uploaded under new names and not published. A piece that a hot key makes too
 large is cut by time on local disk (`Spool`); a second is never divided. One thread a task. Memory: a million entries,
 packed and sorted, before the shuffle; two pieces and their sort after it.
 """
@@ -14,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import IO, Any
 
 import numpy as np
@@ -198,9 +196,8 @@ def write_blocks(
             for batch in batches:
                 checksums = _cells(batch.column("checksum"), np.dtype(">u8"))
                 checksum += int(checksums.astype(np.uint64).sum(dtype=np.uint64))
-                told = (batch.column(name).to_pylist() for name in ("piece", "widths", "least"))
-                for cell, piece, widths, least in zip(batch.column("items"), *told, strict=True):
-                    writer.add(piece, widened(cell.as_buffer(), widths, least, plan.genesis.layout.schema.item))
+                for piece, cell in zip(batch.column("piece").to_pylist(), batch.column("items"), strict=True):
+                    writer.add(piece, np.frombuffer(cell.as_buffer(), plan.genesis.layout.schema.item))
             shards = writer.finish()
         except UnlistedTopic as error:
             problem = "the source changed while it was read: it has topics that were not counted"
@@ -272,8 +269,7 @@ class _PartitionWriter:
         self._spool = None
 
 
-# `widths` and `least` have a number for each column of the items, see `narrowed`
-BLOCK_SCHEMA = "partition int, piece long, items binary, widths binary, least binary, checksum binary"
+BLOCK_SCHEMA = "partition int, piece long, items binary, checksum binary"
 Seen = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], None]
 # fewer if items are wide: a binary column has less than 2 GiB
 _HELD_ITEMS, _HELD_BYTES = 1 << 20, 128 << 20
@@ -329,9 +325,11 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
     seconds = columns["second"]
     pieces, begins = plan.pieces_of(seconds, normal_hashes(columns["key_hash"]))
     columns["time_diff_s"] = seconds - begins
-    records, widths, least = narrowed(columns, dtype)
+    items = np.empty(len(seconds), dtype)
+    for name in dtype.names or ():
+        items[name] = columns[name]
     if seen is not None:
-        seen(widened(records.view(np.uint8), widths, least, dtype), seconds)
+        seen(items, seconds)
     # NumPy sorts 16-bit numbers by counting
     order = np.argsort(pieces.astype(np.uint16) if pieces.max() < 1 << 16 else pieces, kind="stable")
     pieces = pieces[order]
@@ -341,9 +339,9 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
     number, count = pieces[firsts], len(firsts)
     # the first row has the checksum of all blocks: only sums are compared
     checksums = [_checksum(columns, seconds, dtype).to_bytes(8, "big")] + [bytes(8)] * (count - 1)
-    rows = [cells_of(records.take(order), firsts), pa.repeat(widths, count), pa.repeat(least, count)]
-    where = [pa.array(plan.partition_of_piece[number]), pa.array(number)]
-    return pa.RecordBatch.from_arrays([*where, *rows, pa.array(checksums, pa.binary())], schema=_ARROW)
+    cells = cells_of(items.take(order), firsts), pa.array(checksums, pa.binary())
+    where = pa.array(plan.partition_of_piece[number]), pa.array(number)
+    return pa.RecordBatch.from_arrays([*where, *cells], schema=_ARROW)
 
 
 def _checksum(columns: Columns, seconds: Int64, dtype: np.dtype[Any]) -> int:
@@ -355,59 +353,3 @@ def _checksum(columns: Columns, seconds: Int64, dtype: np.dtype[Any]) -> int:
         some = slice(at, at + _MIXED)
         checksum += int(mixed_columns((column[some] for column in told.values()), seconds[some]).sum(dtype=np.uint64))
     return checksum % 2**64
-
-
-def narrowed(columns: Columns, dtype: np.dtype[Any]) -> tuple[Array, bytes, bytes]:
-    """Return columns (native, n each, n > 0) of items of `dtype` as (records, widths, least), which `widened` reverses.
-
-    A record has for each integer only the bytes of its difference to the column's least number. `widths` (u8) and
-    `least` (u64, modulo 2**64) have a number for each column, 0 for other types, which stay as they are.
-    """
-    numbers = {name: columns[name] for name in dtype.names or () if dtype[name].kind in "iu"}
-    least = {name: int(column.min()) for name, column in numbers.items()}
-    widths = {name: -(-(int(numbers[name].max()) - least[name]).bit_length() // 8) for name in numbers}
-    # at least one byte, because no record may be empty
-    widths["key_hash"] = max(1, widths["key_hash"])
-    told = bytes(widths.get(name, 0) for name in dtype.names or ())
-    records = np.empty(len(columns["second"]), _record(told, dtype))
-    for name in dtype.names or ():
-        if name not in numbers:
-            records[name] = columns[name]
-            continue
-        # modulo 2**bits: the difference is unsigned
-        above = (numbers[name] - numbers[name].dtype.type(least[name])).view(f"u{numbers[name].dtype.itemsize}")
-        for first, _ in _parts(widths[name]):
-            records[f"{name} {first}"] = above >> above.dtype.type(8 * first) if first else above
-    return records, told, np.array([least.get(name, 0) % 2**64 for name in dtype.names or ()], np.uint64).tobytes()
-
-
-def widened(cell: Any, widths: bytes, least: bytes, dtype: np.dtype[Any]) -> Array:
-    """Return the items (n) of the result of `narrowed`, with the records as bytes."""
-    records = np.frombuffer(cell, _record(widths, dtype))
-    items = np.empty(len(records), dtype)
-    for name, width, lowest in zip(dtype.names or (), widths, np.frombuffer(least, np.uint64), strict=True):
-        if dtype[name].kind not in "iu":
-            items[name] = records[name]
-            continue
-        # modulo 2**bits, as in `narrowed`
-        kind = np.dtype(f"u{dtype[name].itemsize}").type
-        numbers = lowest.astype(kind)
-        for first, _ in _parts(width):
-            part = records[f"{name} {first}"].astype(kind)
-            numbers = numbers + (part << kind(8 * first) if first else part)
-        items[name] = numbers.view(dtype[name].newbyteorder("="))
-    return items
-
-
-@lru_cache(maxsize=64)
-def _record(widths: bytes, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    fields: list[tuple[str, Any]] = []
-    for name, width in zip(dtype.names or (), widths, strict=True):
-        parts = [(f"{name} {first}", f"<u{size}") for first, size in _parts(width)]
-        fields += parts if dtype[name].kind in "iu" else [(name, dtype[name])]
-    return np.dtype(fields)
-
-
-def _parts(width: int) -> list[tuple[int, int]]:
-    """Return (first byte, bytes) of the numbers of 8, 4, 2 and 1 bytes that make up `width` bytes."""
-    return [(width & -(2 * size) & 15, size) for size in (8, 4, 2, 1) if width & size]
