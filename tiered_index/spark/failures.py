@@ -25,14 +25,16 @@ _ENDED = "Spark's JVM ended"
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
 
-# Spark's line before the text of a task's error
-_HEADING = re.compile(r"\s*An exception was thrown from the Python worker[^\n]*\n(?=tiered_index\.)")
+# Spark's words before the text of a task's error, a line or two
+_HEADING = re.compile(
+    r"\A(?:\s*(?:\[[A-Z_]+\] )?An exception was thrown from the Python worker(?:: |[^\n]*\n))+(?=tiered_index\.)"
+)
 
 
 def show_sentences_first(spark: object) -> None:
     """Let texts of Spark's errors begin with the sentence of a task's error of this package, in this process.
 
-    Spark raises the error of a read's task itself, and puts a line before its text. Idempotent.
+    Spark raises the error of a read's task itself, and puts words before its text. Idempotent.
     """
     client = "connect" if is_connect(spark) else "captured"
     kind: Any = importlib.import_module(f"pyspark.errors.exceptions.{client}").PythonException
