@@ -47,7 +47,7 @@ from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 
-_ALL = ExportRange(None, -(2**62), 2**62)
+_ALL = ExportRange()
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # moved with the root's files: the log position that it had seen, the log, and the list of its files
 _TOLD = ("seen", LOG, WHOLE, LIST)

@@ -25,6 +25,7 @@ from tiered_index.format.arrow import array_of, topic_names
 from tiered_index.format.hashing import HashRule, assigned_topic_id, joint_rule, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import entry_checksum
+from tiered_index.retention import Expired
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings, MissingObject, lost_error
@@ -45,15 +46,29 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class ExportRange:
-    """The range of an export: `topics` (None: all) within inclusive epoch seconds."""
+    """Entries of `topics` and `queues` (None: all) within inclusive epoch seconds; the defaults are beyond all."""
 
-    topics: frozenset[str] | None
-    second_min: int
-    second_max: int
+    topics: frozenset[str] | None = None
+    second_min: int = -(2**62)
+    second_max: int = 2**62
+    queues: tuple[int, ...] | None = None
 
     def overlaps(self, second_min: int, second_max: int) -> bool:
         """Return whether an inclusive interval overlaps the range."""
         return second_min <= self.second_max and second_max >= self.second_min
+
+    def selected(self, items: Array, begin_s: int, names: Mapping[int, str], expired: Expired) -> tuple[Array, Array]:
+        """Return the items of the range that have not `expired`, and their epoch seconds (i64); as `Items`."""
+        seconds = items["time_diff_s"].astype(np.int64) + begin_s
+        is_wanted = (seconds >= self.second_min) & (seconds <= self.second_max)
+        is_wanted &= expired.keeps(items, seconds, names)
+        if self.topics is not None:
+            is_wanted &= np.isin(
+                items["topic_id"], [topic_id for topic_id, name in names.items() if name in self.topics]
+            )
+        if self.queues is not None:
+            is_wanted &= np.isin(items["queue_id"], self.queues)
+        return (items, seconds) if is_wanted.all() else (items[is_wanted], seconds[is_wanted])
 
 
 @dataclass(frozen=True)
@@ -223,27 +238,24 @@ class Export(Iterator[pa.RecordBatch]):
             self._cold.caches.clear()
 
     def _batch(self, items: Array, begin_s: int, names: Mapping[int, str]) -> pa.RecordBatch:
-        wanted = self._wanted
-        seconds = items["time_diff_s"].astype(np.int64) + begin_s
-        is_wanted = (seconds >= wanted.second_min) & (seconds <= wanted.second_max)
-        is_wanted &= self._state.expired.keeps(items, seconds, names)
-        if wanted.topics is not None:
-            is_wanted &= np.isin(
-                items["topic_id"], [topic_id for topic_id, name in names.items() if name in wanted.topics]
-            )
-        if not is_wanted.all():
-            items, seconds = items[is_wanted], seconds[is_wanted]
-        arrays = []
-        for field in self.schema:
-            if field.name == "topic":
-                arrays.append(topic_names(items["topic_id"], names))
-            elif field.name == "timestamp_ms":
-                arrays.append(pa.array(seconds * 1000))
-            elif field.name == "key_hash":
-                arrays.append(pa.array(normal_hashes(items["key_hash"])))
-            else:
-                arrays.append(array_of(items[field.name], field.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return entry_batch(*self._wanted.selected(items, begin_s, names, self._state.expired), names, self.schema)
+
+
+def entry_batch(items: Array, seconds: Array, names: Mapping[int, str], schema: Any) -> pa.RecordBatch:
+    """Return items (n) and their seconds (n) as a batch of a schema: columns of items, topics and times by name."""
+    arrays = []
+    for field in schema:
+        if field.name == "topic":
+            arrays.append(topic_names(items["topic_id"], names))
+        elif field.name == "timestamp_ms":
+            arrays.append(pa.array(seconds * 1000))
+        elif field.name == "timestamp":
+            arrays.append(pa.array(seconds * 1_000_000).cast(field.type))
+        elif field.name == "key_hash":
+            arrays.append(pa.array(normal_hashes(items["key_hash"])))
+        else:
+            arrays.append(array_of(items[field.name], field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def export_schema(schema: Schema) -> Any:

@@ -76,9 +76,12 @@ class Picked:
         """Return the hashes in identities for stored hashes (n)."""
         return folded_hashes(normal_hashes(stored)) if self.rule == "both" else normal_hashes(stored)
 
-    def rows(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.intp]:
-        """Return the indices (intp, n) of the picked entries."""
+    def rows(self, columns: Mapping[str, npt.NDArray[Any]], names: Mapping[int, str]) -> npt.NDArray[np.intp]:
+        """Return the indices (intp, n) of the picked entries; `names` has the topic of each `topic_id`."""
         inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
+        if self.expired:
+            stored = {**columns, "key_hash": columns["stored_hash"]}
+            inside &= self.expired.keeps(stored, columns["second"], names)
         if self.among is not None:
             inside &= self.among.differ(columns)
         return np.flatnonzero(inside)
@@ -165,14 +168,10 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
         columns, _ = batch_columns(batch, schema, TopicTable(), picked.rule) if len(batch) else ({}, [])
         if not columns:
             continue
-        hashed = columns
-        columns = columns | {"key_hash": picked.as_compared(columns["key_hash"])}
         topics, keys = batch.column("topic").dictionary_encode(), batch.column("key")
-        wanted_rows = picked.rows(columns)
-        if picked.expired:
-            names, ids = dict(enumerate(topics.dictionary.to_pylist())), topics.indices.to_numpy()
-            judged = {name: values[wanted_rows] for name, values in hashed.items()} | {"topic_id": ids[wanted_rows]}
-            wanted_rows = wanted_rows[picked.expired.keeps(judged, columns["second"][wanted_rows], names)]
+        columns |= {"stored_hash": columns["key_hash"], "topic_id": topics.indices.to_numpy()}
+        columns["key_hash"] = picked.as_compared(columns["key_hash"])
+        wanted_rows = picked.rows(columns, dict(enumerate(topics.dictionary.to_pylist())))
         if len(wanted_rows) == len(batch):
             yield Part(SOURCE, columns, topics, keys)
         elif len(wanted_rows):
@@ -208,11 +207,8 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
         for _, items in scan_runs(source, trailer.directory.all_runs(), _WINDOW_BYTES, read=readable):
             whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
             whole["second"] = items["time_diff_s"].astype(np.int64) + begin_s
-            whole["key_hash"] = picked.as_compared(items["key_hash"])
-            wanted_rows = picked.rows(whole)
-            if picked.expired:
-                names = dict(trailer.metadata.topics)
-                wanted_rows = wanted_rows[picked.expired.keeps(items[wanted_rows], whole["second"][wanted_rows], names)]
+            whole |= {"stored_hash": items["key_hash"], "key_hash": picked.as_compared(items["key_hash"])}
+            wanted_rows = picked.rows(whole, dict(trailer.metadata.topics))
             for start in range(0, len(wanted_rows), _BATCH_ROWS):
                 some: Any = wanted_rows[start : start + _BATCH_ROWS]
                 if len(wanted_rows) == len(items):

@@ -21,9 +21,10 @@ from pyspark.sql.types import StructType
 from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.state import LogState
+from tiered_index.service.read.export import ExportRange
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import DataSourceOptions, TaskPartition
-from tiered_index.spark.datasource.reading import EntrySelection, TaskPlan, plan_tasks, read_task
+from tiered_index.spark.datasource.reading import TaskPlan, plan_tasks, read_task, selection_of
 from tiered_index.spark.datasource.rows import OF_ROWS, RowWriter
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.frames import arrow_schema, arrow_schema_of
@@ -54,13 +55,13 @@ class EntrySource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the index's entries, for which it reads the log. Raises the storage's errors."""
         options = self._options()
-        EntrySelection.of_options(options)
+        selection_of(options)
         return columns_of(_schema_of(StorageAddress(options.path).state()))
 
     def reader(self, schema: StructType) -> EntryScan:
         """Return a reader of the entries that the options select."""
         options = self._options()
-        selection = EntrySelection.of_options(options)
+        selection = selection_of(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
         return EntryScan(StorageAddress(options.path), selection, size, schema)
 
@@ -89,7 +90,7 @@ class EntryScan(DataSourceReader):
     """Plans and reads one scan of the entries that the options select."""
 
     address: StorageAddress
-    selection: EntrySelection
+    selection: ExportRange
     partition_bytes: int
     schema: StructType
 

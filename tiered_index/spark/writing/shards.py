@@ -1,8 +1,9 @@
 """The tasks of a build: entries packed into blocks of one piece, then each partition's pieces sorted into shards.
 
-A block is a binary cell of up to 2 MiB of items, so that Spark moves few large rows. Shards are uploaded under new names and not published. A piece that a hot key makes too
-large is cut by time on local disk (`Spool`); a second is never divided. One thread a task. Memory: a million entries,
-packed and sorted, before the shuffle; two pieces and their sort after it.
+A block is a binary cell of up to 2 MiB of items, so that Spark moves few large rows. Shards are uploaded under new
+names and not published. A piece that a hot key makes too large is cut by time on local disk (`Spool`); a second is
+never divided. One thread a task. Memory: a million entries, packed and sorted, before the shuffle; two pieces and their
+sort after it.
 """
 
 from __future__ import annotations
