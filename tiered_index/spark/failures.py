@@ -11,7 +11,6 @@ from typing import Any
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, DiskFull, StorageUnavailable, TieredIndexError
-from tiered_index.spark.versions import is_connect
 
 _log = logging.getLogger(__name__)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
@@ -31,12 +30,12 @@ _HEADING = re.compile(
 )
 
 
-def show_sentences_first(spark: object) -> None:
+def show_sentences_first(client: str) -> None:
     """Let texts of Spark's errors begin with the sentence of a task's error of this package, in this process.
 
-    Spark raises the error of a read's task itself, and puts words before its text. Idempotent.
+    Spark raises the error of a read's task itself, and puts words before its text. `client` is the name of PySpark's
+    module of errors, ``captured`` (of Java) or ``connect``. Idempotent.
     """
-    client = "connect" if is_connect(spark) else "captured"
     kind: Any = importlib.import_module(f"pyspark.errors.exceptions.{client}").PythonException
     text_of = kind.__str__
     if text_of.__module__ == __name__:
