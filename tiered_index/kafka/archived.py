@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import keys_of_file, records_of
+from tiered_index.kafka.columns import SCHEMA, SIZE, entry_columns
 from tiered_index.kafka.keys import FUNCTION, RecordKeys
 from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name
-from tiered_index.kafka.record import KafkaRecord
 from tiered_index.service.jobs.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.types import MAX_TIMESTAMP_MS, inclusive
+from tiered_index.types import inclusive
 
 
 class ArchivedRecords(NamedTuple):
@@ -72,44 +72,35 @@ def archived_records(
     for segment in segments:
         if segment.end <= position:
             continue
-        begin, skipped, records = position, [], list[KafkaRecord]()
+        begin, skipped = position, []
         if begin < segment.start:
             missing = f"no archived file has offsets {inclusive(begin, segment.start)} of {segment.store}"
             if not skip_missing:
                 raise CorruptFile(segment.name, missing)
             skipped.append(Loss("missing", begin, segment.start, None, missing))
             begin = segment.start
-        keys = RecordKeys()
+        table, keys = SCHEMA.empty_table(), RecordKeys()
         try:
             file = archive.verified(segment, 0, segment.size_bytes)
             if FUNCTION in (told := keys_of_file(file)):
                 raise InvalidArgument(f"{segment.name}: a function gave the keys: ingest its rows as Parquet, by --key")
-            keys, records = RecordKeys.by_rules(told), records_of(decode_columns(file))
+            keys, table = RecordKeys.by_rules(told), decode_columns(file)
         except CorruptFile as error:
             if not skip_corrupt:
                 raise
             skipped.append(Loss("corrupt", begin, segment.end, None, str(error)))
-        unread = [record for record in records if record.offset >= begin]
-        yield ArchivedRecords(_entries(unread, keys, segment), segment.end, len(unread), tuple(skipped))
+        table = table.filter(pc.greater_equal(table["offset"], begin))
+        yield ArchivedRecords(_entries(table, keys, segment), segment.end, len(table), tuple(skipped))
         position = segment.end
 
 
-def _entries(records: Sequence[KafkaRecord], keys: RecordKeys, segment: ArchivedSegment) -> pa.RecordBatch:
+def _entries(table: pa.Table, keys: RecordKeys, segment: ArchivedSegment) -> pa.RecordBatch:
     """Return a row for each key of each record. A record without a time gets that of its upload."""
     name = Name.parse(segment.store)
     assert name is not None
+    records = records_of(table)
     keys_of_records = [keys.of(record) for record in records]
-    rows = np.repeat(np.arange(len(records)), list(map(len, keys_of_records)))
-    times = [segment.published_ms if record.timestamp_ms is None else record.timestamp_ms for record in records]
-    numbers = {
-        "offset": [record.offset for record in records],
-        "size": [record.size for record in records],
-        "timestamp_ms": [min(time_ms, MAX_TIMESTAMP_MS) for time_ms in times],
-    }
-    topics = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), pa.array([name.topic]))
-    columns = {
-        "topic": topics,
-        "queue_id": pa.array(np.full(len(rows), name.partition, np.int64)),
-        "key": pa.array([key for of_record in keys_of_records for key in of_record], pa.string()),
-    } | {column: pa.array(np.array(values, np.int64)[rows]) for column, values in numbers.items()}
-    return pa.RecordBatch.from_pydict(columns)
+    texts = pa.array([key for of_record in keys_of_records for key in of_record], pa.string())
+    table = table.append_column(SIZE, pa.array([record.size for record in records], pa.int64()))
+    place, counts = (name.topic, name.partition), list(map(len, keys_of_records))
+    return pa.RecordBatch.from_pydict(entry_columns(place, table, texts, counts, segment.published_ms))

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.format.segment import Times, times_of
-from tiered_index.kafka.client import kafka, leave_out_headers
+from tiered_index.kafka.client import Place, kafka, leave_out_headers
 from tiered_index.kafka.keys import Headers
+from tiered_index.types import MAX_TIMESTAMP_MS
 
 # those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
 SCHEMA = pa.schema(
@@ -106,6 +107,28 @@ def header_lists(headers: Sequence[Headers]) -> pa.Array:
         [end if pairs else None for end, pairs in zip(ends, headers, strict=False)] + ends[-1:], pa.int32()
     )
     return pa.ListArray.from_arrays(begins, pairs, type=kind)
+
+
+def entry_columns(
+    place: Place, records: pa.Table, keys: pa.Array, counts: Sequence[int] | None, no_time_ms: int
+) -> dict[str, Any]:
+    """Return a batch of entries, one for each key of each record. `counts`: the keys of each record; None: one.
+
+    A record without a time gets `no_time_ms`. A time beyond the greatest one becomes that, and is quarantined.
+    """
+    offsets, sizes = records["offset"].to_numpy(), records[SIZE].to_numpy()
+    times = np.minimum(records["timestamp"].cast(pa.int64()).fill_null(no_time_ms), MAX_TIMESTAMP_MS)
+    if counts is not None:
+        rows = np.repeat(np.arange(len(records)), counts)
+        offsets, sizes, times = offsets[rows], sizes[rows], times[rows]
+    return {
+        "topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(keys), np.int32)), pa.array([place[0]])),
+        "queue_id": np.full(len(keys), place[1], np.int64),
+        "key": keys,
+        "offset": offsets,
+        "size": sizes,
+        "timestamp_ms": times,
+    }
 
 
 def times_in(records: pa.Table) -> Times | None:

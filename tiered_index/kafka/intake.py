@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 
 from tiered_index.clock import Clock
 from tiered_index.follow import Batch
 from tiered_index.kafka.client import headers_of, record_of
-from tiered_index.kafka.columns import SIZE, RecordLists
+from tiered_index.kafka.columns import RecordLists, entry_columns
 from tiered_index.kafka.keys import RecordKeys
 from tiered_index.kafka.partitions import Partition, ReadBatch
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -51,35 +50,22 @@ class TakenRecords:
         """Return the batch of the records, at least one, of `partition`, which is read up to their end."""
         partition.at_end = False
         records = self.records.table()
-        offsets, sizes = records["offset"].to_numpy(), records[SIZE].to_numpy()
-        end, messages = int(offsets[-1]) + 1, len(records)
+        end, messages = int(records["offset"][-1].as_py()) + 1, len(records)
         keys, left_out = None, self.left_out
         if self.keys.only_key and (keys := self.keys.plain_keys(records["key"].chunk(0))) is None:
             without = self.keys.without_key
             keys_of_records = [
                 self.keys.take_parts(key, (), None, partial("{}/{}".format, partition.place, offset))
-                for key, offset in zip(records["key"].to_pylist(), offsets.tolist(), strict=True)
+                for key, offset in zip(records["key"].to_pylist(), records["offset"].to_pylist(), strict=True)
             ]
             self.texts, self.counts = _flat(keys_of_records)
             left_out += self.keys.without_key - without
-        partition.record_bytes = float(sizes.mean())
-        # A record without a time gets the present. A time beyond the greatest one becomes that, and is quarantined.
-        times = np.minimum(records["timestamp"].cast(pa.int64()).fill_null(clock.now_ms()), MAX_TIMESTAMP_MS)
-        newest_ms = int(times[-1])
-        if keys is None:
-            keys = pa.array(self.texts, pa.string())
-            rows = np.repeat(np.arange(messages), self.counts)
-            offsets, sizes, times = offsets[rows], sizes[rows], times[rows]
-        count = len(offsets)
-        topic = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([partition.name.topic]))
-        columns = {
-            "topic": topic,
-            "queue_id": np.full(count, partition.name.partition, np.int64),
-            "key": keys,
-            "offset": offsets,
-            "size": sizes,
-            "timestamp_ms": times,
-        }
+        partition.record_bytes = self.records.size_bytes / messages
+        now_ms, newest_ms = clock.now_ms(), records["timestamp"][-1].value
+        newest_ms = now_ms if newest_ms is None else min(newest_ms, MAX_TIMESTAMP_MS)
+        counts = self.counts if keys is None else None
+        keys = pa.array(self.texts, pa.string()) if keys is None else keys
+        columns = entry_columns(partition.key, records, keys, counts, now_ms)
         source = str(partition.name)
         batch = Batch(source=source, position=end, columns=columns, messages=messages, left_out=left_out)
         partition.read = end
