@@ -57,7 +57,6 @@ from tiered_index.sources.messages import ROW_NUMBER, Fields, MessageBatch, Reco
 from tiered_index.sources.places import Place, Stdin, local_path, opened_place
 from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.opening import beside
 from tiered_index.types import IndexItem
 
 
@@ -552,7 +551,7 @@ class Ingestion:
         self._refuse_others("a RocketMQ store")
         of_store = self.of_store
         config = self._config(offset_space="commitlog")
-        check_outside_tables(self.source, config.open_storage)
+        check_outside_tables(self.source, config)
         check_apart(config, path, *(of_store.commitlog or ()))
         store = StoreDirectory.open(path, self.options.store_name, of_store.commitlog or ())
         selection = Selection(*self.selected.arguments)
@@ -594,7 +593,7 @@ class Ingestion:
             )
         opened = open_source(place, fields)
         if isinstance(opened, ParquetSource):
-            check_outside_tables(beside(self.source, config.storage), config.open_storage)
+            check_outside_tables(self.source, config)
         if not self.of_files.skip_bad:
             _check_first_message(config, opened)
         with Putting.open(session, config, self.intake) as putting:

@@ -97,6 +97,7 @@ def ingest_rows(
     # imported here: other sources do not need it
     from tiered_index.sources.linked import FileLinker
     from tiered_index.sources.listing import HEAD_BYTES, check_exists, listed_files
+    from tiered_index.sources.table_folders import check_outside_tables
 
     if options.topic is None:
         check_exists(sources[0])
@@ -107,6 +108,8 @@ def ingest_rows(
         session.out.note(f"--root is {config.root}")
         # readers of the storage do not know this root
         intake = replace(intake, wait=intake.wait or not follow)
+    for source in sources:
+        check_outside_tables(source, config)
     with contextlib.ExitStack() as stack:
         listed = partial(listed_files, sources, config, may_lack=follow)
         files = stack.enter_context(listed())

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageMisconfigured
 from tiered_index.sources.places import local_path
 from tiered_index.storage.base import PAGE, Storage
 from tiered_index.storage.buckets import BucketStorage
+from tiered_index.storage.opening import beside
+from tiered_index.storage.pools import each
 
 # Folders of table formats
 TABLES = {"_delta_log", ".hoodie"}
+# folders that show a table, and requests that are sent at once
+_METADATA, _THREADS = ("metadata", *sorted(TABLES)), 16
 _ICEBERG = re.compile(r"(.*/)?metadata/[^/]*\.metadata\.json(\.gz)?", re.DOTALL)
 
 
@@ -47,26 +52,33 @@ def check_no_tables(folders: Iterable[Path]) -> None:
             raise table_error(folder, metadata_folder)
 
 
-def check_outside_tables(source: str, opened: Callable[[str], Storage]) -> None:
-    """Raise `InvalidArgument` if a path or URI is in the folder of a table.
+def check_outside_tables(source: str, config: IndexConfig) -> None:
+    """Raise `InvalidArgument` if a file, folder, glob or prefix is in the folder of a table.
 
-    `opened` returns the storage of a URI. Costs two listings for each folder above an object.
+    Costs three listings for each folder above an object, sent at once. A folder that the caller may not list is passed.
     """
     if (path := local_path(source)) is not None:
         check_no_tables((path, *path.parents))
         return
-    place, mark, parameters = source.partition("?")
-    parts = urlsplit(place)
-    above = parts.path.strip("/").split("/")
-    for depth in range(len(above) - 1, -1, -1):
-        uri = "/".join([f"{parts.scheme}://{parts.netloc}", *above[:depth]])
-        with closing(opened(uri + mark + parameters)) as storage:
-            if not isinstance(getattr(storage, "inner", storage), BucketStorage):
-                return
-            # a caller that may not list a folder above learns nothing of it
+    place, mark, parameters = beside(source, config.storage).partition("?")
+    # a glob is below the folder where its wildcards begin
+    parts = urlsplit(re.split(r"[*\[]", place)[0])
+    *above, _ = parts.path.strip("/").split("/")
+    bucket = f"{parts.scheme}://{parts.netloc}"
+
+    def opened(folder: str) -> Storage:
+        return config.open_storage(folder + mark + parameters, any_names=True)
+
+    with closing(opened("/".join([bucket, *above]))) as storage:
+        if not isinstance(getattr(storage, "inner", storage), BucketStorage):
+            return
+    with closing(opened(bucket)) as storage:
+
+        def check(folders: Sequence[str]) -> None:
+            folder, prefix = "".join(f"{unquote(name)}/" for name in folders[:-1]), folders[-1]
             with suppress(StorageMisconfigured):
-                listed = (
-                    info.name for prefix in ("_delta_log/", "metadata/") for info in islice(storage.list(prefix), PAGE)
-                )
-                if metadata_folder := table_folder(listed):
-                    raise table_error(uri, metadata_folder)
+                listed = islice(storage.list(f"{folder}{prefix}/"), PAGE)
+                if metadata_folder := table_folder(info.name.removeprefix(folder) for info in listed):
+                    raise table_error(f"{bucket}/{folder}".rstrip("/"), metadata_folder)
+
+        each([(*above[:depth], name) for depth in range(len(above), -1, -1) for name in _METADATA], check, _THREADS)

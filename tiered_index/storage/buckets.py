@@ -201,7 +201,8 @@ class BucketStorage(Storage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; one request for each 1,000."""
-        check_prefix(prefix, start_after)
+        if not self.any_names:
+            check_prefix(prefix, start_after)
         start = self._base + start_after if start_after else ""
         for key, size, modified_ms in self._listed(f"listing {prefix!r}", self._base + prefix, start):
             if (name := self._name(key)) and (size or self._is_object(name)):

@@ -541,6 +541,29 @@ def test_prefixes_folders_and_globs_of_a_bucket_name_its_files(tmp_path, monkeyp
     assert rows_of("c4") == (expected("c4", 62), [])
 
 
+def test_folders_in_a_table_of_a_bucket_are_refused(tmp_path, monkeypatch, s3_environment):
+    """A partition's folder has rows that the table has deleted, which an index would bring back."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url)
+    of_server = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    uri = f"s3://{s3_environment.new_bucket()}"
+    storage = IndexConfig(storage="memory://").open_storage(uri, any_names=True)
+    log, index = lines(0, 10), ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects")
+    with contextlib.closing(storage):
+        tables = {"delta": "_delta_log/0.json", "hudi": ".hoodie/x", "ice berg": "metadata/1.metadata.json"}
+        for name, metadata in tables.items():
+            storage.put(f"logs/{name}/data/day=1/1.ndjson", log)
+            storage.put(f"logs/{name}/{metadata}", b"{}")
+        storage.put("logs/plain tables/metadata/1.ndjson", log)
+    for name in ("delta", "hudi", "ice%20berg"):
+        for place in ("data", "data/day=1/", "data/day=1/1.ndjson", "data/day=*/*.ndjson", "d*/**"):
+            source = f"{uri}/logs/{name}/{place}"
+            done = run_here("ingest", source, *KEYS, *index, environment=of_server)
+            assert done.code == 2 and "is a table (" in done.err and unquote(name) in done.err, (place, done.err)
+    assert not (tmp_path / "root").exists()
+    plain = run_here("ingest", f"{uri}/logs/plain t*/**", *KEYS, *index, "--json", environment=of_server)
+    assert (plain.code, plain.document["rows"]) == (0, 10), plain.err
+
+
 @pytest.mark.parametrize(
     ("mark", "quote", "options"),
     [("^", "'", ("--delimiter", "^", "--quote", "'")), ("\t", "", ("--delimiter", "\\t", "--quote", "none"))],

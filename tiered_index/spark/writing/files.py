@@ -104,11 +104,10 @@ class MessageFiles:
 def check_stored_folder(source: str, files: Sequence[SourceFile], config: IndexConfig) -> None:
     """Raise `InvalidArgument` for a folder or glob of a storage within a table, which listing does not find out.
 
-    `files` are those of the source, at least. Costs two listings for each folder above.
+    `files` are those of the source, at least.
     """
-    source = beside(source, config.storage)
-    if unquote(source.partition("?")[0]) not in {unquote(file.uri) for file in files}:
-        check_outside_tables(source, lambda above: config.open_storage(above, any_names=True))
+    if unquote(beside(source, config.storage).partition("?")[0]) not in {unquote(file.uri) for file in files}:
+        check_outside_tables(source, config)
 
 
 def _check_no_links(path: Path) -> None:
