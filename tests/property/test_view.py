@@ -14,6 +14,7 @@ from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.format.hashing import lookup_numbers
+from tiered_index.service.read.batch import LookupBatch
 from tiered_index.service.read.file_view import LocalView
 from tiered_index.service.read.rows import PreparedLookup
 from tiered_index.storage.memory import MemoryStorage
@@ -136,7 +137,7 @@ def test_a_chain_is_walked_if_it_is_short_beside_its_file(core, tmp_path, items,
         (handle,) = index.files()
         lookup = PreparedLookup("t", "k", *lookup_numbers("t", "k"), 0, NEVER, 999)
         view = LocalView(handle.layout.schema, [handle])
-        matches = view.find(lookup)
+        matches = view.find(LookupBatch.of_one(lookup))
         assert matches is not None and bool(view.left(matches)) != walks
         answer = index.query("t", "k", max_count=999)
         # other processes get the schema of the entries found

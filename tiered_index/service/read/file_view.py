@@ -23,7 +23,6 @@ from tiered_index.service.log.records import LostObject, StoredObject
 from tiered_index.service.read.batch import LookupBatch, Matches, in_core
 from tiered_index.service.read.catalog import FileLabel, Handle, label_of
 from tiered_index.service.read.compacted import CompactedFile
-from tiered_index.service.read.rows import MOST_ROWS, PreparedLookup, core_supports
 from tiered_index.service.read.unsealed import UnsealedFile
 from tiered_index.service.read.window_table import WindowTable
 from tiered_index.storage.base import OpenObject
@@ -233,19 +232,18 @@ class LocalView:
         self.schema, self.labels = schema, labels
         self.core: View = core.View(row_form(schema), files, labels)
 
-    def find(self, lookup: PreparedLookup) -> ViewRows | None:
-        """Return the rows of the files for a lookup.
+    def find(self, batch: LookupBatch) -> ViewRows | None:
+        """Return the rows of the files for the only lookup of a batch.
 
         None: the caller has to search file by file, because two rows may be one answer, or the core does not support
         the cursor.
         """
-        after, high = lookup.after, lookup.second_max
-        if after is not None:
-            if not core_supports(after):
-                return None
-            high = min(high, after[0])
-        hashes = lookup.key_hash, lookup.masked_hash, lookup.fingerprint
-        return self.core.find(lookup.topic, *hashes, lookup.second_min, high, min(lookup.max_count, MOST_ROWS), after)
+        if not batch.fits_core:
+            return None
+        key_hash, fingerprint, second_min, second_max = batch.first
+        hashes = key_hash, int(batch.java_hash[0]) & 0x7FFFFFFF, fingerprint
+        bounds = second_min, second_max, int(batch.max_count[0])
+        return self.core.find(batch.topics[0], *hashes, *bounds, batch.after.get(0))
 
     def find_many(self, batch: LookupBatch, in_parts: InParts, *, stored: bool = False) -> BatchRows:
         """Return the rows of the files for a batch: at most `max_count` + 1 per file and lookup.

@@ -25,7 +25,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
 from tiered_index.retention import NOTHING as NOTHING_EXPIRED
 from tiered_index.retention import Expired
-from tiered_index.service.read.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches, order_within_index
+from tiered_index.service.read.batch import Answers, Damage, LookupBatch, MatchAccumulator, Matches
 from tiered_index.service.read.budget import NOTHING, RequestStats
 from tiered_index.service.read.catalog import Handle
 from tiered_index.service.read.cold_path import MissingObject
@@ -161,16 +161,9 @@ class QueryEngine:
     ) -> QueryResult[Any]:
         """Answer one lookup. `seen_rows`: its rows of a view, if that was searched. Raises as `IndexService.query`."""
 
-        def search(run: LookupRun) -> Pass[LookupScan]:
-            own = lookup if self.sources is None or lookup.after is None else _within_index(lookup, run.number)
-            scan = LookupScan(self.schema, LookupBatch.of_one(own), skips=True)
-            handles = self._search(run, scan, own, seen_rows)
-            if scan.answers.has_rows or own.after is not None:
-                return Pass(run, scan, ())
-            return Pass(run, scan, _unknown((own.topic,), handles, scan.viewed))
-
-        passes = _unfailed(search_all(search))
-        (rows, _, (more,), folded), files = self._answers(passes, passes[0].scan.batch), _files(passes)
+        batch = LookupBatch.of_one(lookup)
+        passes = self._passes(search_all, batch, seen_rows)
+        (rows, _, (more,), folded), files = self._answers(passes, batch), _files(passes)
         told = _explain(passes, self._fold(folded))
         failed = tuple([report for searched in passes for report, _ in searched.errors])
         bounds = lookup.topic, lookup.second_min, lookup.second_max
@@ -226,12 +219,7 @@ class QueryEngine:
     ) -> QueryResults[Any]:
         """Answer many lookups. Raises the errors of `query`. Unlike for `query`, newer answers don't skip files."""
         batch = LookupBatch(lookups, allow_partial=allow_partial, order_columns=self._order_columns)
-
-        def search(run: LookupRun) -> Pass[LookupScan]:
-            scan = LookupScan(self.schema, batch if self.sources is None else batch.within_index(run.number))
-            return Pass(run, scan, _unknown(batch.topics, self._search(run, scan) if lookups else ()))
-
-        passes = _unfailed(search_all(search))
+        passes = self._passes(search_all, batch)
         answers, files = self._answers(passes, batch), _files(passes)
         results = QueryResults(
             batch=batch,
@@ -251,29 +239,41 @@ class QueryEngine:
         )
         return _within_budget(passes, results)
 
-    def _search(
-        self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None = None, seen_rows: ViewRows | None = None
-    ) -> Sequence[Handle]:
-        """Search all files for the batch of `scan`; `lookup` is its only one. Raises errors that fail the lookup.
+    def _passes(
+        self, search_all: SearchAll[LookupScan], batch: LookupBatch, seen_rows: ViewRows | None = None
+    ) -> Sequence[Pass[LookupScan]]:
+        """Search all files of all indexes for a batch. Raises errors that fail the call. `seen_rows`: see `query`."""
+
+        def search(run: LookupRun) -> Pass[LookupScan]:
+            scan = LookupScan(self.schema, batch if self.sources is None else batch.within_index(run.number))
+            handles = self._search(run, scan, seen_rows) if len(batch) else ()
+            if batch.is_one and (scan.answers.has_rows or batch.after):
+                return Pass(run, scan, ())
+            return Pass(run, scan, _unknown(batch.topics, handles, scan.viewed if batch.is_one else None))
+
+        return _unfailed(search_all(search))
+
+    def _search(self, run: LookupRun, scan: LookupScan, seen_rows: ViewRows | None) -> Sequence[Handle]:
+        """Search all files for the batch of `scan`. Raises errors that fail the call.
 
         Return the files in range, but those in a view only for many lookups: the notes of one say if it has the topic.
         """
-        handles, needed = self._viewed(run, scan, lookup, seen_rows)
+        handles, needed = self._viewed(run, scan, seen_rows)
         if needed and run.files.logs.expired:
             scan.kept = run.files.logs.kept(scan.batch)
         self._read(run, scan, needed)
         return handles
 
     def _viewed(
-        self, run: LookupRun, scan: LookupScan, lookup: PreparedLookup | None, seen_rows: ViewRows | None
+        self, run: LookupRun, scan: LookupScan, seen_rows: ViewRows | None
     ) -> tuple[Sequence[Handle], Sequence[Handle]]:
         """Search a view, if there is one. Return the files as `_search`, and those that are still to be searched."""
         batch, files = scan.batch, run.files
         within = batch.first[2:] if batch.is_one else (int(batch.second_min.min()), int(batch.second_max.max()))
         # the core has no deadline, which the search of many lookups may miss
-        beside, view = ((), None) if lookup is None and run.budget.is_timed else files.viewed(*within)
+        beside, view = ((), None) if run.budget.is_timed and not batch.is_one else files.viewed(*within)
         if view is not None and not (files.logs.expired or batch.others):
-            if lookup is None:
+            if not batch.is_one:
                 viewed = view.find_many(batch, run.searches.in_parts, stored=run.budget.is_free)
                 _set_viewed(run, scan, viewed.noted)
                 for matches in viewed.matches:
@@ -282,7 +282,7 @@ class QueryEngine:
                 return [*beside, *viewed.seen], [*beside, *viewed.left]
             # the same files have the same rows; of a file that grows, those from the beginning of the call
             is_known = seen_rows is not None and seen_rows.handles is view.labels
-            if (view_rows := seen_rows if is_known else view.find(lookup)) is not None:
+            if (view_rows := seen_rows if is_known else view.find(batch)) is not None:
                 _set_viewed(run, scan, view_rows)
                 if len(view_rows):
                     rows = np.frombuffer(view_rows.rows, self.schema.row)
@@ -372,7 +372,7 @@ class QueryEngine:
 
 @dataclass(slots=True)
 class LookupScan(Scan):
-    """The pass of a batch for rows of `schema`. `skips`: the answers of its only lookup skip files.
+    """The pass of a batch for rows of `schema`. If it is of one lookup, its answers skip files.
 
     - `kept`: the lookups without expired entries, if an index has any.
     - `partly`: files that a view has searched for some of the lookups.
@@ -382,17 +382,16 @@ class LookupScan(Scan):
     schema: Schema
     batch: LookupBatch
     _: KW_ONLY
-    skips: bool = False
     kept: Kept = field(default_factory=dict)
     partly: Mapping[str, Partly] = field(default_factory=dict)
     lacking: dict[str, set[int]] = field(default_factory=dict)
     answers: MatchAccumulator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.answers = MatchAccumulator(self.batch, self.schema, self.skips)
+        self.answers = MatchAccumulator(self.batch, self.schema, self.batch.is_one)
         self.can_skip = self.answers.can_skip
         self.missing = self.answers.missing
-        if self.skips:
+        if self.batch.is_one:
             self.newest = int(self.batch.second_max[0])
 
     def look(self, handle: Handle) -> int:
@@ -520,12 +519,6 @@ def _files(passes: Sequence[Pass[Any]]) -> LookupFiles:
     """Return the files of all passes."""
     taken = [index_pass.run.files for index_pass in passes]
     return taken[0] if len(taken) == 1 else LookupFiles.joined(taken)
-
-
-def _within_index(lookup: PreparedLookup, number: int) -> PreparedLookup:
-    """Return a lookup that continues an answer of several indexes, for the index of a number."""
-    after = None if lookup.after is None else order_within_index(lookup.after, number)
-    return lookup._replace(after=after, others=tuple([_within_index(other, number) for other in lookup.others]))
 
 
 def _unknown_to_all(passes: Sequence[Pass[LookupScan]]) -> tuple[str, ...]:
