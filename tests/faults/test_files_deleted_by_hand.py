@@ -313,3 +313,23 @@ def test_a_file_whose_moved_copy_could_not_be_opened_is_not_published_again(
         assert not index.log_state.files
         assert not list((life.root / "uploaded").iterdir())
         assert len(index.query("t", "k", max_count=100)) == 10
+
+
+def test_the_rest_of_a_deletion_is_no_file_that_the_root_must_have(tmp_path):
+    """A crash left it without its journal, and the next writer ended before it deleted it: readers ignore it."""
+    life = Life(tmp_path)
+    with life.open(local_keep_s=0) as index:
+        life.put(index, 0)
+        index.seal()
+        (path,) = (life.root / "unsealed").glob("[0-9]*.index")
+        entries = path.read_bytes()
+        index.run_lifecycle()
+    life.clock.advance(48 * 3600)
+    assert merge_all(life.storage, life.clock).sources == 1
+    path.write_bytes(entries)
+    life.storage.fail("*", times=None)
+    life.open().abandon()
+    life.storage.clear()
+    assert path.exists() and FileList(Root(life.root, Disk())).read() == {}
+    with life.reader() as reader:
+        assert len(reader.query("t", "k")) == 10

@@ -190,7 +190,8 @@ class Parts:
             elif isinstance(handle, CompactedFile) and handle.folder == COMPACTED:
                 listed[handle.file_id] = ListedFile(handle.lane, handle.count, seconds)
             elif isinstance(handle, DamagedFile) and handle.place in (UNSEALED, COMPACTED):
-                listed[handle.file_id] = self._files.last(handle.file_id) or ListedFile(handle.lane, 0)
+                if (damaged := self._files.damaged(handle.file_id, handle.place, handle.lane)) is not None:
+                    listed[handle.file_id] = damaged
         return listed
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:

@@ -141,9 +141,15 @@ class FileList:
         # read again after the folders: a file leaves the list before it is deleted
         return {file_id: listed[file_id] for file_id in (listed.keys() - there) & self.read(again=True).keys()}
 
-    def last(self, file_id: str) -> ListedFile | None:
-        """Return a file of the list that was last read or written. For `listed` of `note`, which has the lock."""
-        return (self._last or {}).get(file_id)
+    def damaged(self, file_id: str, place: str, lane: str) -> ListedFile | None:
+        """Return what to list of a damaged file. For `listed` of `note`, which has the lock.
+
+        None: it is the rest of a deletion, without its journal, and readers ignore it.
+        """
+        if (known := (self._last or {}).get(file_id)) is not None:
+            return known
+        is_rest = place == UNSEALED and not self._root.journal_path(file_id).exists()
+        return None if is_rest else ListedFile(lane, 0)
 
     def missing(self, file_id: str, listed: ListedFile) -> CorruptFile:
         """Return the error for a listed file that is in no folder of the root."""
