@@ -189,9 +189,12 @@ class Parts:
                 listed[handle.file_id] = ListedFile(handle.lane, handle.count, seconds if handle.sealed else None)
             elif isinstance(handle, CompactedFile) and handle.folder == COMPACTED:
                 listed[handle.file_id] = ListedFile(handle.lane, handle.count, seconds)
-            elif isinstance(handle, DamagedFile) and handle.place in (UNSEALED, COMPACTED):
-                if (damaged := self._files.damaged(handle.file_id, handle.place, handle.lane)) is not None:
-                    listed[handle.file_id] = damaged
+            elif (
+                isinstance(handle, DamagedFile)
+                and handle.place in (UNSEALED, COMPACTED)
+                and (damaged := self._files.damaged(handle.file_id, handle.place, handle.lane)) is not None
+            ):
+                listed[handle.file_id] = damaged
         return listed
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:

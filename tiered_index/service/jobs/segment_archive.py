@@ -36,7 +36,7 @@ from tiered_index.format.segment import LinkedSegment, Times
 from tiered_index.service.jobs.catalogs import LINES_OF_RECORD, MOST_CATALOGS, MOST_LINES, merge_catalogs, send_catalog
 from tiered_index.service.jobs.linking import link
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import Publication
+from tiered_index.service.log.publication import Publication, Unpublished
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState, overlapped
@@ -240,8 +240,8 @@ class SegmentUploads:
     session: StorageSession
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
-    # by place: uploaded, and not known to be in the log
-    _sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = field(default_factory=dict)
+    # by place
+    _unpublished: Unpublished[tuple[str, int], ArchivedSegment] = field(default_factory=Unpublished)
     _known: Segments | None = None
 
     def close(self, until_s: float) -> None:
@@ -269,7 +269,7 @@ class SegmentUploads:
                     if not stale:
                         raise
                     # a later sweep deletes the old object, which readers may be using
-                    self._sent.pop(known.place, None)  # sent before the rewrite
+                    self._unpublished.forget(known.place)  # sent before the rewrite
                     return self._publish(whole, known.name)
                 if queues is None or known.queues_bytes or not (section := queues()):
                     return False
@@ -284,17 +284,17 @@ class SegmentUploads:
             state = self.session.log.state
             # a segment at its place: an earlier try appended the record, but its outcome was unknown
             if self._is_expired(source, state) or self._segments(state).at(*source.place) is not None:
-                self._sent.pop(source.place, None)
+                self._unpublished.forget(source.place)
                 return False
             _check_overlap(source, self._segments(state))
-            self._sent[source.place] = self._uploaded(source)
+            self._uploaded(source)
             return True
 
     def name_sent(self, places: Sequence[tuple[str, int]]) -> int:
         """Append one record for all segments at `places`, which were sent. Return how many of them are archived."""
         with self._writing():
             # in the order of catalogs, so that each group of rows is read and decoded once
-            sent = [self._sent[place] for place in sorted(places)]
+            sent = list(filter(None, map(self._unpublished.get, sorted(places))))
             segments, epoch, log = [segment for segment, _ in sent], self.session.epoch, self.session.log
 
             def missing(state: LogState) -> tuple[ArchivedSegment, ...]:
@@ -321,7 +321,7 @@ class SegmentUploads:
             # an earlier record of unknown outcome may name an object whose place is empty
             state = publication.record("archived segments", make, lambda state: None if missing(state) else "all")
             for place in places:
-                del self._sent[place]
+                self._unpublished.forget(place)
             self._merge_catalogs(state)
             return sum(map(self._segments(state).names_object, [segment.name for segment in segments]))
 
@@ -395,7 +395,7 @@ class SegmentUploads:
         `erased`: the segment with the same erased messages.
         """
         place = source.place
-        segment, publication = self._sent[place] = self._uploaded(source)
+        segment, publication = self._uploaded(source)
         if erased is not None:
             segment = structs.replace(segment, source=erased.source, published_ms=erased.published_ms)
 
@@ -408,7 +408,7 @@ class SegmentUploads:
             return LogRecord(0, "archive", self.session.epoch, "", 0, archive=(segment,), **gone)
 
         state = publication.record("an archived segment", make, lambda state: self._segments(state).at(*place))
-        del self._sent[place]
+        self._unpublished.forget(place)
         self._merge_catalogs(state)
         there = self._segments(state).at(*place)
         if there is None or there.name == segment.name:
@@ -419,15 +419,14 @@ class SegmentUploads:
 
     def _uploaded(self, source: SourceSegment) -> tuple[ArchivedSegment, Publication]:
         """Send a segment, unless the object of an earlier try can be used. Return it with its publication."""
-        sent, size_bytes, columns = self._sent.get(source.place), source.size_bytes, source.columns
-        if sent is not None and not sent[1].is_overdue and _is_same(sent[0], source):
-            with contextlib.suppress(ObjectNotFound):
-                sent[1].check()
-                return sent
-        section = b"" if source.queues is None else source.queues()
-        messages = (None, None) if source.messages is None else source.messages()
-        log, epoch = self.session.log, self.session.epoch
-        return send_segment(log, source.place, size_bytes, source.pieces, section, epoch, columns, messages)
+
+        def send() -> tuple[ArchivedSegment, Publication]:
+            section = b"" if source.queues is None else source.queues()
+            messages = (None, None) if source.messages is None else source.messages()
+            log, epoch, size_bytes = self.session.log, self.session.epoch, source.size_bytes
+            return send_segment(log, source.place, size_bytes, source.pieces, section, epoch, source.columns, messages)
+
+        return self._unpublished.sent(source.place, send, partial(_is_same, source=source))
 
 
 def send_segment(

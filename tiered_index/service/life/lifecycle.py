@@ -22,7 +22,6 @@ from tiered_index.errors import (
     CorruptFile,
     DiskFull,
     IndexClosed,
-    ObjectNotFound,
     StorageError,
     StorageUnavailable,
     TieredIndexError,
@@ -44,7 +43,7 @@ from tiered_index.service.life.context import (
 from tiered_index.service.life.pending import PendingFiles
 from tiered_index.service.life.same_file import check_same
 from tiered_index.service.log.log import fenced, publishing
-from tiered_index.service.log.publication import Publication, stored_file
+from tiered_index.service.log.publication import Publication, Unpublished, stored_file
 from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import (
@@ -96,7 +95,7 @@ class Lifecycle:
         self._refreshed_s = context.clock.monotonic_s()
         self._pending = PendingFiles(context)
         self._damaged = DamagedCopies(context, damaged, journals)
-        self._publications: dict[str, Publication] = {}  # by file id: sent, and not known to be in the log
+        self._unpublished = Unpublished[str, str]()  # names of objects, by file id
         self.refresh, self.show = context.refresh, context.show
         self._failed: dict[str, TieredIndexError] = {}  # errors of this round
         self.errors: dict[str, TieredIndexError] = {}
@@ -406,27 +405,25 @@ class Lifecycle:
         verify_tables(file)
         verify_runs(file)
         context, session, now_ms = self._context, self._context.session, self._context.clock.now_ms()
-        # an object that was sent by an earlier try is published under its name
-        publication = self._publications.get(file_id)
-        if publication is not None and publication.is_overdue:
-            self._forget(file_id)
-            publication = None
         # otherwise it can't have been published, and no refresh is needed
-        may_be_there = publication is not None or file_id in context.outcome_unknown
+        may_be_there = file_id in context.outcome_unknown
         state = session.refreshed() if may_be_there else session.log.state
         # checks that this is still the index's storage, for a twelfth of the cost of a listing
         session.log.check_end()
         known = state.object_of(file_id)
         removed = partial(context.moved_files, after=_log_number(file))
+        sent = self._unpublished.get(file_id)
         if known is not None:
-            if publication is not None:
-                publication.resolve(state)
+            if sent is not None:
+                sent[1].resolve(state)
         elif may_be_there and file_id in removed(state):
             self._let_go(file)
             return
         else:
-            publication = self._sent(file_id, memoryview(local.data))
-            stored = stored_file(publication.sent.name, local.trailer(), local.size_bytes, now_ms)
+            send = partial(self._send, file_id, memoryview(local.data))
+            name, publication = sent = self._unpublished.sent(file_id, send)
+            context.outcome_unknown.add(file_id)
+            stored = stored_file(name, local.trailer(), local.size_bytes, now_ms)
             positions = context.files.durable_positions(file)
             gone: Callable[[LogState], set[str]] = removed if may_be_there else lambda state: set()
             before_ms = context.files.put_before_ms(file, now_ms)
@@ -436,7 +433,7 @@ class Lifecycle:
             if known is None:
                 self._let_go(file)
                 return
-        if publication is None or known.name != publication.sent.name:
+        if sent is None or known.name != sent[0]:
             check_same(file, StorageBytes(context.cold, known))
         # durable first, because each later start relies on a file in `uploaded` being published
         session.log.rely()
@@ -453,33 +450,20 @@ class Lifecycle:
         # last, because a file that could not be moved and opened must be looked up in the log again
         self._end(file_id)
 
-    def _sent(self, file_id: str, data: memoryview) -> Publication:
-        """Send a file, unless an earlier try has, and return its publication."""
-        session, publication = self._context.session, self._publications.get(file_id)
-        if publication is not None:
-            try:
-                publication.check()
-            except ObjectNotFound:
-                self._forget(file_id)  # sent again next time
-                raise
-            return publication
-        name = data_name(file_id, secrets.token_hex(8))
+    def _send(self, file_id: str, data: memoryview) -> tuple[str, Publication]:
+        """Send a file. Return the object's name with its publication."""
+        session = self._context.session
 
         def fill(stream: Writer) -> None:
             for start in range(0, len(data), PART_BYTES):
                 stream.write(data[start : start + PART_BYTES])
                 self._renew()
 
-        self._publications[file_id] = publication = Publication.send(session.log, name, fill, session.epoch)
-        return publication
-
-    def _forget(self, file_id: str) -> None:
-        """Forget the sent object. It is not deleted, because its record may still be appended."""
-        del self._publications[file_id]
-        self._context.outcome_unknown.add(file_id)
+        name = data_name(file_id, secrets.token_hex(8))
+        return name, Publication.send(session.log, name, fill, session.epoch)
 
     def _end(self, file_id: str) -> None:
-        self._publications.pop(file_id, None)
+        self._unpublished.forget(file_id)
         self._context.outcome_unknown.discard(file_id)
 
     def _move(self, file: CompactedFile) -> Path:

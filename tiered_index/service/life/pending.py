@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tiered_index.errors import ObjectNotFound
 from tiered_index.service.jobs.pending import send_sealed
 from tiered_index.service.life.context import LifecycleContext, has_newer_positions, sealed_form
 from tiered_index.service.life.same_file import is_in
 from tiered_index.service.log.identity import other_file
-from tiered_index.service.log.publication import Publication
+from tiered_index.service.log.publication import Unpublished
 from tiered_index.service.log.records import LogRecord, PendingFile, StoredObject, max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.compacted import CompactedFile, StorageBytes, open_stored
@@ -34,7 +33,7 @@ class PendingFiles:
         self._enabled = context.config.compaction == "spark"
         self._timeout_ms = context.config.compact_timeout_s * 1000
         self._since_ms: dict[str, int] = {}  # begin of each sealed file's time-out
-        self._sent: dict[str, tuple[PendingFile, Publication]] = {}  # not known to be in the log
+        self._unpublished = Unpublished[str, PendingFile]()
         self._published: dict[str, UnsealedFile] = {}
         self.uploaded = 0
         self.adopted = 0
@@ -104,18 +103,9 @@ class PendingFiles:
         session = context.session
         # checks that this is still the index's storage
         session.log.check_end()
-        known = self._sent.get(file_id)
-        if known is not None and known[1].is_overdue:
-            del self._sent[file_id]
-            known = None
-        if known is None:
-            known = self._sent[file_id] = send_sealed(session, sealed_form(file), file.entries())
-        waiting, publication = known
-        try:
-            publication.check()
-        except ObjectNotFound:
-            del self._sent[file_id]  # sent again next time
-            raise
+        waiting, publication = self._unpublished.sent(
+            file_id, lambda: send_sealed(session, sealed_form(file), file.entries())
+        )
         context.outcome_unknown.add(file_id)
         before_ms = context.files.put_before_ms(file, context.clock.now_ms())
 
@@ -128,7 +118,7 @@ class PendingFiles:
             return LogRecord(0, "pending", session.epoch, "", 0, pending=(waiting,), put_before_ms=before_ms)
 
         state = publication.record("a pending file", make, holder)
-        del self._sent[file_id]
+        self._unpublished.forget(file_id)
         if state.pending_of(file_id) == waiting:
             self._note_pending(file, waiting)
             self._since_ms[file_id] = waiting.published_ms

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tiered_index.errors import (
     CorruptFile,
@@ -34,6 +35,8 @@ from tiered_index.service.log.records import LogRecord, Origin, StoredObject, Ta
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage, Writer
 
+K = TypeVar("K")
+D = TypeVar("D")
 MAX_AGE_S = 23 * 3600
 """Longest time from the begin of sending to publication: an hour less than `orphans` keeps unnamed objects by default.
 """
@@ -200,6 +203,40 @@ class Publication:
             f"{where}: {self.sent.name} was uploaded {hours:.1f} hours ago, but no record names it yet. It may be "
             f"swept as an orphan, so it will be sent again"
         )
+
+
+class Unpublished(Generic[K, D]):
+    """A writer's sent objects that are not known to be in the log, by a key, each with its description for a record.
+
+    An object of an earlier try is published under its name while it is whole and in time. Otherwise it is sent again,
+    and the old one is not deleted, because a record may still name it.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[K, tuple[D, Publication]] = {}
+
+    def sent(
+        self, key: K, send: Callable[[], tuple[D, Publication]], is_same: Callable[[D], bool] = lambda _: True
+    ) -> tuple[D, Publication]:
+        """Return what an earlier try sent, if `is_same` says that it is still to be sent, or what `send` sends now.
+
+        Raises the errors of `send`, `is_same` and `Publication.check`.
+        """
+        known = self._sent.get(key)
+        if known is not None and not known[1].is_overdue and is_same(known[0]):
+            with contextlib.suppress(ObjectNotFound):
+                known[1].check()
+                return known
+        self._sent[key] = known = send()
+        return known
+
+    def get(self, key: K) -> tuple[D, Publication] | None:
+        """Return what was sent; None: nothing."""
+        return self._sent.get(key)
+
+    def forget(self, key: K) -> None:
+        """Forget what was sent, because the log has it, or will never have it."""
+        self._sent.pop(key, None)
 
 
 def abandon(objects: Iterable[SentObject], storage: Storage) -> None:
