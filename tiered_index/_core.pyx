@@ -40,6 +40,8 @@ cdef enum:
     AHEAD = 24
     # fingerprints of one hash that are compared
     MARKS = 16
+    # entries that are written together: they fit the CPU's nearest cache
+    ROWS_AT_ONCE = 256
 
 
 # the powers 255 to 0 of 31 (Java's hash) and of 0x9E3779B1 (the fingerprint), modulo 2**32
@@ -61,7 +63,7 @@ set_powers()
 def hash_rows(
     const Unit[::1] units,
     const int64_t[::1] offsets,
-    const int64_t[::1] topic_index,
+    const int64_t[:] topic_index,
     const uint32_t[::1] java_of_topic,
     const uint32_t[::1] second_of_topic,
     uint32_t[::1] java,
@@ -119,32 +121,101 @@ def hash_key(str key not None, uint32_t java, uint32_t second):
     return <uint64_t>java | <uint64_t>mixed32(second) << 32
 
 
-def insert(
-    const int32_t[::1] hashes,
-    int64_t slots,
-    int64_t first,
-    int32_t[::1] heads,
-    int32_t[::1] previous,
-    int64_t[::1] slot_of,
-    int32_t[::1] values,
-):
+def insert(const int32_t[::1] hashes, int64_t slots, int64_t first, int32_t[::1] heads, int32_t[::1] previous):
     """Insert rows, numbered from `first`, into the chains of `heads`. Return the number of slots that were empty."""
     cdef Py_ssize_t rows = hashes.shape[0], row
-    cdef int64_t slot, fresh = 0
+    cdef uint32_t slot, by = <uint32_t>slots
+    cdef int64_t fresh = 0
     cdef int32_t before
-    if not 0 < slots <= heads.shape[0] or min(previous.shape[0], slot_of.shape[0], values.shape[0]) < rows:
+    if not 0 < slots <= min(heads.shape[0], INT32_MAX) or previous.shape[0] < rows:
         fail("there are fewer heads than slots, or less room than rows")
     with nogil:
         for row in range(rows):
-            slot = <uint32_t>hashes[row] % <uint64_t>slots
+            slot = <uint32_t>hashes[row] % by
             before = heads[slot]
             heads[slot] = <int32_t>(first + row)
             fresh += before == 0
             previous[row] = before
-            slot_of[row] = slot
-        for row in range(rows):
-            values[row] = heads[slot_of[row]]
     return fresh
+
+
+cdef struct Values:
+    # one column of rows, and its place in an entry
+    const uint8_t *data
+    int64_t stride
+    int64_t width
+    int64_t place
+    bint is_number
+
+
+cdef void write_column(uint8_t *entries, int64_t size, const Values *of, Py_ssize_t begin, Py_ssize_t rows) noexcept nogil:
+    """Write a column of some rows to their entries, numbers big-endian."""
+    cdef Py_ssize_t row
+    cdef int64_t byte, width = of.width, stride = of.stride
+    cdef const uint8_t *data = of.data + begin * stride
+    cdef uint8_t *to = entries + of.place
+    cdef uint32_t word
+    cdef uint64_t longer
+    if of.is_number and width == 4:
+        for row in range(rows):
+            memcpy(&word, data + row * stride, 4)
+            word = swapped32(word)
+            memcpy(to + row * size, &word, 4)
+    elif of.is_number and width == 8:
+        for row in range(rows):
+            memcpy(&longer, data + row * stride, 8)
+            longer = swapped64(longer)
+            memcpy(to + row * size, &longer, 8)
+    else:
+        for row in range(rows):
+            for byte in range(width):
+                to[row * size + byte] = data[row * stride + (width - 1 - byte if of.is_number else byte)]
+
+
+def write_entries(
+    uint8_t[:, ::1] entries, list columns not None, const int64_t[:, ::1] places, const int64_t[:] times,
+    int64_t unit_ms, int64_t begin_ms, int64_t time_place,
+):
+    """Write the columns of rows as entries. Each column has the bytes of its values, in native order.
+
+    `places` has the place of each column in an entry, and 1 for numbers. `time_place` is that of the seconds from
+    `begin_ms` to `times`, which are in units of `unit_ms`; truncated toward zero.
+    """
+    cdef Py_ssize_t rows = entries.shape[0], size = entries.shape[1], count = len(columns), begin, column, row, part
+    cdef const uint8_t[:, :] values
+    cdef Values *table
+    cdef uint32_t word
+    if places.shape[0] < count or places.shape[1] != 2:
+        fail("there are fewer places than columns")
+    if times.shape[0] < rows or not 0 <= time_place <= size - 4:
+        fail("there are fewer times than rows, or no place for them")
+    if not rows:
+        return
+    table = <Values *>malloc(max(count, 1) * sizeof(Values))
+    if table == NULL:
+        raise MemoryError
+    try:
+        for column in range(count):
+            # the list keeps the memory
+            values = columns[column]
+            if values.shape[0] < rows or not values.shape[1] or (values.shape[1] > 1 and values.strides[1] != 1):
+                fail("a column has fewer rows, or its bytes are apart")
+            if not 0 <= places[column, 0] <= size - values.shape[1]:
+                fail("a column is not in the entry")
+            table[column].data, table[column].stride, table[column].width = &values[0, 0], values.strides[0], values.shape[1]
+            table[column].place, table[column].is_number = places[column, 0], places[column, 1] != 0
+        with nogil:
+            begin = 0
+            while begin < rows:
+                part = min(rows - begin, ROWS_AT_ONCE)
+                for column in range(count):
+                    write_column(&entries[begin, 0], size, &table[column], begin, part)
+                for row in range(begin, begin + part):
+                    word = swapped32(<uint32_t>((times[row] * unit_ms - begin_ms) // 1000))
+                    memcpy(&entries[row, time_place], &word, 4)
+                begin += part
+    finally:
+        free(table)
 
 
 def place_by_slot(

@@ -244,9 +244,10 @@ class PatientPut:
                     self.stop.wait(_PUT_PAUSE_S)
         if put:
             times_ms = numbers_of("timestamp_ms", columns["timestamp_ms"])
-            self.expired += self._count_expired(times_ms, columns["topic"])
+            interval = int(times_ms.min()), int(times_ms.max())
+            self.expired += self._count_expired(times_ms, interval[0], columns["topic"])
             if len(self.quarantined) < FIRST:
-                self._note_quarantined(times_ms, columns)
+                self._note_quarantined(times_ms, interval, columns)
         self._unflushed += put
         if self._unflushed >= _FLUSH_ENTRIES:
             self.flush()
@@ -263,7 +264,7 @@ class PatientPut:
                 break
             self.stop.wait(_PUT_PAUSE_S)
 
-    def _count_expired(self, times_ms: npt.NDArray[np.int64], of_topics: Any) -> int:
+    def _count_expired(self, times_ms: npt.NDArray[np.int64], least_ms: int, of_topics: Any) -> int:
         expired, rule = self.index.expired, self.index.config.retention
         if rule.any:
             # the index's next round records it
@@ -271,16 +272,18 @@ class PatientPut:
         if not expired.latest_ms:
             return 0
         # entries have whole seconds
-        if int(times_ms.min()) // 1000 * 1000 >= expired.latest_ms:
+        if least_ms // 1000 * 1000 >= expired.latest_ms:
             return 0
         numbers, topics = distinct_topics(of_topics)
         before_ms = np.array([expired.before_ms(topic) for topic in topics])
         return int(np.count_nonzero(times_ms // 1000 * 1000 < before_ms[numbers]))
 
-    def _note_quarantined(self, times_ms: npt.NDArray[np.int64], columns: Mapping[str, Any]) -> None:
+    def _note_quarantined(
+        self, times_ms: npt.NDArray[np.int64], interval: tuple[int, int], columns: Mapping[str, Any]
+    ) -> None:
         now_s, settings = time.time(), self.index.config
         low_s, high_s = now_s - settings.max_late_s, now_s + settings.max_early_s
-        if int(times_ms.min()) // 1000 >= low_s and int(times_ms.max()) // 1000 <= high_s:
+        if interval[0] // 1000 >= low_s and interval[1] // 1000 <= high_s:
             return
         seconds = times_ms // 1000
         wrong = (seconds < low_s) | (seconds > high_s)

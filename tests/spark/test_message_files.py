@@ -113,13 +113,13 @@ def test_the_messages_with_a_key_are_counted_without_reading_keys(tmp_path: Path
     path = tmp_path / "m.parquet"
     pq.write_table(with_column(table, "key", pa.array(keys)), path, row_group_size=50)
     wanted: list[tuple[str, ...]] = []
-    of_group = ParquetTable.read_group
+    all_rows = ParquetTable.read
 
-    def read_group(self: Any, number: int, names: Any, start: int = 0) -> Any:
+    def read_rows(self: Any, names: Any, start: int = 0) -> Any:
         wanted.append(tuple(names))
-        return of_group(self, number, names, start)
+        return all_rows(self, names, start)
 
-    monkeypatch.setattr(ParquetTable, "read_group", read_group)
+    monkeypatch.setattr(ParquetTable, "read", read_rows)
     monkeypatch.setattr("tiered_index.spark.writing.files._LEAST_ROWS", 50)
     keyed = [key for batch in read(reader_of(path), "topic", HAS_KEY) for key in batch.column(HAS_KEY).to_pylist()]
     assert (len(keyed), sum(keyed)) == (100, 100 if lacks == "whole" else 98)

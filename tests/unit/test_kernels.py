@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from tests.support.core import compiled_core, using
 from tiered_index import kernels
-from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.schema import KEYED_SCHEMA, Column, Schema
 from tiered_index.format.slots import by_slot
+from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.read.batch import LookupBatch
 from tiered_index.types import Lookup
 
@@ -51,6 +53,55 @@ def test_entries_by_slot(loops, seed, count, slots, hashes):
     entries = np.zeros(count, KEYED_SCHEMA.entry)
     entries["key_hash"] = np.random.default_rng(seed).integers(0, hashes, count).astype(np.uint32).view(np.int32)
     both(loops, lambda: listed(by_slot(entries, slots, np.empty(count, np.uint64))))
+
+
+OWN = Schema(
+    "Own",
+    (
+        *KEYED_SCHEMA.extra,
+        Column("small", ">i2"),
+        Column("flag", "|u1"),
+        Column("real", ">f8"),
+        Column("name", ">S5"),
+        Column("bytes", "|S3"),
+    ),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=numbers,
+    count=st.sampled_from([0, 1, 300, 20_000]),
+    slots=st.sampled_from([1, 300, 70_000]),
+    unit_ms=st.sampled_from([1, 1000]),
+)
+def test_entries_of_columns(loops, seed, count, slots, unit_ms):
+    """Columns have any type that converts, and any distance between values; one value may stand for all rows."""
+    layout = Layout(NATIVE, OWN, slots, 40_000)
+
+    def make():
+        random = np.random.default_rng(seed)
+        table, parts = UnsealedTable(layout, 10_000_000), []
+        for part in (count, count // 2):
+            columns = {
+                "topic_id": np.broadcast_to(np.int32(random.integers(2**31)), part),
+                "queue_id": random.integers(0, 2**31, part),
+                "offset": random.integers(0, 2**63, (part, 2))[:, 1],
+                "size": random.integers(0, 2**31, part).astype(">i4"),
+                "fingerprint": random.integers(0, 2**32, part).astype(np.uint32),
+                "small": random.integers(-(2**15), 2**15, part).astype(np.int16),
+                "flag": random.integers(0, 256, part).astype(np.uint8),
+                "real": random.random(part),
+                "name": random.choice(np.array([b"", b"abc", b"abcde"]), part),
+                "bytes": random.choice(np.array([b"x\0y", b"z"]), part),
+            }
+            hashes = random.integers(0, 400, part).astype(np.int32)
+            batch = table.prepare(hashes, random.integers(0, 20_000_000 // unit_ms, part), columns, unit_ms)
+            table.commit(batch)
+            parts += [batch.entries.tobytes(), b"".join(batch.pieces())]
+        return parts, table.heads.tolist(), table.slots_in_use, table.end_ms
+
+    both(loops, make)
 
 
 def test_items_of_negative_hashes_are_left_to_numpy(loops):
@@ -121,8 +172,29 @@ WRONG = {
     "rows without units": lambda core: core.hash_rows(
         np.zeros(3, np.uint8), np.array([0, 4]), np.zeros(1, np.int64), *np.zeros((4, 1), np.uint32)
     ),
-    "more slots than heads": lambda core: core.insert(
-        np.zeros(1, np.int32), 2, 1, *np.zeros((2, 1), np.int32), np.zeros(1, np.int64), np.zeros(1, np.int32)
+    "more slots than heads": lambda core: core.insert(np.zeros(1, np.int32), 2, 1, *np.zeros((2, 1), np.int32)),
+    "less room than rows": lambda core: core.insert(np.zeros(2, np.int32), 1, 1, *np.zeros((2, 1), np.int32)),
+    "fewer times than entries": lambda core: core.write_entries(
+        np.zeros((2, 8), np.uint8), [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 0
+    ),
+    "no place for times": lambda core: core.write_entries(
+        np.zeros((1, 8), np.uint8), [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 5
+    ),
+    "fewer places than columns": lambda core: core.write_entries(
+        *(np.zeros((1, 8), np.uint8), [np.zeros((1, 4), np.uint8)], np.zeros((0, 2), np.int64)),
+        *(np.zeros(1, np.int64), 1, 0, 4),
+    ),
+    "fewer values than entries": lambda core: core.write_entries(
+        *(np.zeros((2, 8), np.uint8), [np.zeros((1, 4), np.uint8)], np.zeros((1, 2), np.int64)),
+        *(np.zeros(2, np.int64), 1, 0, 4),
+    ),
+    "a column behind the entry": lambda core: core.write_entries(
+        *(np.zeros((1, 8), np.uint8), [np.zeros((1, 4), np.uint8)], np.array([[5, 1]])),
+        *(np.zeros(1, np.int64), 1, 0, 4),
+    ),
+    "values whose bytes are apart": lambda core: core.write_entries(
+        *(np.zeros((1, 8), np.uint8), [np.zeros((1, 8), np.uint8)[:, ::2]], np.array([[0, 1]])),
+        *(np.zeros(1, np.int64), 1, 0, 4),
     ),
     "less bytes than entries": lambda core: core.place_by_slot(
         np.zeros(31, np.uint8), 32, 1, np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int64)

@@ -61,7 +61,7 @@ def messages(topic: pa.DataType, keys: pa.Array) -> pa.Table:
 @pytest.mark.parametrize("of", LISTS)
 def test_every_layout_is_read(tmp_path: Path, text: pa.DataType, of: Any) -> None:
     pq.write_table(table := messages(text, lists_of(of(text))), tmp_path / "m.parquet")
-    ((_, rows),) = ParquetTable(LocalFile(tmp_path / "m.parquet")).read_group(0, table.column_names)
+    ((_, rows),) = ParquetTable(LocalFile(tmp_path / "m.parquet")).read(table.column_names)
     assert rows.to_pylist() == table.to_pylist()
 
 
@@ -163,7 +163,7 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
             storage, name = open_storage(f"memory://{tmp_path.name}"), f"{version}{encoding}{path_of_keys}{bound}"
             storage.put(name, path.read_bytes())
             for place in (LocalFile(path), StoredFile(name, storage, name, path.stat().st_size)):
-                groups = [rows for _, rows in parquet.ParquetTable(place).read_group(0, ["n", "key"])]
+                groups = [rows for _, rows in parquet.ParquetTable(place).read(["n", "key"])]
                 assert [value for rows in groups for value in rows.column("key").to_pylist()] == keys
                 assert [n for rows in groups for n in rows.column("n").to_pylist()] == list(range(len(keys)))
 

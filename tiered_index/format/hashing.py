@@ -137,7 +137,7 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     raw = np.frombuffer(offset_buffer, np.int64)[strings.offset : strings.offset + len(strings) + 1]
     start, stop = int(raw[0]), int(raw[-1])
     data = np.frombuffer(data_buffer, np.uint8)[start:stop] if stop > start else np.zeros(0, np.uint8)
-    offsets = raw - start
+    offsets = raw - start if start else raw
     if not len(data) or int(data.max()) < 0x80:
         return CodeUnits(data, offsets)
     try:
@@ -162,6 +162,11 @@ def _units_of_text(strings: Sequence[str]) -> CodeUnits:
     encoded = [string.encode("utf-16-le", "surrogatepass") for string in strings]
     np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)) // 2, out=offsets[1:])
     return CodeUnits(np.frombuffer(b"".join(encoded), "<u2"), offsets)
+
+
+def is_one_value(column: npt.NDArray[Any]) -> bool:
+    """Return whether a column (n) repeats one value, as of `np.broadcast_to`. It takes the memory of one."""
+    return column.strides == (0,) and len(column) > 0
 
 
 def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
@@ -222,11 +227,12 @@ def java_hash_batch(
     java, second = np.ascontiguousarray(prefixes.T)
     count, offsets = len(keys), keys.offsets
     # for an index beyond the topics the code below raises NumPy's error; the core would raise another one
-    within = count and topic_index.min() >= 0 and topic_index.max() < len(topics)
+    distinct = topic_index[:1] if is_one_value(topic_index) else topic_index
+    within = count and distinct.min() >= 0 and distinct.max() < len(topics)
     if within and (loops := compiled()) is not None:
         hashes, fingerprint = np.empty(count, np.int32), np.empty(count if fingerprints else 0, np.uint32)
-        rows = np.ascontiguousarray(topic_index, np.int64)
-        loops.hash_rows(keys.units, offsets, rows, java, second, hashes.view(np.uint32), fingerprint)
+        numbers = topic_index.astype(np.int64, copy=False)
+        loops.hash_rows(keys.units, offsets, numbers, java, second, hashes.view(np.uint32), fingerprint)
         return hashes, fingerprint
     # one unit of all rows at a time; the longest rows come first, so the first `going` rows have a unit
     falling = np.argsort(-keys.lengths, kind="stable")

@@ -26,8 +26,10 @@ from tiered_index.format.schema import PREVIOUS
 from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
-# Entries inserted at a time: a sort that fits the cache is twice as fast as a sort of a whole batch
-_INSERT_CHUNK = 1 << 15
+# Entries inserted or made at a time: a sort, or the bytes, that fit the cache are twice as fast as those of a batch
+_INSERT_CHUNK = 1 << 14
+# a copy of all heads costs as much as so many times fewer single heads
+_MANY = 8
 
 
 def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int32]:
@@ -41,30 +43,29 @@ def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int3
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """Entries from index `first` on that are ready to be written, and the chain heads that `commit` will set.
+    """Entries from index `first` on that are ready to be written, and the slots whose heads `commit` will set.
 
-    `make` makes the entries of a slice of the batch.
+    `hashes` (i32, n) are those of the entries. `make` makes the entries of a slice of the batch.
     """
 
     first: int
-    count: int
+    hashes: npt.NDArray[np.int32]
     make: Callable[[slice], Array]
-    heads: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]
     fresh_slots: int
     end_ms: int
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.hashes)
 
     @property
     def entries(self) -> Array:
         """All entries. Each call makes them."""
-        return self.make(slice(0, self.count))
+        return self.make(slice(0, len(self)))
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes of the entries in pieces of about 1 MiB, which fit the CPU's cache."""
-        for start in range(0, self.count, _INSERT_CHUNK):
-            yield memoryview(self.make(slice(start, min(start + _INSERT_CHUNK, self.count))).view(np.uint8))  # type: ignore[arg-type]
+        """Yield the bytes of the entries in pieces of about 0.5 MiB, which fit the CPU's cache."""
+        for start in range(0, len(self), _INSERT_CHUNK):
+            yield memoryview(self.make(slice(start, min(start + _INSERT_CHUNK, len(self)))).view(np.uint8))  # type: ignore[arg-type]
 
 
 class UnsealedTable:
@@ -86,11 +87,11 @@ class UnsealedTable:
         """The number of entries that still fit."""
         return self.layout.capacity - self.count
 
-    def prepare(self, hashes: Array, timestamps_ms: Array, columns: Mapping[str, Array]) -> PreparedBatch:
+    def prepare(self, hashes: Array, times: Array, columns: Mapping[str, Array], unit_ms: int = 1) -> PreparedBatch:
         """Prepare the entries of a batch for `commit`. The table is unchanged.
 
-        `hashes` (i32, n) are normal hashes, `timestamps_ms` (i64, n) are times. `columns` has every other column of the
-        schema by name (n each). Raises `InvalidArgument` if n is more than `free`.
+        `hashes` (i32, n) are normal hashes, `times` (i64, n) are in units of `unit_ms`. `columns` has every other
+        column of the schema by name (n each). Raises `InvalidArgument` if n is more than `free`.
         """
         n = len(hashes)
         if n > self.free:
@@ -99,27 +100,20 @@ class UnsealedTable:
         if self._prepared:
             self._next_heads[:] = self.heads
         self._prepared = True
-        first = self.count + 1
-        heads, all_previous = [], np.empty(n, np.int32)
-        fresh_slots = 0
-        for start in range(0, n, _INSERT_CHUNK):
-            part = slice(start, start + _INSERT_CHUNK)
-            all_previous[part], slots, values, fresh = self._insert(hashes[part], first + start)
-            heads.append((slots, values))
-            fresh_slots += fresh
-        end_ms = max(self.end_ms, int(timestamps_ms.max())) if n else self.end_ms
+        previous, fresh_slots = self._insert(hashes, self.count + 1)
+        end_ms = max(self.end_ms, int(times.max()) * unit_ms) if n else self.end_ms
         entry = self.layout.schema.entry
-        others = [name for name in entry.names or () if name not in ("key_hash", "time_diff_s", PREVIOUS)]
+        stored = {"key_hash": hashes, PREVIOUS: previous}
+        for name in entry.names or ():
+            if name != "time_diff_s" and name not in stored:
+                stored[name] = columns[name]
 
         def make(part: slice) -> Array:
             rows = np.empty(part.stop - part.start, entry)
-            rows["key_hash"], rows[PREVIOUS] = hashes[part], all_previous[part]
-            rows["time_diff_s"] = time_differences(timestamps_ms[part], self.begin_ms)
-            for name in others:
-                rows[name] = columns[name][part]
+            _write(rows, {name: values[part] for name, values in stored.items()}, times[part], unit_ms, self.begin_ms)
             return rows
 
-        return PreparedBatch(first, n, make, heads, fresh_slots, end_ms)
+        return PreparedBatch(self.count + 1, hashes, make, fresh_slots, end_ms)
 
     def commit(self, batch: PreparedBatch) -> None:
         """Make the last prepared batch visible to readers. Raises `InvalidArgument` if entries were added since."""
@@ -130,17 +124,16 @@ class UnsealedTable:
         self.end_ms = batch.end_ms
         # first the count: readers that start at the heads must not find entries beyond it
         self.count += len(batch)
-        for slots, values in batch.heads:
-            self.heads[slots] = values
+        self._show_heads(batch.hashes)
 
     def load(self, entries: Array, end_ms: int) -> None:
         """Add verified entries that are in the file (structured, from index `count` + 1 on), in chunks."""
         for start in range(0, len(entries), _INSERT_CHUNK):
             hashes = normal_hashes(entries["key_hash"][start : start + _INSERT_CHUNK])
-            _, slots, values, fresh = self._insert(hashes, self.count + 1)
+            _, fresh = self._insert(hashes, self.count + 1)
             self.slots_in_use += fresh
             self.count += len(hashes)
-            self.heads[slots] = values
+            self._show_heads(hashes)
         self.end_ms = max(self.end_ms, end_ms)
 
     def header(self) -> Header:
@@ -155,36 +148,61 @@ class UnsealedTable:
         table[:, 0] = self.heads
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
-    def _insert(
-        self, hashes: Array, first: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32], int]:
+    def _insert(self, hashes: Array, first: int) -> tuple[npt.NDArray[np.int32], int]:
         """Insert rows (normal hashes, i32, n) from index `first` on into `_next_heads`.
 
-        Return `previous` (i32, n), slots (i64, n), new heads (i32, n), and the number of slots that were empty. Memory:
-        40 bytes per row.
+        Return `previous` (i32, n), and the number of slots that were empty.
         """
-        n = len(hashes)
-        heads = self._next_heads
+        previous = np.empty(len(hashes), np.int32)
         if (loops := compiled()) is not None:
-            previous, values = np.empty(n, np.int32), np.empty(n, np.int32)
-            slots = np.empty(n, np.int64)
-            return (
-                previous,
-                slots,
-                values,
-                loops.insert(hashes, self.layout.slots, first, heads, previous, slots, values),
-            )
-        slots = (hashes.view(np.uint32) % np.uint32(self.layout.slots)).astype(np.int64)
+            return previous, loops.insert(hashes, self.layout.slots, first, self._next_heads, previous)
+        fresh = 0
+        for start in range(0, len(hashes), _INSERT_CHUNK):
+            part = slice(start, start + _INSERT_CHUNK)
+            fresh += self._insert_sorted(hashes[part], first + start, previous[part])
+        return previous, fresh
+
+    def _insert_sorted(self, hashes: Array, first: int, previous: npt.NDArray[np.int32]) -> int:
+        """As `_insert`, by a sort. Memory: 40 bytes per row."""
+        heads, slots = self._next_heads, self._slots_of(hashes)
         order = np.argsort(slots, kind="stable")
         again = np.diff(slots[order], prepend=-1) == 0
         # `previous` of a slot's first row is the head, and of each further row the row before
-        previous = np.empty(n, np.int32)
         previous[order[again]] = first + order[np.flatnonzero(again) - 1]
         firsts = order[~again]
         previous[firsts] = heads[slots[firsts]]
         lasts = order[np.append(~again[1:], True)]
         heads[slots[lasts]] = first + lasts
-        return previous, slots, heads[slots], int(np.count_nonzero(previous[firsts] == 0))
+        return int(np.count_nonzero(previous[firsts] == 0))
+
+    def _show_heads(self, hashes: Array) -> None:
+        """Set the heads of the slots of hashes (normal, i32, n) to the prepared ones."""
+        if _MANY * len(hashes) > self.layout.slots:
+            self.heads[:] = self._next_heads
+        else:
+            slots = self._slots_of(hashes)
+            self.heads[slots] = self._next_heads[slots]
+
+    def _slots_of(self, hashes: Array) -> npt.NDArray[np.int64]:
+        return (hashes.view(np.uint32) % np.uint32(self.layout.slots)).astype(np.int64)
+
+
+def _write(rows: Array, columns: Mapping[str, Array], times: Array, unit_ms: int, begin_ms: int) -> None:
+    """Write columns and times (n each) to entries (structured, n)."""
+    if (loops := compiled()) is None:
+        rows["time_diff_s"] = time_differences(times * unit_ms, begin_ms)
+        for name, values in columns.items():
+            rows[name] = values
+        return
+    fields: Any = rows.dtype.fields
+    kinds = [fields[name][0].newbyteorder("=") for name in columns]
+    data = [v.astype(kind, copy=False)[:, None].view(np.uint8) for kind, v in zip(kinds, columns.values(), strict=True)]
+    places = np.array(
+        [(fields[name][1], kind.kind != "S") for kind, name in zip(kinds, columns, strict=True)], np.int64
+    )
+    times = times.astype(np.int64, copy=False)
+    as_bytes = rows.view(np.uint8).reshape(len(rows), rows.itemsize)
+    loops.write_entries(as_bytes, data, places, times, unit_ms, begin_ms, fields["time_diff_s"][1])
 
 
 def entries_view(data: Any, layout: Layout, count: int) -> Array:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from msgspec import structs
 
@@ -259,13 +260,10 @@ class FileLinker:
         if self.index.durable_position(name) is None:
             self._put_position(name, 1)
 
-    def _topics_of(self, batch: RowBatch) -> pa.DictionaryArray:
+    def _topics_of(self, batch: RowBatch) -> pa.DictionaryArray | npt.NDArray[np.object_]:
         """Return the topic of each entry. A topic is named before its first entry."""
         if batch.topics is None:
-            assert self.topic is not None
-            return pa.DictionaryArray.from_arrays(
-                pa.array(np.zeros(len(batch.keys), np.int32)), pa.array([self.topic], pa.string())
-            )
+            return np.broadcast_to(np.array(self.topic, np.object_), len(batch.keys))
         topics = batch.topics.cast(pa.string()).dictionary_encode()
         for topic in topics.dictionary.to_pylist():
             if topic not in self._topics:
@@ -428,10 +426,10 @@ class FileLinker:
         entries = len(batch.keys)
         topics = self._topics_of(batch)
         if self._archiver is not None:
-            self._archiver.add(topics, listed.uri, batch, shift)
+            self._archiver.add(topics if batch.topics else pa.array(topics), listed.uri, batch, shift)
         columns = {
             "topic": topics,
-            "queue_id": np.full(entries, self._queue_id, np.int64),
+            "queue_id": np.broadcast_to(np.int64(self._queue_id), entries),
             "key": batch.keys,
             "offset": batch.positions + shift,
             "size": batch.sizes,

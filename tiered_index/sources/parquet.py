@@ -26,7 +26,7 @@ from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, plain_text, t
 from tiered_index.sources.places import LocalFile, StoredFile
 
 # Most rows that are read at once, and about how many bytes: of all columns, and of text
-BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 32 << 20, 32 << 20
+BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 64 << 20, 32 << 20
 # A few bytes can become any number of keys. Most rows with lists that are read at once, keys of a table, keys of a row:
 LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
 # Most decompressed bytes that a row group may state for each row, all columns together
@@ -93,31 +93,29 @@ class ParquetTable:
 
         Raises `CorruptFile`, and `InvalidArgument` for a row that needs too much memory.
         """
-        for number, (begin, count) in enumerate(zip(self._begins, self.group_rows, strict=True)):
-            if begin + count > start:
-                for first, rows in self.read_group(number, names, max(0, start - begin)):
-                    yield begin + first, pa.Table.from_batches([rows])
+        with self._place.ranges() as handle, self._opened(handle, self.metadata) as file:
+            for number, (begin, count) in enumerate(zip(self._begins, self.group_rows, strict=True)):
+                if begin + count > start:
+                    yield from self._group(file, number, names, max(0, start - begin))
 
-    def read_group(self, number: int, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield columns `names` of one row group from its row `start`, as batches with the number of their first row.
-
-        Numbers count from the group's first row. Raises as `read`.
-        """
+    def _group(
+        self, file: pq.ParquetFile, number: int, names: Sequence[str], skipped: int
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the rows of one row group behind the first `skipped` ones, as `read`."""
         count, begin, position = self.group_rows[number], self._begins[number], 0
         at_once = self._rows_at_once(number, names)
-        with self._place.ranges() as handle, self._opened(handle, self.metadata) as file:
-            try:
-                for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
-                    for column in rows.columns:
-                        if not _is_ascii(column):
-                            column.validate(full=True)
-                    skip = min(len(rows), max(0, start - position))
-                    for first, part in bounded(rows.slice(skip), begin + position + skip, self._place):
-                        yield first - begin, part
-                    position += len(rows)
-            except DAMAGE as error:
-                problem = f"row group {number} can't be read from its row {position} on: {error}"
-                raise CorruptFile(str(self._place), problem) from error
+        try:
+            for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
+                for column in rows.columns:
+                    if not _is_ascii(column):
+                        column.validate(full=True)
+                skip = min(len(rows), max(0, skipped - position))
+                for first, part in bounded(rows.slice(skip), begin + position + skip, self._place):
+                    yield first, pa.Table.from_batches([part])
+                position += len(rows)
+        except DAMAGE as error:
+            problem = f"row group {number} can't be read from its row {position} on: {error}"
+            raise CorruptFile(str(self._place), problem) from error
         CorruptFile.unless_equal(str(self._place), f"rows of row group {number}", count, position)
 
     def has_every_text(self, number: int, name: str) -> bool:

@@ -100,7 +100,9 @@ class RowArchiver:
         texts = pa.array(batch.texts(positions, batch.sizes[order][firsts]), pa.binary())
         ends = np.append(firsts, len(order)).astype(np.int32)
         of_rows = pa.array(order[firsts])
-        keys = pa.ListArray.from_arrays(pa.array(ends), batch.keys.take(pa.array(order)).cast(pa.string()))
+        keys = pa.ListArray.from_arrays(
+            pa.array(ends), batch.keys.take(pa.array(order)).cast(pa.string()).combine_chunks()
+        )
         columns = {
             "topic": topics.take(of_rows).cast(pa.string()),
             "file": pa.repeat(pa.scalar(uri, pa.string()), len(positions)),

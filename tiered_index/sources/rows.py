@@ -33,6 +33,7 @@ import pyarrow.csv
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import CorruptFile, InvalidArgument, listed
+from tiered_index.format.hashing import is_one_value
 from tiered_index.format.segment import Times, times_of
 from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, plain_path, searched
 from tiered_index.kernels import GzipFile, crc32, gzip_error
@@ -229,9 +230,10 @@ class RowMapping:
         per = _PER_SECOND[self.decide(int(numbers[0]))]
         if per > 1000:
             return numbers // (per // 1000)
+        if per == 1000:
+            return numbers
         # numbers out of range stay out of range, and do not overflow
-        bounded = np.clip(numbers, -1, MAX_TIMESTAMP_MS + 1)
-        return bounded * (1000 // per)
+        return np.clip(numbers, -1, MAX_TIMESTAMP_MS + 1) * (1000 // per)
 
     def _ms_of_floats(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         per = _PER_SECOND[self.decide(float(numbers[0]))]
@@ -361,7 +363,7 @@ class RowBatch:
 
     end: int
     rows: int
-    keys: pa.Array
+    keys: pa.ChunkedArray
     positions: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     times_ms: npt.NDArray[np.int64]
@@ -413,14 +415,20 @@ def _joined(
         present = [pc.is_valid(column).to_numpy(zero_copy_only=False) for column in parts]
         keyless = int(rows - np.logical_or.reduce(present).sum())
         at = np.concatenate([np.flatnonzero(has_key) for has_key in present])
-        texts = pa.concat_arrays([column.drop_null() for column in parts])
+        texts = pa.chunked_array([column.drop_null() for column in parts], _TEXT)
         positions, sizes, times = positions[at], sizes[at], times[at]
         topics = None if topics is None else topics.take(pa.array(at))
     else:
-        texts = pa.concat_arrays(parts)
-        positions, sizes, times = (np.tile(column, len(parts)) for column in (positions, sizes, times))
+        texts = pa.chunked_array(parts, _TEXT)
+        positions, sizes, times = (_repeated(column, len(parts)) for column in (positions, sizes, times))
         topics = None if topics is None else pa.concat_arrays([topics] * len(parts))
     return RowBatch(end, rows, texts, positions, sizes, times, keyless, topics=topics)
+
+
+def _repeated(column: npt.NDArray[np.int64], times: int) -> npt.NDArray[np.int64]:
+    if is_one_value(column):
+        return np.broadcast_to(column[:1], times * len(column))
+    return np.concatenate([column] * times) if times > 1 else column
 
 
 def _batch_of(
@@ -469,7 +477,7 @@ class _SingleRows:
         columns = np.array(self.places, np.int64).reshape(-1, 3)
         arrays = columns[:, 0], columns[:, 1], columns[:, 2]
         topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
-        keys, bad = pa.array(self.keys, _TEXT), tuple(self.bad)
+        keys, bad = pa.chunked_array([self.keys], _TEXT), tuple(self.bad)
         return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics)
 
 
@@ -1112,7 +1120,7 @@ def rows_of_columns(
         for field_name in below:
             column = pc.struct_field(column, field_name)
         columns.append(column)
-    sizes, end = np.zeros(len(table), np.int64), int(positions[-1]) + 1 if len(positions) else 0
+    sizes, end = np.broadcast_to(np.int64(0), len(table)), int(positions[-1]) + 1 if len(positions) else 0
     if (batch := _batch_of(columns, mapping, positions, sizes, end)) is not None:
         return batch
     if pa.types.is_timestamp(columns[len(mapping.keys)].type):

@@ -135,7 +135,7 @@ chain-cut-at-limit: a chain longer than the limit is cut there, as RocketMQ's ar
   + if False:
   tests/unit/format/test_unsealed.py::test_a_walk_gives_up_on_its_limit_and_on_chains_that_do_not_fall[NumPy]
 chain-cut-between-batches: a chain ends at the begin of a batch
-  in UnsealedTable._insert
+  in UnsealedTable._insert_sorted
   - previous[firsts] = heads[slots[firsts]]
   + previous[firsts] = 0 * heads[slots[firsts]]
   tests/unit/format/test_unsealed.py::test_batches_split_anywhere_equal_single_inserts

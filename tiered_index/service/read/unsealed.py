@@ -327,7 +327,7 @@ class UnsealedFile(UnsealedEntries):
         """
         seconds = columns["second"]
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.journal.topics]
-        batch = self.table.prepare(columns["key_hash"], seconds * 1000, columns)
+        batch = self.table.prepare(columns["key_hash"], seconds, columns, 1000)
         assert self._descriptor is not None and self._journal_descriptor is not None
         low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
         self.failed = True  # until the last line

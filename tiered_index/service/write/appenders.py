@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,12 @@ class FlushRun:
     def count(self) -> int:
         """The number of rows."""
         return len(self.columns["second"])
+
+    @cached_property
+    def interval(self) -> tuple[int, int]:
+        """The smallest and the greatest second of the rows, of which there is at least one."""
+        seconds = self.columns["second"]
+        return int(seconds.min()), int(seconds.max())
 
 
 @dataclass
@@ -151,11 +158,12 @@ class Appender:
     def _fitting(self, file: UnsealedFile, run: FlushRun) -> int:
         """Return the end of the rows that this file can take."""
         stop = min(run.done + file.table.free, run.done + _BATCH, run.count)
-        seconds, begin_s = run.columns["second"][run.done : stop], file.table.begin_ms // 1000
-        if not len(seconds) or (seconds.max() - begin_s < 2**31 and seconds.min() - begin_s >= -(2**31)):
+        begin_s = file.table.begin_ms // 1000
+        if not run.count or (run.interval[1] - begin_s < 2**31 and run.interval[0] - begin_s >= -(2**31)):
             return stop
-        differences = seconds - begin_s
-        return run.done + int(np.flatnonzero((differences >= 2**31) | (differences < -(2**31)))[0])
+        differences = run.columns["second"][run.done : stop] - begin_s
+        wrong = np.flatnonzero((differences >= 2**31) | (differences < -(2**31)))
+        return run.done + int(wrong[0]) if len(wrong) else stop
 
     def _named(self, file: UnsealedFile, run: FlushRun, stop: int) -> tuple[int, list[tuple[int, str]]]:
         """Return the end of the rows before `stop` whose new topics fit one journal record, and the rows' topics."""

@@ -170,6 +170,8 @@ class Chunk:
 _COMPARED, _LISTED, _PARTS = 1 << 16, 1 << 11, 16
 # smaller chunks are merged, so that a lookup searches few; larger ones are not worth the copy
 _MERGE_BELOW = 1 << 16
+# a chunk of so many entries is flushed alone
+_ALONE = 1 << 17
 
 
 class BufferedChunk(LocalHandle):
@@ -360,13 +362,18 @@ class WriteBuffer:
             return self._newest
 
     def begin_flush(self, max_entries: int) -> tuple[Chunk, ...]:
-        """Return the oldest closed chunks, at most `max_entries` or one chunk; the same ones until `end_flush`."""
+        """Return the oldest closed chunks, at most `max_entries` or one chunk; the same ones until `end_flush`.
+
+        A large chunk comes alone: a sync of its own costs less than a copy of its columns.
+        """
         with self._lock:
             if not self._flushing:
                 stop = entries = 0
                 while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
                     entries += self._ready[stop].count
                     stop += 1
+                    if max(chunk.count for chunk in self._ready[stop - 1 : stop + 1]) >= _ALONE:
+                        break
                 taken, left = tuple(self._ready[:stop]), self._ready[stop:]
                 self._flushing, self._ready = taken, left
             return self._flushing

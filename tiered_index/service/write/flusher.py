@@ -138,10 +138,10 @@ class Flusher:
         for chunk in chunks:
             positions = max_positions(positions, chunk.positions)
         now_s = self.clock.now_ms() / 1000
-        seconds = columns["second"]
+        run, seconds = FlushRun(columns, positions, self.positions), columns["second"]
         low, high = now_s - self.max_late_s, now_s + self.max_early_s
-        if not len(seconds) or (seconds.min() >= low and seconds.max() <= high):
-            return [(self.main, FlushRun(columns, positions, self.positions))]
+        if not run.count or (run.interval[0] >= low and run.interval[1] <= high):
+            return [(self.main, run)]
         bad = (seconds < low) | (seconds > high)
         # wrong timestamps are far apart: sorted by time they need the fewest files
         order = np.flatnonzero(bad)

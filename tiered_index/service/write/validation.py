@@ -35,6 +35,7 @@ from tiered_index.format.hashing import (
     assigned_topic_id,
     code_units,
     hash_batch,
+    is_one_value,
     lookup_numbers,
     next_topic_id,
 )
@@ -130,6 +131,7 @@ _LIMITS = {
     "key_hash": 2**31 - 1,
     "fingerprint": 2**32 - 1,
 }
+_CHECKED_ROWS = 1 << 14
 _BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 
@@ -269,9 +271,9 @@ def batch_columns(
         raise InvalidArgument(f"column {missing[0]!r} is missing; a batch needs {names}")
     if unknown := [name for name in columns_by_name if name not in (*names, "topic_id")]:
         raise InvalidArgument(f"column {unknown[0]!r} is unknown; a batch has {names} and optionally 'topic_id'")
-    keys = None if hashed else _text("key", columns_by_name["key"])
+    keys = None if hashed else _text_parts("key", columns_by_name["key"])
     topic_index, distinct = distinct_topics(columns_by_name["topic"])
-    count = len(topic_index) if keys is None else len(keys)
+    count = len(topic_index) if keys is None else sum(map(len, keys))
     columns: Columns = {name: numbers_of(name, columns_by_name[name]) for name in key_names} if hashed else {}
     given_ids: list[tuple[int, str]] = []
     for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in columns_by_name else ())):
@@ -285,33 +287,53 @@ def batch_columns(
         if len(values) != count:
             of = "topic" if hashed else "key"
             raise InvalidArgument(f"ragged batch: column {name!r} has {len(values):,} rows, {of!r} has {count:,}")
-    units = None if keys is None else _key_units(keys)
+    begins = [*itertools.accumulate(map(len, keys or ()), initial=0)]
+    units = [_key_units(part, begin) for part, begin in zip(keys or (), begins, strict=False)]
     if "topic_id" in columns:
         pairs = np.unique(columns["topic_id"] << 32 | topic_index.astype(np.int64)).tolist()
         given_ids = [(pair >> 32, distinct[pair & 0xFFFFFFFF]) for pair in pairs]
     else:
         ids = np.array([topics.assign(topic) for topic in distinct], np.int64)
-        columns["topic_id"] = ids[topic_index] if count else np.zeros(0, np.int64)
+        if is_one_value(topic_index):
+            columns["topic_id"] = np.broadcast_to(ids, count)
+        else:
+            columns["topic_id"] = ids[topic_index] if count else np.zeros(0, np.int64)
     columns["second"] = columns.pop("timestamp_ms") // 1000
+    # a copy, because the column may be on memory that the caller uses again after this call
+    columns["offset"] = columns["offset"].copy()
     for name in ("topic_id", "queue_id", "size"):
-        columns[name] = columns[name].astype(np.int32)
-    if units is not None:
-        columns |= hash_columns(distinct or ["-"], topic_index, units, schema, rule)
+        columns[name] = _converted(columns[name], np.int32)
+    if keys is not None:
+        parts = [
+            hash_columns(distinct or ["-"], topic_index[begin : begin + len(part)], part, schema, rule)
+            for part, begin in zip(units, begins, strict=False)
+        ]
+        columns |= {
+            n: np.concatenate([part[n] for part in parts]) if len(parts) > 1 else v for n, v in parts[0].items()
+        }
     else:
         for name in key_names:
             columns[name] = columns[name].astype(np.uint32 if name == "fingerprint" else np.int32)
     return columns, given_ids
 
 
-def _key_units(keys: Any) -> CodeUnits:
+def _converted(column: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
+    """Return a copy of a column as another type. One value stays one value."""
+    return np.broadcast_to(column[:1].astype(kind), len(column)) if is_one_value(column) else column.astype(kind)
+
+
+def _key_units(keys: Any, first_row: int) -> CodeUnits:
     """Return the code units of keys, whose lengths are checked."""
     units = code_units(keys.cast(pa.large_string()))
-    lengths = units.lengths
-    if len(units) and not (lengths.min() > 0 and lengths.max() <= MAX_KEY_UNITS):
-        row = int(np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))[0])
-        raise InvalidArgument(
-            f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed"
-        )
+    # in pieces that fit the CPU's cache
+    for begin in range(0, len(units), _CHECKED_ROWS):
+        lengths = np.diff(units.offsets[begin : begin + _CHECKED_ROWS + 1])
+        if not (lengths.min() > 0 and lengths.max() <= MAX_KEY_UNITS):
+            row = int(np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))[0])
+            raise InvalidArgument(
+                f"key in row {first_row + begin + row} has {int(lengths[row]):,} UTF-16 code units; "
+                f"1..{MAX_KEY_UNITS:,} are allowed"
+            )
     return units
 
 
@@ -416,6 +438,18 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     return array
 
 
+def _text_parts(name: str, values: Any) -> list[Any]:
+    """Return a column of text as Arrow arrays: its chunks are not copied to one. Raises `InvalidArgument`."""
+    if (
+        isinstance(values, pa.ChunkedArray)
+        and values.num_chunks > 1
+        and not values.null_count
+        and _is_text(values.type)
+    ):
+        return values.chunks  # type: ignore[no-any-return]
+    return [_text(name, values)]
+
+
 def _text(name: str, values: Any) -> Any:
     """Return a column of text as an Arrow array. Raises `InvalidArgument`."""
     try:
@@ -438,6 +472,9 @@ def _text(name: str, values: Any) -> Any:
 
 def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
     """Return the number of each row's topic, and the distinct topics. Raises `InvalidArgument`."""
+    if isinstance(values, np.ndarray) and is_one_value(values):
+        index, names = distinct_topics(values[:1].copy())
+        return np.broadcast_to(index, len(values)), names
     text = _text("topic", values)
     encoded = text.dictionary_encode()
     # NumPy counts no unsigned numbers of 64 bits
@@ -457,15 +494,19 @@ def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
 
 
 def numbers_of(name: str, values: Any) -> npt.NDArray[np.int64]:
-    """Return a copy of a column of numbers, or of times as epoch milliseconds. Raises `InvalidArgument`."""
+    """Return a column of numbers, or of times as epoch milliseconds. Raises `InvalidArgument`.
+
+    It may be on the memory of `values`.
+    """
+    if isinstance(values, np.ndarray) and is_one_value(values):
+        return np.broadcast_to(numbers_of(name, values[:1].copy()), len(values))
     if name == "timestamp_ms":
         values = _times(values)
     numbers = _integers(name, values)
     limit = _LIMITS[name]
     if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
         raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
-    # always a copy, because an Arrow array may be on memory that the caller uses again after this call
-    signed = numbers.astype(np.int64)
+    signed = numbers.astype(np.int64, copy=False)
     # as unsigned numbers, negative ones are beyond any limit
     if len(signed) and signed.view(np.uint64).max() <= limit:
         return signed

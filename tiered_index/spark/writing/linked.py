@@ -124,7 +124,7 @@ class RowsOfFiles:
         return {
             "topic": topics,
             "queue_id": pa.array(np.full(count, self.queue_id, np.int64)),
-            "key": batch.keys,
+            "key": batch.keys.combine_chunks(),
             "offset": pa.array(batch.positions + shift),
             "size": pa.array(batch.sizes),
             "timestamp_ms": pa.array(batch.times_ms),
