@@ -16,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tiered_index import IndexReader, IndexService
 from tiered_index.follow import Follower, Lag
 from tiered_index.kafka.source import KafkaSource
+from tiered_index.message_sources import MessageSources
 from tiered_index.server.app import HttpService
-from tiered_index.server.served import Audit, Caps, Served, messages_of, redaction_of
+from tiered_index.server.served import Audit, Caps, Served, redaction_of
 
 __all__ = ["exported", "page"]
 
@@ -45,7 +46,8 @@ def exported() -> Iterator[dict[str, list[Metric]]]:
 
 
 def _families(lookups: Any, **more: Any) -> list[Metric]:
-    parts = lookups, messages_of(lookups, None), Caps(), redaction_of(lookups, None), Audit(None)
+    messages = MessageSources(lookups, lookups.config).log
+    parts = lookups, messages, Caps(), redaction_of(lookups, None), Audit(None)
     with HttpService(Served(*parts, **more)) as service:
         metrics = service.metrics
         metrics.request("/v1/query", "GET", 200, 0.1)

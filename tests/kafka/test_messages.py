@@ -15,10 +15,10 @@ from tests.kafka.followed import archive, ingest
 from tests.server.conftest import serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.cli.kafka import open_kafka_messages
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages, parse_place
+from tiered_index.message_sources import MessageSources
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 
@@ -162,7 +162,7 @@ def test_a_local_file_tells_how_keys_were_given(servers, producing, topic, tmp_p
         assert [file.place for file in index.files()] == ["compacted"]
         with IndexReader.open(root=tmp_path / "root", storage_backend=storage) as reader:
             broker = KafkaBroker({"bootstrap.servers": servers})
-            source = open_kafka_messages(reader, broker, topic)
+            source = MessageSources(reader, reader.config, broker=broker).records(topic)
             (fetched,) = reader.messages(topic, "o7", source=source).messages
             assert (fetched.state, fetched.message.key) == ("local", b"other")
             broker.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from functools import partial
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
 from tests.support.hanging import until
 from tiered_index import IndexReader
-from tiered_index.cli.kafka import open_kafka_messages
+from tiered_index.message_sources import MessageSources
 
 
 def places_of(client, topic, key):
@@ -57,7 +56,7 @@ def test_records_are_found_and_shown_while_they_arrive_and_the_lag_is_told(serve
         assert process.returncode == 0, error
     with (
         IndexReader.open(root=tmp_path / "root") as reader,
-        serving(reader, records=partial(open_kafka_messages, reader, None)) as client,
+        serving(reader, records=MessageSources(reader, reader.config).records) as client,
     ):
         assert places(reader, topic, "t0") == {(1, 0)}
         (row,) = client.get("/v1/messages", params=params | {"key": "t1"}).json()["messages"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 
@@ -13,12 +14,13 @@ from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
-from tiered_index.cli.kafka import kafka_messages
+from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.client import KafkaBroker, kafka, record_of
 from tiered_index.kafka.names import Name
 from tiered_index.kafka.record import KafkaRecord, TimestampType
+from tiered_index.message_sources import MessageSources
 
 
 def test_every_record_of_every_partition_is_found_by_its_key(index, servers, producing, topic):
@@ -194,9 +196,14 @@ def test_headers_with_a_name_that_is_no_text_are_left_out():
 
 def test_topics_of_an_index_of_a_rocketmq_store_are_not_those_of_a_broker():
     broker = SimpleNamespace()
-    assert kafka_messages({}, ["rocketmq:/store"], broker, "orders") is None
-    assert kafka_messages({}, ["rocketmq:/store", "kafka:c/orders/0"], broker, "orders") is not None
-    assert kafka_messages({}, ["kafka:c/payments/0"], broker, "orders") is not None
+    for names, is_of_kafka in (
+        (["rocketmq:/store"], False),
+        (["rocketmq:/store", "kafka:c/orders/0"], True),
+        (["kafka:c/payments/0"], True),
+    ):
+        index = SimpleNamespace(segment_archive=None, durable_positions=partial(dict.fromkeys, names, 1))
+        records = MessageSources(index, IndexConfig(), broker=broker).records("orders")
+        assert (records is not None) == is_of_kafka
 
 
 def test_the_clients_log_by_the_logger_of_the_project(index, topic, caplog, capfd):

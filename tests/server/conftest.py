@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from tiered_index import IndexService
+from tiered_index.message_sources import MessageSources
 from tiered_index.server.app import OPERATIONS, HttpService
 from tiered_index.server.listening import HttpListener, loop_in_thread, own_names
 from tiered_index.server.operations import described
-from tiered_index.server.served import Audit, Caps, Served, messages_of, redaction_of
+from tiered_index.server.served import Audit, Caps, Served, redaction_of
 from tiered_index.server.tokens import Tokens
 
 PATIENCE_S = 60.0
@@ -71,7 +72,7 @@ def service_of(
     """Yield a service, which stops at the end of the block."""
     served = Served(
         lookups,
-        messages_of(lookups, store),
+        MessageSources(lookups, lookups.config, store).log,
         caps or Caps(),
         redaction_of(lookups, store),
         Audit(audit),

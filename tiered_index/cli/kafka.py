@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,15 +13,11 @@ from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
-from tiered_index.systems import FILES, KAFKA, ROCKETMQ, position_names, words_of
 
 if TYPE_CHECKING:
     from tiered_index.follow import Follower
     from tiered_index.kafka.client import KafkaBroker
-    from tiered_index.kafka.messages import KafkaMessages
     from tiered_index.service.index import IndexService
-    from tiered_index.service.jobs.segment_archive import SegmentArchive
-    from tiered_index.service.reader import IndexReader
 
 SCHEME = "kafka://"
 _kafka = partial(declare, rich_help_panel="Kafka")
@@ -135,6 +130,8 @@ def check_kafka(place: str, options: KafkaOptions, root: Path | None) -> None:
 
 def open_kafka_broker(options: KafkaClientOptions, place: str | None = None) -> KafkaBroker | None:
     """Return the brokers at `place`, or those of the setting ``bootstrap.servers``; None: there is neither."""
+    if place is None and options.kafka is None and options.kafka_config is None:
+        return None
     settings = options.settings()
     if place is None and "bootstrap.servers" not in settings:
         return None
@@ -143,27 +140,3 @@ def open_kafka_broker(options: KafkaClientOptions, place: str | None = None) -> 
     return KafkaBroker(
         settings if place is None else settings | {"bootstrap.servers": KafkaAddress.parse(place).servers}
     )
-
-
-def open_kafka_messages(reader: IndexReader | None, broker: KafkaBroker | None, topic: str) -> KafkaMessages | None:
-    """Return the source of the records of a topic. None: the topic is not Kafka's."""
-    if reader is None:
-        return kafka_messages({}, (), broker, topic)
-    return kafka_messages(reader.segment_archives, position_names(reader), broker, topic)
-
-
-def kafka_messages(
-    archives: Mapping[str | None, SegmentArchive], positions: Iterable[str], broker: KafkaBroker | None, topic: str
-) -> KafkaMessages | None:
-    """As `open_kafka_messages`, by an index's names of positions.
-
-    With a broker, topics without positions are Kafka's, too, unless the index follows a RocketMQ store.
-    """
-    positions = set(positions)
-    words = words_of(positions, topic)
-    if words is not KAFKA and (broker is None or words in (ROCKETMQ, FILES)):
-        return None
-    from tiered_index.kafka.messages import KafkaMessages
-    from tiered_index.kafka.names import keys_in
-
-    return KafkaMessages(archives, broker, keys_in(positions))

@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from typer import Argument
 
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.explaining import lost_text, print_failed
-from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
+from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker
 from tiered_index.cli.options import LimitOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output, counted, human_bytes, states, value_text
 from tiered_index.cli.paging import CommandBudget, Pages
@@ -24,49 +25,16 @@ from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
+from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
-from tiered_index.service.jobs.row_places import has_files
 from tiered_index.service.read.budget import LookupBudget, LookupLimits
 from tiered_index.service.read.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.systems import FILES, OTHER, Words, position_names
+from tiered_index.systems import FILES, OTHER, Words
 from tiered_index.types import Lookup, format_time
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
-    from tiered_index.rocketmq.archive.messages import RocketmqMessages
-    from tiered_index.sources.linked_rows import FileRows
-
-
-def messages_source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:
-    """Return the source of messages: the store, and the segments that the indexes archived."""
-    # imported on use, to keep other commands fast
-    from tiered_index.rocketmq.archive.messages import RocketmqMessages
-
-    archives = reader.segment_archives if reader is not None else None
-    positions = partial(position_names, reader) if reader is not None else None
-    return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root, positions=positions)
-
-
-def file_rows(stack: contextlib.ExitStack, reader: IndexReader, topic: str) -> FileRows | None:
-    """Return the source of the rows of a topic, which `stack` closes; None: it has no files."""
-    if not has_files(
-        [archive.state() for archive in reader.segment_archives.values()], partial(position_names, reader), topic
-    ):
-        return None
-    # imported here: it loads the readers of files
-    from tiered_index.sources.linked_rows import FileRows
-
-    return stack.enter_context(FileRows(reader))
-
-
-def opened_messages(
-    stack: contextlib.ExitStack, reader: IndexReader, topic: str, store: Path | None, kafka: KafkaClientOptions
-) -> MessageSource:
-    """Return the source of the messages of a topic, which `stack` closes."""
-    if (records := open_kafka_messages(reader, open_kafka_broker(kafka), topic)) is not None:
-        stack.callback(records.close)
-    return records or file_rows(stack, reader, topic) or messages_source(store, reader, reader.config)
 
 
 # Fields of a message that the first line or its body has, or that only programs need
@@ -100,23 +68,23 @@ NO_MESSAGES = MessagesResult(messages=(), status="partial")
 class MessagesOfKeys:
     """The messages of the lookups of a file. A page is one of a key: `lookup` is the last one, `statuses` counts keys.
 
-    `source_of` returns the messages of a topic. With `every` the pages of a key follow each other.
+    `sources_of` returns the sources of messages. With `every` the pages of a key follow each other.
     """
 
     def __init__(
         self,
         opened: Callable[[], IndexReader],
         lookups: Iterator[Lookup],
-        source_of: Callable[[IndexReader, str], MessageSource],
+        sources_of: Callable[[IndexReader], MessageSources],
         *,
         every: bool,
         allow_partial: bool,
     ) -> None:
-        self._opened, self._source_of = opened, source_of
+        self._opened, self._sources_of = opened, sources_of
         self._lookups, self._every, self._allow_partial = lookups, every, allow_partial
         self._next = next(lookups, None)
         self._resume: str | None = None
-        self._sources: dict[str, MessageSource] = {}
+        self._source_of: dict[str, MessageSource] = {}
         self.lookup: Lookup | None = None
         self.is_first_page = True
         self._left: int | None = None
@@ -125,9 +93,11 @@ class MessagesOfKeys:
     def open(self) -> tuple[IndexReader, Callable[..., MessagesResult]]:
         """Open the index, as `Pages.open`."""
         reader = self._opened()
-        return reader, partial(self._page, reader)
+        return reader, partial(self._page, reader, self._sources_of(reader))
 
-    def _page(self, reader: IndexReader, cursor: str | None = None, **limits: Any) -> MessagesResult:
+    def _page(
+        self, reader: IndexReader, sources: MessageSources, cursor: str | None = None, **limits: Any
+    ) -> MessagesResult:
         """Return the next page of a key, or of the next key. Raises as `IndexReader.messages`."""
         self.is_first_page = self._resume is None
         if self.is_first_page:
@@ -136,11 +106,11 @@ class MessagesOfKeys:
             self.lookup, self._next = self._next, next(self._lookups, None)
         lookup = self.lookup
         assert lookup is not None
-        if lookup.topic not in self._sources:
-            self._sources[lookup.topic] = self._source_of(reader, lookup.topic)
+        if lookup.topic not in self._source_of:
+            self._source_of[lookup.topic] = sources.of(lookup.topic)
         page = (*dataclasses.astuple(lookup)[:-1], self._resume, self._allow_partial)
         try:
-            answer = reader.messages(*page, source=self._sources[lookup.topic], **limits)
+            answer = reader.messages(*page, source=self._source_of[lookup.topic], **limits)
         except BudgetExceeded as error:
             self.statuses["partial"] += 1
             if isinstance(error.result, MessagesResult):
@@ -373,17 +343,13 @@ class MessageQuestion:
 
         if self.is_record:
             return partial(self._page_of, self._record(reader, msg_id))
-        if (
-            reader is not None
-            and place.topic is not None
-            and place.queue_offset is None
-            and (rows := file_rows(self.stack, reader, place.topic)) is not None
-        ):
-            return partial(reader.messages, place.topic, msg_id, source=rows, max_count=MANY)
-        source = messages_source(place.store, reader, self.config)
-        if place.topic is None or place.queue_id is None or place.queue_offset is None:
-            return partial(messages_by_id, reader, source, msg_id, place.topic)
-        return partial(self._page_of, partial(message_at, source, place.topic, place.queue_id, place.queue_offset))
+        sources = self.stack.enter_context(closing(MessageSources(reader, self.config, place.store)))
+        topic, queue_id, offset = place.topic, place.queue_id, place.queue_offset
+        if topic is not None and queue_id is not None and offset is not None:
+            return partial(self._page_of, partial(message_at, sources.log, topic, queue_id, offset))
+        if reader is not None and topic is not None and sources.has_rows(topic):
+            return partial(reader.messages, topic, msg_id, source=sources.rows, max_count=MANY)
+        return partial(messages_by_id, reader, sources.log, msg_id, topic)
 
     def _page_of(self, read: Callable[[], Fetched], cursor: str | None = None, **limits: Any) -> MessagesResult:
         # the limits also apply to a message that needs no lookup
@@ -395,13 +361,13 @@ class MessageQuestion:
         from tiered_index.kafka.messages import parse_place
 
         topic, partition, offset = parse_place(msg_id)
-        if (records := open_kafka_messages(reader, open_kafka_broker(self.kafka), topic)) is None:
+        sources = MessageSources(reader, self.config, broker=open_kafka_broker(self.kafka))
+        if (records := self.stack.enter_context(closing(sources)).records(topic)) is None:
             if reader is not None:
                 reader._check_opened()
             raise InvalidArgument(
                 f"the index has no Kafka topic {topic!r}: pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
             )
-        self.stack.callback(records.close)
         return partial(records.at, topic, partition, offset)
 
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument
 
-from tiered_index.cli.kafka import KafkaClientOptions
-from tiered_index.cli.messages import NO_MESSAGES, MessagesOfKeys, leave_messages_out, opened_messages, write_messages
+from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker
+from tiered_index.cli.messages import NO_MESSAGES, MessagesOfKeys, leave_messages_out, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions, declare
 from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
+from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.types import IndexItem, QueryResult, describe_places, format_time, own_columns
 
@@ -169,9 +170,9 @@ def query(
             target = KeysOut(options.keys_out) if options.keys_out is not None else None
             opened = partial(_open_in, stack, session, config)
             if options.messages:
-                source_of = partial(opened_messages, stack, store=options.store, kafka=kafka)
+                sources_of = partial(_sources_in, stack, config, options.store, kafka)
                 how = {"every": options.every, "allow_partial": options.allow_partial}
-                keys = MessagesOfKeys(opened, lookups, source_of, **how)
+                keys = MessagesOfKeys(opened, lookups, sources_of, **how)
                 of_keys = Pages(keys.open, NO_MESSAGES, None, budget, every=True, **of_pages)
                 return write_messages(session.out, of_keys, keys, options.body or "text", raw=options.raw)
             asking = KeysQuestion(opened, lookups, allow_partial=options.allow_partial)
@@ -188,6 +189,14 @@ def query(
 def _open_in(stack: contextlib.ExitStack, session: Session, config: IndexConfig) -> IndexReader:
     """Open the index, which `stack` closes."""
     return stack.enter_context(session.open_reader(config, with_writers=True))
+
+
+def _sources_in(
+    stack: contextlib.ExitStack, config: IndexConfig, store: Path | None, kafka: KafkaClientOptions, reader: IndexReader
+) -> MessageSources:
+    """Return the sources of messages, which `stack` closes."""
+    sources = MessageSources(reader, config, store, open_kafka_broker(kafka))
+    return stack.enter_context(contextlib.closing(sources))
 
 
 @dataclass(frozen=True)
@@ -235,7 +244,7 @@ class KeyQuestion:
             if options.every and options.max_count is None:
                 return reader, GrowingPages(look_up, options.page).next
             return reader, partial(look_up, max_count=options.page)
-        source = opened_messages(self.stack, reader, self.topic, options.store, self.kafka)
+        source = _sources_in(self.stack, self.config, options.store, self.kafka, reader).of(self.topic)
         more: dict[str, Any] = {"allow_partial": options.allow_partial, "max_count": options.page}
         return reader, partial(reader.messages, *lookup, source=source, **more)
 

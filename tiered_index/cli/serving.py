@@ -9,43 +9,36 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import open_follower
-from tiered_index.cli.kafka import (
-    SCHEME,
-    KafkaOptions,
-    kafka_messages,
-    open_kafka_broker,
-    open_kafka_follower,
-    open_kafka_messages,
-)
+from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_broker, open_kafka_follower
 from tiered_index.cli.options import ArchiveOptions, given_flags, refuse_others
 from tiered_index.cli.serve import AddressOptions, BoundOptions, ToolsOptions, WritingOptions
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, TieredIndexError
 from tiered_index.follow import Follower
+from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.rocketmq.remoting.server import RemotingServer
 from tiered_index.server.app import HttpService
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, bind, is_local, loop_in_thread, own_names
 from tiered_index.server.remoting import remoting_listener
-from tiered_index.server.served import Audit, Caps, Index, Served, messages_of, redaction_of
+from tiered_index.server.served import Audit, Caps, Index, Served, redaction_of
 from tiered_index.server.tokens import Tokens, access_warning
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.budget import LookupLimits
 
 if TYPE_CHECKING:
-    from tiered_index.kafka.client import KafkaBroker
-    from tiered_index.kafka.messages import KafkaMessages
+    pass
 
 # Threshold of the garbage collector (objects created less objects freed): an answer to a large batch has thousands
 _COLLECTED_AFTER = 50_000
@@ -229,11 +222,11 @@ class Serving:
             message_bytes=bounds.message_bytes,
         )
         redaction = redaction_of(lookups, store, self.session.storages)
-        served = Served(lookups, messages_of(lookups, store), caps, redaction, audit, tokens)
         broker = open_kafka_broker(self.kafka, self.writing.follow if self._followed is None else None)
-        if broker is not None:
-            stack.callback(broker.close)
-        served.records = partial(_records, lookups, broker, self.kafka.key or ("key",))
+        # entries in a writer's buffer are found before the positions that name their keys are durable
+        keys = (self.kafka.key or ("key",)) if isinstance(lookups, IndexService) else ()
+        sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, store, broker, keys)))
+        served = Served(lookups, sources.log, caps, redaction, audit, tokens, records=sources.records)
         if follower is not None:
             served.problems = follower.problems
             served.behind = partial(follower.behind, self.writing.max_lag)
@@ -275,12 +268,3 @@ class Serving:
             while not (ending.event.wait(_LOOK_S) or http.has_ended.is_set()):
                 if follower is not None and follower.has_ended():
                     return
-
-
-def _records(lookups: Index, broker: KafkaBroker | None, keys: Sequence[str], topic: str) -> KafkaMessages | None:
-    """Return the source of the records of a Kafka topic, otherwise None. `keys` are those of the follower."""
-    if isinstance(lookups, IndexService):
-        messages = kafka_messages({None: lookups.segment_archive}, lookups.durable_positions(), broker, topic)
-        # entries in the buffer are found before the positions that name their keys are durable
-        return messages if messages is None else replace(messages, keys={*messages.keys, *keys})
-    return open_kafka_messages(lookups, broker, topic)

@@ -27,7 +27,6 @@ from tiered_index.service.read.messages import Fetched, MessageSource
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.linked_rows import FileRows
 from tiered_index.storage.context import deadline_at
-from tiered_index.systems import position_names
 
 Index = IndexReader | IndexService
 """The library's object that answers lookups: a reader of storages, or the writer of one index."""
@@ -225,11 +224,3 @@ def redaction_of(lookups: Index, store: Path | None, storages: Iterable[str] = (
     """Return the redaction of the paths of an index, a store, and further `storages`."""
     own = [lookups.storage.uri] if isinstance(lookups, IndexService) else lookups.sources
     return Redaction.of(lookups.config, [*storages, *own], store=store)
-
-
-def messages_of(lookups: Index, store: Path | None) -> RocketmqMessages:
-    """Return the source of messages for an index: a store's folder (None: none) and archived segments."""
-    archive = lookups.segment_archives if isinstance(lookups, IndexReader) else lookups.segment_archive
-    config = lookups.config
-    positions = partial(position_names, lookups) if isinstance(lookups, IndexReader) else lookups.durable_positions
-    return RocketmqMessages(store, archive, threads=config.query_threads, root=config.root, positions=positions)
