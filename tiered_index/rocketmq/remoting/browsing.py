@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from tiered_index.errors import CorruptFile, InvalidArgument
@@ -39,16 +40,12 @@ class PlacedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class BrowsedMessages:
-    """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now.
-
-    `begins` are the places of its queues before its first message.
-    """
+    """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now."""
 
     messages: tuple[PlacedMessage, ...]
     earlier: str | None
     later: str | None
     ends: Mapping[int, Ends]
-    begins: Mapping[int, int] = field(default_factory=dict)
     explain: Explain = field(default_factory=Explain)
 
     @property
@@ -107,7 +104,6 @@ class Browser:
             earlier=_encoded("earlier", before.places) if has_earlier else None,
             later=_encoded("later", behind.places) if has_later else None,
             ends=ends,
-            begins=before.places,
         )
 
 
@@ -132,17 +128,19 @@ class _Way:
         """Read up to `most` messages."""
         if most:
             step = min(most // len(self._queues) + 1, _MOST_STEP)
-            merged = heapq.merge(*(self._timed(queue, step) for queue in self._queues.values()))
+            merged = heapq.merge(*(self._timed(queue, step) for queue in self._queues.values()), key=itemgetter(0, 1))
             while len(self.messages) < most and (timed := next(merged, None)) is not None and not self._is_full:
-                self.messages.append(timed.placed)
+                *_, following, placed = timed
+                self.messages.append(placed)
                 # only now, because the merge reads one message of each queue ahead
-                self.places[timed.placed.queue_id] = timed.following
+                self.places[placed.queue_id] = following
         return self
 
-    def _timed(self, queue: PulledQueue, step: int) -> Iterator[_Timed]:
-        """Yield messages of a queue, each with a time that never decreases, so that merging keeps the queue's order.
+    def _timed(self, queue: PulledQueue, step: int) -> Iterator[tuple[float, int, int, PlacedMessage]]:
+        """Yield messages of a queue, each with its order among those of all queues, and the place behind it.
 
-        A message that can't be read has the time of the previous one.
+        The order is a time that never decreases, so that merging keeps the queue's order, and the queue. A message that
+        can't be read has the time of the previous one.
         """
         number, sign = queue.queue_id, -1 if self._is_backwards else 1
         latest, is_first, (begin, end) = -math.inf, True, self._ends[number]
@@ -169,20 +167,10 @@ class _Way:
             if message is not None:
                 latest = max(latest, sign * message.store_ms)
             following = offset if self._is_backwards else behind
-            yield _Timed(latest, sign * number, following, PlacedMessage(number, offset, message, problem))
+            yield latest, sign * number, following, PlacedMessage(number, offset, message, problem)
             is_first = False
         # only skipped messages may follow the last one
         self.places[number] = begin if self._is_backwards else end
-
-
-@dataclass(order=True, slots=True)
-class _Timed:
-    """A message in the order of all queues; `following` is the place behind it."""
-
-    time: float
-    queue: int
-    following: int = field(compare=False)
-    placed: PlacedMessage = field(compare=False)
 
 
 def _encoded(direction: str, places: Mapping[int, int]) -> str:
