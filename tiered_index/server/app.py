@@ -15,9 +15,9 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tiered_index.metrics import Gauges
+from tiered_index.server import console as page
 from tiered_index.server.bounds import BoundedRequests
 from tiered_index.server.calls import Calls, Handlers
-from tiered_index.server.console import Console
 from tiered_index.server.entries import EntryHandlers
 from tiered_index.server.gate import Gate
 from tiered_index.server.health import HealthHandlers
@@ -31,6 +31,7 @@ from tiered_index.server.stored import StoredHandlers
 HANDLERS = (LookupHandlers, StoredHandlers, EntryHandlers, HealthHandlers)
 OPERATIONS: tuple[Operation, ...] = tuple(operation for kind in HANDLERS for operation in operations_of(kind))
 """The operations of the service."""
+_DESCRIPTION = "/openapi.json"
 
 
 class HttpService:
@@ -55,14 +56,14 @@ class HttpService:
         metrics = self.metrics = Metrics(served.lookups, self._gauges)
         self._handlers = [kind(served, self._calls, metrics) for kind in HANDLERS]
         self.routes = [_route(of, operation) for of in self._handlers for operation in operations_of(type(of))]
-        page = Console() if console else None
-        further = [Route("/openapi.json", _describe), *(page.routes() if page is not None else ())]
+        further = [Route(_DESCRIPTION, _describe), *(page.routes() if console else ())]
+        unguarded = {_DESCRIPTION, *(operation.place.split()[1] for operation in OPERATIONS if operation.is_open)}
         self.app = Gate(
             BoundedRequests(Router([*self.routes, *further], redirect_slashes=False), served.caps.body_bytes),
             served,
             metrics.request,
             hosts,
-            page.paths if page is not None else frozenset(),
+            unguarded | page.PATHS if console else unguarded,
         )
 
     def _gauges(self) -> Gauges:

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,6 @@ from tiered_index.tracing import request_span, tell_request
 
 _logger = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-# Paths that need no token: probes, and the description of the service
-_OPEN = frozenset({"/livez", "/readyz", "/openapi.json"})
 # Methods that metrics name; a client can send any text as its method
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Time in which a client must take most of what was sent so far
@@ -51,14 +49,14 @@ Observe = Callable[[str, str, int, float], None]
 class Gate:
     """Checks requests and passes them to `app`. Without tokens it accepts only the host names `hosts` (None: any).
 
-    `unguarded` are further paths that need no token. Requests that are forbidden (403) are written to the audit log.
+    The paths `unguarded` need no token. Requests that are forbidden (403) are written to the audit log.
     """
 
     app: ASGIApp
     served: Served
     observe: Observe
-    hosts: frozenset[str] | None = None
-    unguarded: frozenset[str] = frozenset()
+    hosts: frozenset[str] | None
+    unguarded: Container[str]
     # Requests whose responses have not ended
     under_way: int = 0
 
@@ -139,7 +137,7 @@ class Gate:
             await asyncio.shield(asyncio.to_thread(self.served.audit.refused, *told))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
-        if scope["path"] in _OPEN or scope["path"] in self.unguarded:
+        if scope["path"] in self.unguarded:
             return _STRANGER
         if (tokens := self.served.tokens) is None:
             host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
