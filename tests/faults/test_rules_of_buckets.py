@@ -12,9 +12,12 @@ from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectArchived
 from tiered_index.format.names import log_name
+from tiered_index.service.jobs.catalogs import merge_catalogs
 from tiered_index.service.jobs.copying import Copier
+from tiered_index.service.jobs.repair import Repairs
 from tiered_index.service.jobs.verify import check_storage
 from tiered_index.service.jobs.verify_report import Report
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3.boto import translate
 
@@ -65,6 +68,36 @@ def test_verify_continues_from_a_checkpoint_if_records_are_archived(storage):
     report = verified(archived)
     assert (report.status, [what for what, _ in report.unchecked]) == ("incomplete", [log_name(1)])
     assert report.checked["objects"] == 2
+
+
+@pytest.mark.parametrize("kind", ["object", "segment", "catalog"])
+def test_a_repair_tells_of_an_archived_copy_and_repairs_the_rest(tmp_path, storage, kind):
+    """The bucket of the copy has archived one object of it."""
+    with IndexService.open(root=tmp_path / "root", storage_backend=storage, background=False) as index:
+        for store in ("log", "other"):
+            index.archive(store, 0, 1000, lambda at, length: bytes(length))
+        log = index._session.log
+        merge_catalogs(log)
+        index.archive("log", 1000, 1000, lambda at, length: bytes(length))
+    copier = Copier(storage, target := FaultStorage(MemoryStorage()), SystemClock())
+    copier.open()
+    copier.run_once()
+    prefix = {"object": "data/", "segment": "segments/", "catalog": "catalog/"}[kind]
+    first, *others = bad = [info.name for info in storage.list(prefix)]
+    for name in bad:
+        storage.put(name, bytes(100))
+    for operation in ("get", "get_range", "get_suffix"):
+        target.fail(operation, name_prefix=first, times=None, error=ObjectArchived)
+    report = verified(storage)
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    done = Repairs(storage, log, standby=target).run(report, yes=True)
+    assert sorted(repair.object for repair in done) == others
+    (note,) = [note for note in report.notes if "could replace a damaged object, but can't be read" in note]
+    assert first in note and bool(others) is (kind != "catalog")
+    target.clear()
+    assert [repair.object for repair in Repairs(storage, log, standby=target).run(report, yes=True)] == [first]
+    assert verified(storage).status == "ok"
 
 
 def test_verify_says_that_the_oldest_records_are_gone_and_checks_the_rest(storage):

@@ -412,7 +412,11 @@ def test_a_lost_catalog_is_restored_from_a_copy(life):
     assert log.state.catalogs.keys() == {repair.replaced_by}
 
 
-@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def harmed(data, damage):
+    return data[:60] if damage == "cut" else flipped(data, 30)
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged", "cut"])
 def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage):
     log = life.log()
     places = {name: [(name, 0), ("m", 100 * at), ("z", 100 * at)] for at, name in enumerate(("a", "b", "c", "d"))}
@@ -422,7 +426,7 @@ def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage
         if damage == "missing":
             life.storage.delete_many([stored.name])
         else:
-            life.storage.put(stored.name, flipped(life.storage.get(stored.name), 30))
+            life.storage.put(stored.name, harmed(life.storage.get(stored.name), damage))
     missing = {a_segment(*place).name for key in ("b", "d") for place in places[key]}
     report = checked(life.storage)
     assert {finding.file for finding in report.findings} == missing | {names[key].name for key in ("a", "c")}
@@ -430,7 +434,7 @@ def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage
     assert all(any(names[key].name in note for note in report.notes) for key in ("a", "c"))
 
 
-@pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.parametrize("damage", ["missing", "damaged", "cut"])
 def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(life, damage):
     """Places of its segments are named, others are not. Checks, sweeps, copies, merges and erasures succeed."""
     log = life.log()
@@ -446,7 +450,7 @@ def test_a_catalog_that_is_given_up_takes_its_segments_with_it_and_nothing_else(
     if damage == "missing":
         life.storage.delete_many([lost.name])
     else:
-        life.storage.put(lost.name, flipped(life.storage.get(lost.name), 30))
+        life.storage.put(lost.name, harmed(life.storage.get(lost.name), damage))
     planned = give_up(life.storage, log, [lost.name], dry_run=True)
     assert lost.name in log.refresh().catalogs
     done = give_up(life.storage, log, [lost.name])

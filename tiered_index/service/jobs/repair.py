@@ -171,7 +171,7 @@ class Repairs:
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
         """Repair the findings of a deep `report` and return the repairs. Without `yes` only plan them.
 
-        Adds a note to the report for a copy of a segment that can't be used. Repairs before an error are permanent.
+        Adds a note to the report for a copy that is archived or can't be used. Repairs before an error are permanent.
         Raises `LockHeld` if a writer has the root, `StorageUnavailable`, and `CorruptFile` if a new object does not
         verify.
         """
@@ -205,26 +205,31 @@ class Repairs:
         if isinstance(named, ArchivedSegment):
             yield from self._of_segment(named, report)
         elif isinstance(named, StoredCatalog):
-            yield from self._of_catalog(named)
+            yield from self._of_catalog(named, report)
         else:
             for copy, size, read in self._copies(named):
-                if _problem_of(named, copy, size, read) is None:
-                    yield copy, Rewrite("repair", "a repair", (named,), (ReplaceTask(named, size, read),))
+                with _told(report, copy):
+                    if _problem_of(named, copy, size, read) is None:
+                        yield copy, Rewrite("repair", "a repair", (named,), (ReplaceTask(named, size, read),))
 
-    def _of_catalog(self, stored: StoredCatalog) -> Iterator[tuple[str, Rewrite]]:
+    def _of_catalog(self, stored: StoredCatalog, report: Report) -> Iterator[tuple[str, Rewrite]]:
         """As `_replacements`: the catalogs of a copied index have the same names."""
-        with contextlib.suppress(ObjectArchived):
-            if self.standby is not None and not is_bad(self.standby, stored):
+        if self.standby is None:
+            return
+        copy = f"{self.standby.uri}: {stored.name}"
+        with _told(report, copy):
+            if not is_bad(self.standby, stored):
                 rows = Segments(LogState(catalogs={stored.name: stored}), self.standby)
                 task = CatalogTask(0, self.log, None, rows.all)
-                rewrite = CatalogRewrite("repair", "a repair of a catalog", (stored,), (task,), LogState())
-                yield f"{self.standby.uri}: {stored.name}", rewrite
+                yield copy, CatalogRewrite("repair", "a repair of a catalog", (stored,), (task,), LogState())
 
     def _of_segment(self, segment: ArchivedSegment, report: Report) -> Iterator[tuple[str, Rewrite]]:
         """As `_replacements`. It adds a note to the report if nothing shows what was erased from a copy."""
         original: SegmentCopy | None = None
         for copy in self._segment_copies(segment):
-            crc32 = copy.crc32()
+            crc32: int | None = None
+            with _told(report, copy.name):
+                crc32 = copy.crc32()
             if crc32 == segment.crc32:
                 yield copy.name, copy.replacing(segment)
             elif segment.columns is None and segment.source is not None and crc32 == segment.source[0]:
@@ -289,6 +294,15 @@ class Repairs:
                     self.root.disk.unlink(path)
                 done.append(Repair(str(path), "drop", source))
         return done
+
+
+@contextlib.contextmanager
+def _told(report: Report, copy: str) -> Iterator[None]:
+    """Return a context manager that notes a copy which is archived, in place of raising `ObjectArchived`."""
+    try:
+        yield
+    except ObjectArchived as error:
+        report.note(f"{copy} could replace a damaged object, but can't be read: {error}")
 
 
 def _problem_of(stored: StoredObject, name: str, size: int, read: Read) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.catalog import CatalogRows, Group, LogRows, decode_group
 from tiered_index.format.names import SEGMENTS_PREFIX, store_prefix, topic_of_store
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment, Segment
@@ -376,6 +376,9 @@ class Segments:
         except ObjectNotFound as error:
             problem = "the log names this catalog, but the storage does not have it"
             raise MissingCatalog(stored.name, problem) from error
+        except InvalidArgument as error:
+            problem = f"is shorter than the log says ({error})"
+            raise CorruptFile(stored.name, problem, expected=stored.size_bytes) from error
         self.reads.append(len(data))
         return data
 
