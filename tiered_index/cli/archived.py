@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
+from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import GeometryOptions, IntakeOptions
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session, open_stored_index
@@ -49,7 +50,6 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import split_uri
 
 SCHEME = "archive:"
-_DIFFERENT = 1
 
 
 @dataclass
@@ -305,7 +305,7 @@ def _compare(session: Session, archived: ArchivedMessages) -> int:
     same = of_archive == of_index
     document = {"status": "same" if same else "different", "archive": of_archive, "index": of_index}
     session.out.show(document | archived.document())
-    return 0 if same else _DIFFERENT
+    return DONE if same else FINDING
 
 
 def _checksum_of(hashed: Any, topics: TopicTable, item: np.dtype[Any]) -> int:

@@ -63,9 +63,6 @@ def open_follower(
     )
 
 
-# Exit code: messages were deleted before they were archived
-
-
 def _distance(count: int, unit: str) -> str:
     return human_bytes(count) if unit == "bytes" else f"{human_count(count)} {unit}"
 

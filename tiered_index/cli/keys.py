@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -85,39 +85,28 @@ class KeysOut:
     """A file for answers, complete when the block of `open` ends. Raises `InvalidArgument` if it can't be made."""
 
     def __init__(self, path: Path) -> None:
-        self._form = _FORMS.get(path.suffix)
-        if self._form is None:
+        form = _FORMS.get(path.suffix)
+        if form is None:
             raise InvalidArgument(f"--out {path}: its name must end in .parquet or .ndjson (.jsonl, .json)")
         check_new(path, "answers are written to a file of their own")
-        self.path = path
+        self.path, self._form = path, form
+        self._writer: Any = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Callable[[pa.Table], None]]:
-        """Yield a function that writes a table. Raises `DiskFull`."""
-        assert self._form is not None
-        with made_whole(self.path) as partial, partial.open("wb") as sink:
-            with contextlib.closing(_AnswersWriter(self._form, sink)) as writer:
-                yield writer.write
+        """Yield a function that writes a table; all have the columns of the first one. Raises `DiskFull`."""
+        with made_whole(self.path) as partial, partial.open("wb") as self._sink:
+            try:
+                yield self._write
+            finally:
+                # without a table, the file has no row
+                (self._writer or table_writer(self._form, self._sink, _ASKED)).close()
 
-
-class _AnswersWriter:
-    """Writes tables that have the columns of the first one; without a table, the file has no row."""
-
-    def __init__(self, form: Format, sink: IO[bytes]) -> None:
-        self._form, self._sink = form, sink
-        self._writer: Any = None
-
-    def write(self, table: pa.Table) -> None:
-        """Write a table. Raises `OSError`."""
-        if self._form == "ndjson":
-            table = _with_epochs(table)
+    def _write(self, table: pa.Table) -> None:
+        table = _with_epochs(table) if self._form == "ndjson" else table
         if self._writer is None:
             self._writer = table_writer(self._form, self._sink, table.schema)
         self._writer.write_table(table)
-
-    def close(self) -> None:
-        """Write the end of the file."""
-        (self._writer or table_writer(self._form, self._sink, _ASKED)).close()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -8,6 +8,7 @@ from typing import Any
 from typer import Option
 
 from tiered_index.archives import messages_to_erase
+from tiered_index.cli.exit_codes import DONE, FINDING
 from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, likely_seconds, unknown_topic
 from tiered_index.cli.session import Session, command, open_stored_index
@@ -19,7 +20,6 @@ from tiered_index.service.root import CACHE
 from tiered_index.spelling import other_spellings
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
-_REMAINS = _NOTHING_MATCHES = 1
 # fields of the certificate that people read as remarks
 _AS_REMARKS = ("unknown_topics", "in_force", "unmatched_keys", "later_keys", "similar_keys", "to_do")
 # fields of the certificate that are empty in a plan
@@ -118,9 +118,8 @@ def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any], *, allow
             out.remark(step)
     if is_planned:
         out.remark("nothing was changed: pass --yes to apply")
-    if done.status == "remains":
-        return _REMAINS
-    return 0 if allow_none or done.matches_all else _NOTHING_MATCHES
+    is_done = done.status != "remains" and (allow_none or done.matches_all)
+    return DONE if is_done else FINDING
 
 
 def unmatched(done: Erasure, until: str) -> list[str]:
