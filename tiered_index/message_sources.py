@@ -30,7 +30,7 @@ class MessageSources:
     - `broker`: a cluster of Kafka that has records, which `close` leaves.
     - `keys`: the rules of `--key` of entries that may not be durable yet, in addition to those that the index names.
 
-    Threads: any.
+    Threads: any, once `log` and `rows` are made.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class MessageSources:
 
         return KafkaMessages(self._archives, self._broker, keys_in(names) | self._keys)
 
-    def of(self, topic: str) -> MessageSource:
-        """Return the source of the messages of a topic."""
-        return self.rows if self.has_rows(topic) else self.records(topic) or self.log
+    def of(self, topic: str, log: RocketmqMessages | None = None) -> MessageSource:
+        """Return the source of the messages of a topic; `log` is in place of all messages of RocketMQ."""
+        return self.rows if self.has_rows(topic) else self.records(topic) or log or self.log
 
     def close(self) -> None:
         """Leave the cluster, and close the storages of files."""

@@ -46,8 +46,8 @@ def exported() -> Iterator[dict[str, list[Metric]]]:
 
 
 def _families(lookups: Any, **more: Any) -> list[Metric]:
-    messages = MessageSources(lookups, lookups.config).log
-    parts = lookups, messages, Caps(), redaction_of(lookups, None), Audit(None)
+    sources = MessageSources(lookups, lookups.config)
+    parts = lookups, sources, Caps(), redaction_of(lookups, None), Audit(None)
     with HttpService(Served(*parts, **more)) as service:
         metrics = service.metrics
         metrics.request("/v1/query", "GET", 200, 0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -231,11 +232,10 @@ def test_each_reason_why_a_record_cannot_be_shown_is_a_state_of_its_own(
 
     def state_of(key="k7", servers=servers):
         """Return the state of a record and its problem, over HTTP the status of its answer, and that of its place."""
-        source = messages_of(index, servers)
-        with serving(index, records=lambda _: source) as client:
+        sources = MessageSources(index, index.config, broker=KafkaBroker({"bootstrap.servers": servers}))
+        with closing(sources), serving(index, sources=sources) as client:
             params = {"topic": topic, "key": key, "allow_partial": True}
             answer, place = client.get("/v1/messages", params=params), client.get(f"/v1/messages/kafka:{topic}/0/7")
-        source.close()
         (row,) = answer.json()["messages"]
         assert (row["message"] is None) == (row["state"] != "local") == bool(row["problem"])
         assert place.status_code == 200 or "127.0.0.1" not in place.text

@@ -12,7 +12,6 @@ from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
 from tests.support.hanging import until
 from tiered_index import IndexReader
-from tiered_index.message_sources import MessageSources
 
 
 def places_of(client, topic, key):
@@ -54,10 +53,7 @@ def test_records_are_found_and_shown_while_they_arrive_and_the_lag_is_told(serve
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, error
-    with (
-        IndexReader.open(root=tmp_path / "root") as reader,
-        serving(reader, records=MessageSources(reader, reader.config).records) as client,
-    ):
+    with IndexReader.open(root=tmp_path / "root") as reader, serving(reader) as client:
         assert places(reader, topic, "t0") == {(1, 0)}
         (row,) = client.get("/v1/messages", params=params | {"key": "t1"}).json()["messages"]
         assert (row["message"], "no archive has it" in row["problem"]) == (None, True)

@@ -66,13 +66,13 @@ def service_of(
     problems: Callable[[], list[str]] = list,
     gauges: Callable[[], dict[str, tuple[str, float]]] = dict,
     behind: Callable[[], str | None] = lambda: None,
-    records: Callable[[str], Any] = lambda _: None,
+    sources: MessageSources | None = None,
     **bounds: Any,
 ) -> Iterator[HttpService]:
     """Yield a service, which stops at the end of the block."""
     served = Served(
         lookups,
-        MessageSources(lookups, lookups.config, store).log,
+        sources or MessageSources(lookups, lookups.config, store),
         caps or Caps(),
         redaction_of(lookups, store),
         Audit(audit),
@@ -80,7 +80,6 @@ def service_of(
         problems,
         gauges,
         behind,
-        records,
     )
     with HttpService(served, hosts=hosts, **bounds) as service:
         yield service

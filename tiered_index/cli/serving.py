@@ -226,7 +226,7 @@ class Serving:
         # entries in a writer's buffer are found before the positions that name their keys are durable
         keys = (self.kafka.key or ("key",)) if isinstance(lookups, IndexService) else ()
         sources = stack.enter_context(closing(MessageSources(lookups, lookups.config, store, broker, keys)))
-        served = Served(lookups, sources.log, caps, redaction, audit, tokens, records=sources.records)
+        served = Served(lookups, sources, caps, redaction, audit, tokens)
         if follower is not None:
             served.problems = follower.problems
             served.behind = partial(follower.behind, self.writing.max_lag)

@@ -39,7 +39,7 @@ from tiered_index.server.problems import Refused, problem_of
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.read.budget import RequestStats
-from tiered_index.service.read.messages import FoundMessage, MessageSource, MessagesResult, pause_s
+from tiered_index.service.read.messages import FoundMessage, MessagesResult, pause_s
 from tiered_index.service.read.results import PageTotals, QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.linked_rows import FileRow
@@ -250,7 +250,7 @@ class LookupHandlers(Handlers):
         others = self._messages_for(caller_of(request))
 
         def fetch(most_bytes: int) -> MessagesResult:
-            source: MessageSource = self.served.source_of(params.topic) or others
+            source = self.served.sources.of(params.topic, others)
             most_read = None
             if params.contains is not None:
                 source, most_read = Containing(source, params.contains, most_bytes), _MOST_SEARCHED
@@ -281,7 +281,7 @@ class LookupHandlers(Handlers):
             page: Any = {"cursor": params.cursor, "allow_partial": params.allow_partial}
             page["max_message_bytes"] = most_bytes
             if place is not None:
-                if (records := self.served.records(place[0])) is None:
+                if (records := self.served.sources.records(place[0])) is None:
                     raise self._not_there(f"the index has no Kafka topic {place[0]!r:.80}")
                 return MessagesResult(messages=(records.at(*place),), status="complete")
             if params.topic is not None and self.served.rows.has(params.topic):

@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import SetupUnavailable, TieredIndexError
+from tiered_index.message_sources import MessageSources
 from tiered_index.metrics import Gauges
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.server.problems import Redaction, without_paths
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.budget import LookupLimits
-from tiered_index.service.read.messages import Fetched, MessageSource
 from tiered_index.service.reader import IndexReader
-from tiered_index.sources.linked_rows import FileRows
 from tiered_index.storage.context import deadline_at
 
 Index = IndexReader | IndexService
@@ -104,24 +102,16 @@ class Caps:
     body_bytes: int = 16 << 20
 
 
-class RecordSource(MessageSource, Protocol):
-    """Records of topics, each by its own place."""
-
-    def at(self, topic: str, partition: int, offset: int) -> Fetched:
-        """Return the record at an offset of a partition. Raises the error that made it impossible to ask."""
-
-
 @dataclass
 class Served:
     """The index or indexes of a service, and their state.
 
     `problems` and `gauges` are those of a follower in the process. `behind` returns why answers are too old, or None.
-    `records` returns the records of a topic, for topics whose records have places of their own. `rows` are those of
-    files.
+    `sources` has the messages of each topic.
     """
 
     lookups: Index
-    messages: RocketmqMessages
+    sources: MessageSources
     caps: Caps
     redaction: Redaction
     audit: Audit
@@ -129,18 +119,14 @@ class Served:
     problems: Callable[[], list[str]] = list
     gauges: Callable[[], Gauges] = dict
     behind: Callable[[], str | None] = lambda: None
-    records: Callable[[str], RecordSource | None] = lambda _: None
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.rows = FileRows(self.lookups)
+        # made before the threads of lookups share them; a wrong store is an error of the start
+        self.messages, self.rows = self.sources.log, self.sources.rows
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_KEEPS_S
         self._unreachable: str | None = "not checked yet"
-
-    def source_of(self, topic: str) -> MessageSource | None:
-        """Return the source of the records of Kafka, or of the rows of files; None: the topic has neither."""
-        return self.rows if self.rows.has(topic) else self.records(topic)
 
     @property
     def writer(self) -> IndexService | None:

@@ -7,6 +7,7 @@ from tests.server.conftest import on_a_port
 from tests.server.console.pages import BEGIN_MS
 from tiered_index import IndexService
 from tiered_index.kafka.record import KafkaRecord, TimestampType
+from tiered_index.message_sources import MessageSources
 from tiered_index.service.read.messages import Fetched
 
 HEADERS = (("traceparent", b"00-4bf9"), ("retry", b"\xff"), ("retry", None))
@@ -36,7 +37,9 @@ def url(tmp_path):
     with IndexService.open(root=tmp_path / "root", storage="memory://kafka-console", background=False) as index:
         for offset, value in enumerate(VALUES):
             index.put("orders", 3, f"key-{offset}", offset, len(value or b""), BEGIN_MS + offset)
-        with on_a_port(index, records=lambda _: Records()) as client:
+        sources = MessageSources(index, index.config)
+        sources.records = lambda _: Records()
+        with on_a_port(index, sources=sources) as client:
             yield str(client.base_url)
 
 
