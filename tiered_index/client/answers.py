@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-# members of a fetched message that are its fields
-_TOLD = ("state", "read_from", "problem")
 # Errors whose class and message a problem document restores
 _BY_CLASS = (errors.InvalidArgument, errors.ConfigError, errors.BackPressure, errors.StorageUnavailable)
 
@@ -49,23 +47,22 @@ def item_type_of(declared: str) -> type[types.IndexItem]:
     return Schema(document["name"], tuple(Column.served(*column) for column in document["columns"])).item_type()
 
 
-def items_of(documents: Iterable[dict[str, Any]], item_type: Any) -> tuple[types.IndexItem, ...]:
-    """Return the entries that JSON documents describe. JSON has neither bytes nor NaN.
+def _entries_of(
+    documents: Sequence[dict[str, Any]], item_type: Any
+) -> tuple[tuple[types.IndexItem, ...], tuple[types.FilePlace | None, ...]]:
+    """Return the entries that JSON documents describe, and their places in files. JSON has neither bytes nor NaN.
 
-    Members that are no columns, such as the file of a row, are left out.
+    Members that are no columns are left out.
     """
+    # the index may have a column of this name
+    has_own = "entry_id" in types.own_columns(item_type)
+    places = tuple([None if has_own else types.taken_place(document) for document in documents])
     by_kind: dict[str, Callable[[Any], Any]] = {"S": bytes.fromhex, "f": lambda value: nan if value is None else value}
     decoders = {values.name: by_kind.get(types.value_kind(values)) for values in dataclasses.fields(item_type)}
     columns = ({name: values[name] for name in decoders if name in values} for values in documents)
     special = [(name, decode) for name, decode in decoders.items() if decode is not None]
-    return tuple(item_type(**values | {name: decode(values[name]) for name, decode in special}) for values in columns)
-
-
-def _taken_places(documents: Sequence[dict[str, Any]], item_type: Any) -> tuple[types.FilePlace | None, ...]:
-    """Return the place of each entry, as `taken_place`. The index may have a column of its name."""
-    if "entry_id" in types.own_columns(item_type):
-        return (None,) * len(documents)
-    return tuple([types.taken_place(document) for document in documents])
+    items = (item_type(**values | {name: decode(values[name]) for name, decode in special}) for values in columns)
+    return tuple(items), places
 
 
 def _members(kind: type[types.Answer], document: dict[str, Any]) -> dict[str, Any]:
@@ -82,11 +79,9 @@ def result_of(response: httpx.Response) -> types.QueryResult:
 
 
 def _result(document: dict[str, Any], response: httpx.Response) -> types.QueryResult:
-    item_type, documents = item_type_of(response.headers[COLUMNS]), document["items"]
-    page = _members(types.QueryResult, document)
-    if any(places := _taken_places(documents, item_type)):
-        page["places"] = places
-    return types.QueryResult(items=items_of(documents, item_type), item_type=item_type, **page)
+    item_type, members = item_type_of(response.headers[COLUMNS]), _members(types.QueryResult, document)
+    items, places = _entries_of(document["items"], item_type)
+    return types.QueryResult(items=items, item_type=item_type, places=places if any(places) else None, **members)
 
 
 def results_of(response: httpx.Response) -> list[types.QueryResult]:
@@ -126,11 +121,11 @@ def messages_of(response: httpx.Response) -> MessagesResult:
     document, item_type = document_of(response), item_type_of(response.headers[COLUMNS])
 
     def fetched_of(told: dict[str, Any]) -> Fetched:
-        items = [] if told["item"] is None else [told["item"]]
-        (place,) = _taken_places(items, item_type) or (None,)
-        (item,) = items_of(items, item_type) or (None,)
+        (item,), (place,) = _entries_of([told["item"]], item_type) if told["item"] else ((None,), (None,))
         message = _Message(told["message"]) if told["message"] is not None else None
-        return Fetched(item=item, place=place, message=message, **{name: told[name] for name in _TOLD})
+        return Fetched(
+            item=item, place=place, message=message, **{n: told[n] for n in ("state", "read_from", "problem")}
+        )
 
     messages = tuple(map(fetched_of, document["messages"]))
     return MessagesResult(messages=messages, **_members(MessagesResult, document))

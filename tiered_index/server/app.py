@@ -114,7 +114,7 @@ def _route(handlers: Handlers, operation: Operation) -> Route:
     handle, calls = partial(operation.handler, handlers), None if operation.is_light else handlers.calls
     route = Route(path, Endpoint(handle, operation.query, calls))
     # Starlette adds HEAD to GET; a HEAD would cost a lookup
-    route.methods = {method, "HEAD"} if operation.has_head else {method}
+    route.methods = {method, "HEAD"} if operation.is_light else {method}
     return route
 
 

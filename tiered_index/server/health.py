@@ -28,14 +28,14 @@ class HealthHandlers(Handlers):
         # Own threads: probes must answer even if every thread of lookups waits for the storage
         super().__init__(served, Calls(2, 62), metrics)
 
-    @Operation("GET /metrics", forms=("text/plain",), is_light=True, has_head=True)
+    @Operation("GET /metrics", forms=("text/plain",), is_light=True)
     async def metrics(self, request: Request, _: Nothing) -> Response:
         """Show metrics for Prometheus."""
         caller_of(request).need_every_topic("metrics are")
         body = await self.calls.run(request, self.allowance(), self.counters.page)
         return Response(body, headers={"content-type": MEDIA_TYPE})
 
-    @Operation("GET /livez", answer=Health, is_open=True, is_light=True, has_head=True)
+    @Operation("GET /livez", answer=Health, is_open=True, is_light=True)
     async def livez(self, request: Request, _: None) -> Response:
         """Check that the process answers."""
         return _alive()
@@ -47,7 +47,6 @@ class HealthHandlers(Handlers):
         problems={503: "Not ready, with the reasons."},
         is_open=True,
         is_light=True,
-        has_head=True,
     )
     async def readyz(self, request: Request, _: None) -> Response:
         """Show whether this replica is ready for requests, and its problems."""

@@ -56,8 +56,8 @@ class Operation:
     - `part`: the meaning of the path's parameter.
     - `problems`: further statuses of problems, with their text, or None for that of `PROBLEMS`.
     - `is_open`: it needs no token.
-    - `is_light`: it takes no place of the service's calls, so it answers also if none is free.
-    - `has_head`: it answers HEAD, too: probes and monitors send it.
+    - `is_light`: it takes no place of the service's calls, so it answers also if none is free. It answers HEAD, too:
+      probes and monitors send it.
     - `is_told_unready`: its answer with 503 is no problem.
     """
 
@@ -72,7 +72,6 @@ class Operation:
     problems: Mapping[int, str | None] = field(default_factory=dict)
     is_open: bool = False
     is_light: bool = False
-    has_head: bool = False
     is_told_unready: bool = False
     handler: Callable[..., Any] = field(init=False)
 
