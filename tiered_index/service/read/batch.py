@@ -250,8 +250,9 @@ class LookupBatch:
         java_hash = lookup.masked_hash - (0 if lookup.key_hash == lookup.masked_hash else 2**31)
         second_max = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         # slices of one array, which takes as long as one column
-        numbers = np.array([lookup.second_min, second_max, min(lookup.max_count, MOST_ROWS)])
-        made.second_min, made.second_max, made.max_count = numbers[:1], numbers[1:2], numbers[2:]
+        numbers = np.array([lookup.second_min, second_max, min(lookup.max_count, MOST_ROWS), lookup.second_max])
+        made.second_min, made.second_max, made.max_count = numbers[:1], numbers[1:2], numbers[2:3]
+        made.range_ends = numbers[3:]
         hashes = np.array([java_hash, lookup.key_hash], np.int32)
         made.java_hash, made.key_hash = hashes[:1], hashes[1:]
         made.fingerprint = np.array([lookup.fingerprint], np.uint32)

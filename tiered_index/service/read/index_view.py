@@ -118,18 +118,7 @@ class IndexView(Polled):
     def open(self) -> bool:
         """Open the index, and return whether there is one. Raises as `IndexReader.open`."""
         config, clock, parts, begun_s = self._config, self._clock, self._parts, self._clock.monotonic_s()
-        marker: Marker | None = None
-        if config.root is not None:
-            if config.raise_file_limit:
-                allow_many_files()
-            self._root = root = Root(config.root, Disk())
-            marker = root.read_marker()
-            if marker is None:
-                raise NotAnIndex(
-                    f"{config.root} holds no tiered index"
-                    + (": check the path" if config.root.exists() else " (it does not exist): check the path")
-                )
-            self._root_view, self._kept_log = RootView(root), KeptLog(root)
+        marker = self._open_root()
         self._root_index = marker.index_id if marker is not None else None
         backend, opened = self._backend, None
         if backend is None:
@@ -177,6 +166,23 @@ class IndexView(Polled):
                 raise IndexClosed("the reader was closed while an index was opened")
             undo.pop_all()
         return True
+
+    def _open_root(self) -> Marker | None:
+        """Return the marker of the root; None: the reader was given no root. Raises `NotAnIndex`."""
+        config = self._config
+        if config.root is None:
+            return None
+        if config.raise_file_limit:
+            allow_many_files()
+        self._root = root = Root(config.root, Disk())
+        marker = root.read_marker()
+        if marker is None:
+            raise NotAnIndex(
+                f"{config.root} holds no tiered index"
+                + (": check the path" if config.root.exists() else " (it does not exist): check the path")
+            )
+        self._root_view, self._kept_log = RootView(root), KeptLog(root)
+        return marker
 
     def writer(self) -> WriterStatus | None:
         """Return the current or last writer, None if there was none. Raises `StorageError`."""

@@ -33,7 +33,6 @@ from tiered_index.service.read.file_view import Noted, Partly, WholeView, report
 from tiered_index.service.read.logs import Kept, Logs
 from tiered_index.service.read.results import AnswerForm, QueryResults
 from tiered_index.service.read.rows import (
-    AnswerRows,
     Array,
     OrderKey,
     PreparedLookup,
@@ -161,22 +160,8 @@ class QueryEngine:
     ) -> QueryResult[Any]:
         """Answer one lookup. `seen_rows`: its rows of a view, if that was searched. Raises as `IndexService.query`."""
 
-        batch = LookupBatch.of_one(lookup)
-        passes = self._passes(search_all, batch, seen_rows)
-        (rows, _, (more,), folded), files = self._answers(passes, batch), _files(passes)
-        told = _explain(passes, self._fold(folded))
-        failed = tuple([report for searched in passes for report, _ in searched.errors])
-        bounds = lookup.topic, lookup.second_min, lookup.second_max
-        hashes = [each for keyed in (lookup, *lookup.others) for each in (keyed.key_hash, keyed.masked_hash)]
-        freshness = freshness_of(files.freshness, (lookup.topic,))
-        result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
-            status="partial" if failed else "truncated" if more else "complete",
-            cursor=cursor_after(rows, self.answered, lookup.key, *bounds) if more else None,
-            failed=failed,
-            seen=files.logs.provenance(freshness, _unknown_to_all(passes), *bounds, *hashes),
-            item_type=self.item_type,
-        )
-        return _within_budget(passes, result)
+        passes, results = self._results(search_all, LookupBatch.of_one(lookup), seen_rows)
+        return _within_budget(passes, results[0])
 
     def _answers(self, passes: Sequence[Pass[LookupScan]], batch: LookupBatch) -> Answers:
         """Return the rows of all passes in one answer order, cut to the pages of a batch."""
@@ -219,9 +204,23 @@ class QueryEngine:
     ) -> QueryResults[Any]:
         """Answer many lookups. Raises the errors of `query`. Unlike for `query`, newer answers don't skip files."""
         batch = LookupBatch(lookups, allow_partial=allow_partial, order_columns=self._order_columns)
-        passes = self._passes(search_all, batch)
+        return _within_budget(*self._results(search_all, batch))
+
+    def _results(
+        self, search_all: SearchAll[LookupScan], batch: LookupBatch, seen_rows: ViewRows | None = None
+    ) -> tuple[Sequence[Pass[LookupScan]], QueryResults[Any]]:
+        """Search all files of all indexes. Raises errors that fail the call. `seen_rows`: see `query`."""
+
+        def search(run: LookupRun) -> Pass[LookupScan]:
+            scan = LookupScan(self.schema, batch if self.sources is None else batch.within_index(run.number))
+            handles = self._search(run, scan, seen_rows) if len(batch) else ()
+            if batch.is_one and (scan.answers.has_rows or batch.after):
+                return Pass(run, scan, ())
+            return Pass(run, scan, _unknown(batch.topics, handles, scan.viewed if batch.is_one else None))
+
+        passes = _unfailed(search_all(search))
         answers, files = self._answers(passes, batch), _files(passes)
-        results = QueryResults(
+        return passes, QueryResults(
             batch=batch,
             answers=answers,
             failed=tuple([report for index_pass in passes for report, _ in index_pass.errors]),
@@ -237,21 +236,6 @@ class QueryEngine:
                 for file, numbers in index_pass.scan.lacking.items()
             },
         )
-        return _within_budget(passes, results)
-
-    def _passes(
-        self, search_all: SearchAll[LookupScan], batch: LookupBatch, seen_rows: ViewRows | None = None
-    ) -> Sequence[Pass[LookupScan]]:
-        """Search all files of all indexes for a batch. Raises errors that fail the call. `seen_rows`: see `query`."""
-
-        def search(run: LookupRun) -> Pass[LookupScan]:
-            scan = LookupScan(self.schema, batch if self.sources is None else batch.within_index(run.number))
-            handles = self._search(run, scan, seen_rows) if len(batch) else ()
-            if batch.is_one and (scan.answers.has_rows or batch.after):
-                return Pass(run, scan, ())
-            return Pass(run, scan, _unknown(batch.topics, handles, scan.viewed if batch.is_one else None))
-
-        return _unfailed(search_all(search))
 
     def _search(self, run: LookupRun, scan: LookupScan, seen_rows: ViewRows | None) -> Sequence[Handle]:
         """Search all files for the batch of `scan`. Raises errors that fail the call.

@@ -316,6 +316,8 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     def failed_of(self, number: int) -> tuple[FileReport, ...]:
         """Return the files that could not be read and may have entries of one answer."""
+        if not self.failed:
+            return ()
         low, high = self.batch.second_min[number], self.batch.second_max[number]
         return tuple(
             [

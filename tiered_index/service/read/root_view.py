@@ -224,15 +224,38 @@ class RootView:
             # otherwise it was found in its next folder: a writer crashed or could not delete the rest
             if file_id not in handles:
                 self._find_moved(files, file_id)
-        earlier: list[UnsealedView | CompactedFile] = [*unsealed.values(), *opened.values()]
+        self._check_forms(files)
+        self._check_claims(files)
+        absent = listed.keys() - handles.keys() - files.counts.keys()
+        if absent and self._files is not None:
+            # read again after the folders: a file that is in both lists must be in a folder
+            for file_id in absent & self._listed(handles, again=True).keys():
+                seconds = listed[file_id].seconds or ()
+                handles[file_id] = DamagedFile(
+                    file_id, UNSEALED, self._files.missing(file_id, listed[file_id]), *seconds
+                )
+        if (self._root.path / ASIDE).exists():
+            problem = "`tiered-index recover` was interrupted after files were set aside: run it again"
+            handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
+        self._note_newest(files)
+        self._opened, self._unsealed = opened, unsealed
+        all_reads: dict[str, int] = reduce(max_positions, files.reads.values(), {})
+        return RootLook(list(handles.values()), all_reads)
+
+    def _check_forms(self, files: _FilesSoFar) -> None:
+        """Let a file fail whose later form lacks entries of an earlier one: another copy of the root wrote one."""
+        earlier: list[UnsealedView | CompactedFile] = [*files.unsealed.values(), *files.opened.values()]
         for view in earlier:
-            file_id, later = view.file_id, handles.get(view.file_id)
-            # a later form has all entries, unless another copy of the root has written one of both
+            file_id, later = view.file_id, files.handles.get(view.file_id)
             if isinstance(later, CompactedFile) and exceeds(view, later):
                 where, counts = f"{self._root.folder(view.place)}/{file_id}", (later.count, f"{view.count} others")
-                handles[file_id] = _damaged(file_id, view.place, other_file(where, f"{later.place}/{file_id}", *counts))
-        claims = [view.journal.predecessor for view in unsealed.values()]
-        claims += [file.metadata().more.get("predecessor") for file in opened.values()]
+                error = other_file(where, f"{later.place}/{file_id}", *counts)
+                files.handles[file_id] = _damaged(file_id, view.place, error)
+
+    def _check_claims(self, files: _FilesSoFar) -> None:
+        """Let a file fail that has fewer entries than the next file says; look again at one that grew meanwhile."""
+        claims = [view.journal.predecessor for view in files.unsealed.values()]
+        claims += [file.metadata().more.get("predecessor") for file in files.opened.values()]
         for file_id, claimed in (claim for claim in claims if claim):
             if not files.is_short(file_id, claimed):
                 continue
@@ -246,32 +269,19 @@ class RootView:
                     expected=claimed,
                     found=files.counts[file_id],
                 )
-                handles[file_id] = _damaged(file_id, UNSEALED, short)
-        absent = listed.keys() - handles.keys() - files.counts.keys()
-        if absent and self._files is not None:
-            # read again after the folders: a file that is in both lists must be in a folder
-            for file_id in absent & self._listed(handles, again=True).keys():
-                seconds = listed[file_id].seconds or ()
-                handles[file_id] = DamagedFile(
-                    file_id, UNSEALED, self._files.missing(file_id, listed[file_id]), *seconds
-                )
-        if (self._root.path / ASIDE).exists():
-            problem = "`tiered-index recover` was interrupted after files were set aside: run it again"
-            handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
-        reads = files.reads
-        if opened:
-            # each file begins with the positions of the one before
-            newest = max(opened.values(), key=lambda file: file.sequence)
-            told = self._newest
-            if told is None or told[0] is not newest:
-                self._newest = told = newest, reads_in(newest.metadata().source_positions)
-            reads[newest.file_id] = told[1]
-        else:
+                files.handles[file_id] = _damaged(file_id, UNSEALED, short)
+
+    def _note_newest(self, files: _FilesSoFar) -> None:
+        """Add what the newest compacted file says about how much of topics was read."""
+        if not files.opened:
             # it would keep the disk space of a file that has left the root
             self._newest = None
-        self._opened, self._unsealed = opened, unsealed
-        all_reads: dict[str, int] = reduce(max_positions, reads.values(), {})
-        return RootLook(list(handles.values()), all_reads)
+            return
+        # each file begins with the positions of the one before
+        newest = max(files.opened.values(), key=lambda file: file.sequence)
+        if self._newest is None or self._newest[0] is not newest:
+            self._newest = newest, reads_in(newest.metadata().source_positions)
+        files.reads[newest.file_id] = self._newest[1]
 
     def _find_unsealed(self, files: _FilesSoFar, file_id: str) -> bool:
         """Read a journal. Return False if the file has moved to its next state, or lacks a part."""

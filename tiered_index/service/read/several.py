@@ -185,6 +185,8 @@ class Several:
 
         The pass of an index that is away, late or not open has one file, which fails. `make_run` gets the fields of
         `LookupRun` that differ between indexes. Raises the first error of a search.
+
+        It is long because one idea is in one place: begin, wait, cancel what is late, and collect in order.
         """
 
         def searched(
@@ -213,13 +215,10 @@ class Several:
                 if self.listing is not None and self.listing.is_due(begun_s):
                     asking.append((self.listing, self._begin(self.listing, partial(self.listing.refresh, begun_s))))
                 for view in [view for view in self.indexes if view not in searches and view not in passes]:
-                    if view.away is not None:
-                        # it waits for nothing, but may begin a read for later lookups
-                        view.refresh(begun_s)
-                    is_due = view.is_due(begun_s)
-                    if (error := view.away or (None if is_due else view.unopened)) is not None:
+                    is_needed, error = _needs(view, begun_s)
+                    if error is not None:
                         passes[view] = failing(view, error)
-                    elif is_due or view.is_open:
+                    elif is_needed:
                         searches[view] = self._begin(view, partial(ask, view))
                         asking.append((view, searches[view]))
                 is_late |= bool(wait_for(asking, None if end_s is None else end_s + _GRACE_S))
@@ -292,6 +291,15 @@ class Several:
         self._is_closed = True
         self._threads.close(until_s)
         return self.indexes
+
+
+def _needs(view: IndexView, begun_s: float) -> tuple[bool, TieredIndexError | None]:
+    """Return whether a lookup that began at `begun_s` asks an index, and why it fails without being asked."""
+    if view.away is not None:
+        # it waits for nothing, but may begin a read for later lookups
+        view.refresh(begun_s)
+    is_due = view.is_due(begun_s)
+    return is_due or view.is_open, view.away or (None if is_due else view.unopened)
 
 
 def common_schema(views: Sequence[IndexView]) -> Schema:
