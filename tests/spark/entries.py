@@ -146,3 +146,9 @@ def stored_rows(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
         (r["topic"], hash_key(r["topic"], r["key"]), r["queue_id"], r["offset"], r["size"], r["timestamp_ms"] // 1000)
         for r in rows
     )
+
+
+def has_slot_of(stored, *hashes):
+    """Return whether a shard has the slot of one of these hashes."""
+    shard = stored.shard
+    return any(shard.slot_low <= shard.slots.slot_of(key_hash) < shard.slot_high for key_hash in hashes)

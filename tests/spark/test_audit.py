@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tests.spark.commands import outcome_of
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
+from tests.spark.entries import BEGIN_MS, DAY_MS, has_slot_of, messages, states, sweep, write_parquet
 from tests.support.changes import replace
 from tests.support.damage import flip_object
 from tests.support.merging import RegionItem
@@ -28,7 +28,6 @@ from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit.audit import AuditResult, audit
-from tiered_index.spark.audit.differences import Target
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 
@@ -255,10 +254,9 @@ def test_entries_hidden_by_damage_are_not_missing(spark, copy, table, tmp_path):
     two clocks had put it.
     """
     stored = newest(copy)
-    shard = Target.of(stored, 64)
     harm(copy, damage_an_item, stored)
     rows = table.to_pylist()
-    moved = next(row for row in rows if shard.base_low <= hash_key(row["topic"], row["key"]) % 64 < shard.base_high)
+    moved = next(row for row in rows if has_slot_of(stored, hash_key(row["topic"], row["key"])))
     moved["timestamp_ms"] = stored.second_min * 1000
     source = write_parquet(pa.Table.from_pylist(rows, table.schema), tmp_path / "source.parquet")
     result = audited(spark, copy, source, begin_ms=BEGIN_MS + DAY_MS)
@@ -275,14 +273,12 @@ def test_a_damaged_shard_hides_nothing_of_another(spark, copy, table, tmp_path):
         states(f"file://{copy}").objects.values(), key=lambda shard_object: shard_object.second_max
     )
     assert stored.second_min < other.second_max
-    shard = Target.of(stored, 64)
     harm(copy, damage_an_item, stored)
     harm(copy, damage_the_filter, other)
     row = {**table.to_pylist()[-1], "timestamp_ms": other.second_max * 1000}
     added = [{**row, "key": f"new-{n}", "offset": 10**9 + n} for n in range(200)]
     source = write_parquet(pa.Table.from_pylist(table.to_pylist() + added, table.schema), tmp_path / "more.parquet")
-    slots = [hash_key(row["topic"], put_row["key"]) % 64 for put_row in added]
-    elsewhere = sum(not shard.base_low <= slot < shard.base_high for slot in slots)
+    elsewhere = sum(not has_slot_of(stored, hash_key(row["topic"], put_row["key"])) for put_row in added)
     result = audited(spark, copy, source)
     assert sorted(defect.part for defect in result.report.findings) == ["filter", "run"]
     differences = result.differences

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.format.layout import PRESETS
+from tiered_index.format.slots import SlotMap
 from tiered_index.spark.audit.differences import (
     _ROWS,
     KINDS,
     Differences,
-    Target,
     _difference,
     _pairs,
     _rows,
@@ -81,10 +81,9 @@ def test_differing_entries_are_paired(spark: Any) -> None:
     for row in rows.to_pylist():
         entries[row.pop("side")].append(tuple(row.values()))
     # an object with slots 0 to 2 of 4, and seconds 1 and 2
-    stored = SimpleNamespace(second_min=1, second_max=2)
+    damaged: Any = [SimpleNamespace(second_min=1, second_max=2, shard=slots_of(SlotMap(4), 0, 3))]
     frame = spark.createDataFrame(rows.to_pandas().where(lambda cells: cells.notna(), None), _ROWS)
-    damaged: Any = [Target(stored, 0, 3)]  # type: ignore[arg-type]
-    told = _told(_pairs(_values(frame)), damaged, 4, "abs", SCHEMA).collect()
+    told = _told(_pairs(_values(frame)), damaged, "abs", SCHEMA).collect()
     told_rows = []
     for row in told:
         difference = _difference(row, SCHEMA)
@@ -101,9 +100,18 @@ def test_differing_entries_are_paired(spark: Any) -> None:
 
 
 def test_of_both_hash_rules_either_slot_may_be_in_a_damaged_object() -> None:
-    stored: Any = SimpleNamespace(second_min=0, second_max=9)
-    targets = [Target(stored, 3, 4)]
+    damaged: Any = [SimpleNamespace(second_min=0, second_max=9, shard=slots_of(SlotMap(64), 3, 4))]
     hashes, seconds = np.array([3, 2**31 - 3, 5]), np.array([9, 0, 5])
-    assert may_hold(targets, 64, "both", hashes, seconds).tolist() == [True, True, False]
-    assert may_hold(targets, 64, "abs", hashes, seconds).tolist() == [True, False, False]
-    assert not may_hold(targets, 64, "both", hashes, seconds + 10).any()
+    assert may_hold(damaged, "both", hashes, seconds).tolist() == [True, True, False]
+    assert may_hold(damaged, "abs", hashes, seconds).tolist() == [True, False, False]
+    assert not may_hold(damaged, "both", hashes, seconds + 10).any()
+    # -2^31 has the hash 0 by either rule; an object that is no shard has all slots
+    damaged[0].shard = slots_of(SlotMap(64), 0, 1)
+    assert may_hold(damaged, "both", np.array([0]), np.array([0])).all()
+    damaged[0].shard = None
+    assert may_hold(damaged, "both", hashes, seconds).all()
+
+
+def slots_of(slots: SlotMap, low: int, high: int) -> Any:
+    """Return a shard with a range of slots."""
+    return SimpleNamespace(slots=slots, slot_low=low, slot_high=high)

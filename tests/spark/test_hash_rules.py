@@ -10,12 +10,11 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, write_parquet
+from tests.spark.entries import BEGIN_MS, DAY_MS, has_slot_of, messages, put_files, states, write_parquet
 from tests.spark.test_audit import audited, damage_an_item, harm
 from tests.spark.test_datasource_reading import scan
 from tiered_index import IndexConfig, IndexReader, hash_key
 from tiered_index.spark import build, look_up, merge
-from tiered_index.spark.audit.differences import Target
 
 SETTINGS = {"preset": "rocketmq", "slots": 64, "items": 100_000, "max_late_s": 10**10}
 
@@ -81,9 +80,7 @@ def test_both_rules_before_and_after_a_merge(spark, both):
     check(uri, table, folder, spark)
     # entries that damage may hide are sought in the slots of either rule
     stored = max(objects, key=lambda stored: stored.count)
-    target = Target.of(stored, 64)
-    slots = [{hash_of(row, rule) % 64 for rule in ("abs", "mask")} for row in table.to_pylist()]
-    hidden = sum(not some.isdisjoint(range(target.base_low, target.base_high)) for some in slots)
+    hidden = sum(has_slot_of(stored, *(hash_of(row, rule) for rule in ("abs", "mask"))) for row in table.to_pylist())
     harm(folder / "index", damage_an_item, stored)
     differences = audited(spark, folder / "index", str(folder / "all.parquet")).differences
     assert differences.counts == {"missing": 0, "extra": 0, "wrong": 0} and 0 < differences.unproven <= hidden

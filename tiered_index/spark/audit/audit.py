@@ -139,7 +139,7 @@ def audit(
                 of_source = settings.changed(storage=storage), meter.sources(settings.s3, storage)
                 entries = entries_of(spark, source, columns or {}, schema, *of_source)
                 bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
-                sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots, seen.expired)
+                sides = Sides(entries, meter.address(address), schema, seen.expired)
                 differences, unread = compare(sides, [*seen.objects.values()], seconds, bad, most_listed)
                 for name in sorted(unread - bad):  # sound when they were checked
                     gone = f"{name} could not be read any more when it was compared (a merge may have removed it)"

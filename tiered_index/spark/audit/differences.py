@@ -156,8 +156,8 @@ def compare(
             [(source_again, index_again, repeated)] = seen.collect()
             if not unread and (source_again, index_again) != (of_source, of_index):
                 raise InvalidArgument("the source changed while it was compared: use a copy that does not change")
-            damaged = [Target.of(stored, sides.base) for stored in objects if stored.name in bad | unread]
-            alone = _told(_pairs(values), damaged, sides.base, rule, schema)
+            damaged = [stored for stored in objects if stored.name in bad | unread]
+            alone = _told(_pairs(values), damaged, rule, schema)
             counts = {row[0]: row[1] for row in alone.groupBy("kind").count().collect()}
             for kind in (kind for kind in KINDS if most_listed and counts.get(kind)):
                 first = alone.where(F.col("kind") == kind).orderBy("topic", "key", "identity", "rank")
@@ -258,7 +258,7 @@ def _pairs(values: DataFrame) -> DataFrame:
     return laid.select("identity", "rank", *names, "pair.said", "pair.held")
 
 
-def _told(pairs: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule, schema: Schema) -> DataFrame:
+def _told(pairs: DataFrame, damaged: Sequence[StoredObject], rule: HashRule, schema: Schema) -> DataFrame:
     """Return the pairs with their kind of difference."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -266,7 +266,7 @@ def _told(pairs: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule
 
     def hidden(identities: pa.Array, values: pa.Array) -> pa.Array:
         cells = records_of(identities, identity), records_of(values, value)
-        return pa.array(may_hold(damaged, base, rule, cells[0]["key_hash"], cells[1]["second"]))
+        return pa.array(may_hold(damaged, rule, cells[0]["key_hash"], cells[1]["second"]))
 
     missing: Column = F.lit("missing")
     if damaged:
@@ -277,37 +277,21 @@ def _told(pairs: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule
     return pairs.withColumn("kind", extra.when(F.col("held").isNotNull(), "wrong").otherwise(missing))
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A stored object, and its half-open range of base slots."""
-
-    stored: StoredObject
-    base_low: int
-    base_high: int
-
-    @classmethod
-    def of(cls, stored: StoredObject, base: int) -> Target:
-        """Return the target of an object; `base` is the number of base slots."""
-        if stored.shard is None:
-            return cls(stored, 0, base)
-        slots, low, high = stored.shard.slots, stored.shard.slot_low, stored.shard.slot_high
-        if slots.join > 1:
-            return cls(stored, low * slots.join, min(base, high * slots.join))
-        return cls(stored, low // slots.split, -(-high // slots.split))
-
-
 def may_hold(
-    damaged: Sequence[Target], base: int, rule: HashRule, hashes: npt.NDArray[Any], seconds: npt.NDArray[Any]
+    damaged: Sequence[StoredObject], rule: HashRule, hashes: npt.NDArray[Any], seconds: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
     """Return whether a damaged object may have an entry with each of these hashes and seconds (n each; bool, n)."""
-    hashes = hashes.astype(np.int64)
-    slots = [hashes % base, *([(2**31 - hashes) % base] if rule == "both" else [])]
+    either = [hashes.astype(np.int64)]
+    if rule == "both":
+        # the other one of two hashes that are folded into one
+        either.append(-either[0] & 2**31 - 1)
     hidden = np.zeros(len(hashes), np.bool_)
-    for unread in damaged:
-        inside = (seconds >= unread.stored.second_min) & (seconds <= unread.stored.second_max)
-        hidden |= inside & np.logical_or.reduce(
-            [(slot >= unread.base_low) & (slot < unread.base_high) for slot in slots]
-        )
+    for stored in damaged:
+        inside = (seconds >= stored.second_min) & (seconds <= stored.second_max)
+        if (shard := stored.shard) is not None:
+            slots = [shard.slots.slots_of(folded.astype(np.int32)) for folded in either]
+            inside &= np.logical_or.reduce([(slot >= shard.slot_low) & (slot < shard.slot_high) for slot in slots])
+        hidden |= inside
     return hidden
 
 

@@ -111,15 +111,11 @@ Make = Callable[[Iterator[Part | Unread]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """A source's entries and an index's storage. `base` is the number of slots of the index's files.
-
-    Expired entries are on neither side.
-    """
+    """A source's entries and an index's storage. Expired entries are on neither side."""
 
     entries: Entries
     address: StorageAddress
     schema: Schema
-    base: int
     expired: Expired = NOTHING
 
     @property

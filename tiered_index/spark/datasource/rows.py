@@ -23,13 +23,11 @@ from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.segment import LinkedSegment, Times
-from tiered_index.service.jobs.catalogs import send_catalog
-from tiered_index.service.jobs.row_places import files_topic
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import SentObject, abandon
-from tiered_index.service.read.segments import Segments, names_object
+from tiered_index.service.log.publication import SentObject
+from tiered_index.service.read.segments import Segments
 from tiered_index.sources.chains import as_it_is
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, listed_files
@@ -45,10 +43,10 @@ from tiered_index.spark.datasource.writing import (
 )
 from tiered_index.spark.frames import arrow_schema_of
 from tiered_index.spark.workers import told_plainly
+from tiered_index.spark.writing.build import abandoned_if_refused
 from tiered_index.spark.writing.linked import FilePlan, RowsOfFiles, check_own_columns, one_unit, publish_files
 from tiered_index.spark.writing.positions import BatchContent
 from tiered_index.stored import typed
-from tiered_index.systems import files_key
 
 OF_ROWS = ("topic", "keys", "time", "timeUnit", "files")
 """The options of rows of files; `files` says that it is a write of rows."""
@@ -150,23 +148,13 @@ class RowWriter(DataSourceArrowWriter):
         sent: list[SentObject] = [shard.sent for shard in shards]
         with self._job.address.open() as storage:
             log = StorageLog(storage, SystemClock())
-            try:
+            with abandoned_if_refused(sent, log):
                 log.open()
                 rows = replace(self._rows, unit=one_unit({message.unit for message in written}))
                 segments = self._finished(written)
-                if not segments or not shards:
-                    return
-                catalog, publication = send_catalog(log, segments)
-                sent.append(publication.sent)
-                positions = {rows.store: self._reserved.end}
-                positions |= {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
-                if rows.topic is None:
-                    positions |= {files_topic(topic): 1 for message in written for topic in message.topics}
-                publish_files(shards, sent, catalog, segments, positions, self._reserved, log)
-            except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
-                is_named = names_object(storage)
-                abandon([part for part in sent if not is_named(log.state, part.name)], storage)
-                raise
+                if segments and shards:
+                    topics = {topic for message in written for topic in message.topics}
+                    publish_files(shards, sent, segments, rows, topics, self._reserved, log)
 
     def _finished(self, written: Sequence[WrittenRows]) -> list[LinkedSegment]:
         """Return the segments of the files that have rows. Raises `InvalidArgument` for a file that changed."""
@@ -182,7 +170,7 @@ class RowWriter(DataSourceArrowWriter):
                 for message in written:
                     times = joined_times(times, message.times.get(place))
                 made.append(structs.replace(segment, rows=segment.length, times=times, is_open=False))
-        return sorted(made, key=lambda segment: segment.start)
+        return made
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the uploads that are certainly not published. Driver."""

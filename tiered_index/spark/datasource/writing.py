@@ -41,7 +41,7 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.frames import arrow_schema, arrow_type_of
 from tiered_index.spark.workers import told_plainly
-from tiered_index.spark.writing.build import publish_batch, publish_tables, stored_genesis
+from tiered_index.spark.writing.build import abandoned_if_refused, publish_batch, publish_tables, stored_genesis
 from tiered_index.spark.writing.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.writing.positions import BatchContent, MicroBatch
 from tiered_index.spark.writing.shards import (
@@ -381,24 +381,20 @@ def _publish(
 ) -> None:
     with job.address.open() as storage:
         log = StorageLog(storage, SystemClock())
-        try:
-            if batch is None:
+        with abandoned_if_refused([shard.sent for shard in shards], log):
+            try:
                 log.open()
-            else:
-                try:
-                    log.open()
-                except NotAnIndex:
-                    batch.check_known(log.state, storage.uri)
-                    _created(storage, log, job.genesis)
+            except NotAnIndex:
+                if batch is None:
+                    raise
+                batch.check_known(log.state, storage.uri)
+                _created(storage, log, job.genesis)
+            if batch is not None:
                 batch.check_known(log.state, storage.uri)
             assert log.state.genesis is not None
             # another writer may have created the index since the tasks began
             check_descriptor(log.state.genesis, structs.replace(job.genesis, index_id=""), storage.uri)
             publish(storage, log)
-        except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
-            # certainly not published; after a storage error that is unknown, and `orphans` deletes
-            abandon([shard.sent for shard in shards if shard.stored.name not in log.state.objects], storage)
-            raise
 
 
 def abort_writes(job: PartitionJob, messages: Messages) -> None:

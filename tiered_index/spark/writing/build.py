@@ -13,11 +13,11 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
@@ -27,19 +27,20 @@ from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, Object
 from tiered_index.format.packed import packed_bytes
 from tiered_index.service.jobs.merge_run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import FinishedObject, Publication, abandon
+from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon
 from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, LogRecord, StoredObject, latest_ms
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
+from tiered_index.service.read.segments import names_object
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, described
 from tiered_index.spark.writing.plan import BuildPlan, Census, WindowScale, plan_build, take_census
 from tiered_index.spark.writing.positions import MicroBatch, SourceRange
 from tiered_index.spark.writing.shards import PartitionResult, check_sums, write_shards
-from tiered_index.spark.writing.sources import SourceLike, check_source, entries_of, has_log_offsets, is_frame
+from tiered_index.spark.writing.sources import Entries, SourceLike, check_source, entries_of, has_log_offsets, is_frame
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.probe import probe_put_if_absent
@@ -285,6 +286,91 @@ def check_build(
         check_source(source, fields, genesis.layout.schema, config.changed(storage=storage))
 
 
+ResultT = TypeVar("ResultT", bound=BuildResult)
+# publishes shards and further objects; returns the log's state, and the number of removed objects
+Publish = Callable[[list[FinishedObject], list[SentObject]], tuple[LogState, int]]
+
+
+@contextlib.contextmanager
+def abandoned_if_refused(sent: Sequence[SentObject], log: StorageLog) -> Iterator[None]:
+    """Delete objects after an error of the block with which they are certainly not published.
+
+    After other errors the outcome is unknown, and `orphans` deletes them.
+    """
+    try:
+        yield
+    except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
+        is_named = names_object(log.storage)
+        abandon([each for each in sent if not is_named(log.state, each.name)], log.storage)
+        raise
+
+
+@dataclass(frozen=True)
+class BuiltIndex:
+    """The index that a job builds, with its storage and its log. Driver."""
+
+    spark: SparkSession
+    address: StorageAddress
+    opened: MeteredStorage
+    log: StorageLog
+    meter: JobMeter
+    config: IndexConfig
+    clock: Clock
+    genesis: IndexDescriptor
+
+    @classmethod
+    @contextlib.contextmanager
+    def opening(
+        cls, spark: SparkSession, storage: str, config: IndexConfig, clock: Clock, more: Mapping[str, Any]
+    ) -> Iterator[BuiltIndex]:
+        """Yield the index in `storage`; `more` are settings of a new one. Raises `SchemaMismatch`, as the storage."""
+        address = StorageAddress(storage, config.s3)
+        with contextlib.closing(MeteredStorage(address.open(), config.prices)) as opened:
+            meter, log = JobMeter(spark, opened), StorageLog(opened, clock)
+            genesis = stored_genesis(log, config, opened.uri) or wanted_descriptor(config.changed(**more), None)
+            yield cls(spark, address, opened, log, meter, config, clock, genesis)
+
+    def plan(self, census: Census, scale: WindowScale, shards: int | str, max_windows: int) -> BuildPlan:
+        """Return the plan of a build. Raises as `plan_build`."""
+        cores = self.spark.sparkContext.defaultParallelism
+        sequence = max((stored.sequence for stored in self.log.state.objects.values()), default=0)
+        return plan_build(census, self.genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
+
+    def write(
+        self,
+        result: ResultT,
+        entries: Entries,
+        plan: BuildPlan,
+        name: str,
+        publish: Publish,
+        sent: Sequence[SentObject] = (),
+    ) -> ResultT:
+        """Write the shards of entries, and `publish` them; `sent` are further objects. Return the completed result."""
+        # a server that ignores put-if-absent would lose one of two concurrent builds
+        probe_put_if_absent(self.opened)
+        building = described(self.spark, "build: hash, pack and write window tables")
+        with typed_errors(f"building from {name}"), building:
+            results = write_shards(entries, plan, self.meter.address(self.address), self.clock.now_ms())
+        shards = [shard for part in results for shard in part.shards]
+        objects = [*(shard.sent for shard in shards), *sent]
+        with abandoned_if_refused(objects, self.log):
+            check_written(plan, results)
+            if self.log.state.genesis is None:
+                # create the index only now: tasks do not need it, and a failed build leaves no index
+                lease_ttl_s = self.config.lease_ttl_s
+                StorageSession(self.opened, self.log, self.clock, lease_ttl_s, lambda stored: self.genesis).join()
+            state, removed = publish(shards, objects)
+        return replace(
+            result,
+            shards=len(shards),
+            written_bytes=sum(shard.stored.size_bytes for shard in shards),
+            removed_objects=removed,
+            dry_run=False,
+            log_number=state.number,
+            metrics=self.meter.metrics,
+        )
+
+
 def build(
     spark: SparkSession,
     source: SourceLike,
@@ -322,21 +408,16 @@ def build(
     entries (with a `source_range` it is refused), ``error`` reports that they exist, ``replace`` is harmless.
     """
     _check_call(mode, shards)
-    settings = config or IndexConfig()
-    present = clock or SystemClock()
-    now_ms = present.now_ms()
-    address = StorageAddress(storage, settings.s3)
-    scale = WindowScale.of(window, settings, now_ms)
-    with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
-        meter = JobMeter(spark, opened)
-        log = StorageLog(opened, present)
-        implied = has_log_offsets(source) and "offset_space" not in settings.given
-        wanted = wanted_descriptor(settings.changed(offset_space="commitlog") if implied else settings, None)
-        genesis = stored_genesis(log, settings, opened.uri) or wanted
+    settings, present = config or IndexConfig(), clock or SystemClock()
+    scale = WindowScale.of(window, settings, present.now_ms())
+    implied = has_log_offsets(source) and "offset_space" not in settings.given
+    more = {"offset_space": "commitlog"} if implied else {}
+    with BuiltIndex.opening(spark, storage, settings, present, more) as index:
+        log, name = index.log, _name_of(source)
         if source_range is not None:
             source_range.check(log.state)
-        with typed_errors(f"reading {_name_of(source)}"), described(spark, "count: count the entries of each window"):
-            schema, addresses = genesis.layout.schema, meter.sources(settings.s3, storage)
+        with typed_errors(f"reading {name}"), described(spark, "count: count the entries of each window"):
+            schema, addresses = index.genesis.layout.schema, index.meter.sources(settings.s3, storage)
             of_source = settings.changed(storage=storage), addresses
             entries = entries_of(spark, source, columns or {}, schema, *of_source, skip_corrupt=skip_corrupt)
             census = take_census(entries, scale, max_windows)
@@ -344,40 +425,24 @@ def build(
             keyless = [f"it has {census.without_key:,} messages, none with a key"] * bool(census.without_key)
             damaged = [f"{census.skipped_bytes:,} damaged bytes were skipped"] * bool(census.skipped_ranges)
             why = f" ({', '.join(keyless + damaged)})" if keyless + damaged else ""
-            raise InvalidArgument(f"{_name_of(source)} has no entries{why}")
+            raise InvalidArgument(f"{name} has no entries{why}")
         _check_bounds(census, scale, begin_ms, end_ms)
-        sequence = max((o.sequence for o in log.state.objects.values()), default=0)
-        cores = spark.sparkContext.defaultParallelism
-        plan = plan_build(census, genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
+        plan = index.plan(census, scale, shards, max_windows)
         removed_names = check_windows(log.state, plan, mode)
         result = expected_result(plan, census, settings)
         if removed_names:
-            topics = entries_by_topic(log.state, removed_names, opened)
+            topics = entries_by_topic(log.state, removed_names, index.opened)
             result = replace(result, removed_objects=len(removed_names), removed_topics=topics)
             told = ", ".join(f"topic {topic}: {entries:,} entries" for topic, entries in topics)
             verb = "would be" if dry_run else "are"
             _log.warning("%d objects of these windows %s replaced: %s", len(removed_names), verb, told)
         if dry_run:
-            return replace(result, metrics=meter.metrics)
-        # a server that ignores put-if-absent would lose one of two concurrent builds
-        probe_put_if_absent(opened)
-        building = described(spark, "build: hash, pack and write window tables")
-        with typed_errors(f"building from {_name_of(source)}"), building:
-            results = write_shards(entries, plan, meter.address(address), present.now_ms())
-        finished = [shard for part in results for shard in part.shards]
-        try:
-            check_written(plan, results)
-            if log.state.genesis is None:
-                # create the index only now: tasks do not need it, and a failed build leaves no index
-                StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
-            state, removed = publish_tables(finished, mode, opened, log, source_range=source_range)
-        except (InvalidArgument, CorruptFile, SchemaMismatch):
-            # certainly not published; after other errors the outcome is unknown, and `orphans` deletes the objects
-            abandon([shard.sent for shard in finished if shard.stored.name not in log.state.objects], opened)
-            raise
-    written = sum(shard.stored.size_bytes for shard in finished)
-    done = replace(result, shards=len(finished), written_bytes=written, removed_objects=removed, dry_run=False)
-    return replace(done, log_number=state.number, metrics=meter.metrics)
+            return replace(result, metrics=index.meter.metrics)
+
+        def publish(tables: list[FinishedObject], _: list[SentObject]) -> tuple[LogState, int]:
+            return publish_tables(tables, mode, index.opened, log, source_range=source_range)
+
+        return index.write(result, entries, plan, name, publish)
 
 
 def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDescriptor | None:

@@ -182,18 +182,23 @@ def _with(fields: Fields, constants: Mapping[str, Any]) -> Fields:
 
 
 def _ends(sizes: _Sizes, aim: int) -> Iterator[int | None]:
-    """Yield the ends of a file's parts: of neighbouring row groups with about `aim` rows, or of a local plain text."""
+    """Yield the ends of a file's parts: of row groups with about `aim` rows, or of a local plain text."""
     if sizes.group_rows is not None:
-        begin = held = 0
-        for end in accumulate(sizes.group_rows):
-            if held > begin and end - begin > aim:
-                yield held
-                begin = held
-            held = end
-        yield held
+        yield from row_ends(sizes.group_rows, aim)
     else:
         yield from range(_PART_BYTES, sizes.shared_bytes or 0, _PART_BYTES)
         yield None
+
+
+def row_ends(group_rows: Sequence[int], aim: int) -> Iterator[int]:
+    """Yield the ends of parts of neighbouring row groups with about `aim` rows; 0 for a file without rows."""
+    begin = held = 0
+    for end in accumulate(group_rows):
+        if held > begin and end - begin > aim:
+            yield held
+            begin = held
+        held = end
+    yield held
 
 
 def _written(file: SourceFile) -> str:

@@ -14,7 +14,6 @@ import contextlib
 import pickle
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,7 +22,7 @@ from msgspec import structs
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, SchemaMismatch
+from tiered_index.errors import InvalidArgument, ObjectNotFound
 from tiered_index.format.names import TOPICS_QUEUE, linked_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.segment import LinkedSegment, Segment, Times
@@ -31,11 +30,9 @@ from tiered_index.service.jobs.catalogs import send_catalog
 from tiered_index.service.jobs.linking import check_behind
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.publication import FinishedObject, Publication, SentObject, abandon
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredCatalog, latest_ms
-from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.publication import FinishedObject, Publication, SentObject
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, latest_ms
 from tiered_index.service.log.state import LogState
-from tiered_index.service.opening import wanted_descriptor
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.read.segments import Segments, names_object
 from tiered_index.service.reader import IndexReader
@@ -58,23 +55,20 @@ from tiered_index.sources.rows import (
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
-from tiered_index.spark.metrics import JobMeter, described
+from tiered_index.spark.metrics import described
 from tiered_index.spark.workers import between_tasks, plainly
-from tiered_index.spark.writing.build import BuildResult, check_written, expected_result, stored_genesis
-from tiered_index.spark.writing.files import HAS_KEY, check_stored_folder
-from tiered_index.spark.writing.plan import Census, WindowScale, count_batches, plan_build
-from tiered_index.spark.writing.shards import write_shards
+from tiered_index.spark.writing.build import BuildResult, BuiltIndex, expected_result
+from tiered_index.spark.writing.files import HAS_KEY, check_stored_folder, row_ends
+from tiered_index.spark.writing.plan import Census, WindowScale, count_batches
 from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.stored import typed
 from tiered_index.systems import files_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# about the bytes of files that a task reads, most files of one, and least rows of a part of a Parquet file
+# about the bytes of files that a task reads, most files of one, and about the rows of a part of a Parquet file
 _TASK_BYTES, _TASK_FILES, _PART_ROWS = 256 << 20, 512, 1 << 20
 # bad rows that are named
 _NAMED = 10
@@ -352,7 +346,7 @@ class FilePlan:
         for number, (listed, rows, segment) in enumerate(self.new):
             ends: list[int | None] = [None]
             if isinstance(rows, ParquetFile) and isinstance(rows.table, ParquetTable):
-                ends = [*_row_ends(rows.table.group_rows)]
+                ends = [*row_ends(rows.table.group_rows, _PART_ROWS)]
             begin = segment.position
             for end in ends:
                 lines_before = self.chains.lines_before(listed, segment)
@@ -391,18 +385,6 @@ class FilePlan:
     def reserved(self) -> Reserved:
         """The offsets of the new segments."""
         return Reserved(self.chains.store, self.begin, self.chains.end)
-
-
-def _row_ends(group_rows: Sequence[int]) -> Iterator[int]:
-    """Yield the ends of parts of neighbouring row groups."""
-    held, last = 0, 0
-    for rows, end in zip(group_rows, accumulate(group_rows), strict=True):
-        held, last = held + rows, end
-        if held >= _PART_ROWS:
-            yield end
-            held = 0
-    if held or not last:
-        yield last
 
 
 def _of_part(segment: LinkedSegment, part: FilePart) -> LinkedSegment:
@@ -448,34 +430,22 @@ def link_files(
     `JobOverdue`: then nothing is published. After the storage's errors the outcome may be unknown; build again then.
     """
     settings, present = config or IndexConfig(), clock or SystemClock()
-    mapping, now_ms = rows.mapping(), present.now_ms()
-    address, scale = StorageAddress(storage, settings.s3), WindowScale.of(window, settings, now_ms)
+    mapping, scale = rows.mapping(), WindowScale.of(window, settings, present.now_ms())
     name = " and ".join([*sources[:2], *(["others"] if len(sources) > 2 else [])])
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(contextlib.closing(MeteredStorage(address.open(), settings.prices)))
-        meter, log = JobMeter(spark, opened), StorageLog(opened, present)
-        genesis = stored_genesis(log, settings, opened.uri) or wanted_descriptor(settings, None)
-        check_own_columns(genesis.layout.schema)
-        of_source = settings.changed(storage=storage)
-        files = stack.enter_context(listed_files(sources, of_source))
-        for source in sources:
-            if local_path(source) is None:
-                check_stored_folder(source, files, of_source)
-        plan = FilePlan.of(rows, Segments(log.state, opened), files)
+        index = stack.enter_context(BuiltIndex.opening(spark, storage, settings, present, {}))
+        log, of_source = index.log, settings.changed(storage=storage, root=None)
+        check_own_columns(index.genesis.layout.schema)
+        plan = FilePlan.of(rows, Segments(log.state, index.opened), _listed(sources, of_source, stack))
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
-            _check_queue(storage, rows.topic, settings)
+            _check_queue(rows.topic, of_source)
         _decide(plan, mapping)
         rows = replace(rows, unit=mapping.unit)
-        reader = LinkedPartsReader(
-            rows,
-            settings.changed(storage=storage, root=None),
-            meter.sources(settings.s3, storage),
-            skip_bad,
-            None if dry_run else meter.address(address),
-        )
+        points_to = None if dry_run else index.meter.address(index.address)
+        reader = LinkedPartsReader(rows, of_source, index.meter.sources(settings.s3, storage), skip_bad, points_to)
         result = LinkedResult(known=plan.known, changed=tuple(plan.changed), held_back=tuple(plan.held_back))
         if not plan.new:
-            return replace(result, dry_run=dry_run, log_number=log.state.number, metrics=meter.metrics)
+            return replace(result, dry_run=dry_run, log_number=log.state.number, metrics=index.meter.metrics)
         with typed_errors(f"reading {name}"), described(spark, "build: read files for lengths and windows"):
             census, parts = _counted(spark, plan, reader, scale, max_windows)
         rows = replace(rows, unit=one_unit({part.unit for part in parts}))
@@ -483,44 +453,32 @@ def link_files(
         if not census.entries:
             raise InvalidArgument(f"none of {result.rows:,} rows of {name} has a key")
         segments = plan.finished(parts)
-        sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
-        cores = spark.sparkContext.defaultParallelism
-        built = plan_build(census, genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
+        built = index.plan(census, scale, shards, max_windows)
         expected = expected_result(built, census, settings)
         result = replace(result, **{each: getattr(expected, each) for each in _OF_BUILD}, dry_run=dry_run)
         if dry_run:
-            return replace(result, metrics=meter.metrics)
-        probe_put_if_absent(opened)
-        building = described(spark, "build: hash, pack and write window tables")
-        with typed_errors(f"building from {name}"), building:
-            reader = replace(reader, rows=rows)
-            frame = frame_of_splits(spark, _splits(_parts_of(plan, segments, parts)))
-            results = write_shards(Entries(frame, _NAMES, reader.entries), built, meter.address(address), now_ms)
-        finished = [shard for part in results for shard in part.shards]
+            return replace(result, metrics=index.meter.metrics)
         of_points = [each for part in parts for each in part.sent_points]
-        sent = [shard.sent for shard in finished] + [each for _, each in of_points]
-        try:
-            check_written(built, results)
-            if log.state.genesis is None:
-                StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
+
+        def publish(tables: list[FinishedObject], sent: list[SentObject]) -> tuple[LogState, int]:
             of_driver = [send_points(log, rows.store, *each) for each in plan.points]
             sent += [each for _, each in of_driver]
-            all_segments: list[Segment] = [*segments, *(archived for archived, _ in (*of_points, *of_driver))]
-            catalog, publication = send_catalog(log, sorted(all_segments, key=lambda segment: segment.place))
-            sent.append(publication.sent)
-            positions = {rows.store: plan.chains.end}
-            positions |= {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
-            if rows.topic is None:
-                positions |= {files_topic(topic): 1 for _, topic in census.topics}
-            state = publish_files(finished, sent, catalog, segments, positions, plan.reserved, log)
-        except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
-            # certainly not published; after other errors the outcome is unknown, and `orphans` deletes the objects
-            is_named = names_object(opened)
-            abandon([part for part in sent if not is_named(log.state, part.name)], opened)
-            raise
-    written = sum(shard.stored.size_bytes for shard in finished)
-    done = replace(result, shards=len(finished), written_bytes=written, log_number=state.number)
-    return replace(done, metrics=meter.metrics)
+            every: list[Segment] = [*segments, *(archived for archived, _ in (*of_points, *of_driver))]
+            topics = {topic for _, topic in census.topics}
+            return publish_files(tables, sent, every, rows, topics, plan.reserved, log), 0
+
+        frame = frame_of_splits(spark, _splits(_parts_of(plan, segments, parts)))
+        entries = Entries(frame, _NAMES, replace(reader, rows=rows).entries)
+        return index.write(result, entries, built, name, publish, [each for _, each in of_points])
+
+
+def _listed(sources: Sequence[str], config: IndexConfig, stack: contextlib.ExitStack) -> Sequence[SourceFile]:
+    """Return the files of sources, which `stack` closes. Raises `InvalidArgument`."""
+    files = stack.enter_context(listed_files(sources, config))
+    for source in sources:
+        if local_path(source) is None:
+            check_stored_folder(source, files, config)
+    return files
 
 
 def check_own_columns(schema: Schema) -> None:
@@ -532,10 +490,9 @@ def check_own_columns(schema: Schema) -> None:
 _OF_BUILD = ("entries", "without_key", "quarantined", "windows", "shards", "written_bytes", "requests", "cost_usd")
 
 
-def _check_queue(storage: str, topic: str, config: IndexConfig) -> None:
+def _check_queue(topic: str, config: IndexConfig) -> None:
     """Raise `InvalidArgument` if the topic's queue has entries that are of no file: they may hide rows."""
-    changed = config.changed(storage=storage, root=None)
-    with IndexReader.open(config=changed, environment=False) as reader, reader.export(topic) as batches:
+    with IndexReader.open(config=config, environment=False) as reader, reader.export(topic) as batches:
         if any(np.any(entries["queue_id"].to_numpy() == FILES_QUEUE) for entries in batches):
             raise InvalidArgument(
                 f"queue {FILES_QUEUE} of topic {topic!r} has entries that are not rows of files: choose another topic, "
@@ -620,17 +577,23 @@ def _parts_of(
 
 def publish_files(
     shards: Sequence[FinishedObject],
-    sent: Sequence[SentObject],
-    catalog: StoredCatalog,
-    segments: Sequence[LinkedSegment],
-    positions: dict[str, int],
+    sent: list[SentObject],
+    segments: Sequence[Segment],
+    rows: RowsOfFiles,
+    topics: Iterable[str],
     reserved: Reserved,
     log: StorageLog,
 ) -> LogState:
     """Append the record of tables, of the catalog of their files' segments, and of positions; return the new state.
 
-    Raises `InvalidArgument` if another run has added files meanwhile, and as `Publication.record`.
+    `sent` are the objects of the job, and then also the catalog. Raises `InvalidArgument` if another run has added
+    files meanwhile, and as `Publication.record`.
     """
+    catalog, of_catalog = send_catalog(log, sorted(segments, key=lambda segment: segment.place))
+    sent.append(of_catalog.sent)
+    positions = {rows.store: reserved.end} | {f"{files_key(rows.store)}{path}": 1 for path in rows.keys}
+    if rows.topic is None:
+        positions |= {files_topic(topic): 1 for topic in topics}
     publication = Publication(log, sent, named=names_object(log.storage))
     publication.check()
     stored = tuple(shard.stored for shard in shards)
@@ -640,7 +603,7 @@ def publish_files(
             # an earlier attempt has appended the record
             return None
         reserved.check(state, log.storage)
-        check_behind(state, segments)
+        check_behind(state, [segment for segment in segments if isinstance(segment, LinkedSegment)])
         record = LogRecord(0, "build", 0, "", 0, stored, (), positions, put_before_ms=latest_ms(stored))
         return replace(record, catalogs=(catalog,))
 

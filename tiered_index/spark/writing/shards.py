@@ -45,7 +45,7 @@ from tiered_index.spark.writing.sources import Entries
 from tiered_index.storage.base import Storage
 
 _CHUNK = 1 << 17
-_BINS = 1 << 16
+_BINS = 1 << 20
 Int64 = npt.NDArray[np.int64]
 
 
@@ -68,7 +68,7 @@ class Spool:
     def parts(self) -> Iterator[tuple[int | None, Array]]:
         """Yield (None, all items), or if they are too many (number, items) of ranges of seconds, newest first.
 
-        A range has about `most` items, more if they have the same second.
+        A range has at most `most` items, more only within one second, or one 2^20th of the seconds of all items.
         """
         if self._count > self._most:
             yield from enumerate(self._cut())
@@ -79,60 +79,42 @@ class Spool:
             yield None, items
 
     def _cut(self) -> Iterator[Array]:
-        lows, counts = self._ranges()
-        starts = np.cumsum(counts) - counts
+        width = -(-(self._high - self._low + 1) // _BINS)
+        counts = np.zeros((self._high - self._low) // width + 1, np.int64)
+        for _, bins in self._binned(width):
+            counts += np.bincount(bins, minlength=len(counts))
+        # a range begins behind a number of `starts` of items, and ends before the bin that would exceed `most`
+        behind, starts = np.cumsum(counts), [0]
+        while True:
+            fitting, first = np.searchsorted(behind, [starts[-1] + self._most, starts[-1]], "right").tolist()
+            if (end := max(fitting, first + 1)) >= len(behind):
+                break
+            starts.append(int(behind[end - 1]))
+        range_of_bin, written = np.searchsorted(starts, behind - counts, "right") - 1, np.array(starts)
         with tempfile.TemporaryFile(prefix="tiered-index-") as ordered:
-            written = np.zeros(len(counts), np.int64)
-            for items in self._chunks():
-                # newest first: a range has the seconds from its low up to the low of the previous one
-                of = np.searchsorted(-lows, -items["time_diff_s"].astype(np.int64), "left")
+            for items, bins in self._binned(width):
+                of = range_of_bin[bins]
                 order = np.argsort(of, kind="stable")
                 items, of = items.take(order), of[order]
-                firsts = np.flatnonzero(np.diff(of, prepend=-1))
-                for first, stop in itertools.pairwise([*firsts.tolist(), len(of)]):
-                    number = int(of[first])
-                    ordered.seek(int(starts[number] + written[number]) * self._dtype.itemsize)
-                    ordered.write(items[first:stop].tobytes())
-                    written[number] += stop - first
-            for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-                ordered.seek(start * self._dtype.itemsize)
-                yield np.frombuffer(ordered.read(count * self._dtype.itemsize), self._dtype)
+                bounds = np.flatnonzero(np.diff(of, prepend=-1)).tolist()
+                for begin, end in itertools.pairwise([*bounds, len(of)]):
+                    ordered.seek(int(written[of[begin]]) * self._dtype.itemsize)
+                    ordered.write(items[begin:end].tobytes())
+                    written[of[begin]] += end - begin
+            for begin, end in itertools.pairwise([*starts, self._count]):
+                ordered.seek(begin * self._dtype.itemsize)
+                yield np.frombuffer(ordered.read((end - begin) * self._dtype.itemsize), self._dtype)
 
     def close(self) -> None:
         """Delete the file."""
         self._file.close()
 
-    def _chunks(self) -> Iterator[Array]:
+    def _binned(self, width: int) -> Iterator[tuple[Array, Int64]]:
+        """Yield the items, and the bin of each (i64): the newest `width` seconds are bin 0."""
         self._file.seek(0)
         while data := self._file.read(_CHUNK * self._dtype.itemsize):
-            yield np.frombuffer(data, self._dtype)
-
-    def _ranges(self) -> tuple[Int64, Int64]:
-        """Return the first second and the number of items of each range, newest first."""
-        lows: list[int] = []
-        counts: list[int] = []
-        for low, count in self._bins(self._low, self._high):
-            if counts and counts[-1] + count <= self._most:
-                lows[-1], counts[-1] = low, counts[-1] + count
-            else:
-                lows.append(low)
-                counts.append(count)
-        return np.array(lows, np.int64), np.array(counts, np.int64)
-
-    def _bins(self, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """Yield (first second, number of items) of nonempty ranges in [low, high], newest first, finer above `most`."""
-        width = -(-(high - low + 1) // _BINS)
-        counts = np.zeros(-(-(high - low + 1) // width), np.int64)
-        for items in self._chunks():
-            seconds = items["time_diff_s"].astype(np.int64)
-            inside = seconds[(seconds >= low) & (seconds <= high)]
-            counts += np.bincount((inside - low) // width, minlength=len(counts))
-        for place in reversed(np.flatnonzero(counts).tolist()):
-            begin = low + place * width
-            if counts[place] > self._most and width > 1:
-                yield from self._bins(begin, min(begin + width - 1, high))
-            else:
-                yield begin, int(counts[place])
+            items = np.frombuffer(data, self._dtype)
+            yield items, (self._high - items["time_diff_s"].astype(np.int64)) // width
 
 
 Array = npt.NDArray[Any]
