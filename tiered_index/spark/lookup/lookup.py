@@ -127,15 +127,7 @@ def look_up(
     placed = repartitioned(rows, tasks, place).sortWithinPartitions(f"{LOOKUP}.slot")
     answered = placed.mapInArrow(answers.of, answers.columns(rows)).persist(StorageLevel.DISK_ONLY)
     with cleaned_up_on_error(answered.unpersist), typed_errors("looking up"):
-        with described(spark, "search: look keys up in the stored objects"), large_batches(spark):
-            first = answered.where("coalesce(position, 0) = 0")
-            counts: dict[str, int] = {
-                row[0]: row[1] for row in first.groupBy("status").count().sort("status").collect()
-            }
-        failed: list[Any] = []
-        if counts.get("partial"):
-            files = answered.where(F.col("failed").isNotNull()).select(F.explode("failed").alias("one"))
-            failed = files.select("one.*").distinct().collect()
+        counts, failed = _searched(answered)
         topics = answered.select(keys.column("topic")).distinct().collect() if state.expired else []
     horizon = max((state.expired.before_ms(row[0]) for row in topics if row[0] is not None), default=0)
     skipped = counts.pop(SKIPPED, 0)
@@ -153,12 +145,27 @@ def look_up(
         requests=int(usage["requests"]),
         bytes_read=int(usage["bytes"]),
         cost_usd=float(usage["cost_usd"]),
-        failed=tuple(sorted((row[0], row[1]) for row in failed)),
+        failed=failed,
         kept=answered,
         lost=tuple(lost.told() for lost in state.lost.values() if lost.lacks_entries),
         expired_before_ms=horizon or None,
         statuses=counts,
     )
+
+
+def _searched(answered: DataFrame) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
+    """Let Spark make the answers. Return the number of rows by status, and (file, reason) of unreadable files."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    spark = answered.sparkSession
+    with described(spark, "search: look keys up in the stored objects"), large_batches(spark):
+        first = answered.where("coalesce(position, 0) = 0")
+        counts = {row[0]: row[1] for row in first.groupBy("status").count().sort("status").collect()}
+    if not counts.get("partial"):
+        return counts, ()
+    files = answered.where(F.col("failed").isNotNull()).select(F.explode("failed").alias("file"))
+    unreadable = files.select("file.*").distinct().collect()
+    return counts, tuple(sorted((row[0], row[1]) for row in unreadable))
 
 
 def opened_index(

@@ -71,7 +71,22 @@ def erase(
     address = StorageAddress(storage, s3)
     with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened)
-        work = _EntryFinder(spark, meter, address)
+        at_once = _TASKS_A_CORE * spark.sparkContext.defaultParallelism
+
+        def find_in_tasks(
+            _: Storage,
+            objects: Iterable[StoredObject],
+            stones: Tombstones,
+            schema: Schema,
+            progress: Callable[[int, int], None],
+        ) -> Found:
+            largest = sorted(objects, key=lambda stored: -stored.size_bytes)
+            groups = [largest[number::at_once] for number in range(min(len(largest), at_once))]
+            find = partial(find_hidden, stones=stones, schema=schema)
+            step = "find: find the entries to erase"
+            parts = run_in_tasks(spark, meter, address, step, find, groups)
+            return {name: scanned for part in parts for name, scanned in part.items()}
+
         log.open()
         done = erase_by(
             opened,
@@ -81,47 +96,11 @@ def erase(
             yes=yes,
             now=True,
             grace_s=grace_s,
-            threads=work.at_once,
+            threads=at_once,
             messages=messages_to_erase(request, log.state),
-            find=work.find,
+            find=find_in_tasks,
             workers=on_executors(spark, meter, address, present),
             shard_bytes=shard_bytes,
         )
     known = {f.name: getattr(done, f.name) for f in fields(done)}
     return EraseResult(**known, metrics=meter.metrics)
-
-
-@dataclass(frozen=True)
-class _EntryFinder:
-    """Finds entries in tasks."""
-
-    spark: SparkSession
-    meter: JobMeter
-    address: StorageAddress
-
-    def find(
-        self,
-        storage: Storage,
-        objects: Iterable[StoredObject],
-        stones: Tombstones,
-        schema: Schema,
-        progress: Callable[[int, int], None],
-    ) -> Found:
-        """Read objects in tasks, the largest ones first: a `FindHidden`."""
-        ordered = sorted(objects, key=lambda stored: -stored.size_bytes)
-        tasks = min(len(ordered), self.at_once)
-        groups = [ordered[number::tasks] for number in range(tasks)]
-        find = partial(find_hidden, stones=stones, schema=schema)
-        return {
-            name: held
-            for erased_by_name in run_in_tasks(*self._where, "find: find the entries to erase", find, groups)
-            for name, held in erased_by_name.items()
-        }
-
-    @property
-    def _where(self) -> tuple[SparkSession, JobMeter, StorageAddress]:
-        return self.spark, self.meter, self.address
-
-    @property
-    def at_once(self) -> int:
-        return _TASKS_A_CORE * self.spark.sparkContext.defaultParallelism

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
@@ -30,6 +31,7 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.spark.frames import arrow_schema
+from tiered_index.spark.writing.files import HAS_KEY
 
 # Column of skipped ranges: a JSON list of file, first offset, end and problem. The other columns of such rows are null.
 SKIPPED = "tiered_index_skipped"
@@ -96,19 +98,20 @@ def opened(
 
 @dataclass(frozen=True)
 class LogReader:
-    """Reads the entries of stretches in tasks, in the columns `LOG_COLUMNS`."""
+    """Reads the entries of stretches in tasks."""
 
     stretches: Sequence[Stretch]
     address_of: AddressOf
     skip_corrupt: bool
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entries of the stretches whose numbers `batches` have."""
+    def __call__(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the fields `names` (of `LOG_COLUMNS`, and `HAS_KEY`) of the stretches whose numbers `batches` have."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 stretch = self.stretches[number]
                 with opened(stretch, self.address_of, skip_corrupt=self.skip_corrupt, selection=_SELECTION) as reader:
-                    yield from _entries(reader, stretch.begin, stretch.end, self.skip_corrupt)
+                    for entries in _entries(reader, stretch.begin, stretch.end, self.skip_corrupt):
+                        yield entries.append_column(HAS_KEY, pc.is_valid(entries.column("key"))).select(list(names))
 
 
 def log_reader(paths: Sequence[str], address_of: AddressOf, skip_corrupt: bool) -> LogReader:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
@@ -155,7 +153,7 @@ def entries_of(
         for name in _checked_log_fields(columns, schema):
             _check_there(name, name, LOG_COLUMNS[:-1], "a commit log has")
         log = log_reader(paths, address_of, skip_corrupt)
-        return Entries(_numbers(spark, len(log.stretches)), LOG_COLUMNS, partial(_with_keys_marked, log))
+        return Entries(_numbers(spark, len(log.stretches)), LOG_COLUMNS, log)
     named = {name: value for name, column in columns.items() if (value := _given(column)) is not None}
     if expressions := [name for name in columns if name not in named]:
         raise InvalidArgument(
@@ -185,16 +183,6 @@ def _checked_log_fields(columns: Mapping[str, object], schema: Schema) -> list[s
             "rocketmq_commitlog, and pass the DataFrame"
         )
     return _wanted({}, (), schema)
-
-
-def _with_keys_marked(
-    read: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    batches: Iterable[pa.RecordBatch],
-    names: Sequence[str],
-) -> Iterator[pa.RecordBatch]:
-    """Yield the fields `names`, which may include `HAS_KEY`, of the entries that `read` returns."""
-    for batch in read(batches):
-        yield batch.append_column(HAS_KEY, pc.is_valid(batch.column("key"))).select(list(names))
 
 
 def _given(column: str | Column) -> tuple[str, None] | tuple[None, str | int] | None:
