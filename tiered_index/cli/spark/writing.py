@@ -90,39 +90,31 @@ def build(
     implausible time (settings max_late_s, max_early_s) get windows of their own, and are counted.
     """
     config = session.config()
-    storage = storage_uri(config)
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
+    wanted_shards = "auto" if shards == "auto" else int(shards)
+    # those that are checked before Spark, which takes seconds to start
+    known: dict[str, Any] = {"storage": storage_uri(config), "config": config}
+    known |= {"window": window, "shards": wanted_shards}
+    more: dict[str, Any] = {"max_windows": max_windows, "dry_run": dry_run}
     if of_rows != RowOptions() or key:
         refused = {"--column": column, "--constant": constant, "--begin": begin, "--end": end}
         refused |= {"--skip-corrupt": skip_corrupt, "--mode": mode != "error"}
         if wrong := [name for name, value in refused.items() if value]:
             raise InvalidArgument(f"leave {wrong[0]} out: it is not for rows of files (--topic)")
-        more = {"max_windows": max_windows, "skip_bad": skip_bad, "dry_run": dry_run, "config": config}
-        of_build = {"storage": storage, "window": window, "shards": shards if shards == "auto" else int(shards), **more}
-        return _build_files(session, source, _rows_of(of_rows, key), on, of_build)
+        return _build_files(session, source, _rows_of(of_rows, key), on, {**known, **more, "skip_bad": skip_bad})
     if skip_bad:
         raise InvalidArgument("--skip-bad needs --topic")
     columns, constants = given_columns(column, constant)
-    wanted_shards = "auto" if shards == "auto" else int(shards)
     from tiered_index.spark.writing.build import build as build_tables
     from tiered_index.spark.writing.build import check_build
 
-    # checked before Spark, which takes seconds to start
-    options: Any = {"storage": storage, "window": window, "shards": wanted_shards, "mode": mode, "config": config}
-    check_build(source, fields={**columns, **dict.fromkeys(constants)}, **options)
+    known["mode"] = mode
+    check_build(source, fields={**columns, **dict.fromkeys(constants)}, **known)
     spark = spark_of(session, on)
-    options |= {"columns": spark_columns(columns, constants), "max_windows": max_windows}
-    options |= {"begin_ms": begin, "end_ms": end}
-    result, elapsed_s = run_job(build_tables, spark, source, skip_corrupt=skip_corrupt, dry_run=dry_run, **options)
-    document = {
-        "status": "planned" if result.dry_run else "built",
-        **asdict(result),
-        **_parts_of_build(result),
-        "elapsed_s": round(elapsed_s, 3),
-    }
-    session.out.show(document)
-    return 0
+    more |= {"columns": spark_columns(columns, constants), "begin_ms": begin, "end_ms": end}
+    result, elapsed_s = run_job(build_tables, spark, source, skip_corrupt=skip_corrupt, **known, **more)
+    return _show_build(session, result, elapsed_s)
 
 
 def _rows_of(options: RowOptions, keys: Sequence[str] | None) -> RowsOfFiles:
@@ -143,30 +135,29 @@ def _build_files(
     for source in sources:
         check_exists(source)
     result, elapsed_s = run_job(link_files, spark_of(session, on), sources, rows, **options)
-    document = {
-        "status": "planned" if result.dry_run else "built",
-        **asdict(result),
-        **_parts_of_build(result),
-        "skipped_first": [{"where": where, "problem": problem} for where, problem in result.skipped_first],
-        "elapsed_s": round(elapsed_s, 3),
-    }
     for uri in result.changed:
         session.out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
     for uri in result.held_back:
         session.out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
-    session.out.show(document)
-    return 0
+    bad = [{"where": where, "problem": problem} for where, problem in result.skipped_first]
+    return _show_build(session, result, elapsed_s, skipped_first=bad)
 
 
-def _parts_of_build(result: BuildResult) -> dict[str, Any]:
-    """Return the windows, the removed topics and the skipped ranges of a build, JSON-ready."""
-    return {
+def _show_build(session: Session, result: BuildResult, elapsed_s: float, **more: Any) -> int:
+    """Print the result of a build, with `more` fields, and return the exit code."""
+    document = {
+        "status": "planned" if result.dry_run else "built",
+        **asdict(result),
         "windows": [
             {"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows
         ],
         "removed_topics": [{"topic": topic, "entries": entries} for topic, entries in result.removed_topics],
         "skipped": [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped],
+        **more,
+        "elapsed_s": round(elapsed_s, 3),
     }
+    session.out.show(document)
+    return 0
 
 
 @command
