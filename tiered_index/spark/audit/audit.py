@@ -33,7 +33,7 @@ from tiered_index.service.read.rows import check_integer
 from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
-from tiered_index.spark.audit.entries import ALL_TIME, Sides
+from tiered_index.spark.audit.entries import ALL_TIME, Sides, task_count
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import broadcast
 from tiered_index.spark.metrics import JobMeter, JobMetrics, described
@@ -44,8 +44,6 @@ from tiered_index.storage.metering import MeteredStorage
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-# Several tasks a core, because objects differ in size; fewer if there is little to read: a task needs 20 ms of CPU
-_TASKS_A_CORE, _TASK_BYTES = 4, 16 << 20
 _SEGMENTS_AT_ONCE = 10_000
 
 
@@ -165,8 +163,7 @@ def _check_on(spark: SparkSession, state: LogState, storage: Storage, address: S
 
 def _check_work(spark: SparkSession, work: list[Any], address: StorageAddress, report: Report) -> None:
     """Check objects and archived segments in tasks, in the given order, and add their findings."""
-    cores = spark.sparkContext.defaultParallelism
-    count = min(len(work), max(cores, min(_TASKS_A_CORE * cores, sum(part.size_bytes for part in work) // _TASK_BYTES)))
+    count = task_count(work, spark.sparkContext.defaultParallelism)
     with broadcast(spark, work) as shared:
 
         def check(numbers: Iterable[int]) -> Iterator[Report]:

@@ -21,7 +21,7 @@ from tiered_index.format.hashing import HashRule, folded_hashes, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run
 from tiered_index.retention import NOTHING, Expired
-from tiered_index.service.log.records import StoredObject
+from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.read.cold_path import ColdPath, ColdSettings
 from tiered_index.service.read.compacted import StorageBytes
 from tiered_index.service.read.file_search import FileBytes, read_items, scan_runs
@@ -128,10 +128,7 @@ class Sides:
         """Yield the rows that tasks `make` from the picked entries of both sides; valid in the block. Driver."""
         spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
         largest = sorted(objects, key=lambda stored: -stored.size_bytes)
-        size = sum(stored.size_bytes for stored in objects)
-        # four a core, fewer if there is little to read
-        tasks = max(self.cores, min(4 * self.cores, size // _LEAST_BYTES), size // _MOST_BYTES)
-        tasks = min(len(objects), tasks)
+        tasks = task_count(objects, self.cores)
         # a task reads every `tasks`-th object
         with broadcast(spark, (largest, picked)) as shared:
 
@@ -155,6 +152,12 @@ class Sides:
                 if objects:
                     rows = rows.unionAll(spark.range(0, tasks, 1, tasks).mapInArrow(of_index, columns))
                 yield rows
+
+
+def task_count(parts: Sequence[StoredObject | ArchivedSegment], cores: int) -> int:
+    """Return the number of tasks that read objects: four a core, since sizes differ; fewer for little data."""
+    size = sum(part.size_bytes for part in parts)
+    return min(len(parts), max(cores, min(4 * cores, size // _LEAST_BYTES), size // _MOST_BYTES))
 
 
 def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[Part]:
