@@ -5,7 +5,7 @@ The columns of the table add up to the totals below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,8 +55,10 @@ def _once(reports: Iterable[FileReport]) -> list[FileReport]:
     return list({(report.source, report.file): report for report in reports}.values())
 
 
-def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], more: str = "") -> None:
-    """Write the result and cost of each file, and the totals, of all pages together; `more` precedes the cost."""
+def print_explained(
+    out: Output, prices_as_of: str, pages: Sequence[Explain], costs: Mapping[str, Any], more: str = ""
+) -> None:
+    """Write the result and cost of each file, and the `costs` of all pages together; `more` precedes the cost."""
     files = _by_file(file for page in pages for file in page.files)
     skipped = [file for file in files if _is_skipped(file)]
     shown = [file for file in files if not _is_skipped(file)]
@@ -69,15 +71,14 @@ def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], mo
     pages_read = f"{len(pages):,} pages: " if len(pages) > 1 else ""
     read, failed = (len({(f.source, f.file) for f in files if f.outcome == outcome}) for outcome in ("read", "failed"))
     gap_bytes = sum(file.gap_bytes for file in files)
-    requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
     out.line(
         f"{pages_read}{counted(read, 'file')} read, {len(skipped):,} skipped, "
         f"{f'{failed:,} failed, ' if failed else ''}{more}"
-        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}"
+        f"{counted(costs['requests'], 'request')}, {human_bytes(costs['bytes'])}"
         f"{f' ({human_bytes(gap_bytes)} between slot groups)' if gap_bytes else ''}, "
-        f"{sum(page.elapsed_ms for page in pages):.1f} ms elapsed"
+        f"{costs['elapsed_ms']:.1f} ms elapsed"
     )
-    out.line(f"{cost_usd * 1e6:.2f} USD per million such lookups at the prices of {prices_as_of}")
+    out.line(f"{costs['cost_usd'] * 1e6:.2f} USD per million such lookups at the prices of {prices_as_of}")
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:

@@ -185,20 +185,19 @@ def look_up_keys(
     """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
     pages: Pages[Any] = Pages(asking.open, AnsweredLookups(status="partial"), None, budget, every=True, **of_pages)
     shown: list[dict[str, Any]] = []
-    entries = answered = 0
+    answered = 0
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:
         for batch in pages:
             if batch.results is not None:
                 write(_table(batch.results.batch.lookups, batch.results, has_files=asking.has_files))
                 answered += int((batch.results.counts > 0).sum())
-            entries += len(batch)
         left = asking.left()
     # the range that hints are about
     pages.within = RangeOptions(asking.earliest.begin_ms, asking.earliest.end_ms)
     total = asking.statuses.total()
     more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}
     counts: dict[str, Any] = {"lookups": total, "found": answered, "statuses": dict(asking.statuses)}
-    out.answer(pages.totals(entries, **counts, not_looked_up=left, **more), streamed=target is None)
+    out.answer(pages.totals(**counts, not_looked_up=left, **more), streamed=target is None)
     if shown:
         of_files = any(row.get("file") is not None for row in shown)
         of_messages = any(row.get("key_hash") is not None for row in shown)
@@ -210,7 +209,7 @@ def look_up_keys(
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
     out.line(
         f"{counted(total, 'lookup')}{f' ({told})' if told else ''}, {answered:,} with entries: "
-        f"{entries:,} found{pages.as_of()}"
+        f"{pages.count:,} found{pages.as_of()}"
     )
     if pages.last.lost:
         out.line(f"lost permanently: {lost_text(pages.last.lost)}")

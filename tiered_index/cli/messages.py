@@ -149,7 +149,7 @@ def write_messages(
 
     `asked_for` is the topic of one key, or the lookups of a file. Raises `BudgetExceeded` afterwards.
     """
-    count = collisions = requests = size_bytes = 0
+    collisions = 0
     by_state: Counter[str] = Counter()
     keys, topic = (None, asked_for) if isinstance(asked_for, str) else (asked_for, None)
     answered, named = 0, dict[str, str]()
@@ -169,14 +169,10 @@ def write_messages(
             elif pages.every:
                 out.record(named | shown)
             by_state[message.state] += 1
-        count += len(answer)
         collisions += answer.collisions
-        requests += answer.message_requests
-        size_bytes += answer.message_bytes
     if pages.every:
-        costs = {"message_requests": requests, "message_bytes": size_bytes}
         more = {} if keys is None else keys.counts(answered)
-        out.answer(pages.totals(count, costs, states=dict(by_state), collisions=collisions, **more), streamed=True)
+        out.answer(pages.totals(states=dict(by_state), collisions=collisions, **more), streamed=True)
     elif out.as_json:
         described = [_described(message, body, words) for message in pages.last.messages]
         out.answer(pages.last.to_dict() | {"messages": described} | pages.seen() | pages.error())
@@ -188,8 +184,9 @@ def write_messages(
         out.line(f"{counted(counts['lookups'], 'lookup')} ({states(keys.statuses)}), {answered:,} with entries{left}")
         if truncated := keys.statuses["truncated"]:
             out.line(f"{truncated:,} truncated: more with a greater --max, or --all")
-    out.line(f"{count:,} found{f' ({states(by_state)})' if by_state else ''}, {pages.conclusion}{seen}")
-    return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
+    out.line(f"{pages.count:,} found{f' ({states(by_state)})' if by_state else ''}, {pages.conclusion}{seen}")
+    requests, size = counted(pages.costs["message_requests"], "request"), human_bytes(pages.costs["message_bytes"])
+    return pages.finish(out, f"{requests} for messages ({size}), in all ")
 
 
 def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, words: Words, *, raw: bool) -> None:

@@ -86,7 +86,6 @@ class Pages(Generic[R]):
     def __post_init__(self) -> None:
         self.last: R = self.nothing
         self._words: dict[str, Words] = {}
-        self._folded = 0
         # the identities of entries on earlier pages
         self._shown: set[tuple[object, ...]] = set()
         self._totals = PageTotals()
@@ -119,7 +118,6 @@ class Pages(Generic[R]):
         answer = page
         with_all = self._totals.add(answer)
         self.last = answer if answer is self.nothing else with_all
-        self._folded += answer.explain.folded_entries
         if self.prices_as_of is not None:
             # otherwise thousands of pages would keep their file reports in memory
             self._explains.append(answer.explain)
@@ -194,11 +192,9 @@ class Pages(Generic[R]):
         elif begin_ms:  # 0 is the begin of all
             seconds = likely_seconds("the range", begin_ms, "begins")
         general: list[str] = [] if seconds is None else [seconds]
-        if self._folded:
-            general.append(
-                f"{counted(self._folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer"
-            )
-        count = self._totals.count
+        if folded := self.costs["folded_entries"]:
+            general.append(f"{counted(folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer")
+        count = self.count
         if (count and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
             return general
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
@@ -241,10 +237,19 @@ class Pages(Generic[R]):
         some = ", of some topics at least" if isinstance(self.last, TopicsResult) else ""
         return f"; entries before {format_time(expired_ms)} have expired{some}"
 
-    def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
-        """Return the last line of NDJSON, with `count`, `costs` and `more` fields."""
-        document = self._totals.document(self.last, costs, **more)
-        return document | {"count": count} | self.seen() | self.error()
+    @property
+    def count(self) -> int:
+        """The entries or messages of all pages so far."""
+        return self._totals.count
+
+    @property
+    def costs(self) -> Mapping[str, Any]:
+        """The costs of all pages so far, by the names of `Explain`."""
+        return self._totals.costs
+
+    def totals(self, **more: Any) -> dict[str, Any]:
+        """Return the last line of NDJSON, with `more` fields."""
+        return self._totals.document(self.last, **more) | self.seen() | self.error()
 
     def error(self) -> dict[str, Any]:
         """Return the field about an exceeded budget; empty if it was not exceeded."""
@@ -261,7 +266,7 @@ class Pages(Generic[R]):
         if self.exceeded is None:
             print_failed(out, self._totals.failed.values())
         if self.prices_as_of is not None:
-            print_explained(out, self.prices_as_of, self._explains, more)
+            print_explained(out, self.prices_as_of, self._explains, self.costs, more)
         return self.settle()
 
     def settle(self) -> int:

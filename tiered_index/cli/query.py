@@ -288,9 +288,7 @@ def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
     is_stream = pages.every and out.as_json
     items: list[IndexItem] = []
     places: list[tuple[str, str]] = []
-    count = 0
     for answer in pages:
-        count += len(answer)
         if is_stream:
             for document in _documents(answer):
                 out.record(document)
@@ -298,7 +296,7 @@ def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
             items += answer.items
             places += [(place.file, str(place)) for place in answer.places or () if place is not None]
     if is_stream:
-        out.answer(pages.totals(count), streamed=True)
+        out.answer(pages.totals(), streamed=True)
     elif out.as_json:
         out.answer(pages.last.to_dict() | {"items": _documents(pages.last)} | pages.seen() | pages.error())
     if items:
@@ -312,7 +310,7 @@ def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
             for item, at in zip(items, places if has_rows else map(_place, items), strict=True)
         ]
         out.table(columns, shown, right={*place, *own} - {"file", "topic id"})
-    out.line(f"{count:,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
+    out.line(f"{pages.count:,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
 
 

@@ -112,7 +112,9 @@ def report(number, outcome="read", **more):
 def test_skipped_files_have_one_line_a_reason(capsys):
     outcomes = ["skipped_filter", "skipped_filter", "skipped_topic", "skipped_budget"]
     files = (report(9, requests=2, bytes=2048), *(report(6 - n, outcome) for n, outcome in enumerate(outcomes)))
-    print_explained(Output(as_json=False), "2026-11", (Explain(files=files, requests=2, bytes=2048),), "")
+    print_explained(
+        Output(as_json=False), "2026-11", (explain := Explain(files=files, requests=2, bytes=2048),), vars(explain)
+    )
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[:5] for row in rows if "skipped" in row] == [
         ["2", "files", "skipped", "by", "filter"],
@@ -189,7 +191,7 @@ def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
         assert len([*pages]) == 2
         assert (pages.seen()["as_of_ms"], pages.seen()["freshness"][0]["not_asked"]) == (BEGIN_MS, "no answer")
         assert pages.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
-        assert pages.totals(0)["lost"] == [gone.to_dict()] and "except" in pages.conclusion
+        assert pages.totals()["lost"] == [gone.to_dict()] and "except" in pages.conclusion
 
 
 def test_progress_goes_on_if_its_stream_is_full(monkeypatch):

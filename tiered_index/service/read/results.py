@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -362,6 +363,9 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         return functools.reduce(Provenance.joined, every, seen)
 
 
+_SUMMED = ("requests", "bytes", "cost_usd", "elapsed_ms", "folded_entries", "message_requests", "message_bytes")
+
+
 class PageTotals:
     """The totals of the pages of one answer so far, for `query --all` and for streams of the service. One thread."""
 
@@ -369,8 +373,8 @@ class PageTotals:
         self.count = 0
         self.is_partial = False
         self.failed: dict[tuple[str | None, str], FileReport] = {}
-        names = "requests", "bytes", "cost_usd", "elapsed_ms", "folded_entries"
-        self._costs: dict[str, float] = dict.fromkeys(names, 0)
+        # those of messages only once there are lookups of messages; a missing one is 0
+        self.costs: dict[str, Any] = Counter(dict.fromkeys(_SUMMED[:-2], 0))
         self._seen = Provenance()
 
     def add(self, page: AnswerT) -> AnswerT:
@@ -379,8 +383,9 @@ class PageTotals:
         self.count += len(page)
         self.is_partial = self.is_partial or page.status == "partial"
         self.failed |= {(report.source, report.file): report for report in page.failed}
-        for name in self._costs:
-            self._costs[name] += getattr(page.explain, name)
+        for name in _SUMMED:
+            if (cost := getattr(page.explain, name)) is not None:
+                self.costs[name] += cost
         return replace(page, seen=self._seen)
 
     def status_of(self, last: Answer) -> str:
@@ -394,6 +399,6 @@ class PageTotals:
             "count": self.count,
             **more,
             "failed": [report.to_dict() for report in self.failed.values()],
-            "explain": {**self._costs, "cost_usd": rounded_usd(self._costs["cost_usd"]), **(costs or {})},
+            "explain": {**self.costs, "cost_usd": rounded_usd(self.costs["cost_usd"]), **(costs or {})},
             **last.provenance(),
         }
