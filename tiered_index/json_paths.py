@@ -78,6 +78,16 @@ def plain_path(node: dict[str, Any]) -> Path | None:
     return None if None in parts else tuple(name for part in parts if part is not None for name in part)
 
 
+def fields_of(node: dict[str, Any]) -> set[str]:
+    """Return the names of all fields in a parsed JMESPath."""
+    names, nodes = set[str](), [node]
+    while nodes:
+        inner = nodes.pop()
+        names |= {inner["value"]} if inner["type"] == "field" else set()
+        nodes += [child for child in inner["children"] if isinstance(child, dict)]
+    return names
+
+
 class FieldReader:
     """Reads the keys at plain paths of objects. A decoder skips all other fields, without making objects of them."""
 

@@ -138,7 +138,7 @@ def test_settings_of_javas_clients_are_named_with_those_to_use(run, tmp_path, te
 
 
 def test_options_of_kafka_are_of_kafka(run, tmp_path):
-    (tmp_path / "messages.ndjson").touch()
+    (tmp_path / "messages.ndjson").write_text('{"key": "a", "timestamp": 1}\n')
     for option, reason in {("--archive",): "--archive is for Kafka", ("--key", "key"): "--topic is missing"}.items():
         result = run("ingest", tmp_path / "messages.ndjson", *option, "--storage", "memory://x")
         assert (result.code, reason in result.err) == (2, True)

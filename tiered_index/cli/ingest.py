@@ -22,7 +22,7 @@ from tiered_index.cli import archived
 from tiered_index.cli.exported import ExportedFile, ingest_exported
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
 from tiered_index.cli.kafka import SCHEME, KafkaOptions, check_kafka, open_kafka_follower
-from tiered_index.cli.linking import RowOptions, ingest_rows
+from tiered_index.cli.linking import POLL_S, RowIngestion, RowOptions
 from tiered_index.cli.options import (
     ArchiveOptions,
     Column,
@@ -155,7 +155,8 @@ def _check_first_message(config: IndexConfig, source: Source) -> None:
     if batch is not None and batch.columns is None:
         for record in itertools.islice(batch.records(), 1):
             if record.message is None:
-                raise _bad(source, record)
+                hint = "; to index rows of any form, pass --topic, --key and --time"
+                raise InvalidArgument(f"{_bad(source, record)}{hint if 'is missing' in record.problem else ''}")
 
 
 def _names_a_key(options: FileOptions) -> bool:
@@ -498,14 +499,19 @@ class Ingestion:
         groups += [("a RocketMQ store", group) for group in (self.selected, self.archiving)]
         groups += [("Kafka", replace(self.kafka, key=None, archive=False))]
         refuse_others(listed(self.sources, 3), "files with --topic", *groups)
-        how: dict[str, Any] = {
-            "skip_bad": self.of_files.skip_bad,
-            "dry_run": options.dry_run,
-            "archive": self.kafka.archive,
-        }
-        how |= {"follow": options.follow, "poll_s": options.poll}
-        of_index: dict[str, Any] = {"preset": options.preset, "hash": options.hash_rule, **vars(self.geometry)}
-        return ingest_rows(self.session, self.sources, self.of_rows, self.kafka.key, self.intake, **how, **of_index)
+        return RowIngestion(
+            self.session,
+            self.sources,
+            self.of_rows,
+            self.kafka.key or (),
+            self.intake,
+            skip_bad=self.of_files.skip_bad,
+            dry_run=options.dry_run,
+            follow=options.follow,
+            poll_s=POLL_S if options.poll is None else options.poll,
+            archive=self.kafka.archive,
+            settings={"preset": options.preset, "hash": options.hash_rule, **vars(self.geometry)},
+        ).run()
 
     def _config(self, **more: Any) -> IndexConfig:
         options = self.options

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,15 +23,18 @@ from tiered_index.errors import listed as listed_names
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
-    from tiered_index.sources.linked import FileLinker
+    from tiered_index.config import IndexConfig
+    from tiered_index.sources.linked import FileCounts, FileLinker
     from tiered_index.sources.listing import SourceFile
     from tiered_index.sources.rows import RowMapping
 
 # seconds between two looks at files (a look that finds rows costs two records of the log); and those for
 # which a copy of a file waits
-_POLL_S, _COPIES_WAIT_S = 10.0, 60.0
+POLL_S, _COPIES_WAIT_S = 10.0, 60.0
 # rows that a dry run shows
 _SHOWN = 5
+# the field of the time by default
+_TIME = "timestamp"
 _files = partial(declare, rich_help_panel="Files of any form")
 
 
@@ -69,7 +72,7 @@ class RowOptions:
         if self.delimiter is not None or self.quote is not None:
             delimiter = "\t" if self.delimiter == "\\t" else self.delimiter
             dialect = Dialect(delimiter, {None: '"', "none": ""}.get(self.quote, self.quote or "none"))
-        mapping = RowMapping(tuple(keys or ()), self.time or "timestamp", unit, path, dialect)  # type: ignore[arg-type]
+        mapping = RowMapping(tuple(keys or ()), self.time or _TIME, unit, path, dialect)  # type: ignore[arg-type]
         return (self.topic if path is None else None), mapping
 
 
@@ -79,91 +82,133 @@ def state_root(storage: str) -> Path:
     return base / "tiered-index" / hashlib.blake2b(storage.encode(), digest_size=8).hexdigest()
 
 
-def ingest_rows(
-    session: Session,
-    sources: Sequence[str],
-    options: RowOptions,
-    keys: Sequence[str] | None,
-    intake: IntakeOptions,
-    *,
-    skip_bad: bool,
-    dry_run: bool,
-    follow: bool = False,
-    poll_s: float | None = None,
-    archive: bool = False,
-    **settings: Any,
-) -> int:
-    """Index the rows of files, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
-    # imported here: other sources do not need it
-    from tiered_index.sources.linked import FileLinker
-    from tiered_index.sources.listing import HEAD_BYTES, check_exists, listed_files
-    from tiered_index.sources.table_folders import check_outside_tables
+@dataclass
+class RowIngestion:
+    """A run of `ingest` for rows of files: its sources and options. `settings` are those of the index."""
 
-    if options.topic is None:
-        check_exists(sources[0])
-    topic, mapping = options.mapping(keys)
-    config = session.config(**settings)
-    if config.root is None and config.storage is not None and not dry_run:
-        config = session.config(root=state_root(config.storage), **settings)
-        session.out.note(f"--root is {config.root}")
+    session: Session
+    sources: Sequence[str]
+    options: RowOptions
+    keys: Sequence[str]
+    intake: IntakeOptions
+    skip_bad: bool
+    dry_run: bool
+    follow: bool
+    poll_s: float
+    archive: bool
+    settings: Mapping[str, Any]
+
+    def run(self) -> int:
+        """Index the rows, and return the exit code. Raises as `FileLinker.run` and `listed_files`."""
+        # imported here: other sources do not need it
+        from tiered_index.sources.linked import FileLinker
+        from tiered_index.sources.listing import HEAD_BYTES, listed_files
+        from tiered_index.sources.places import STDIN
+        from tiered_index.sources.table_folders import check_outside_tables
+
+        if STDIN in self.sources:
+            raise InvalidArgument("rows of stdin can't be read again: write them to a file, and give the file")
+        config = self._config()
+        for source in self.sources:
+            check_outside_tables(source, config)
+        with contextlib.ExitStack() as stack:
+            listed = partial(listed_files, self.sources, config, may_lack=self.follow)
+            files = stack.enter_context(listed())
+            self._check_options(files)
+            topic, mapping = self.options.mapping(self.keys)
+            if files and not (self.follow and len(files[0].head()) < HEAD_BYTES):
+                _check_fields(files[0], mapping)
+            if self.dry_run:
+                return _show_rows(self.session, files, topic, mapping)
+            putting = stack.enter_context(Putting.open(self.session, config, self.intake))
+            with putting.progress("ingesting", sum(each.size_bytes for each in files)) as progress:
+                linker = FileLinker(
+                    putting.index, topic, mapping, putting.patient(), self.skip_bad, archive=self.archive
+                )
+                linker.progress = lambda size: progress.update(size, f"{human_count(linker.counts.entries)} entries")
+                if self.follow:
+                    _follow(self.session, linker, listed, self.poll_s)
+                else:
+                    linker.run(files)
+            self._tell(linker)
+            taken_s = putting.elapsed_s
+            putting.settle()
+            document = self._document(putting, linker, taken_s)
+        return self._show(linker.counts, document)
+
+    def _config(self) -> IndexConfig:
+        """Return the settings of the index. Without a root, the one of a storage is a folder of the user's state."""
+        config = self.session.config(**self.settings)
+        if config.root is not None or config.storage is None or self.dry_run:
+            return config
+        config = self.session.config(root=state_root(config.storage), **self.settings)
+        self.session.out.note(f"--root is {config.root}")
         # readers of the storage do not know this root
-        intake = replace(intake, wait=intake.wait or not follow)
-    for source in sources:
-        check_outside_tables(source, config)
-    with contextlib.ExitStack() as stack:
-        listed = partial(listed_files, sources, config, may_lack=follow)
-        files = stack.enter_context(listed())
-        if files and not (follow and len(files[0].head()) < HEAD_BYTES):
-            _check_fields(files, mapping)
-        if dry_run:
-            return _show_rows(session, files, topic, mapping)
-        putting = stack.enter_context(Putting.open(session, config, intake))
-        with putting.progress("ingesting", sum(each.size_bytes for each in files)) as progress:
-            linker = FileLinker(putting.index, topic, mapping, putting.patient(), skip_bad, archive=archive)
-            linker.progress = lambda size: progress.update(size, f"{human_count(linker.counts.entries)} entries")
-            if follow:
-                _follow(session, linker, listed, _POLL_S if poll_s is None else poll_s)
-            else:
-                linker.run(files)
-            counts = linker.counts
+        self.intake = replace(self.intake, wait=self.intake.wait or not self.follow)
+        return config
+
+    def _check_options(self, files: Sequence[SourceFile]) -> None:
+        """Raise `InvalidArgument` that names all options which are missing, and the fields of the first file."""
+        from tiered_index.sources.rows import open_rows
+
+        missing = {"--topic": self.options.topic is None, "--key": not self.keys}
+        if not any(missing.values()):
+            return
+        there = ""
+        if files:
+            fields = open_rows(files[0].file, files[0].size_bytes, files[0].head()).fields()
+            missing["--time"] = self.options.time is None and _TIME not in fields
+            there = f"; the first row of {files[0].uri} has {listed_names(fields, 30)}"
+        names = [option for option, is_missing in missing.items() if is_missing]
+        needed = "rows need a topic, the field of a key (such as --key order_id) and that of the time"
+        raise InvalidArgument(f"{listed_names(names)} {'is' if len(names) == 1 else 'are'} missing: {needed}{there}")
+
+    def _tell(self, linker: FileLinker) -> None:
+        """Note what a user must know of the files."""
+        counts, out = linker.counts, self.session.out
         for uri in counts.changed:
-            session.out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
+            out.note(f"{uri} has changed since it was indexed: its earlier rows can't be read any more")
         for uri in counts.changed_while_read:
-            session.out.note(f"{uri} was changed while it was read: run the command again, which reads it as a whole")
-        for uri in [] if follow else counts.held_back:
-            session.out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
-        if mapping.is_guessed:
-            session.out.note(f"times are numbers of {mapping.unit}, by the first one; --time-unit sets another unit")
-        taken_s = putting.elapsed_s
-        putting.settle()
-        lacks = [f"none of {counts.rows:,} rows has a key"] if counts.rows and not counts.entries else []
-        document = putting.document(
-            status="stopped" if follow else "complete",
-            topic=options.topic,
+            out.note(f"{uri} was changed while it was read: run the command again, which reads it as a whole")
+        for uri in [] if self.follow else counts.held_back:
+            out.note(f"{uri}: the last line has no newline, and may be cut. The next run reads it when it ends")
+        if linker.mapping.is_guessed:
+            unit = linker.mapping.unit
+            out.note(f"times are numbers of {unit}, by the first one; --time-unit sets another unit")
+
+    def _document(self, putting: Putting, linker: FileLinker, taken_s: float) -> dict[str, Any]:
+        counts = linker.counts
+        return putting.document(
+            status="stopped" if self.follow else "complete",
+            topic=self.options.topic,
             **asdict(counts),
-            time_unit=mapping.unit,
+            time_unit=linker.mapping.unit,
             quarantined_first=linker.patient.quarantined,
             expired=linker.patient.expired,
             ingest_s=taken_s,
             entries_per_s=round(counts.entries / taken_s) if taken_s else None,
-            nothing_indexed=lacks,
+            nothing_indexed=[f"none of {counts.rows:,} rows has a key"] if counts.rows and not counts.entries else [],
         )
-    for bad in counts.skipped_first:
-        session.out.remark(f"skipped: {bad['where']}: {bad['problem']}")
-    known = f", {counts.known:,} known" if counts.known else ""
-    shown = {
-        "topic": options.topic,
-        "files": f"{counts.read_files:,} read ({human_bytes(counts.read_bytes)}){known}",
-        "rows": f"{counts.rows:,}",
-        "entries": f"{counts.entries:,}",
-        "without a key": f"{counts.keyless:,}" if counts.keyless else None,
-        "skipped": f"{counts.skipped:,}" if counts.skipped else None,
-        "expired": f"{document['expired']:,}" if document["expired"] else None,
-        "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
-        "elapsed": human_seconds(document["elapsed_s"]),
-    }
-    show_put(session.out, document, shown)
-    return 0 if follow else none_indexed(session, intake, lacks)
+
+    def _show(self, counts: FileCounts, document: dict[str, Any]) -> int:
+        """Write the document, and return the exit code."""
+        out = self.session.out
+        for bad in counts.skipped_first:
+            out.remark(f"skipped: {bad['where']}: {bad['problem']}")
+        known = f", {counts.known:,} known" if counts.known else ""
+        shown = {
+            "topic": self.options.topic,
+            "files": f"{counts.read_files:,} read ({human_bytes(counts.read_bytes)}){known}",
+            "rows": f"{counts.rows:,}",
+            "entries": f"{counts.entries:,}",
+            "without a key": f"{counts.keyless:,}" if counts.keyless else None,
+            "skipped": f"{counts.skipped:,}" if counts.skipped else None,
+            "expired": f"{document['expired']:,}" if document["expired"] else None,
+            "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
+            "elapsed": human_seconds(document["elapsed_s"]),
+        }
+        show_put(out, document, shown)
+        return 0 if self.follow else none_indexed(self.session, self.intake, document["nothing_indexed"])
 
 
 def _follow(
@@ -190,38 +235,42 @@ def _follow(
             ending.event.wait(poll_s)
 
 
-def _check_fields(files: Sequence[SourceFile], mapping: RowMapping) -> None:
+def _check_fields(file: SourceFile, mapping: RowMapping) -> None:
     """Raise `InvalidArgument` that names all fields which the first file lacks, and the fields that it has."""
     from tiered_index.sources.rows import open_rows
 
-    rows = open_rows(files[0].file, files[0].size_bytes, files[0].head(), mapping.dialect)
+    rows = open_rows(file.file, file.size_bytes, file.head(), mapping.dialect)
     if lacking := rows.lacking(mapping):
         fields = ", ".join(f"{option}{path}" for option, path in lacking)
         there = listed_names(rows.fields(), 30)
-        raise InvalidArgument(f"no row at the beginning of {files[0].uri} has {fields}; the first one has {there}")
+        raise InvalidArgument(f"no row at the beginning of {file.uri} has {fields}; the first one has {there}")
 
 
 def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None, mapping: RowMapping) -> int:
     """Write the first rows as they would be indexed."""
     from tiered_index.sources.rows import open_rows
 
+    uri = files[0].uri
     rows = open_rows(files[0].file, files[0].size_bytes, files[0].head(), mapping.dialect)
     entries: list[dict[str, Any]] = []
     for batch in rows.reading(mapping, 0, rows.length_bound(0)).batches(0):
         for bad in batch.bad[:_SHOWN]:
-            session.out.remark(f"bad: {files[0].uri}, {bad.where}: {bad.problem}")
+            session.out.remark(f"bad: {uri}, {bad.where}: {bad.problem}")
         topics = [topic] * len(batch.keys) if batch.topics is None else batch.topics.to_pylist()
         places = zip(batch.positions.tolist(), batch.times_ms.tolist(), batch.keys.to_pylist(), topics, strict=True)
         entries = [
-            {"topic": of_row, "file": files[0].uri, "position": position, "timestamp_ms": time_ms, "key": key}
-            for position, time_ms, key, of_row in itertools.islice(sorted(places), _SHOWN * len(mapping.keys))
+            {"topic": of_row, "file": uri, "row": row, "timestamp_ms": time_ms, "key": key}
+            for row, time_ms, key, of_row in itertools.islice(sorted(places), _SHOWN * len(mapping.keys))
         ]
         break
     size_bytes = sum(each.size_bytes for each in files)
     document = {"status": "dry run", "files": len(files), "bytes": size_bytes, "format": rows.format}
     session.out.answer(document | {"time_unit": mapping.unit, "entries": entries})
-    columns = ("time", "topic", "key", "position")
-    session.out.table(columns, [(format_time(e["timestamp_ms"]), e["topic"], e["key"], e["position"]) for e in entries])
+    columns, position_unit = ("time", "topic", "key", "file", "row"), "byte" if rows.is_text else "row"
+    cells = [
+        (format_time(e["timestamp_ms"]), e["topic"], e["key"], uri, f"{position_unit} {e['row']:,}") for e in entries
+    ]
+    session.out.table(columns, cells, right=("row",))
     unit = f", times in {mapping.unit}" if mapping.unit else ""
     session.out.line(f"{counted(len(files), 'file')}, {human_bytes(size_bytes)}; the first one is {rows.format}{unit}")
     return 0

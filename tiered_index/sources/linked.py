@@ -145,6 +145,8 @@ class FileLinker:
             if is_known and chain and listed.uri != chain[-1].uri:
                 moved += [structs.replace(segment, uri=listed.uri) for segment in chain]
             places.add(listed.place)
+        chains = self._chains.by_place if new else {}
+        replaced = {chain[-1].uri for place, chain in chains.items() if place not in places}
         for listed in new:
             if (chain := self._copied(listed)) is not None:
                 etag, size = listed.etag(listed.head()), listed.size_bytes
@@ -155,6 +157,7 @@ class FileLinker:
                     self.counts.known += 1
             elif not self._may_be_copy(listed, begun):
                 waiting.append((listed, 0))
+                self.counts.changed += [listed.uri] if listed.uri in replaced else []
         if moved:
             # the same rows, at another place
             self.index.link([], moved)

@@ -197,7 +197,7 @@ def check_exists(source: str) -> None:
 
 def _local(path: Path, source: str, *, may_lack: bool = False) -> list[SourceFile]:
     if path.is_file():
-        return [each for each in _there([path], may_lack=may_lack) if each.size_bytes or not may_lack]
+        return [each for each in _there([path], may_lack=may_lack) if each.size_bytes]
     if path.is_dir():
         paths = list(_below(path))
         _check_no_table(source, (each.relative_to(path).as_posix() for each in paths))

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from tiered_index.encoding import json_text
 from tiered_index.errors import CorruptFile, InvalidArgument, listed
 from tiered_index.format.hashing import is_one_value
 from tiered_index.format.segment import Times, times_of
-from tiered_index.json_paths import FieldReader, Unclear, compiled_path, key_texts, plain_path, searched
+from tiered_index.json_paths import FieldReader, Unclear, compiled_path, fields_of, key_texts, plain_path, searched
 from tiered_index.kernels import GzipFile, crc32, gzip_error
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
@@ -992,7 +992,7 @@ class ColumnsFile(RowFile):
     table: ParquetTable | ArrowTable
 
     @abstractmethod
-    def columns_of(self, ways: Sequence[tuple[str, ...]]) -> list[str]:
+    def columns_of(self, ways: Sequence[Way]) -> list[str]:
         """Return what the table must read for columns and fields of structures."""
 
     def length_bound(self, position: int) -> int:
@@ -1004,7 +1004,7 @@ class ColumnsFile(RowFile):
     def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
         return [name for name in mapping.names if self._way(name[1], mapping) is None]
 
-    def _way(self, path: str, mapping: RowMapping) -> tuple[str, ...] | None:
+    def _way(self, path: str, mapping: RowMapping) -> Way | None:
         return way_of(self.table.schema, path, mapping)
 
     def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> ColumnsReading:
@@ -1017,10 +1017,13 @@ class ColumnsFile(RowFile):
     def members_of(self, row: Mapping[str, Any], mapping: RowMapping) -> list[Any]:
         """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
         members = []
-        for _, path in mapping.names:
+        for (_, path), expression in zip(mapping.names, mapping.paths, strict=True):
             way = self._way(path, mapping)
+            if way is not None and way.is_expression:
+                members.append(searched(expression, row))
+                continue
             member: Any = None if way is None else row
-            for name in way or ():
+            for name in () if way is None else way.names:
                 member = member.get(name) if isinstance(member, Mapping) else None
             members.append(member)
         return members
@@ -1041,9 +1044,11 @@ class ParquetFile(ColumnsFile):
         super().__init__(file)
         self.table = ParquetTable(file)
 
-    def columns_of(self, ways: Sequence[tuple[str, ...]]) -> list[str]:
+    def columns_of(self, ways: Sequence[Way]) -> list[str]:
         # of a structure only the wanted fields
-        return list(dict.fromkeys(".".join(way) for way in ways))
+        return list(
+            dict.fromkeys(name for way in ways for name in (way.names if way.is_expression else (".".join(way.names),)))
+        )
 
 
 class ArrowFile(ColumnsFile):
@@ -1055,8 +1060,8 @@ class ArrowFile(ColumnsFile):
         super().__init__(file)
         self.table = ArrowTable(file)
 
-    def columns_of(self, ways: Sequence[tuple[str, ...]]) -> list[str]:
-        return list(dict.fromkeys(way[0] for way in ways))
+    def columns_of(self, ways: Sequence[Way]) -> list[str]:
+        return list(dict.fromkeys(name for way in ways for name in (way.names if way.is_expression else way.names[:1])))
 
 
 COLUMNS_FILES: dict[str, Callable[[File], ColumnsFile]] = {"parquet": ParquetFile, "arrow": ArrowFile}
@@ -1069,13 +1074,7 @@ class ColumnsReading(RowReading):
     is_whole = True
 
     def __init__(
-        self,
-        file: ColumnsFile,
-        mapping: RowMapping,
-        ways: Sequence[tuple[str, ...]],
-        position: int,
-        bound: int,
-        whole: bool,
+        self, file: ColumnsFile, mapping: RowMapping, ways: Sequence[Way], position: int, bound: int, whole: bool
     ) -> None:
         self._file, self._mapping, self._ways, self._whole = file, mapping, ways, whole
         self.end, self._bound = position, min(bound, file.table.rows)
@@ -1095,27 +1094,45 @@ class ColumnsReading(RowReading):
         return rows_of_columns(table, self._ways, self._mapping, np.arange(first, first + len(table)))
 
 
-def way_of(schema: pa.Schema, path: str, mapping: RowMapping) -> tuple[str, ...] | None:
-    """Return the column of a path, and the names of the structures' fields below it; None: there is none."""
+class Way(NamedTuple):
+    """Where a table has the members at a path.
+
+    `names` are a column and the fields of the structures below it. With `is_expression` they are the columns that a
+    JMESPath needs, which finds the members of each row.
+    """
+
+    names: tuple[str, ...]
+    is_expression: bool = False
+
+
+def way_of(schema: pa.Schema, path: str, mapping: RowMapping) -> Way | None:
+    """Return the way to the members at a path; None: there is no column for it."""
     if path in schema.names:
-        return (path,)
+        return Way((path,))
     names = mapping.names_of_path(path)
-    if names is None or names[0] not in schema.names:
+    if names is None:
+        columns = [name for name in schema.names if name in fields_of(compiled_path(path, path).parsed)]
+        return Way(tuple(columns), is_expression=True) if columns else None
+    if names[0] not in schema.names:
         return None
     kind = schema.field(names[0]).type
     for name in names[1:]:
         if not pa.types.is_struct(kind) or (at := kind.get_field_index(name)) < 0:
             return None
         kind = kind.field(at).type
-    return names
+    return Way(names)
 
 
 def rows_of_columns(
-    table: pa.Table, ways: Sequence[tuple[str, ...]], mapping: RowMapping, positions: npt.NDArray[np.int64]
+    table: pa.Table, ways: Sequence[Way], mapping: RowMapping, positions: npt.NDArray[np.int64]
 ) -> RowBatch:
     """Return the rows (n) of a table at positions (i64, n) of a file; `ways` are those of `mapping.names`."""
-    columns = []
-    for name, *below in ways:
+    columns: list[Any] = []
+    for way, path in zip(ways, mapping.paths, strict=True):
+        if way.is_expression:
+            columns.append([searched(path, row) for row in table.select(way.names).to_pylist()])
+            continue
+        name, *below = way.names
         column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
         for field_name in below:
             column = pc.struct_field(column, field_name)
@@ -1123,10 +1140,12 @@ def rows_of_columns(
     sizes, end = np.broadcast_to(np.int64(0), len(table)), int(positions[-1]) + 1 if len(positions) else 0
     if (batch := _batch_of(columns, mapping, positions, sizes, end)) is not None:
         return batch
-    if pa.types.is_timestamp(columns[len(mapping.keys)].type):
-        columns[len(mapping.keys)] = milliseconds(columns[len(mapping.keys)])
+    time = columns[len(mapping.keys)]
+    if isinstance(time, pa.Array) and pa.types.is_timestamp(time.type):
+        columns[len(mapping.keys)] = milliseconds(time)
     rows = _SingleRows()
-    members_of_rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    values = [column.to_pylist() if isinstance(column, pa.Array) else column for column in columns]
+    members_of_rows = zip(*values, strict=True)
     for number, members in zip(positions.tolist(), members_of_rows, strict=True):
         try:
             rows.add(members, mapping, number, 0)

@@ -402,6 +402,21 @@ def test_a_dry_run_and_wrong_fields_leave_no_index(tmp_path, where):
     log.write_bytes(lines(0, 9))
     shown = run_here("ingest", log, *KEYS, *where, "--dry-run", "--json").document
     assert (shown["entries"][0]["timestamp_ms"], shown["format"], shown["time_unit"]) == (BEGIN_S * 1000, "ndjson", "s")
+    assert (shown["entries"][0]["file"], shown["entries"][2]["row"]) == (log.as_uri(), len(lines(0, 1)))
+    *_, last, _, _ = run_here("ingest", log, *KEYS, *where, "--dry-run").out.splitlines()
+    assert last.split()[-3:] == [log.as_uri(), "byte", f"{len(lines(0, 4))}"]
+    for options, missing in {("--time", "at"): "--topic, --key are", ("--topic", "t"): "--key, --time are"}.items():
+        done = run_here("ingest", log, *options, *where, "--json")
+        told = done.error["message"]
+        assert done.code == 2 and told.startswith(f"{missing} missing: ")
+        assert told.endswith(f"; the first row of {log.as_uri()} has order_id, customer, at, n")
+    plain = run_here("ingest", log, *where, "--json")
+    assert plain.code == 2 and plain.error["message"].endswith("pass --topic, --key and --time")
+    stdin = run_here("ingest", "-", *KEYS, *where, "--json")
+    assert stdin.code == 2 and "rows of stdin can't be read again" in stdin.error["message"]
+    (tmp_path / "empty.log").touch()
+    empty = run_here("ingest", tmp_path / "empty.log", *KEYS, *where, "--json")
+    assert empty.code == 2 and "empty.log: no file that has data" in empty.error["message"]
     wrong = ("--topic", "t", "--key", "order", "--key", "n", "--time", "customer.at")
     done = run_here("ingest", log, *wrong, *where, "--json")
     said = "has --key order, --time customer.at; the first one has order_id, customer, at, n"
@@ -431,6 +446,50 @@ def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where,
     assert (done.code, done.document["rows"], done.document["keyless"]) == (0, 5, 1), done.err
     for key, number in {"-0": 0, "1.50": 1, "true": 1, "x": 1, "12345678901234567890123": 2}.items():
         assert rows_of(key, "t") == ([number], [])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_lists_and_other_jmespaths_are_read_from_columns(tmp_path, where, rows_of, kind):
+    """As from NDJSON: elements of lists, functions, and a time in a structure of a list."""
+    rows = [
+        {
+            "items": [{"sku": f"s{n % 3}", "at": BEGIN_S + n}, {"sku": f"x{n % 5}", "at": 0}],
+            "user": {"id": n % 4},
+            "n": n,
+        }
+        for n in range(40)
+    ]
+    rows[7]["items"] = None
+    log, keys = tmp_path / f"a.{kind}", ("items[].sku", "join('-', ['u', to_string(user.id)])", "n")
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), log, 7)
+    else:
+        with pa.ipc.new_file(log, pa.Table.from_pylist(rows).schema) as writer:
+            writer.write_table(pa.Table.from_pylist(rows), 7)
+    options = [option for key in keys for option in ("--key", key)]
+    of_rows = ("--topic", "orders", *options, "--time", "items[0].at", "--skip-bad", *where, "--json")
+    done = run_here("ingest", log, *of_rows)
+    assert (done.code, done.document["rows"], done.document["skipped"]) == (0, 39, 1), done.err
+    assert done.document["skipped_first"][0] == {"where": f"{log.as_uri()}, row 8", "problem": "no time at items[0].at"}
+    others = [n for n in range(40) if n != 7]
+    assert rows_of("s1") == ([n for n in others if n % 3 == 1], [])
+    assert rows_of("x2") == ([n for n in others if n % 5 == 2], [])
+    assert rows_of("u-3") == ([n for n in others if n % 4 == 3], [])
+    lacking = run_here("ingest", log, "--topic", "t", "--key", "goods[].sku", "--time", "n", *where, "--json")
+    assert lacking.code == 2 and "has --key goods[].sku; the first one has items, user, n" in lacking.error["message"]
+
+
+def test_a_file_that_another_one_has_replaced_is_told(tmp_path, where, ingest, rows_of):
+    log, new = tmp_path / "app.log", tmp_path / "new"
+    log.write_bytes(lines(0, 80))
+    ingest(log)
+    new.write_bytes(lines(80, 160))
+    new.rename(log)
+    again = ingest(log)
+    assert (again["rows"], again["changed"]) == (80, [log.as_uri()])
+    assert ingest(log)["changed"] == []
+    numbers, problems = rows_of("5")
+    assert numbers == [85, 125] and len(problems) == 2 and "has changed since it was indexed" in problems[0]
 
 
 def test_a_bad_row_is_named_and_skipped_only_on_demand(tmp_path, where, ingest):
