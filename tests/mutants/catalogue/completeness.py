@@ -76,14 +76,10 @@ skipped-file-called-complete: an answer that left out files is called complete
   + has_more=False)
   tests/unit/service/test_paging_and_cursors.py::test_an_answer_that_left_files_out_is_not_called_complete
 failed-file-called-complete: an answer is called complete although a file could not be read
-  in QueryEngine.query
-  - status="partial" if failed else "truncated" if more
-  + status="truncated" if more
-  tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept
-failed-batch-called-complete: a batch's answer is called complete although a file could not be read
   in QueryResults._result
   - "partial" if failed else "truncated" if more
   + "truncated" if more
+  tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept
   tests/property/test_query_many.py::test_a_lost_object_fails_the_batch_or_is_named
 failure-is-a-short-list: an unreadable file makes the answer short, without an error
   in _unfailed

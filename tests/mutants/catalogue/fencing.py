@@ -152,7 +152,7 @@ grown-file-dropped: a file is dropped because its object was merged, although th
   + pass
   tests/faults/test_restores.py::test_what_was_restored_is_said_and_its_entries_are_kept[a grown file that was retired]
 grown-file-hidden: a reader shows the later form of a file that lacks entries of the earlier one
-  in RootView._look
+  in RootView._check_forms
   - CompactedFile) and exceeds(view, later):
   + CompactedFile) and False:
   tests/faults/test_restores.py::test_what_was_restored_is_said_and_its_entries_are_kept[a grown file that was merged]
