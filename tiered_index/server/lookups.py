@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import structs
 from starlette.requests import Request
@@ -47,6 +47,7 @@ from tiered_index.storage.context import check_deadline, deadline_at
 from tiered_index.systems import ROCKETMQ
 from tiered_index.types import Explain, QueryResult, TopicsResult
 
+K = TypeVar("K", bound=parameters.OneKey)
 _NO_EXPLAIN = Explain()
 # The example of a batch
 _LOOKUPS = [{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712", "max_count": 1}]
@@ -78,8 +79,8 @@ class LookupHandlers(Handlers):
             raise InvalidArgument("all=true needs a stream: send Accept: application/x-ndjson, or Arrow's")
         if params.all and "max_count" not in request.query_params:
             # each page repeats a part of the lookup: larger pages take less time in total
-            params = structs.replace(params, max_count=self.served.caps.max_count)
-        params = structs.replace(params, max_count=self._page_count(params.max_count))
+            params = structs.replace(params, max_count=parameters.MAX_COUNT)
+        params = self._paged(params)
         # on the event loop, if memory has the answer: a thread takes longer. Writing the audit log may wait for a disk.
         is_few = params.max_count <= min(_FEW, self._most_entries() // _FEW_OF) and not params.all
         is_at_hand = writer is not None and not self.served.audit.is_on and is_few
@@ -246,7 +247,7 @@ class LookupHandlers(Handlers):
     async def messages(self, request: Request, params: parameters.MessagesParameters) -> Response:
         """Look up one key and fetch its messages, each with its state."""
         caller_of(request).need_topic(params.topic)
-        params = structs.replace(params, max_count=self._page_count(params.max_count))
+        params = self._paged(params)
         others = self._messages_for(caller_of(request))
 
         def fetch(most_bytes: int) -> MessagesResult:
@@ -425,27 +426,22 @@ class LookupHandlers(Handlers):
         return wire.most_entries(item_type)
 
     def _page_counts(self, counts: list[int]) -> list[int]:
-        """Return `_page_count` of each lookup of a batch. Raises `Refused` if their answers could be too large."""
-        if (most := self._page_count(max(counts))) < max(counts):
+        """Return the most entries of each lookup of a batch. Raises `Refused` if their answers could be too large."""
+        most = self._most_entries()
+        if most < max(counts):
             counts = [min(count, most) for count in counts]
-        if (most := sum(counts)) > (
-            allowed := min(self.served.caps.max_entries, _PAGES_OF_BATCH * self._most_entries())
-        ):
+        if (asked_for := sum(counts)) > (allowed := min(self.served.caps.max_entries, _PAGES_OF_BATCH * most)):
             raise Refused(
                 413,
-                f"the lookups ask for up to {most:,} entries, and this service returns {allowed:,} at once: ask for "
-                "fewer keys, or a lower max_count",
+                f"the lookups ask for up to {asked_for:,} entries, and this service returns {allowed:,} at once: ask "
+                "for fewer keys, or a lower max_count",
             )
         return counts
 
-    def _page_count(self, max_count: int) -> int:
-        """Return the most entries of a page: `max_count`, or fewer of wide columns. Raises `InvalidArgument`."""
-        if max_count > self.served.caps.max_count:
-            raise InvalidArgument(
-                f"max_count is {max_count:,}, and this service returns {self.served.caps.max_count:,} at once: lower "
-                "it, and continue with the cursor, or ask for a stream (all=true)"
-            )
-        return min(max_count, self._most_entries())
+    def _paged(self, params: K) -> K:
+        """Return the parameters with the most entries of a page: fewer of wide columns."""
+        most = self._most_entries()
+        return params if params.max_count <= most else structs.replace(params, max_count=most)
 
 
 class ShownBodies:

@@ -29,7 +29,9 @@ Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_UNITS, examples=["ord
 _TIME = "epoch milliseconds, or a time or date by ISO 8601, UTC without a zone"
 Time = int | Annotated[str, Meta(max_length=64, description=_TIME)]
 """A time as a request gives it. A class of its own would let msgspec make objects of a list in its place first."""
-Most = Annotated[int, Meta(ge=1)]
+# Most entries of a page
+MAX_COUNT = 1_000
+Most = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 # Default of `Lookup`
 _MAX_COUNT = 64
 # Most begins of lists and objects for each lookup, also in texts

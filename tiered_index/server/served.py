@@ -93,8 +93,7 @@ class Caps:
 
     limits: LookupLimits = field(default_factory=partial(LookupLimits, 10_000, 1 << 30, 30.0))
     max_cost_usd: float = 0.05
-    # Entries of a page, lookups of a batch, and entries of all its lookups
-    max_count: int = 1_000
+    # Lookups of a batch, and entries of all its lookups
     max_lookups: int = 10_000
     max_entries: int = 100_000
     # Of the messages of a page
