@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from tiered_index.config import IndexConfig
 from tiered_index.kafka.names import keys_in
 from tiered_index.service.jobs.row_places import has_files
-from tiered_index.service.reader import IndexReader
 from tiered_index.systems import FILES, KAFKA, ROCKETMQ, position_names, words_of
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from tiered_index.service.index import IndexService
     from tiered_index.service.jobs.segment_archive import SegmentArchive
     from tiered_index.service.read.messages import MessageSource
+    from tiered_index.service.reader import IndexReader
     from tiered_index.sources.linked_rows import FileRows
 
 
@@ -46,17 +46,10 @@ class MessageSources:
 
     @property
     def _archives(self) -> Mapping[str | None, SegmentArchive]:
-        index = self._index
-        if index is None:
-            return {}
-        return index.segment_archives if isinstance(index, IndexReader) else {None: index.segment_archive}
+        return self._index.segment_archives if self._index is not None else {}
 
     def _names(self) -> set[str]:
-        """Return the names of all positions of the index."""
-        index = self._index
-        if index is None:
-            return set()
-        return position_names(index) if isinstance(index, IndexReader) else set(index.durable_positions())
+        return position_names(self._index) if self._index is not None else set()
 
     @cached_property
     def log(self) -> RocketmqMessages:

@@ -12,9 +12,10 @@ from tiered_index.format.names import linked_store
 from tiered_index.service.jobs.row_places import FILES_QUEUE, files_topic
 from tiered_index.service.read.compacted import CompactedFile
 from tiered_index.service.read.root_view import UnsealedView
+from tiered_index.service.reader import IndexReader
 
 if TYPE_CHECKING:
-    from tiered_index.service.reader import IndexReader
+    from tiered_index.service.index import IndexService
 
 
 class Words(NamedTuple):
@@ -75,16 +76,18 @@ def words_of(positions: Iterable[str], topic: str | None = None) -> Words:
     return OTHER if positions else UNKNOWN
 
 
-def position_names(reader: IndexReader[Any]) -> set[str]:
-    """Return the names of all positions and archived logs of the indexes that a reader reads."""
+def position_names(index: IndexReader[Any] | IndexService[Any]) -> set[str]:
+    """Return the names of all positions of an index, for a reader also those of its archived logs."""
+    if not isinstance(index, IndexReader):
+        return set(index.durable_positions())
     # positions of entries that are not uploaded are only in the root's files
     names: set[str] = set()
-    for file in reader.files():
+    for file in index.files():
         if isinstance(file, UnsealedView):
             names.update(file.journal.positions)
         elif isinstance(file, CompactedFile) and file.is_local:
             names.update(file.metadata().source_positions)
-    for archive in reader.segment_archives.values():
+    for archive in index.segment_archives.values():
         segments = archive.segments()
         names.update(segments.state.positions)
         of_bytes = frozenset(segments.byte_stores)

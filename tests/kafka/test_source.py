@@ -201,7 +201,7 @@ def test_topics_of_an_index_of_a_rocketmq_store_are_not_those_of_a_broker():
         (["rocketmq:/store", "kafka:c/orders/0"], True),
         (["kafka:c/payments/0"], True),
     ):
-        index = SimpleNamespace(segment_archive=None, durable_positions=partial(dict.fromkeys, names, 1))
+        index = SimpleNamespace(segment_archives={}, durable_positions=partial(dict.fromkeys, names, 1))
         records = MessageSources(index, IndexConfig(), broker=broker).records("orders")
         assert (records is not None) == is_of_kafka
 

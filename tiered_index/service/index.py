@@ -24,7 +24,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -140,7 +140,7 @@ class IndexService(Lookups[ItemT]):
             this = weakref.ref(self)
             places = RowPlaces(
                 lambda: [alive(this).log_state],
-                lambda: {None: alive(this).segment_archive},
+                lambda: alive(this).segment_archives,
                 lambda: alive(this).durable_positions(),
             )
             arguments = config, clock or SystemClock(), disk or Disk(), storage, places
@@ -554,6 +554,11 @@ class IndexService(Lookups[ItemT]):
             tables=self._cold_paths[0].caches.segments,
             blocks=self._cold_paths[0].caches.catalogs,
         )
+
+    @property
+    def segment_archives(self) -> Mapping[str | None, SegmentArchive]:
+        """The archived segments by the `source` of entries, as `IndexReader.segment_archives`: None is the only one."""
+        return {None: self.segment_archive}
 
     def files(self) -> list[Handle]:
         self._check_open()

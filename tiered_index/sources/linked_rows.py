@@ -153,8 +153,7 @@ class FileRows:
 
     @property
     def _archives(self) -> Mapping[str | None, SegmentArchive]:
-        index = self._index
-        return index.segment_archives if isinstance(index, IndexReader) else {None: index.segment_archive}
+        return self._index.segment_archives
 
     def _settle(self, search: Search, topic: str, key: str) -> None:
         item = search.item
@@ -392,5 +391,4 @@ class FileRows:
 
     def _names(self) -> Collection[str]:
         """Return the names of all positions of the index."""
-        index = self._index
-        return position_names(index) if isinstance(index, IndexReader) else index.durable_positions()
+        return position_names(self._index)

@@ -628,8 +628,7 @@ class ReadOnlyBroker:
         return _pulled(request, queues.pull(topic, queue_id, offset, most, most_bytes, tags))
 
     def _archives(self) -> Mapping[str | None, SegmentArchive]:
-        index = self._index
-        return {None: index.segment_archive} if isinstance(index, IndexService) else index.segment_archives
+        return self._index.segment_archives
 
     def _messages(self) -> RocketmqMessages:
         return RocketmqMessages(self._store, self._archives(), root=self._root)
