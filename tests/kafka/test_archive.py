@@ -77,6 +77,17 @@ def lost(follower):
     return [(loss.kind, loss.begin, loss.end) for loss in follower.losses]
 
 
+def test_records_that_are_not_due_wait_behind_those_that_are_archived(index, servers, producing, topic, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.archive._WORTH_RECORDS", 60)
+    producing.send(topic, packet(100))
+    with archiver_of(index, source_of(index, servers, topic)) as archiver:
+        archiver.segment_bytes = 60 * 200
+        assert archiver.run_once() == 1
+        assert 50 < len(offsets(index)) < 70
+        assert (archiver.run_once(), archiver.finish()) == (0, 1)
+        assert offsets(index) == [(0, offset) for offset in range(100)]
+
+
 def test_it_goes_on_behind_the_last_archived_record(index, servers, producing, topic):
     producing.send(topic, packet(100))
     assert archive(index, servers, topic, segment_bytes=2_000).archiving.archived > 5
