@@ -233,7 +233,7 @@ def segments_in_order(storage: Storage, state: LogState, report: Report) -> Iter
 # most shards that are read for a table's topics
 _ASKED = 8
 
-DELETED = (
+_DELETED = (
     "objects were deleted without a log record. If a life-cycle rule of the bucket deletes them, remove the rule, and "
     "delete old entries with `tiered-index expire`"
 )
@@ -285,7 +285,7 @@ def check_storage(
     _take_back_removed(storage, state, report)
     _name_topics(storage, state, report)
     if report.missing:
-        report.note(DELETED)
+        report.note(_DELETED)
     report.lost += [Missing.of(lost) for lost in state.lost.values() if lost.lacks_entries]
     for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX):
         _note_strays(storage, state, report, prefix)

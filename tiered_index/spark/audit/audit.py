@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tiered_index.clock import Clock, SystemClock
+from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     CorruptFile,
@@ -24,13 +24,12 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.service.jobs.verify import DELETED, check_object, check_storage, segments_in_order
+from tiered_index.service.jobs.verify import check_object, check_storage, segments_in_order
 from tiered_index.service.jobs.verify_report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.rows import check_integer
-from tiered_index.service.read.segments import Segments
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
 from tiered_index.spark.audit.entries import ALL_TIME, Sides, task_count
@@ -96,7 +95,6 @@ def audit(
     end_ms: int | None = None,
     most_listed: int = 1000,
     config: IndexConfig | None = None,
-    clock: Clock | None = None,
 ) -> AuditResult:
     """Check the index in `storage`, and compare it with `source` if one is given.
 
@@ -104,10 +102,9 @@ def audit(
     not the checks. Give them if the source has only a part of the index, or the reverse. At most `most_listed`
     differences of each kind are listed; all are counted. Raises `NotAnIndex`, `InvalidArgument` (the source), and the
     storage's errors on the driver. The report lists an object that can't be read; the comparison raises the storage's
-    errors. `config` has the options of S3 and the price table. `clock` replaces the clock in tests.
+    errors. `config` has the options of S3 and the price table.
     """
     settings = config or IndexConfig()
-    present = clock or SystemClock()
     begin_s = ALL_TIME[0] if begin_ms is None else check_integer("begin_ms", begin_ms) // 1000
     end_s = ALL_TIME[1] if end_ms is None else check_integer("end_ms", end_ms) // 1000
     if begin_s > end_s:
@@ -142,9 +139,7 @@ def audit(
                 for name in sorted(unread - bad):  # sound when they were checked
                     gone = f"{name} could not be read any more when it was compared (a merge may have removed it)"
                     report.unchecked.append((name, StorageUnavailable(f"{gone}: run it again")))
-        if state is not None:
-            _tell_what_went_meanwhile(opened, present, seen, report)
-        else:
+        if state is None:
             also = ", and the index was not compared with its source" if source is not None else ""
             damaged = CorruptFile("log", f"it is damaged, so no object was checked{also}")
             report.unchecked.append(("objects", damaged))
@@ -185,23 +180,3 @@ def _check_one(stored: StoredObject | ArchivedSegment, storage: Storage, report:
         # a class that can be pickled
         kind = StorageMisconfigured if isinstance(error, StorageMisconfigured) else StorageUnavailable
         report.unchecked.append((stored.name, kind(str(error))))
-
-
-def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, report: Report) -> None:
-    """Remove findings of objects that a merge has removed from the log meanwhile, because they may be deleted."""
-    log = StorageLog(storage, clock)
-    try:
-        now = log.open()
-    except CorruptFile:
-        return  # reported already, or damaged meanwhile
-    of_log = {segment.name for segment in Segments(seen, storage).named(defect.file for defect in report.findings)}
-    there = Segments(now, storage)
-    gone = {name for name in (*seen.inputs, *of_log) if now.input_of(name) is None and not there.names_object(name)}
-    taken_back = {defect.file for defect in report.findings if defect.file in gone}
-    report.findings[:] = [defect for defect in report.findings if defect.file not in gone]
-    report.missing[:] = [missing for missing in report.missing if missing.object not in gone]
-    if not report.missing:
-        report.notes[:] = [note for note in report.notes if note != DELETED]
-    for name in sorted(taken_back):
-        removed = StorageUnavailable(f"{name} was removed from the log during the audit: run it again")
-        report.unchecked.append((name, removed))
