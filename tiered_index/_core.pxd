@@ -7,6 +7,7 @@ from libc.string cimport memcpy
 cdef extern from "core.h" nogil:
     uint32_t swapped32(uint32_t value)
     uint64_t swapped64(uint64_t value)
+    uint32_t remainder32(uint32_t value, uint64_t inverse, uint32_t by)
     int ones_of(uint64_t word)
     int first_one(uint64_t word)
     void prefetch(const void *place)
@@ -24,7 +25,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 24
+    BUILD = 25
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24

@@ -6,7 +6,7 @@ Call them through `tiered_index.kernels`. Every loop over arrays releases the in
 its arguments before it reads them. Arithmetic is modulo 2**64. `data` is bytes of entries or items of `size` bytes
 each; their first column is the key's hash. Stored numbers are big-endian.
 """
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -125,13 +125,15 @@ def insert(const int32_t[::1] hashes, int64_t slots, int64_t first, int32_t[::1]
     """Insert rows, numbered from `first`, into the chains of `heads`. Return the number of slots that were empty."""
     cdef Py_ssize_t rows = hashes.shape[0], row
     cdef uint32_t slot, by = <uint32_t>slots
+    cdef uint64_t inverse
     cdef int64_t fresh = 0
     cdef int32_t before
     if not 0 < slots <= min(heads.shape[0], INT32_MAX) or previous.shape[0] < rows:
         fail("there are fewer heads than slots, or less room than rows")
+    inverse = UINT64_MAX // by + 1
     with nogil:
         for row in range(rows):
-            slot = <uint32_t>hashes[row] % by
+            slot = remainder32(<uint32_t>hashes[row], inverse, by)
             before = heads[slot]
             heads[slot] = <int32_t>(first + row)
             fresh += before == 0
@@ -173,10 +175,10 @@ cdef void write_column(uint8_t *entries, int64_t size, const Values *of, Py_ssiz
 
 
 def write_entries(
-    uint8_t[:, ::1] entries, list columns not None, const int64_t[:, ::1] places, const int64_t[:] times,
-    int64_t unit_ms, int64_t begin_ms, int64_t time_place,
+    uint8_t[:, ::1] entries, Py_ssize_t first, list columns not None, const int64_t[:, ::1] places,
+    const int64_t[:] times, int64_t unit_ms, int64_t begin_ms, int64_t time_place,
 ):
-    """Write the columns of rows as entries. Each column has the bytes of its values, in native order.
+    """Write the columns of rows, from number `first` on, as entries. A column has the bytes of its values, in native order.
 
     `places` has the place of each column in an entry, and 1 for numbers. `time_place` is that of the seconds from
     `begin_ms` to `times`, which are in units of `unit_ms`; truncated toward zero.
@@ -187,7 +189,7 @@ def write_entries(
     cdef uint32_t word
     if places.shape[0] < count or places.shape[1] != 2:
         fail("there are fewer places than columns")
-    if times.shape[0] < rows or not 0 <= time_place <= size - 4:
+    if not 0 <= first <= times.shape[0] - rows or not 0 <= time_place <= size - 4:
         fail("there are fewer times than rows, or no place for them")
     if not rows:
         return
@@ -198,7 +200,7 @@ def write_entries(
         for column in range(count):
             # the list keeps the memory
             values = columns[column]
-            if values.shape[0] < rows or not values.shape[1] or (values.shape[1] > 1 and values.strides[1] != 1):
+            if values.shape[0] < first + rows or not values.shape[1] or (values.shape[1] > 1 and values.strides[1] != 1):
                 fail("a column has fewer rows, or its bytes are apart")
             if not 0 <= places[column, 0] <= size - values.shape[1]:
                 fail("a column is not in the entry")
@@ -209,9 +211,9 @@ def write_entries(
             while begin < rows:
                 part = min(rows - begin, ROWS_AT_ONCE)
                 for column in range(count):
-                    write_column(&entries[begin, 0], size, &table[column], begin, part)
+                    write_column(&entries[begin, 0], size, &table[column], first + begin, part)
                 for row in range(begin, begin + part):
-                    word = swapped32(<uint32_t>((times[row] * unit_ms - begin_ms) // 1000))
+                    word = swapped32(<uint32_t>((times[first + row] * unit_ms - begin_ms) // 1000))
                     memcpy(&entries[row, time_place], &word, 4)
                 begin += part
     finally:

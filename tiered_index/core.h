@@ -10,6 +10,10 @@
 
 static inline uint32_t swapped32(uint32_t value) { return __builtin_bswap32(value); }
 static inline uint64_t swapped64(uint64_t value) { return __builtin_bswap64(value); }
+/* value % by, by two multiplications; inverse is UINT64_MAX / by + 1 (Lemire, "Faster remainder by direct computation") */
+static inline uint32_t remainder32(uint32_t value, uint64_t inverse, uint32_t by) {
+    return (uint32_t)((unsigned __int128)(inverse * value) * by >> 64);
+}
 static inline int ones_of(uint64_t word) { return __builtin_popcountll(word); }
 /* the place of the lowest one; undefined for 0 */
 static inline int first_one(uint64_t word) { return __builtin_ctzll(word); }

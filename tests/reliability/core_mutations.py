@@ -416,7 +416,9 @@ def _unsealed(family: Any, number: int) -> tuple[UnsealedTable, Any]:
     random = Random(f"unsealed {family.name} {number}")
     layout = Layout(family, family.schema, random.choice([1, 7, 64]), random.choice([61, 300]))
     table, entries = _entries(random, layout, random.choice([1, 30, 60]))
-    body = table.header().pack() + bytes(table.slot_table()) + bytes(layout.schema.entry.itemsize) + entries.tobytes()
+    body = (
+        table.header().pack() + b"".join(table.slot_pieces()) + bytes(layout.schema.entry.itemsize) + entries.tobytes()
+    )
     return table, np.frombuffer(body.ljust(layout.unsealed_size, b"\0"), np.uint8)
 
 

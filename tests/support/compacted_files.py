@@ -36,7 +36,7 @@ def parts(findings: Iterable[Finding]) -> set[str]:
 def unsealed_image(table: UnsealedTable, entries: np.ndarray) -> bytes:
     """Return the whole unsealed file of `entries` (entry 1 first): header, slots, unused entry 0, entries, zeros."""
     body = bytes(table.layout.schema.entry.itemsize) + entries.tobytes()
-    return b"".join((table.header().pack(), table.slot_table(), body)).ljust(table.layout.unsealed_size, b"\0")
+    return b"".join((table.header().pack(), *table.slot_pieces(), body)).ljust(table.layout.unsealed_size, b"\0")
 
 
 def built_filter(hashes: np.ndarray) -> bytes:

@@ -175,25 +175,28 @@ WRONG = {
     "more slots than heads": lambda core: core.insert(np.zeros(1, np.int32), 2, 1, *np.zeros((2, 1), np.int32)),
     "less room than rows": lambda core: core.insert(np.zeros(2, np.int32), 1, 1, *np.zeros((2, 1), np.int32)),
     "fewer times than entries": lambda core: core.write_entries(
-        np.zeros((2, 8), np.uint8), [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 0
+        np.zeros((2, 8), np.uint8), 0, [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 0
+    ),
+    "entries behind the times": lambda core: core.write_entries(
+        np.zeros((1, 8), np.uint8), 1, [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 0
     ),
     "no place for times": lambda core: core.write_entries(
-        np.zeros((1, 8), np.uint8), [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 5
+        np.zeros((1, 8), np.uint8), 0, [], np.zeros((0, 2), np.int64), np.zeros(1, np.int64), 1, 0, 5
     ),
     "fewer places than columns": lambda core: core.write_entries(
-        *(np.zeros((1, 8), np.uint8), [np.zeros((1, 4), np.uint8)], np.zeros((0, 2), np.int64)),
+        *(np.zeros((1, 8), np.uint8), 0, [np.zeros((1, 4), np.uint8)], np.zeros((0, 2), np.int64)),
         *(np.zeros(1, np.int64), 1, 0, 4),
     ),
     "fewer values than entries": lambda core: core.write_entries(
-        *(np.zeros((2, 8), np.uint8), [np.zeros((1, 4), np.uint8)], np.zeros((1, 2), np.int64)),
+        *(np.zeros((2, 8), np.uint8), 0, [np.zeros((1, 4), np.uint8)], np.zeros((1, 2), np.int64)),
         *(np.zeros(2, np.int64), 1, 0, 4),
     ),
     "a column behind the entry": lambda core: core.write_entries(
-        *(np.zeros((1, 8), np.uint8), [np.zeros((1, 4), np.uint8)], np.array([[5, 1]])),
+        *(np.zeros((1, 8), np.uint8), 0, [np.zeros((1, 4), np.uint8)], np.array([[5, 1]])),
         *(np.zeros(1, np.int64), 1, 0, 4),
     ),
     "values whose bytes are apart": lambda core: core.write_entries(
-        *(np.zeros((1, 8), np.uint8), [np.zeros((1, 8), np.uint8)[:, ::2]], np.array([[0, 1]])),
+        *(np.zeros((1, 8), np.uint8), 0, [np.zeros((1, 8), np.uint8)[:, ::2]], np.array([[0, 1]])),
         *(np.zeros(1, np.int64), 1, 0, 4),
     ),
     "less bytes than entries": lambda core: core.place_by_slot(

@@ -127,7 +127,10 @@ class RocketmqFiles:
             last.callback(self._disk.close, self._descriptor)
             self._disk.truncate(self._descriptor, self._layout.unsealed_size)
             self._disk.pwrite(self._descriptor, table.header().pack(), 0)
-            self._disk.pwrite(self._descriptor, table.slot_table(), HEADER_SIZE)
+            at = HEADER_SIZE
+            for piece in table.slot_pieces():
+                self._disk.pwrite(self._descriptor, piece, at)
+                at += len(piece)
             self._disk.sync(self._descriptor)
 
 

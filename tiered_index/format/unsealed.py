@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from tiered_index.kernels import compiled
 Array = npt.NDArray[Any]
 # Entries inserted or made at a time: a sort, or the bytes, that fit the cache are twice as fast as those of a batch
 _INSERT_CHUNK = 1 << 14
+_SLOTS_AT_ONCE = 1 << 16
 # a copy of all heads costs as much as so many times fewer single heads
 _MANY = 8
 
@@ -108,11 +109,7 @@ class UnsealedTable:
             if name != "time_diff_s" and name not in stored:
                 stored[name] = columns[name]
 
-        def make(part: slice) -> Array:
-            rows = np.empty(part.stop - part.start, entry)
-            _write(rows, {name: values[part] for name, values in stored.items()}, times[part], unit_ms, self.begin_ms)
-            return rows
-
+        make = _maker(entry, stored, times, unit_ms, self.begin_ms)
         return PreparedBatch(self.count + 1, hashes, make, fresh_slots, end_ms)
 
     def commit(self, batch: PreparedBatch) -> None:
@@ -142,11 +139,16 @@ class UnsealedTable:
         magic = preset.end_magic if self.free == 0 else preset.begin_magic
         return Header(magic, self.begin_ms, self.end_ms, self.slots_in_use, self.count)
 
-    def slot_table(self) -> memoryview:
-        """Return a view of the slot table's bytes (8 per slot). A copy would hold the interpreter lock for long."""
-        table = np.zeros((self.layout.slots, 2), ">i4")
-        table[:, 0] = self.heads
-        return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    def slot_pieces(self) -> Iterator[memoryview]:
+        """Yield the slot table's bytes (8 per slot) in pieces of up to 0.5 MiB, which fit the CPU's cache.
+
+        They are views. A copy would hold the interpreter lock for long.
+        """
+        for start in range(0, self.layout.slots, _SLOTS_AT_ONCE):
+            heads = self.heads[start : start + _SLOTS_AT_ONCE]
+            table = np.zeros((len(heads), 2), ">i4")
+            table[:, 0] = heads
+            yield memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
     def _insert(self, hashes: Array, first: int) -> tuple[npt.NDArray[np.int32], int]:
         """Insert rows (normal hashes, i32, n) from index `first` on into `_next_heads`.
@@ -187,22 +189,32 @@ class UnsealedTable:
         return (hashes.view(np.uint32) % np.uint32(self.layout.slots)).astype(np.int64)
 
 
-def _write(rows: Array, columns: Mapping[str, Array], times: Array, unit_ms: int, begin_ms: int) -> None:
-    """Write columns and times (n each) to entries (structured, n)."""
-    if (loops := compiled()) is None:
-        rows["time_diff_s"] = time_differences(times * unit_ms, begin_ms)
-        for name, values in columns.items():
-            rows[name] = values
-        return
-    fields: Any = rows.dtype.fields
-    kinds = [fields[name][0].newbyteorder("=") for name in columns]
-    data = [v.astype(kind, copy=False)[:, None].view(np.uint8) for kind, v in zip(kinds, columns.values(), strict=True)]
-    places = np.array(
-        [(fields[name][1], kind.kind != "S") for kind, name in zip(kinds, columns, strict=True)], np.int64
-    )
-    times = times.astype(np.int64, copy=False)
-    as_bytes = rows.view(np.uint8).reshape(len(rows), rows.itemsize)
-    loops.write_entries(as_bytes, data, places, times, unit_ms, begin_ms, fields["time_diff_s"][1])
+def _maker(
+    entry: np.dtype[Any], columns: Mapping[str, Array], times: Array, unit_ms: int, begin_ms: int
+) -> Callable[[slice], Array]:
+    """Return a function that makes the entries of a slice of columns and times (n each)."""
+    loops, fields = compiled(), cast(Mapping[str, Any], entry.fields)
+    if loops is None:
+
+        def make(part: slice) -> Array:
+            rows = np.empty(part.stop - part.start, entry)
+            rows["time_diff_s"] = time_differences(times[part] * unit_ms, begin_ms)
+            for name, values in columns.items():
+                rows[name] = values[part]
+            return rows
+
+        return make
+    kinds = {name: fields[name][0].newbyteorder("=") for name in columns}
+    data = [values.astype(kinds[name], copy=False)[:, None].view(np.uint8) for name, values in columns.items()]
+    places = np.array([(fields[name][1], kind.kind != "S") for name, kind in kinds.items()], np.int64)
+    seconds = times.astype(np.int64, copy=False), unit_ms, begin_ms, fields["time_diff_s"][1]
+
+    def make_in_core(part: slice) -> Array:
+        rows = np.empty((part.stop - part.start, entry.itemsize), np.uint8)
+        loops.write_entries(rows, part.start, data, places, *seconds)
+        return rows.view(entry)[:, 0]
+
+    return make_in_core
 
 
 def entries_view(data: Any, layout: Layout, count: int) -> Array:

@@ -220,8 +220,8 @@ positions-before-flush: a position counts as durable before its entries are
   tests/golden/test_faults_of_rocketmq.py::test_unconfirmed_entries_are_not_promised_after_a_crash
 positions-with-the-first-piece: a batch's position is durable with its first piece, not with its last
   in Appender.write
-  - self._append(file, piece, names, run.positions if last else {})
-  + self._append(file, piece, names, run.positions)
+  - self._append(file, piece, names, run.positions if last else {}, interval)
+  + self._append(file, piece, names, run.positions, interval)
   tests/reliability/test_crashes.py::test_every_crash[writing]
 log-positions-go-back: a record with smaller positions decreases the log's positions
   in LogReplay.add

@@ -319,17 +319,24 @@ class UnsealedFile(UnsealedEntries):
         self._disk.allocate(self._descriptor, size_bytes, self._allocated)
         self._allocated += size_bytes
 
-    def append(self, columns: Mapping[str, Array], names: Iterable[tuple[int, str]], positions: dict[str, int]) -> None:
+    def append(
+        self,
+        columns: Mapping[str, Array],
+        names: Iterable[tuple[int, str]],
+        positions: dict[str, int],
+        interval: tuple[int, int] | None = None,
+    ) -> None:
         """Make a batch durable and visible. Space must be allocated (`lacking`).
 
         `columns` (native order, n rows that fit) have whole seconds. `names` are the (id, name) pairs of its topics.
-        `positions` become durable with it. Raises `OSError`. After any error the file accepts no more entries.
+        `interval` is the smallest and the greatest second, if known. `positions` become durable with it. Raises
+        `OSError`. After any error the file accepts no more entries.
         """
         seconds = columns["second"]
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.journal.topics]
         batch = self.table.prepare(columns["key_hash"], seconds, columns, 1000)
         assert self._descriptor is not None and self._journal_descriptor is not None
-        low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
+        low, high = interval or ((int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0))
         self.failed = True  # until the last line
         crc, at = 0, self.layout.entry_position(batch.first)
         for piece in batch.pieces():
@@ -426,7 +433,10 @@ class UnsealedFile(UnsealedEntries):
         assert self._descriptor is not None
         header = self.table.header().pack()
         self._disk.pwrite(self._descriptor, header, 0)
-        self._disk.pwrite(self._descriptor, self.table.slot_table(), len(header))
+        at = len(header)
+        for piece in self.table.slot_pieces():
+            self._disk.pwrite(self._descriptor, piece, at)
+            at += len(piece)
 
     def close(self) -> None:
         """Write header and slot table of an unsealed file, and close the descriptors. It can still be read."""

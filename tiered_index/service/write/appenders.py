@@ -118,7 +118,8 @@ class Appender:
             last = stop == total
             self._make_room(file, stop - run.done)
             try:
-                self._append(file, piece, names, run.positions if last else {})
+                interval = run.interval if stop - run.done == total > 0 else None
+                self._append(file, piece, names, run.positions if last else {}, interval)
             except OSError as error:
                 _log.warning("an append to %s failed, so its successor takes the next entries: %s", file.path, error)
                 self._end(file)
@@ -135,12 +136,17 @@ class Appender:
                 return
 
     def _append(
-        self, file: UnsealedFile, piece: Columns, names: list[tuple[int, str]], positions: dict[str, int]
+        self,
+        file: UnsealedFile,
+        piece: Columns,
+        names: list[tuple[int, str]],
+        positions: dict[str, int],
+        interval: tuple[int, int] | None,
     ) -> None:
         *before, carried = in_records(self._carried)
         for part in before:
             file.append({name: values[:0] for name, values in piece.items()}, [], part)
-        file.append(piece, names, max_positions(carried, positions))
+        file.append(piece, names, max_positions(carried, positions), interval)
         self._show(file)
         self._carried = {}
         while self._given_up:

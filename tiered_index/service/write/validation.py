@@ -131,7 +131,7 @@ _LIMITS = {
     "key_hash": 2**31 - 1,
     "fingerprint": 2**32 - 1,
 }
-_CHECKED_ROWS = 1 << 14
+_CHECKED_ROWS = 1 << 16
 _BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 
