@@ -16,7 +16,7 @@ from tiered_index import IndexItem, Lookup, column
 from tiered_index.client import IndexClient
 from tiered_index.encoding import STATUS
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
-from tiered_index.server import stored, wire
+from tiered_index.server import parameters, stored, wire
 from tiered_index.server.served import Caps
 
 NDJSON = {"accept": wire.NDJSON}
@@ -198,9 +198,9 @@ def test_a_wrong_request_is_a_problem(client, path, status, detail):
         (b'{"lookups": [{"topic": "a", "key": "k"}]}', "text/plain", 415),
     ],
 )
-def test_a_wrong_body_is_a_problem(index, body, kind, status):
-    caps = Caps(max_lookups=1, body_bytes=200_000 if body[:1] == b"[" else 2000)
-    with serving(index, caps=caps) as client:
+def test_a_wrong_body_is_a_problem(index, monkeypatch, body, kind, status):
+    monkeypatch.setattr(parameters, "MAX_LOOKUPS", 1)
+    with serving(index, caps=Caps(body_bytes=200_000 if body[:1] == b"[" else 2000)) as client:
         got = client.post("/v1/query:batch", content=body, headers={"content-type": kind})
         assert (got.status_code, got.json()["status"]) == (status, status)
         # without a declared length, too
@@ -208,11 +208,12 @@ def test_a_wrong_body_is_a_problem(index, body, kind, status):
         assert got.status_code == status
 
 
-def test_an_answer_that_could_be_too_large_is_refused_before_it_is_made(index):
-    with serving(index, caps=Caps(max_entries=100)) as client:
+def test_an_answer_that_could_be_too_large_is_refused_before_it_is_made(index, monkeypatch):
+    monkeypatch.setattr("tiered_index.server.lookups._ENTRIES_OF_BATCH", 100)
+    with serving(index) as client:
         for counts, status in (([50, 50], 200), ([50, 51], 413), ([64, 64], 413)):
-            lookups = [{"topic": "orders", "key": "k", "max_count": count} for count in counts]
-            got = client.post("/v1/query:batch", json={"lookups": lookups})
+            rows = [{"topic": "orders", "key": "k", "max_count": count} for count in counts]
+            got = client.post("/v1/query:batch", json={"lookups": rows})
             assert (got.status_code, "the lookups ask for up to" in got.text) == (status, status == 413)
 
 

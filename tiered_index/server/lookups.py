@@ -54,8 +54,8 @@ _LOOKUPS = [{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key":
 _UNREADABLE = "this message can't be read"
 # Most entries of an answer that is made on the event loop, and their part of the bytes of a page
 _FEW, _FEW_OF = 100, 32
-# Entries of a batch have at most this many times the bytes of a page
-_PAGES_OF_BATCH = 4
+# Most entries of a batch; they have at most this many times the bytes of a page
+_ENTRIES_OF_BATCH, _PAGES_OF_BATCH = 100_000, 4
 # A larger body is not parsed as JSON, which may need fifty times its size
 _MOST_PARSED_BYTES = 1 << 20
 _MESSAGES = b'{"messages":['
@@ -213,7 +213,7 @@ class LookupHandlers(Handlers):
         redaction, allowance = self.served.redaction, self.allowance()
 
         def act() -> bytes | Iterator[bytes]:
-            params = of_body(parameters.BatchBody, body, self.served.caps.max_lookups)
+            params = of_body(parameters.BatchBody, body)
             allowance.narrow(params.limits(), params.max_cost_usd)
             lookups = params.columns()
             shown = zip(lookups.topics[:MOST_SHOWN], lookups.keys[:MOST_SHOWN], strict=True)
@@ -430,7 +430,7 @@ class LookupHandlers(Handlers):
         most = self._most_entries()
         if most < max(counts):
             counts = [min(count, most) for count in counts]
-        if (asked_for := sum(counts)) > (allowed := min(self.served.caps.max_entries, _PAGES_OF_BATCH * most)):
+        if (asked_for := sum(counts)) > (allowed := min(_ENTRIES_OF_BATCH, _PAGES_OF_BATCH * most)):
             raise Refused(
                 413,
                 f"the lookups ask for up to {asked_for:,} entries, and this service returns {allowed:,} at once: ask "

@@ -29,8 +29,8 @@ Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_UNITS, examples=["ord
 _TIME = "epoch milliseconds, or a time or date by ISO 8601, UTC without a zone"
 Time = int | Annotated[str, Meta(max_length=64, description=_TIME)]
 """A time as a request gives it. A class of its own would let msgspec make objects of a list in its place first."""
-# Most entries of a page
-MAX_COUNT = 1_000
+# Most entries of a page, and lookups of a batch
+MAX_COUNT, MAX_LOOKUPS = 1_000, 10_000
 Most = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 # Default of `Lookup`
 _MAX_COUNT = 64
@@ -255,7 +255,7 @@ class BatchBody(RequestBounds, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     allow_spent: bool = False
-    lookups: Annotated[list[OneLookup], Meta(min_length=1)]
+    lookups: Annotated[list[OneLookup], Meta(min_length=1, max_length=MAX_LOOKUPS)]
 
     def columns(self) -> LookupColumns:
         """Return the lookups as columns. Raises `InvalidArgument` for a text that is no time."""
@@ -281,18 +281,18 @@ def of_query(model: type[M], query: QueryParams) -> M:
     return _checked(model, values)
 
 
-def of_body(model: type[M], body: bytes, most: int = 10_000) -> M:
-    """Return a request's checked JSON body. Raises `InvalidArgument`, and `Refused` for more than `most` lookups.
+def of_body(model: type[M], body: bytes) -> M:
+    """Return a request's checked JSON body. Raises `InvalidArgument`, and `Refused` for more than `MAX_LOOKUPS`.
 
     A body that is too long is refused before its elements become objects.
     """
     # texts may have brackets, too
     begins = body.count(b"{") + body.count(b"[")
-    if begins > _BRACKETS * (most + 1):
+    if begins > _BRACKETS * (MAX_LOOKUPS + 1):
         raise Refused(413, f"the body begins {begins:,} lists and objects: send fewer lookups at once")
     try:
-        if begins > most + 2 and (count := len(_LISTED.decode(body).lookups)) > most:
-            raise Refused(413, f"{count:,} lookups; the limit of this service is {most:,}")
+        if begins > MAX_LOOKUPS + 2 and (count := len(_LISTED.decode(body).lookups)) > MAX_LOOKUPS:
+            raise Refused(413, f"{count:,} lookups; the limit of this service is {MAX_LOOKUPS:,}")
         return decoder_of(model).decode(body)
     except msgspec.ValidationError as error:
         raise InvalidArgument(_said(str(error))[:_MOST_SAID]) from error

@@ -93,9 +93,6 @@ class Caps:
 
     limits: LookupLimits = field(default_factory=partial(LookupLimits, 10_000, 1 << 30, 30.0))
     max_cost_usd: float = 0.05
-    # Lookups of a batch, and entries of all its lookups
-    max_lookups: int = 10_000
-    max_entries: int = 100_000
     # Of the messages of a page
     message_bytes: int = 8 << 20
     body_bytes: int = 16 << 20
