@@ -49,8 +49,10 @@ _PAGE, _PAGE_LINES = 4_000, 50
 
 
 def leave_messages_out(entry: dict[str, Any]) -> None:
-    """Remove the fields of messages from the document of an entry of files, and what only a client needs."""
-    for name in ("topic_id", "queue_id", "offset", "size", "key_hash", "fingerprint", "entry_id"):
+    """Remove the fields of messages from the document of an entry of files, or its id, which only a client needs."""
+    # a document with both has a column of the index by the name of the id
+    of_messages = ("topic_id", "queue_id", "offset", "size", "key_hash", "fingerprint")
+    for name in of_messages if "queue_id" in entry else ("entry_id",):
         entry.pop(name, None)
 
 

@@ -35,8 +35,8 @@ from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, RestartedText, point_before
 from tiered_index.sources.row_archive import archived_row
 from tiered_index.sources.rows import (
-    COLUMNS_FILES,
     SUM_BYTES,
+    TABLES,
     ColumnsFile,
     CsvFile,
     Dialect,
@@ -241,7 +241,7 @@ class FileRows:
         assert item is not None
         position, line = file_place(segment, item.offset).row, None
         try:
-            if segment.format in COLUMNS_FILES:
+            if segment.format in TABLES:
                 text, keys_by = self._columns(search, segment, file, now, position)
             else:
                 text, line = self._text(search, segment, file, position, item.size)
@@ -284,7 +284,7 @@ class FileRows:
         return json_text(row, compact=True).encode(), partial(opened.members_of, row)
 
     def _of_columns(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> ColumnsFile:
-        opened = self._kept(segment, lambda: COLUMNS_FILES[segment.format](file), search, file)
+        opened = self._kept(segment, lambda: ColumnsFile(file, segment.format), search, file)
         assert isinstance(opened, ColumnsFile)
         return opened
 

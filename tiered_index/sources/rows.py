@@ -985,15 +985,29 @@ class TextReading(RowReading):
         return rows.batch(position, self._mapping)
 
 
+TABLES: dict[str, Callable[[File], ParquetTable | ArrowTable]] = {"parquet": ParquetTable, "arrow": ArrowTable}
+"""The readers of files with columns, by the format of their segments."""
+
+
 class ColumnsFile(RowFile):
-    """A file with columns: Parquet or Arrow."""
+    """A file with columns, of a format of `TABLES`: Parquet, or Arrow IPC as a file or a stream."""
 
     is_text = False
-    table: ParquetTable | ArrowTable
 
-    @abstractmethod
+    def __init__(self, file: File, file_format: str) -> None:
+        super().__init__(file)
+        self.format, self.table = file_format, TABLES[file_format](file)
+
     def columns_of(self, ways: Sequence[Way]) -> list[str]:
         """Return what the table must read for columns and fields of structures."""
+        names: list[str] = []
+        for way in ways:
+            if way.is_expression:
+                names += way.names
+            else:
+                # of a structure in Parquet only the wanted field
+                names.append(".".join(way.names) if self.format == "parquet" else way.names[0])
+        return list(dict.fromkeys(names))
 
     def length_bound(self, position: int) -> int:
         return self.table.rows - position
@@ -1033,39 +1047,6 @@ class ColumnsFile(RowFile):
         for _, rows in self.table.read(self.table.schema.names, number):
             return cast(dict[str, Any], rows.slice(0, 1).to_pylist()[0])
         raise InvalidArgument(f"{self.file} has no row {number:,}")
-
-
-class ParquetFile(ColumnsFile):
-    """A Parquet file."""
-
-    format = "parquet"
-
-    def __init__(self, file: File) -> None:
-        super().__init__(file)
-        self.table = ParquetTable(file)
-
-    def columns_of(self, ways: Sequence[Way]) -> list[str]:
-        # of a structure only the wanted fields
-        return list(
-            dict.fromkeys(name for way in ways for name in (way.names if way.is_expression else (".".join(way.names),)))
-        )
-
-
-class ArrowFile(ColumnsFile):
-    """An Arrow IPC file, or a stream of the same form."""
-
-    format = "arrow"
-
-    def __init__(self, file: File) -> None:
-        super().__init__(file)
-        self.table = ArrowTable(file)
-
-    def columns_of(self, ways: Sequence[Way]) -> list[str]:
-        return list(dict.fromkeys(name for way in ways for name in (way.names if way.is_expression else way.names[:1])))
-
-
-COLUMNS_FILES: dict[str, Callable[[File], ColumnsFile]] = {"parquet": ParquetFile, "arrow": ArrowFile}
-"""The files with columns, by the format of their segments."""
 
 
 class ColumnsReading(RowReading):
@@ -1170,9 +1151,9 @@ def _other_form(head: bytes) -> str | None:
 def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None = None) -> RowFile:
     """Return the rows of a file by `head`, its first 64 KiB; `dialect` is for CSV. Raises `InvalidArgument`."""
     if head.startswith(_PARQUET):
-        return ParquetFile(file)
+        return ColumnsFile(file, "parquet")
     if head.startswith((FILE_MAGIC, STREAM_MAGIC)):
-        return ArrowFile(file)
+        return ColumnsFile(file, "arrow")
     compression = compression_of(head)
     text = head
     if compression is not None:

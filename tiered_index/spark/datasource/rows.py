@@ -31,7 +31,7 @@ from tiered_index.service.read.segments import Segments
 from tiered_index.sources.chains import as_it_is
 from tiered_index.sources.linked import joined_times
 from tiered_index.sources.listing import LinkedFiles, listed_files
-from tiered_index.sources.rows import ParquetFile, RowBatch, rows_of_columns, way_of
+from tiered_index.sources.rows import RowBatch, rows_of_columns, way_of
 from tiered_index.spark.datasource.options import DataSourceOptions
 from tiered_index.spark.datasource.writing import (
     Written,
@@ -91,7 +91,7 @@ class RowWriter(DataSourceArrowWriter):
             log = StorageLog(storage, SystemClock())
             log.open()
             plan = FilePlan.of(self._rows, Segments(log.state, storage), files)
-        if others := [segment.uri for _, rows, segment in plan.new if not isinstance(rows, ParquetFile)]:
+        if others := [segment.uri for _, rows, segment in plan.new if rows.format != "parquet"]:
             raise InvalidArgument(f"{others[0]} is no Parquet file: index it by `spark build --topic`")
         self._reserved = plan.reserved
         new = {_place(segment.uri): segment.to_json() for _, _, segment in plan.new}

@@ -42,16 +42,7 @@ from tiered_index.sources.listing import LinkedFiles, SourceFile, listed_files
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import local_path
 from tiered_index.sources.restart import RestartPoint, send_points, taken_points
-from tiered_index.sources.rows import (
-    ColumnsFile,
-    Dialect,
-    ParquetFile,
-    RowBatch,
-    RowFile,
-    RowMapping,
-    RowReading,
-    open_rows,
-)
+from tiered_index.sources.rows import ColumnsFile, Dialect, RowBatch, RowFile, RowMapping, RowReading, open_rows
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import each_split, frame_of_splits, large_batches
@@ -345,7 +336,7 @@ class FilePlan:
         """Yield the parts of all files for their first reading, and the bytes of each."""
         for number, (listed, rows, segment) in enumerate(self.new):
             ends: list[int | None] = [None]
-            if isinstance(rows, ParquetFile) and isinstance(rows.table, ParquetTable):
+            if isinstance(rows, ColumnsFile) and isinstance(rows.table, ParquetTable):
                 ends = [*row_ends(rows.table.group_rows, _PART_ROWS)]
             begin = segment.position
             for end in ends:
