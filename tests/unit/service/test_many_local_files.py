@@ -97,18 +97,33 @@ def warm(view):
     return view
 
 
-def test_filters_that_are_asked_together_change_no_answer(fresh):
-    view = view_of(fresh)
+# slices have words of half the size up to 32 files
+@pytest.mark.parametrize("count", [170, 32, 17])
+def test_filters_that_are_asked_together_change_no_answer(fresh, count):
+    view, numbers = view_of(fresh[:count]), ALL[:count]
     for key in KEYS:
-        assert rows_of(find(view, key)) == expected(ALL, key)
+        assert rows_of(find(view, key)) == expected(numbers, key)
     assert view.bytes_together
     for key, most in itertools.product(KEYS, (1, 5, 64)):
-        assert rows_of(find(view, key, most=most), most) == expected(ALL, key, most=most)
-        assert rows_of(find(view, key, T + 60, T + 99, most), most) == expected(ALL, key, T + 60, T + 99, most)
+        assert rows_of(find(view, key, most=most), most) == expected(numbers, key, most=most)
+        bounds = T + numbers[-1] + 3, T + 160, most
+        assert rows_of(find(view, key, *bounds), most) == expected(numbers, key, *bounds)
 
 
+def test_slices_of_few_files_take_half_the_memory(fresh):
+    of_33, of_32 = (warm(view_of(part)).bytes_together for part in (fresh[:33], fresh[33:65]))
+    assert of_32 < 0.6 * of_33
+    files = [file_of(number) for number in range(15)]
+    view = view_of(files)
+    for number in range(40):
+        find(view, f"warm{number}")
+    assert not view.bytes_together
+
+
+@pytest.mark.parametrize("count", [170, 20])
 @pytest.mark.parametrize("is_gathered", [False, True])
-def test_a_filter_that_changes_in_the_map_hides_no_key(fresh, is_gathered):
+def test_a_filter_that_changes_in_the_map_hides_no_key(fresh, is_gathered, count):
+    fresh = fresh[:count]
     view = view_of(fresh)
     # the filters are checked, but not gathered yet
     find(view, "no1")
@@ -118,7 +133,7 @@ def test_a_filter_that_changes_in_the_map_hides_no_key(fresh, is_gathered):
         tail = file.trailer().tail
         np.frombuffer(file.data, np.uint8)[tail.position : tail.directory_position] = 0
     for key in KEYS[:26]:
-        assert rows_of(find(view, key)) == expected(ALL, key)
+        assert rows_of(find(view, key)) == expected(ALL[:count], key)
 
 
 @pytest.mark.parametrize("together", [False, True])
