@@ -219,9 +219,7 @@ def _written(spark: Any, storage: str, source: str, marks: Path, trouble: str) -
 
 def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
     spark = _session(master)
-    modules: Any = {
-        name: sys.modules[f"tiered_index.spark.writing.{name}"] for name in ("build", "merge", "erase", "linked")
-    }
+    modules: Any = {name: sys.modules[f"tiered_index.spark.writing.{name}"] for name in ("build", "merge", "erase")}
     planning._LEAST_BYTES = 1 << 14  # so that a few thousand entries make several tasks
     table = messages(count, days=2)
     path = write_parquet(table, folder / "m.parquet", group_rows=count // 4)
@@ -234,7 +232,7 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
             return Troubled(StorageAddress(uri, options), marks, trouble)
 
         if trouble == "stages":
-            modules["linked"].StorageAddress = troubled
+            modules["build"].StorageAddress = troubled
             figures = _link(spark, marks.parent, storage, config)
             struck = sorted(mark.name for mark in marks.iterdir())
             print(json.dumps({"trouble": trouble, "job": "link", **figures, "struck": struck}), flush=True)
