@@ -233,6 +233,13 @@ def test_unsupported_methods_and_encodings_are_refused(client):
     assert (got.status_code, "'gzip'" in got.json()["detail"]) == (415, True)
 
 
+def test_probes_answer_head_and_lookups_do_not(client):
+    for path in ("/livez", "/readyz", "/metrics", "/v1/health", "/v1/token"):
+        assert client.head(path).status_code == 200
+    for path in ("/v1/topics", "/v1/query?topic=orders&key=k"):
+        assert client.head(path).status_code == 405
+
+
 def test_stored_bytes_are_summed_up_by_some_columns(client):
     whole = client.get("/v1/du").json()
     assert (whole["by"], whole["totals"]["entries"]) == (["topic", "day", "state"], 4)
