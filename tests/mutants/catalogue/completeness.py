@@ -165,6 +165,16 @@ catalog-snapshot-half-changed: a lookup sees a part of a log record's changes
   - if not self._is_changing:
   + if dispose is None:
   tests/unit/service/test_buffer_flush_catalog.py::test_a_snapshot_stays_as_it_was_taken
+rest-of-a-deletion-listed: the rest of a deletion is listed, and readers, which ignore it, take it for deleted by hand
+  in FileList.damaged
+  - return None if is_rest else ListedFile(lane, 0)
+  + return ListedFile(lane, 0)
+  tests/faults/test_files_deleted_by_hand.py::test_the_rest_of_a_deletion_is_no_file_that_the_root_must_have
+catalog-cut-is-bad-usage: a catalog that is shorter than the log says ends a check as a wrong call
+  in Segments._read
+  - except InvalidArgument as error:
+  + except IndexError as error:
+  tests/unit/service/test_catalogs.py::test_segments_of_other_catalogs_are_checked_beside_damaged_ones[cut]
 catalog-begin-not-extended: a file's interval does not grow with late entries
   in Catalog.extend
   - begin, end = min(old.begin, handle.second_min),
