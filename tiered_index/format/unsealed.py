@@ -207,7 +207,8 @@ def _maker(
     kinds = {name: fields[name][0].newbyteorder("=") for name in columns}
     data = [values.astype(kinds[name], copy=False)[:, None].view(np.uint8) for name, values in columns.items()]
     places = np.array([(fields[name][1], kind.kind != "S") for name, kind in kinds.items()], np.int64)
-    seconds = times.astype(np.int64, copy=False), unit_ms, begin_ms, fields["time_diff_s"][1]
+    # aligned, because the core reads whole words; a column of packed rows is not
+    seconds = np.require(times, np.int64, "A"), unit_ms, begin_ms, fields["time_diff_s"][1]
 
     def make_in_core(part: slice) -> Array:
         rows = np.empty((part.stop - part.start, entry.itemsize), np.uint8)
