@@ -8,6 +8,9 @@ cdef extern from "core.h" nogil:
     uint32_t swapped32(uint32_t value)
     uint64_t swapped64(uint64_t value)
     uint32_t remainder32(uint32_t value, uint64_t inverse, uint32_t by)
+    int SHORT_UNITS
+    void set_short_powers(uint32_t java, uint32_t second)
+    void short_sums(const uint8_t *end, int64_t count, uint32_t *java, uint32_t *second)
     int ones_of(uint64_t word)
     int first_one(uint64_t word)
     void prefetch(const void *place)
@@ -25,7 +28,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 25
+    BUILD = 26
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24

@@ -54,6 +54,7 @@ cdef int set_powers() except -1:
     for place in range(254, -1, -1):
         FALLING_31[place] = FALLING_31[place + 1] * 31
         FALLING_GOLDEN[place] = FALLING_GOLDEN[place + 1] * <uint32_t>0x9E3779B1
+    set_short_powers(31, 0x9E3779B1)
     return 0
 
 
@@ -93,6 +94,9 @@ def hash_rows(
                 a *= FALLING_31[power - 1]
                 if both:
                     b *= FALLING_GOLDEN[power - 1]
+                    if Unit is uint8_t and stop - at <= SHORT_UNITS <= stop:
+                        short_sums(&units[0] + stop, stop - at, &a, &b)
+                        at = stop
                     while at < stop:
                         a += <uint32_t>units[at] * FALLING_31[power]
                         b += <uint32_t>units[at] * FALLING_GOLDEN[power]

@@ -52,6 +52,49 @@ static inline int64_t read_whole(int descriptor, void *to, int64_t size, int64_t
     return pread(descriptor, to, (size_t)size, at);
 }
 
+/* The sums of hash_rows for up to 16 units of a byte, all at once. The 16 bytes before `end` must be readable. */
+#ifdef __SSE2__
+#include <emmintrin.h>
+#define SHORT_UNITS 16
+static const uint8_t SHORT_MASK[32] = {[16 ... 31] = 0xFF};
+/* of both multipliers: the lower halves of the powers, as signed numbers, and the upper halves of the rest */
+static int16_t SHORT_POWERS[2][2][16];
+static inline void set_short_powers(uint32_t java, uint32_t second) {
+    uint32_t multipliers[2] = {java, second};
+    for (int of = 0; of < 2; of++) {
+        uint32_t power = 1;
+        for (int place = 15; place >= 0; place--, power *= multipliers[of]) {
+            int16_t low = (int16_t)(uint16_t)power;
+            SHORT_POWERS[of][0][place] = low;
+            SHORT_POWERS[of][1][place] = (int16_t)(uint16_t)((power - (uint32_t)(int32_t)low) >> 16);
+        }
+    }
+}
+static inline __m128i short_sum(__m128i low, __m128i high, int16_t powers[2][16]) {
+    __m128i sums[2];
+    for (int half = 0; half < 2; half++)
+        sums[half] = _mm_add_epi32(_mm_madd_epi16(low, _mm_loadu_si128((__m128i *)powers[half])),
+                                   _mm_madd_epi16(high, _mm_loadu_si128((__m128i *)(powers[half] + 8))));
+    return _mm_add_epi32(sums[0], _mm_slli_epi32(sums[1], 16));
+}
+static inline void short_sums(const uint8_t *end, int64_t count, uint32_t *java, uint32_t *second) {
+    __m128i zero = _mm_setzero_si128(), mask = _mm_loadu_si128((const __m128i *)(SHORT_MASK + count));
+    __m128i units = _mm_and_si128(_mm_loadu_si128((const __m128i *)(end - 16)), mask);
+    __m128i low = _mm_unpacklo_epi8(units, zero), high = _mm_unpackhi_epi8(units, zero);
+    __m128i one = short_sum(low, high, SHORT_POWERS[0]), other = short_sum(low, high, SHORT_POWERS[1]);
+    __m128i both = _mm_add_epi32(_mm_unpacklo_epi32(one, other), _mm_unpackhi_epi32(one, other));
+    both = _mm_add_epi32(both, _mm_shuffle_epi32(both, 0x4E));
+    *java += (uint32_t)_mm_cvtsi128_si32(both);
+    *second += (uint32_t)_mm_cvtsi128_si32(_mm_shuffle_epi32(both, 1));
+}
+#else
+#define SHORT_UNITS 0
+static inline void set_short_powers(uint32_t java, uint32_t second) { (void)java, (void)second; }
+static inline void short_sums(const uint8_t *end, int64_t count, uint32_t *java, uint32_t *second) {
+    (void)end, (void)count, (void)java, (void)second;
+}
+#endif
+
 /* for sum_of in _views.pyx: arbitrary numbers; the factors must be odd */
 static const uint64_t SUM_STARTS[8] = {
     0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5, 0x85EBCA77C2B2AE63, 0xFF51AFD7ED558CCD,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.core import compiled_core, using
 from tiered_index import kernels
+from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import KEYED_SCHEMA, Column, Schema
 from tiered_index.format.slots import by_slot
@@ -53,6 +54,19 @@ def test_entries_by_slot(loops, seed, count, slots, hashes):
     entries = np.zeros(count, KEYED_SCHEMA.entry)
     entries["key_hash"] = np.random.default_rng(seed).integers(0, hashes, count).astype(np.uint32).view(np.int32)
     both(loops, lambda: listed(by_slot(entries, slots, np.empty(count, np.uint64))))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    keys=st.lists(st.text(st.characters(max_codepoint=127), max_size=20), min_size=1, max_size=40),
+    more=st.sampled_from([[], ["\x7f" * 16], ["\x7f" * 17, "é"], ["x" * 255, "y" * 256, "z" * 300]]),
+    both_sums=st.booleans(),
+)
+def test_hashes_of_keys_of_any_length(loops, keys, more, both_sums):
+    """Units of up to 16 bytes are multiplied together, if so many bytes are before a key's end."""
+    topics, index = ["orders", "t"], np.arange(len(keys + more)) % 2
+    units = code_units(keys + more)
+    both(loops, lambda: listed(hash_batch(topics, index, units, fingerprints=both_sums)))
 
 
 OWN = Schema(
