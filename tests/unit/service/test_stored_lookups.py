@@ -387,3 +387,25 @@ def test_files_that_come_after_the_search_of_a_view_are_in_the_answer(cold_index
 
     monkeypatch.setattr(reader._engine, "prepare", prepare_late)
     assert [item.offset for item in reader.query("a", "key")] == [2, 1, 0]
+
+
+def test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them(open_index, monkeypatch):
+    index = open_index(local_keep_s=0, block_cache_bytes=0)
+    put_and_upload(index, 0)
+    put_flushed(index, 1)
+    assert [item.offset for item in index.query("a", "key")] == [1, 0]
+    prepare = index._engine.prepare
+
+    def prepare_late(*arguments):
+        # after the core's search, before the lookup takes the buffer
+        put_flushed(index, 2)
+        index.put("a", 0, "key", 3, 7, T_MS + 3000)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(index._engine, "prepare", prepare_late)
+    assert [item.offset for item in index.query("a", "key")] == [3, 2, 1, 0]
+
+
+def put_flushed(index, number):
+    index.put("a", 0, "key", number, 7, T_MS + 1000 * number)
+    index.flush()

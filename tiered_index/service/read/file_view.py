@@ -218,6 +218,8 @@ class LocalView:
         rest = [handle for handle in handles if not isinstance(handle, UnsealedFile) or handle not in growing]
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
         self.handles: list[Handle] = [*growing, *rest]
+        # whether a file may get further entries
+        self.grows = bool(growing)
         labels = []
         files: list[tuple[LocalFile | None, int, int]] = []
         # for each handle the number of its first file

@@ -264,8 +264,9 @@ class QueryEngine:
                     scan.answers.add(matches)
                 scan.partly = {viewed.left[place].file_id: some for place, some in viewed.partly.items()}
                 return [*beside, *viewed.seen], [*beside, *viewed.left]
-            # the same files have the same rows; of a file that grows, those from the beginning of the call
-            is_known = seen_rows is not None and seen_rows.handles is view.labels
+            # The same files have the same rows. A file that grows may have got entries of the buffer meanwhile: without
+            # them, the answer could have later ones.
+            is_known = seen_rows is not None and seen_rows.handles is view.labels and not view.grows
             if (view_rows := seen_rows if is_known else view.find(batch)) is not None:
                 _set_viewed(run, scan, view_rows)
                 if len(view_rows):
