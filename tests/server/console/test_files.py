@@ -3,6 +3,7 @@
 They are complete, need no token, have a strict policy, and come from nowhere else.
 """
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -10,7 +11,8 @@ from urllib.parse import urljoin
 
 import pytest
 
-from tests.server.conftest import on_a_port
+from tests.server.conftest import on_a_port, serving
+from tiered_index.server import console
 from tiered_index.server.console import FOLDER
 from tiered_index.server.tokens import add_token
 
@@ -46,6 +48,29 @@ def test_cached_files_are_not_sent_again(guarded):
     again = guarded.get("/console/main.js", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert guarded.get("/console/style.css", headers={"if-none-match": first.headers["etag"]}).status_code == 200
+
+
+def test_no_browser_uses_a_page_of_another_version(index, tmp_path, monkeypatch):
+    """Installers link files to a cache, and builds give the files of all versions one time."""
+    (tmp_path / "cache").mkdir()
+    versions = {}
+    for version in (b"1", b"2"):
+        folder = tmp_path / version.decode()
+        for path in (path for path in FOLDER.rglob("*") if path.is_file()):
+            cached, at = tmp_path / "cache" / f"{version.decode()}-{path.name}", folder / path.relative_to(FOLDER)
+            cached.write_bytes(path.read_bytes() + b"//" + version)
+            os.utime(cached, (0, 0))
+            at.parent.mkdir(parents=True, exist_ok=True)
+            at.symlink_to(cached)
+        monkeypatch.setattr(console, "FOLDER", folder)
+        with serving(index) as client:
+            # the next version is installed while this one runs
+            (folder / "main.js").unlink()
+            versions[version] = got = client.get("/console/main.js")
+            assert (got.status_code, got.content[-3:]) == (200, b"//" + version)
+            earlier = versions[b"1"].headers["etag"]
+            again = client.get("/console/main.js", headers={"if-none-match": earlier})
+            assert again.status_code == (304 if version == b"1" else 200)
 
 
 def test_everything_it_uses_comes_from_the_service(guarded):

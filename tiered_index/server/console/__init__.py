@@ -6,20 +6,19 @@ security policy allows only the service's own files. Threads: any.
 
 from __future__ import annotations
 
-import os
+import hashlib
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
+
+from tiered_index.server.problems import Refused
 
 FOLDER = Path(__file__).parent
 _AT = "/console"
-_FILES = frozenset(
-    path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in (".html", ".css", ".js", ".svg")
-)
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_FILES = frozenset(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in _TYPES)
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -35,20 +34,25 @@ PATHS = frozenset({"/", _AT, f"{_AT}/", *(f"{_AT}/{name}" for name in _FILES)})
 """The paths of the console, which need no token."""
 
 
-class _Page(StaticFiles):
-    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-        # the folder has Python's files, too
-        return super().lookup_path(path) if os.path.normpath(path) in (".", *_FILES) else ("", None)
+def routes() -> list[Route]:
+    """Return the routes of the console, which `openapi.json` does not describe. They send the files as they are now."""
+    files = {name: _file(FOLDER / name) for name in _FILES}
 
-    def file_response(self, *of_file: Any) -> Response:
-        response = super().file_response(*of_file)
-        response.headers.update(_HEADERS)
-        return response
+    async def send(request: Request) -> Response:
+        if (file := files.get(request.path_params["name"] or "index.html")) is None:
+            raise Refused(404, "the console has no such file")
+        if (etag := file.headers["etag"]) in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=_HEADERS | {"etag": etag})
+        return file
+
+    return [*(Route(at, _lead) for at in ("/", _AT)), Route(_AT + "/{name:path}", send)]
 
 
-def routes() -> list[BaseRoute]:
-    """Return the routes of the console, which `openapi.json` does not describe."""
-    return [*(Route(at, _lead) for at in ("/", _AT)), Mount(_AT, _Page(directory=FOLDER, html=True))]
+def _file(path: Path) -> Response:
+    content = path.read_bytes()
+    # not Starlette's, which is of time and size: a build may give the files of all versions one time
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return Response(content, headers=_HEADERS | {"etag": etag}, media_type=_TYPES[path.suffix])
 
 
 async def _lead(_: Request) -> Response:
