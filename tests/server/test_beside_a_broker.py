@@ -113,6 +113,30 @@ def test_messages_of_one_unique_key_come_within_a_bound_of_bytes(tmp_path):
         assert pages == [["2", "1"], ["0"]]
 
 
+@pytest.mark.parametrize(("owns", "pages"), [("100", [["2"], []]), ("001", [[], ["0"]]), ("000", [[], []])])
+def test_the_pages_of_a_unique_key_among_other_messages_are_there_up_to_the_last(tmp_path, owns, pages):
+    """`owns` are, from the newest message to the oldest, 1 for a message with the unique key and 0 for another one."""
+    with StoreWriter(tmp_path / "store") as writer:
+        for number, own in enumerate(reversed(owns)):
+            unique = "U" if own == "1" else f"other{number}"
+            writer.put("orders", 0, b"%d" % number * 1000, keys=["U"], uniq_key=unique, store_ms=T + number * 1000)
+        writer.flush()
+    storage = (tmp_path / "s").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=storage, offset_space="commitlog") as index:
+        SteppedDispatcher(index, StoreDirectory.open(tmp_path / "store"), now_s=lambda: 0.0).run_once()
+        index.flush()
+        with on_a_port(index, store=tmp_path / "store", caps=Caps(message_bytes=2500)) as client:
+            params, answers = {"topic": "orders"}, []
+            while not answers or answers[-1]["cursor"]:
+                got = client.get("/v1/messages/U", params=params)
+                assert got.status_code == 200, got.text
+                answers.append(got.json())
+                params["cursor"] = answers[-1]["cursor"]
+            assert [[row["message"]["body"][0] for row in answer["messages"]] for answer in answers] == pages
+            assert [answer["status"] for answer in answers] == ["truncated", "complete"]
+            assert client.get("/v1/messages/none", params={"topic": "orders"}).status_code == 404
+
+
 def test_compressed_bodies_come_within_the_bound_too(tmp_path):
     body, flags = compress(b"0" * 100_000, "zlib")
     with StoreWriter(tmp_path / "store") as writer:

@@ -313,7 +313,8 @@ class LookupHandlers(Handlers):
                 explain = replace(answer.explain, elapsed_ms=(passed_s + pause_s(passed_s)) * 1000)
                 answer = replace(answer, explain=explain)
             is_there = answer.cursor is not None or any(fetched.message is not None for fetched in answer.messages)
-            if msg_id is not None and not is_there:
+            # a further page may be empty: its entries are of other messages
+            if msg_id is not None and params.cursor is None and not is_there:
                 problems = (fetched.problem for fetched in answer.messages if fetched.problem and not fetched.withheld)
                 raise self._not_there(": ".join([f"no message {msg_id:.80}", *islice(problems, 1)]))
             for fetched in answer.messages:
