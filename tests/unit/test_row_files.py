@@ -26,11 +26,11 @@ from tiered_index.sources.rows import Dialect, RowMapping, open_rows
 BEGIN_S = 1_700_000_000
 
 
-def read(path, keys=("k",), time="at", start=0, dialect=None):
+def read(path, keys=("k",), time="at", start=0, dialect=None, unit="s"):
     """Return (position, size, key) of all entries, the bad rows, and the reading."""
     listed = local_file(path)
     opened = open_rows(listed.file, listed.size_bytes, listed.head(), dialect)
-    reading = opened.reading(RowMapping(keys, time, "s"), 0, max(1, opened.length_bound(0)))
+    reading = opened.reading(RowMapping(keys, time, unit), 0, max(1, opened.length_bound(0)))
     entries, bad = [], []
     for batch in reading.batches(start):
         entries += zip(batch.positions.tolist(), batch.sizes.tolist(), batch.keys.to_pylist(), strict=True)
@@ -333,3 +333,68 @@ def test_a_float_that_is_no_number_is_a_bad_time():
     for value in (math.nan, math.inf, "1e999", "1" * 5000, -(10**400)):
         with pytest.raises(InvalidArgument):
             RowMapping(("k",), "at", "s").time_ms(value)
+
+
+@pytest.mark.parametrize("kind", [int, float, str])
+@pytest.mark.parametrize(("first", "other"), [("s", "ms"), ("ms", "s"), ("us", "s"), ("ns", "us")])
+def test_a_time_that_is_likely_only_in_another_unit_than_the_first_is_bad(first, other, kind):
+    """Seconds among milliseconds would be times of 1970."""
+    values = [kind(BEGIN_S * UNITS[first] + n) for n in range(5)]
+    strange = kind(BEGIN_S * UNITS[other])
+    guessed, told = RowMapping(("k",), "at"), RowMapping(("k",), "at", first)
+    assert guessed.times_ms([*values, strange]) is None
+    assert guessed.times_ms(values).tolist() == told.times_ms(values).tolist()
+    assert guessed.times_ms([strange]) is None
+    with pytest.raises(InvalidArgument, match=f"seems to be in {other}, but the first one was in {first}.*--time-unit"):
+        guessed.time_ms(strange)
+    # of a year before 1990 in any unit, and a unit that the caller gave
+    assert guessed.time_ms(kind(1_000)) == told.time_ms(kind(1_000))
+    assert told.time_ms(kind(BEGIN_S)) == BEGIN_S * 1000 // UNITS[first]
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv", "parquet", "arrow"])
+def test_rows_with_the_time_of_another_unit_are_named(tmp_path, form):
+    at = [BEGIN_S * 1000 + n if n not in (3, 7) else BEGIN_S for n in range(10)]
+    path, columns = tmp_path / f"a.{form}", pa.table({"k": [f"k{n}" for n in range(10)], "at": at})
+    if form == "parquet":
+        pq.write_table(columns, path)
+    elif form == "arrow":
+        with pa.ipc.new_file(path, columns.schema) as writer:
+            writer.write_table(columns)
+    elif form == "csv":
+        path.write_text("k,at\n" + "".join(f"k{n},{time}\n" for n, time in enumerate(at)))
+    else:
+        path.write_text("".join(f'{{"k": "k{n}", "at": {time}}}\n' for n, time in enumerate(at)))
+    entries, bad, _ = read(path, unit=None)
+    assert [key for _, _, key in entries] == [f"k{n}" for n in range(10) if n not in (3, 7)]
+    places = ["row 4", "row 8"] if form in ("parquet", "arrow") else ["line 5", "line 9"] if form == "csv" else None
+    assert [row.where.partition(" (")[0] for row in bad] == (places or ["line 4", "line 8"])
+    assert all("--time-unit" in row.problem for row in bad)
+    assert len(read(path, unit="ms")[0]) == 10
+
+
+SECONDS_OF_ROWS = [BEGIN_S - BEGIN_S % 86_400, 86_400 * 365, None, 4_200_000_000 - 4_200_000_000 % 86_400]
+
+
+@pytest.mark.parametrize("unit", [None, "s", "ns"])
+@pytest.mark.parametrize("kind", [*map(pa.timestamp, UNITS), pa.timestamp("us", "Asia/Tokyo"), pa.date32(), pa.date64()])
+def test_a_column_of_times_keeps_its_unit_if_a_row_has_none(tmp_path, kind, unit):
+    """Times of any year count, and `--time-unit` is that of numbers only."""
+    seconds = pa.array(SECONDS_OF_ROWS, pa.timestamp("s"))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"k": ["a", "b", "c", "d"], "at": seconds.cast(kind)}), path)
+    listed = local_file(path)
+    (batch,) = open_rows(listed.file, 1, listed.head()).reading(RowMapping(("k",), "at", unit), 0, 4).batches(0)
+    assert (batch.keys.to_pylist(), [row.where for row in batch.bad]) == (["a", "b", "d"], ["row 3"])
+    assert batch.times_ms.tolist() == [second * 1000 for second in SECONDS_OF_ROWS if second is not None]
+
+
+def test_one_time_out_of_range_is_one_bad_row(tmp_path):
+    path, seconds = tmp_path / "a.parquet", [BEGIN_S, 2**62, BEGIN_S + 1]
+    pq.write_table(pa.table({"k": ["a", "b", "c"], "at": pa.array(seconds, pa.timestamp("us"))}), path)
+    entries, bad, _ = read(path)
+    assert [key for _, _, key in entries] == ["a", "c"] and "out of range" in bad[0].problem
+    with pa.ipc.new_file(path, pa.schema({"k": pa.string(), "at": pa.timestamp("s")})) as writer:
+        writer.write_table(pa.table({"k": ["a", "b", "c"], "at": pa.array(seconds, pa.timestamp("s"))}))
+    entries, bad, _ = read(path)
+    assert [key for _, _, key in entries] == ["a", "c"] and "out of range" in bad[0].problem

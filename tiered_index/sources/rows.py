@@ -21,7 +21,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import IO, Any, Literal, NamedTuple, cast
 
@@ -125,8 +125,9 @@ class Dialect:
 class RowMapping:
     """The fields with the keys, the time and perhaps the topic of a row: JMESPaths, or names of columns.
 
-    `unit` is that of times that are numbers. None: the first ones decide, for the whole run. `topic` None: all rows
-    have one topic. `dialect` is that of CSV files; None: their headers decide.
+    `unit` is that of times that are numbers. None: the first ones decide, for the whole run; then `is_guessed`, and a
+    later number that is likely in another unit only is a bad row. `topic` None: all rows have one topic. `dialect` is
+    that of CSV files; None: their headers decide.
     """
 
     keys: Sequence[str]
@@ -134,7 +135,7 @@ class RowMapping:
     unit: Unit | None = None
     topic: str | None = None
     dialect: Dialect | None = None
-    is_guessed: bool = field(default=False, init=False)
+    is_guessed: bool = False
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -156,18 +157,18 @@ class RowMapping:
         return plain_path(compiled_path(path, path).parsed)
 
     def decide(self, number: float) -> Unit:
-        """Return the unit of times that are numbers; `number` is the first one. Raises `InvalidArgument`."""
+        """Return the unit of times that are numbers, which the first `number` decides. Raises `InvalidArgument`."""
+        likely = [unit for unit in _PER_SECOND if _may_count(unit, number)]
         if self.unit is None:
-            fitting = [
-                unit
-                for unit, per in _PER_SECOND.items()
-                if number >= _LIKELY_S[0] * per and number < _LIKELY_S[1] * per
-            ]
-            if len(fitting) != 1:
+            if len(likely) != 1:
                 raise InvalidArgument(
                     f"time {number!r} is of the years 1990 to 2100 in no unit of s, ms, us and ns: give --time-unit"
                 )
-            self.unit, self.is_guessed = fitting[0], True
+            self.unit, self.is_guessed = likely[0], True
+        elif self.is_guessed and likely and self.unit not in likely:
+            raise InvalidArgument(
+                f"time {number!r} seems to be in {likely[0]}, but the first one was in {self.unit}: give --time-unit"
+            )
         return self.unit
 
     def time_ms(self, value: Any) -> int:
@@ -226,8 +227,17 @@ class RowMapping:
         is_sound = int(times.min()) >= 0 and int(times.max()) <= MAX_TIMESTAMP_MS
         return np.asarray(times, np.int64) if is_sound else None
 
+    def _per_second(self, numbers: npt.NDArray[Any]) -> int:
+        """Return how many of the unit of numbers (n) are a second. Raises `InvalidArgument` as `decide` for any."""
+        unit = self.decide(numbers[0].item())
+        if self.is_guessed and not _may_count(unit, numbers).all():
+            for other in _PER_SECOND.keys() - {unit}:
+                if (is_other := _may_count(other, numbers)).any():
+                    self.decide(numbers[is_other][0].item())
+        return _PER_SECOND[unit]
+
     def _ms_of_integers(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        per = _PER_SECOND[self.decide(int(numbers[0]))]
+        per = self._per_second(numbers)
         if per > 1000:
             return numbers // (per // 1000)
         if per == 1000:
@@ -236,7 +246,7 @@ class RowMapping:
         return np.clip(numbers, -1, MAX_TIMESTAMP_MS + 1) * (1000 // per)
 
     def _ms_of_floats(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        per = _PER_SECOND[self.decide(float(numbers[0]))]
+        per = self._per_second(numbers)
         if not np.isfinite(numbers).all():
             raise InvalidArgument("a time is not finite")
         return np.clip(numbers * 1000 // per, -1, MAX_TIMESTAMP_MS + 1).astype(np.int64)
@@ -283,6 +293,12 @@ class RowMapping:
             if units > MAX_KEY_UNITS:
                 raise InvalidArgument(f"a key has {units:,} UTF-16 code units; {MAX_KEY_UNITS:,} are allowed")
         return list(keys)
+
+
+def _may_count(unit: Unit, number: Any) -> Any:
+    """Return whether a number, or each of some (n), is a likely time in a unit."""
+    first, end = (second * _PER_SECOND[unit] for second in _LIKELY_S)
+    return (number >= first) & (number < end)
 
 
 def _as_text(member: Any) -> Any:
@@ -1122,8 +1138,12 @@ def rows_of_columns(
     if (batch := _batch_of(columns, mapping, positions, sizes, end)) is not None:
         return batch
     time = columns[len(mapping.keys)]
+    if isinstance(time, pa.Array) and pa.types.is_date(time.type):
+        time = time.cast(pa.timestamp("ms"))
     if isinstance(time, pa.Array) and pa.types.is_timestamp(time.type):
-        columns[len(mapping.keys)] = milliseconds(time)
+        # the column says its unit
+        columns[len(mapping.keys)] = time.cast(pa.int64())
+        mapping = replace(mapping, unit=time.type.unit, is_guessed=False)
     rows = _SingleRows()
     values = [column.to_pylist() if isinstance(column, pa.Array) else column for column in columns]
     members_of_rows = zip(*values, strict=True)

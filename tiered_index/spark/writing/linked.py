@@ -76,6 +76,7 @@ class RowsOfFiles:
     - `topic`: the topic of all rows; None: it is at the path `topic_path`.
     - `topic_path`: the path of the topic.
     - `dialect`: the characters of CSV; None: the header of a file decides.
+    - `is_guessed`: whether the first number decided `unit`, as of `RowMapping`.
     """
 
     keys: tuple[str, ...]
@@ -84,10 +85,11 @@ class RowsOfFiles:
     topic: str | None
     topic_path: str | None = None
     dialect: Dialect | None = None
+    is_guessed: bool = False
 
     def mapping(self) -> RowMapping:
         """Return the mapping, which may decide the unit of times. Raises `InvalidArgument`."""
-        return RowMapping(self.keys, self.time, self.unit, self.topic_path, self.dialect)
+        return RowMapping(self.keys, self.time, self.unit, self.topic_path, self.dialect, self.is_guessed)
 
     @property
     def queue_id(self) -> int:
@@ -431,7 +433,7 @@ def link_files(
         if not plan.begin and rows.topic is not None and log.state.genesis is not None:
             _check_queue(rows.topic, of_source)
         _decide(plan, mapping)
-        rows = replace(rows, unit=mapping.unit)
+        rows = replace(rows, unit=mapping.unit, is_guessed=rows.unit is None)
         points_to = None if dry_run else index.meter.address(index.address)
         reader = LinkedPartsReader(rows, of_source, index.meter.sources(settings.s3, storage), skip_bad, points_to)
         result = LinkedResult(known=plan.known, changed=tuple(plan.changed), held_back=tuple(plan.held_back))
