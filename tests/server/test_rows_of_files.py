@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -232,6 +233,25 @@ def test_the_rows_of_a_file_of_keys_come_back(indexed, tmp_path):
     assert "truncated" in shown.splitlines()[-1]
     spent = run_here(*command, "--max-requests", 0, "--json")
     assert (spent.code, spent.records[-1]["not_looked_up"], spent.records[-1]["status"]) == (6, 3, "partial")
+    # it may have rows
+    limited = "the limit was reached before all files were read"
+    assert [record["problem"] for record in spent.records[:-1]] == [limited]
+    assert f"orders  7: {limited}\n" in run_here(*command, "--max-requests", 0).out
+    for table in Path(indexed["storage"].removeprefix("file://")).glob("data%/**/*.index"):
+        table.write_bytes(b"damaged")
+    damaged = run_here(*command, "--allow-partial", "--json")
+    assert damaged.code == 6 and {record["problem"] for record in damaged.records[:-1]} == {
+        "nothing found in the files that could be read"
+    }
+    assert "orders  7: nothing found in the files that could be read\n" in run_here(*command, "--allow-partial").out
+
+
+def test_a_key_twice_in_a_file_of_keys_has_its_rows_twice(indexed, tmp_path):
+    (tmp_path / "keys.csv").write_text("topic,key\norders,7\norders,7\n")
+    command = ("query", "--keys", tmp_path / "keys.csv", "--storage", indexed["storage"], "--messages", "--json")
+    *rows, last = run_here(*command, "--all").records
+    assert rows[:40] == rows[40:] and len(rows) == 80
+    assert (last["lookups"], last["found"], last["count"]) == (2, 2, 80)
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])

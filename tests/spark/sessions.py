@@ -30,6 +30,8 @@ def local_session(folder: Path, settings: Mapping[str, str] | None = None) -> It
     own = {"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1", "spark.local.dir": str(folder)}
     session = open_session("local[2]", settings={**own, **(settings or {})})
     session.sparkContext.setLogLevel("OFF")
+    # Java may run already: a test that had no session may have started it
+    session.sparkContext.environment.update(CREDENTIALS)
     try:
         yield session
     finally:

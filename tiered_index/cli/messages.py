@@ -70,7 +70,7 @@ NO_MESSAGES = MessagesResult(messages=(), status="partial")
 class MessagesOfKeys:
     """The messages of the lookups of a file. A page is one of a key: `lookup` is the last one, `statuses` counts keys.
 
-    `sources_of` returns the sources of messages. With `every` the pages of a key follow each other.
+    `status` is that of the last page. `sources_of` returns the sources of messages. With `every` the pages of a key follow each other.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class MessagesOfKeys:
         self._resume: str | None = None
         self._source_of: dict[str, MessageSource] = {}
         self.lookup: Lookup | None = None
+        self.status = "complete"
         self.is_first_page = True
         self._left: int | None = None
         self.statuses: Counter[str] = Counter()
@@ -114,12 +115,13 @@ class MessagesOfKeys:
         try:
             answer = reader.messages(*page, source=self._source_of[lookup.topic], **limits)
         except BudgetExceeded as error:
-            self.statuses["partial"] += 1
+            self.status = "partial"
+            self.statuses[self.status] += 1
             if isinstance(error.result, MessagesResult):
                 # no cursor of a key continues the command
                 error.result = dataclasses.replace(error.result, cursor=None)
             raise
-        self._resume = answer.cursor if self._every else None
+        self._resume, self.status = answer.cursor if self._every else None, answer.status
         if self._resume is None:
             self.statuses[answer.status] += 1
         status: Any = next((each for each in ("partial", "truncated") if self.statuses[each]), "complete")
@@ -134,13 +136,15 @@ class MessagesOfKeys:
         return done | {"not_looked_up": self._left}
 
 
-def _write_key(out: Output, named: dict[str, str], count: int) -> None:
-    """Write a key before its messages, and that it has none."""
-    out.line(f"{named['topic']}  {named['key']}{'' if count else ': nothing found'}")
+def _write_key(out: Output, named: dict[str, str], count: int, problem: str | None) -> None:
+    """Write a key before its messages, or that it has none. `problem` says why it may have some. None: it has none."""
+    told = "" if count else f": {problem or 'nothing found'}"
+    out.line(f"{named['topic']}  {named['key']}{told}")
     if out.as_json and not count:
-        out.record(named | _NO_MESSAGE)
+        out.record(named | _NO_MESSAGE | {"problem": problem})
 
 
+_LIMITED, _UNREAD = "the limit was reached before all files were read", "nothing found in the files that could be read"
 _NO_MESSAGE = dict.fromkeys(("state", "item", "message", "read_from", "problem"))
 
 
@@ -161,7 +165,8 @@ def write_messages(
             topic, named = keys.lookup.topic, {"topic": keys.lookup.topic, "key": keys.lookup.key}
             if keys.is_first_page:
                 answered += len(answer) > 0
-                _write_key(out, named, len(answer))
+                problem = _LIMITED if pages.exceeded is not None else _UNREAD if keys.status == "partial" else None
+                _write_key(out, named, len(answer), problem)
         words = words if topic is None else pages.words(topic)
         for message in answer.messages:
             shown = _described(message, body, words)
