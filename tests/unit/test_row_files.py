@@ -373,11 +373,12 @@ def test_rows_with_the_time_of_another_unit_are_named(tmp_path, form):
     assert len(read(path, unit="ms")[0]) == 10
 
 
+TIMES = (*map(pa.timestamp, UNITS), pa.timestamp("us", "Asia/Tokyo"), pa.date32(), pa.date64())
 SECONDS_OF_ROWS = [BEGIN_S - BEGIN_S % 86_400, 86_400 * 365, None, 4_200_000_000 - 4_200_000_000 % 86_400]
 
 
 @pytest.mark.parametrize("unit", [None, "s", "ns"])
-@pytest.mark.parametrize("kind", [*map(pa.timestamp, UNITS), pa.timestamp("us", "Asia/Tokyo"), pa.date32(), pa.date64()])
+@pytest.mark.parametrize("kind", TIMES)
 def test_a_column_of_times_keeps_its_unit_if_a_row_has_none(tmp_path, kind, unit):
     """Times of any year count, and `--time-unit` is that of numbers only."""
     seconds = pa.array(SECONDS_OF_ROWS, pa.timestamp("s"))

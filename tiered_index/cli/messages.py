@@ -70,7 +70,8 @@ NO_MESSAGES = MessagesResult(messages=(), status="partial")
 class MessagesOfKeys:
     """The messages of the lookups of a file. A page is one of a key: `lookup` is the last one, `statuses` counts keys.
 
-    `status` is that of the last page. `sources_of` returns the sources of messages. With `every` the pages of a key follow each other.
+    `status` is that of the last page. `sources_of` returns the sources of messages. With `every` the pages of a key
+    follow each other.
     """
 
     def __init__(
