@@ -249,7 +249,7 @@ def entry_batch(items: Array, seconds: Array, names: Mapping[int, str], schema: 
             arrays.append(topic_names(items["topic_id"], names))
         elif field.name == "timestamp_ms":
             arrays.append(pa.array(seconds * 1000))
-        elif field.name == "timestamp":
+        elif pa.types.is_timestamp(field.type):  # an own column, which may be called `timestamp`, never is
             arrays.append(pa.array(seconds * 1_000_000).cast(field.type))
         elif field.name == "key_hash":
             arrays.append(pa.array(normal_hashes(items["key_hash"])))
