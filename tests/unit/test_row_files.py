@@ -140,7 +140,7 @@ def test_arrow_files_and_streams_are_read_from_any_row(tmp_path, form, compressi
         )
     listed = local_file(path)
     opened = open_rows(listed.file, listed.size_bytes, listed.head())
-    assert opened.row(777) == table(1000).slice(777, 1).to_pylist()[0]
+    assert opened.row(777).to_pylist() == table(1000).slice(777, 1).to_pylist()
     assert (opened.format, opened.length_bound(400)) == ("arrow", 600)
 
 
@@ -399,3 +399,12 @@ def test_one_time_out_of_range_is_one_bad_row(tmp_path):
         writer.write_table(pa.table({"k": ["a", "b", "c"], "at": pa.array(seconds, pa.timestamp("s"))}))
     entries, bad, _ = read(path)
     assert [key for _, _, key in entries] == ["a", "c"] and "out of range" in bad[0].problem
+
+
+def test_a_row_with_a_time_of_an_expression_keeps_it_beside_a_row_without(tmp_path):
+    path = tmp_path / "a.parquet"
+    at = {unit: pa.array([BEGIN_S, None], pa.timestamp("s")).cast(pa.timestamp(unit)) for unit in ("us", "ns")}
+    pq.write_table(pa.table({"k": ["a", "b"], **at, "none": pa.nulls(2, pa.timestamp("us"))}), path)
+    for unit in at:
+        entries, bad, _ = read(path, time=f"none || {unit}")
+        assert ([key for _, _, key in entries], [row.where for row in bad]) == (["a"], ["row 2"])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Self, cast
 
-from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, json_text, show_bytes
+from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import linked_store, rows_store
 from tiered_index.format.segment import LinkedSegment
@@ -45,6 +45,7 @@ from tiered_index.sources.rows import (
     TextFile,
     decompressed,
     read_text,
+    rows_as_json,
 )
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
@@ -281,7 +282,7 @@ class FileRows:
         opened = self._of_columns(search, segment, file)
         row = opened.row(number)
         search.requests += isinstance(file, StoredFile)
-        return json_text(row, compact=True).encode(), partial(opened.members_of, row)
+        return rows_as_json(row)[0], partial(opened.members_of, row)
 
     def _of_columns(self, search: Search, segment: LinkedSegment, file: LocalFile | StoredFile) -> ColumnsFile:
         opened = self._kept(segment, lambda: ColumnsFile(file, segment.format), search, file)

@@ -40,7 +40,7 @@ from tiered_index.kernels import GzipFile, crc32, gzip_error
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
-from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, times_ms
+from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, is_text, plain_text, times_ms
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
@@ -405,8 +405,7 @@ class RowBatch:
         places = (positions - self.begin).tolist()
         if isinstance(self.source, bytes):
             return [self.source[at : at + size] for at, size in zip(places, sizes.tolist(), strict=True)]
-        rows = self.source.take(pa.array(places, pa.int64())).to_pylist()
-        return [json_text(row, compact=True).encode() for row in rows]
+        return rows_as_json(self.source.take(pa.array(places, pa.int64())))
 
     @property
     def times(self) -> Times | None:
@@ -1044,24 +1043,26 @@ class ColumnsFile(RowFile):
             raise InvalidArgument(f"{self.file} has no column {lacking}; it has {listed(self.fields())}")
         return ColumnsReading(self, mapping, [way for way in ways if way is not None], position, end, whole)
 
-    def members_of(self, row: Mapping[str, Any], mapping: RowMapping) -> list[Any]:
+    def members_of(self, row: pa.Table, mapping: RowMapping) -> list[Any]:
         """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
+        ways = [self._way(path, mapping) for _, path in mapping.names]
+        needed = {name for way in ways if way is not None for name in way.names[: None if way.is_expression else 1]}
+        (values,) = _python_rows(row.select([*needed])) if needed else ({},)
         members = []
-        for (_, path), expression in zip(mapping.names, mapping.paths, strict=True):
-            way = self._way(path, mapping)
+        for way, expression in zip(ways, mapping.paths, strict=True):
             if way is not None and way.is_expression:
-                members.append(searched(expression, row))
+                members.append(searched(expression, values))
                 continue
-            member: Any = None if way is None else row
+            member: Any = None if way is None else values
             for name in () if way is None else way.names:
                 member = member.get(name) if isinstance(member, Mapping) else None
             members.append(member)
         return members
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> pa.Table:
         """Return a row. Raises `CorruptFile`, and `InvalidArgument` for a number that the file does not have."""
         for _, rows in self.table.read(self.table.schema.names, number):
-            return cast(dict[str, Any], rows.slice(0, 1).to_pylist()[0])
+            return rows.slice(0, 1)
         raise InvalidArgument(f"{self.file} has no row {number:,}")
 
 
@@ -1127,7 +1128,7 @@ def rows_of_columns(
     columns: list[Any] = []
     for way, path in zip(ways, mapping.paths, strict=True):
         if way.is_expression:
-            columns.append([searched(path, row) for row in table.select(way.names).to_pylist()])
+            columns.append([searched(path, row) for row in _python_rows(table.select(way.names))])
             continue
         name, *below = way.names
         column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
@@ -1138,6 +1139,10 @@ def rows_of_columns(
     if (batch := _batch_of(columns, mapping, positions, sizes, end)) is not None:
         return batch
     time = columns[len(mapping.keys)]
+    if isinstance(time, list):
+        # an expression has found times of Python, or other values
+        with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
+            time = pa.array(time)
     if isinstance(time, pa.Array) and pa.types.is_date(time.type):
         time = time.cast(pa.timestamp("ms"))
     if isinstance(time, pa.Array) and pa.types.is_timestamp(time.type):
@@ -1145,7 +1150,7 @@ def rows_of_columns(
         columns[len(mapping.keys)] = time.cast(pa.int64())
         mapping = replace(mapping, unit=time.type.unit, is_guessed=False)
     rows = _SingleRows()
-    values = [column.to_pylist() if isinstance(column, pa.Array) else column for column in columns]
+    values = [_python_values(column) if isinstance(column, pa.Array) else column for column in columns]
     members_of_rows = zip(*values, strict=True)
     for number, members in zip(positions.tolist(), members_of_rows, strict=True):
         try:
@@ -1153,6 +1158,50 @@ def rows_of_columns(
         except InvalidArgument as error:
             rows.bad.append(BadRow(f"row {number + 1:,}", str(error)))
     return rows.batch(end, mapping)
+
+
+def rows_as_json(table: pa.Table) -> list[bytes]:
+    """Return the rows of a table as JSON objects: times and decimal numbers as texts, durations as numbers."""
+    return [json_text(row, compact=True).encode() for row in _cast(table, _json_type).to_pylist()]
+
+
+def _python_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of a table as values of Python, and times that it has none for as texts."""
+    return cast(list[dict[str, Any]], _cast(table, _python_type).to_pylist())
+
+
+def _python_values(column: pa.Array) -> list[Any]:
+    """Return the values of a column as `_python_rows`."""
+    return [row["column"] for row in _python_rows(pa.table({"column": column}))]
+
+
+def _cast(table: pa.Table, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Table:
+    return table.cast(pa.schema([field.with_type(_replaced(field.type, leaf)) for field in table.schema]))
+
+
+def _replaced(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type whose innermost types are those that `leaf` returns for them."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_replaced(field.type, leaf)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_replaced(kind.key_type, leaf), _replaced(kind.item_type, leaf))
+    if has_items(kind):
+        item = kind.value_field.with_type(_replaced(kind.value_type, leaf))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(item, kind.list_size)
+        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+    return leaf(kind)
+
+
+def _python_type(kind: pa.DataType) -> pa.DataType:
+    is_fine = (pa.types.is_timestamp(kind) or pa.types.is_time64(kind)) and kind.unit == "ns"
+    return pa.string() if is_fine else kind
+
+
+def _json_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    return pa.string() if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) else kind
 
 
 def is_growing_text(head: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import decimal
 import gzip
 import json
 import lzma
@@ -438,6 +439,38 @@ def test_a_time_in_another_unit_is_a_bad_row_unless_the_unit_is_given(tmp_path, 
     assert (skipped["rows"], skipped["skipped"], skipped["time_unit"]) == (2, 1, "ms")
     items = run_here("query", "t", "k", *where, "--json").document["items"]
     assert [item["timestamp_ms"] for item in items] == [BEGIN_S * 1000] * 2
+
+
+COLUMNS_OF_ROW = {
+    "s": (BEGIN_S, pa.timestamp("s"), "2023-11-14 22:13:20"),
+    "ms": (BEGIN_S * 1000, pa.timestamp("ms"), "2023-11-14 22:13:20.000"),
+    "us": (BEGIN_S * 10**6 + 1, pa.timestamp("us", "UTC"), "2023-11-14 22:13:20.000001Z"),
+    "ns": (BEGIN_S * 10**9 + 1, pa.timestamp("ns"), "2023-11-14 22:13:20.000000001"),
+    "far": (2**62, pa.timestamp("us"), "<value out of range: 4611686018427387904>"),
+    "day": (19_675, pa.date32(), "2023-11-14"),
+    "noon": (43_200 * 10**9 + 1, pa.time64("ns"), "12:00:00.000000001"),
+    "took": (1500, pa.duration("ms"), 1500),
+    "cost": (decimal.Decimal("12.50"), pa.decimal128(6, 2), "12.50"),
+    "inner": ([{"at": BEGIN_S * 10**9 + 2}], pa.list_(pa.struct({"at": pa.timestamp("ns")})),
+              [{"at": "2023-11-14 22:13:20.000000002"}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_rows_with_columns_of_any_type_come_back_as_json(tmp_path, where, is_archived):
+    """Times and decimal numbers are texts, also those that Python has no value for."""
+    columns = {name: pa.array([value], kind) for name, (value, kind, _) in COLUMNS_OF_ROW.items()}
+    pq.write_table(pa.table({"k": ["a"], **columns}), tmp_path / "a.parquet", store_schema=True)
+    keys = [option for name in ("k", "s", "ns", "day", "cost") for option in ("--key", name)]
+    options = ("--topic", "t", *keys, "--time", "ns", *where, "--wait", *(["--archive"] if is_archived else []))
+    assert run_here("ingest", tmp_path / "a.parquet", *options, "--json").code == 0
+    if is_archived:
+        (tmp_path / "a.parquet").unlink()
+    expected = {"k": "a"} | {name: shown for name, (_, _, shown) in COLUMNS_OF_ROW.items()}
+    for key in ("a", "2023-11-14 22:13:20", "2023-11-14 22:13:20.000000001", "2023-11-14", "12.50"):
+        done = run_here("query", "t", key, "--messages", *where, "--body", "json", "--json")
+        (message,) = done.document["messages"]
+        assert (message["message"]["body"] | {"s": message["message"]["body"]["s"][:19]}) == expected, done.err
 
 
 def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where, rows_of):
