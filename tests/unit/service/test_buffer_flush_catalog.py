@@ -25,7 +25,7 @@ def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
     RocketMQ selects files only by their begin.
     """
     index = open_index("root", items=100)
-    times = [T, T + 600_000, T - 900_000, T + 5_000, T + 900_000, T - 1_800_000]
+    times = [T, T + 600_000, T - 900_000, T + 5_000, T - 1_800_000, T + 900_000]
     for number, timestamp_ms in enumerate(times):
         index.put("t", 0, "k", number, 1, timestamp_ms)
         if number != 3:
@@ -35,6 +35,8 @@ def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
             for width in (0, 999, 2_000):
                 window = (timestamp_ms - width, timestamp_ms + width)
                 assert [i.offset for i in index.query("t", "k", *window)] == [number]
+                # by the intervals also where the compiled core looks at every file
+                assert [summary.topic for summary in index.topics(*window).topics] == ["t"]
                 with IndexReader.open(root=index.config.root, storage_backend=storage, clock=clock) as reader:
                     assert [i.offset for i in reader.query("t", "k", *window)] == [number]
         assert len(index.query("t", "k", T - 1_800_000, T + 900_000)) == 6
