@@ -23,9 +23,10 @@ from tests.rocketmq.remoting_client import ask, records
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format import archived as format_archived
+from tiered_index.format.names import log_name
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
@@ -109,6 +110,17 @@ def test_a_store_without_closed_segments(tmp_path, index, segments):
     assert SegmentArchiver(index, "s", folder).run_once() == 0
     assert SegmentArchiver(index, "s", tmp_path / "nothing").run_once() == 0
     assert index.archived() == ()
+
+
+def test_a_storage_that_went_back_in_time_is_no_damage_of_a_segment(tmp_path, index, storage):
+    """Nothing is skipped for it."""
+    folder = three_segments(tmp_path)
+    assert SegmentArchiver(index, "s", folder).run_once() == 2
+    storage.delete_many([log_name(index.log_state.number)])
+    archiver = SegmentArchiver(index, "s", folder, skip_corrupt=True)
+    with pytest.raises(StorageBehind, match="the log ends before it"):
+        archiver.run_once()
+    assert not archiver.losses
 
 
 def test_skipped_segments_are_losses_until_they_change(tmp_path, index, storage):

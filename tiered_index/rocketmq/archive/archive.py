@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, RootBehind, StorageBehind, StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.queue_offsets import ENTRY, encode_queues
 from tiered_index.format.segment import Times, times_of
@@ -122,8 +122,8 @@ class SegmentArchiver:
         """Archive the closed segments that are not archived yet; return their number.
 
         A segment that was cut short, or differs from its archived copy, is a `CorruptFile`. Unless `skip_corrupt` is
-        set, the first one is raised after all segments were tried. Raises `StorageUnavailable`, `StorageMisconfigured`
-        and `WriterFenced` at once. You may call it again after any error.
+        set, the first one is raised after all segments were tried. Raises `StorageUnavailable`, `StorageMisconfigured`,
+        `WriterFenced`, `StorageBehind` and `RootBehind` at once. You may call it again after any error.
         """
         before = self.archived
         first: CorruptFile | None = None
@@ -145,6 +145,8 @@ class SegmentArchiver:
                 break
             except FileNotFoundError:
                 continue  # the broker deleted it
+            except (StorageBehind, RootBehind):  # no damage of a segment, which would be skipped
+                raise
             except CorruptFile as error:
                 if self.skip_corrupt:
                     self._pass_over(segment, error)
