@@ -94,6 +94,17 @@ def test_a_listing_beside_two_appends_is_no_hole(without_checkpoints):
     assert not report.findings
 
 
+def test_a_check_tells_of_a_log_that_is_cut_meanwhile(without_checkpoints):
+    world = without_checkpoints
+    last = log_name(world.service.log_state.number)
+    storage = FaultStorage(world.storage)
+    storage.meanwhile("list", lambda: world.storage.delete_many([last]), name_prefix="data/")
+    report = Report()
+    check_storage(storage, {}, report, lambda *_: None, deep=False, threads=1)
+    (told,) = report.findings
+    assert (told.file, told.part) == (f"{world.storage.uri}/{last}", "log") and "restored" in told.problem
+
+
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(published, caplog):
     world = published
     state = world.service.log_state

@@ -428,6 +428,8 @@ def test_segments_of_other_catalogs_are_checked_beside_damaged_ones(life, damage
         else:
             life.storage.put(stored.name, harmed(life.storage.get(stored.name), damage))
     missing = {a_segment(*place).name for key in ("b", "d") for place in places[key]}
+    # whether it is a stray is unknown: its catalog is damaged
+    life.storage.put(a_segment("a", 0).name, b"bytes")
     report = checked(life.storage)
     assert {finding.file for finding in report.findings} == missing | {names[key].name for key in ("a", "c")}
     assert len(report.findings) == len(missing) + 2

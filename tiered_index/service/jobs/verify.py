@@ -287,8 +287,11 @@ def check_storage(
     if report.missing:
         report.note(_DELETED)
     report.lost += [Missing.of(lost) for lost in state.lost.values() if lost.lacks_entries]
-    for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX):
-        _note_strays(storage, state, report, prefix)
+    try:
+        for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, CATALOG_PREFIX):
+            _note_strays(storage, state, report, prefix)
+    except CorruptFile as error:
+        report.add_error(error.file, "log", error)
     known = {o.file_id for o in state.objects.values()}
     for file in local.values():
         if file.folder == "uploaded" and file.file_id not in known:
@@ -507,16 +510,24 @@ def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> 
 
 
 def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str) -> None:
-    """Note the objects below `prefix` that the log does not name. A damaged catalog may name any segment."""
+    """Note the objects below `prefix` that the log does not name. A damaged catalog may name any segment.
+
+    Raises `CorruptFile` if the log was damaged, or went back in time, since `state`.
+    """
     log = StorageLog(storage, SystemClock())
     log.advance(state)
     listing = own_objects(storage, prefix, foreign=partial(_note_foreign, report=report))
-    with contextlib.suppress(CorruptFile):
-        for info in unnamed(log, [listing], state):
-            report.note(
-                f"{info.name}: {info.size_bytes:,} bytes that the log does not name: of a job that runs, the "
-                f"rest of a crash, or an object that expired or was merged"
-            )
+    try:
+        strays = unnamed(log, [listing], state)
+    except CorruptFile as error:
+        if error.file not in {*state.catalogs, *log.state.catalogs}:
+            raise
+        return  # the check of the catalog has reported it
+    for info in strays:
+        report.note(
+            f"{info.name}: {info.size_bytes:,} bytes that the log does not name: of a job that runs, the "
+            f"rest of a crash, or an object that expired or was merged"
+        )
 
 
 def _note_foreign(info: ObjectInfo, report: Report) -> None:
