@@ -333,3 +333,25 @@ def test_the_rest_of_a_deletion_is_no_file_that_the_root_must_have(tmp_path):
     assert path.exists() and FileList(Root(life.root, Disk())).read() == {}
     with life.reader() as reader:
         assert len(reader.query("t", "k")) == 10
+
+
+@pytest.mark.parametrize("place", ["unsealed", "compacted"])
+def test_a_damaged_file_is_listed_again_after_the_list_is_lost(tmp_path, place):
+    """Someone deletes it later, and its entries would be missing without a word."""
+    life = Life(tmp_path)
+    with life.open() as index:
+        life.put(index, 0)
+        if place == "compacted":
+            index.seal()
+            life.storage.fail("put", name_prefix="data/", times=None)
+            with pytest.raises(StorageUnavailable):
+                index.run_lifecycle()
+        index.abandon()
+    (path,) = (life.root / place).glob("[0-9]*.index")
+    path.write_bytes(path.read_bytes()[:100])
+    (life.root / "files").unlink()
+    life.open().abandon()
+    for name in (life.root / place).iterdir():
+        name.unlink()
+    with life.reader() as reader, pytest.raises(CorruptFile, match="lists this file"):
+        reader.query("t", "k")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import GENESIS
+from tests.support.pending import merge_all
 from tests.support.storage_faults import LateRecords
 from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
@@ -62,6 +63,32 @@ def test_an_upload_that_the_storage_seems_to_lack_is_sent_again_and_not_deleted(
     assert published != name and {info.name for info in storage.list("data/")} == {published, name}
     assert not service.health()["problems"]
     assert [item.offset for item in open_reader().query("t", "k")] == [1]
+
+
+def test_a_second_upload_is_deleted_when_the_record_of_the_first_arrives(waiting, storage, open_reader):
+    service, late = waiting
+    (name,), first = [info.name for info in storage.list("data/")], late.held
+    late.fail("head", error=ObjectNotFound, name_prefix="data/")
+    late.delayed = True
+    with pytest.raises(StorageUnavailable):
+        service.run_lifecycle()
+    late.delayed = False
+    assert len(list(storage.list("data/"))) == 2 and late.held != first
+    storage.put_if_absent(*first)
+    service.run_lifecycle()
+    assert [*service.log_state.objects] == [info.name for info in storage.list("data/")] == [name]
+    assert [item.offset for item in open_reader().query("t", "k")] == [1]
+
+
+def test_a_file_whose_record_arrived_and_that_was_merged_is_not_published_again(waiting, storage, clock, open_reader):
+    service, late = waiting
+    late.arrive()
+    clock.advance(2 * 86_400)
+    assert merge_all(storage, clock).sources == 1
+    service.run_lifecycle()
+    assert not service.log_state.files
+    assert open_reader().topics().topics[0].entries == 1
+    assert [handle.place for handle in service.files()] == ["storage"]
 
 
 @pytest.mark.parametrize("attempts", [2, 5])

@@ -114,6 +114,23 @@ def test_an_unfinished_upload_is_an_orphan_after_a_restart(open_index, faulty, c
     assert [info.name for info in find_orphans(Later(faulty, 2 * 86_400), open_log(faulty, clock)).objects] == [left]
 
 
+def test_a_writer_deletes_what_a_crash_left_an_hour_after_its_opening(open_index, faulty, clock):
+    """There is no rule of retention."""
+    left, _ = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
+    faulty.clear()
+    segment = "segments/s/00000000000000000000/00000000000000000001-0123456789abcdef.log"
+    faulty.put(segment, b"never named")
+    index = open_index("root", storage_backend=Later(faulty, 2 * 86_400))
+    index.run_lifecycle()
+    clock.advance(3599)
+    index.run_lifecycle()
+    assert {left, segment} <= {info.name for info in faulty.list()}
+    clock.advance(1)
+    index.run_lifecycle()
+    assert not {left, segment} & {info.name for info in faulty.list()}
+    assert [item.offset for item in index.query("t", "k")] == [1]
+
+
 def published_unmoved(open_index, faulty):
     """Return a writer whose file's record exists, but whose file was not moved, and the name of the file's object."""
     index = open_index("root", storage_backend=faulty)
