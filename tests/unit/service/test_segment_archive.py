@@ -229,6 +229,17 @@ def test_a_record_of_unknown_outcome_is_there_once(open_index, faulty, when):
     assert index.segment_archive.read(after, 0, 1000) == data
 
 
+def test_queue_offsets_replace_a_segment_whose_record_had_an_unknown_outcome(open_index, faulty):
+    index, data = open_index("a", storage_backend=faulty), content(1000)
+    faulty.fail("put_if_absent", when="after", name_prefix="log/")
+    with pytest.raises(StorageUnavailable):
+        archive(index, data)
+    (old,) = names(faulty)
+    assert index.archive("s", 0, 1000, lambda at, length: data[at : at + length], queues=lambda: b"offsets")
+    (segment,) = index.archived()
+    assert segment.name != old and index.segment_archive.queue_offsets(segment) == b"offsets"
+
+
 def crashed(open_index, faulty):
     """Crash a writer between upload and record."""
     index = open_index("a", storage_backend=faulty)

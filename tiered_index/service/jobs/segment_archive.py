@@ -259,6 +259,9 @@ class SegmentUploads:
                 return False
             known = self._segments(state).at(*source.place)
             if known is not None:
+                if (sent := self._unpublished.get(source.place)) is not None and sent[0].name == known.name:
+                    # otherwise a replacement would be the same object
+                    self._unpublished.forget(source.place)
                 rewritten_ms, whole = source.rewritten_ms, replace(source, modified_ms=None)
                 stale = (
                     rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
@@ -269,7 +272,6 @@ class SegmentUploads:
                     if not stale:
                         raise
                     # a later sweep deletes the old object, which readers may be using
-                    self._unpublished.forget(known.place)  # sent before the rewrite
                     return self._publish(whole, known.name)
                 if queues is None or known.queues_bytes or not (section := queues()):
                     return False
