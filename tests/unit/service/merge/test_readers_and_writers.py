@@ -15,6 +15,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
+from tiered_index.format.names import number_of
 from tiered_index.service.jobs.job import JobOvertaken, publish
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
@@ -158,6 +159,30 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     assert published and orphans.objects == ()
     delete_orphans(life.storage, orphans)
     assert {info.name for info in life.storage.list("data/")} > set(life.state.objects)
+    life.check()
+
+
+class ShortListing(WrapperStorage):
+    """A server that ends the listings of the log and of checkpoints early: they lack what is `since` a number."""
+
+    since = 1 << 60
+
+    def list(self, prefix="", *, start_after=""):
+        for info in super().list(prefix, start_after=start_after):
+            if prefix not in ("log/", "checkpoint/") or number_of(info.name) < self.since:
+                yield info
+
+
+def test_what_an_unlisted_record_names_is_no_orphan(life):
+    life.fill()
+    storage = ShortListing(life.storage)
+    log = StorageLog(storage, life.clock)
+    storage.since = log.open().number + 1
+    life.merge()
+    life.clock.advance(2 * HOUR_S)
+    orphans = find_orphans(storage, log, older_than_s=HOUR_S)
+    assert {info.name for info in orphans.objects} == {*life.state.objects}
+    assert delete_orphans(storage, orphans).objects == ()
     life.check()
 
 
