@@ -230,11 +230,6 @@ class Schema:
         return any(c.name == "fingerprint" and c.dtype == ">u4" for c in self.extra)
 
     @cached_property
-    def fingerprint_place(self) -> int:
-        """The number of the fingerprint column of an item; -1: none."""
-        return self.item.names.index("fingerprint") if self.keyed and self.item.names else -1
-
-    @cached_property
     def identity_extra(self) -> tuple[str, ...]:
         """The names of the extra identity columns, in order of declaration."""
         return tuple(c.name for c in self.extra if c.identity)
