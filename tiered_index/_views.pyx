@@ -2006,6 +2006,7 @@ cdef class ViewBatch:
         self, Py_ssize_t start, Py_ssize_t stop, int32_t *pairs, uint64_t *may, Part *part
     ) except -9 nogil:
         cdef uint64_t mixed
+        cdef uint64_t[LOOKUPS] mixes
         cdef Bits[LOOKUPS] bits
         cdef Py_ssize_t lookup, number, count = 0, pair, live
         cdef bint keyed = self.view.form.fingerprint_at > 0
@@ -2013,9 +2014,14 @@ cdef class ViewBatch:
         for lookup in range(start, stop):
             mixed = <uint64_t><uint32_t>self.key_hash[lookup] << 32
             mixed = filter_mix(mixed | (self.fingerprint[lookup] if keyed else 0))
+            mixes[lookup - start] = mixed
             set_key_bits(&bits[lookup - start], mixed)
             if may != NULL:
-                self.together.ask(mixed, may)
+                # those of all lookups first, so that memory answers many reads at a time
+                self.together.load(mixed)
+        for lookup in range(start, stop):
+            if may != NULL:
+                self.together.ask(mixes[lookup - start], may)
             number = following(may, 0, self.count)
             while number < self.count:
                 pairs[2 * count], pairs[2 * count + 1] = <int32_t>(lookup - start), <int32_t>number

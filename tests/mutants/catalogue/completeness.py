@@ -175,6 +175,11 @@ catalog-cut-is-bad-usage: a catalog that is shorter than the log says ends a che
   - except InvalidArgument as error:
   + except IndexError as error:
   tests/unit/service/test_catalogs.py::test_segments_of_other_catalogs_are_checked_beside_damaged_ones[cut]
+rows-from-before-the-buffer: a lookup uses rows of a growing file from before it took the buffer
+  in QueryEngine._viewed
+  - is view.labels and not view.grows
+  + is view.labels
+  tests/unit/service/test_stored_lookups.py::test_entries_put_during_a_lookup_are_not_seen_without_those_put_before_them
 catalog-begin-not-extended: a file's interval does not grow with late entries
   in Catalog.extend
   - begin, end = min(old.begin, handle.second_min),
