@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import ssl
@@ -19,9 +20,11 @@ from tests.server.conftest import PATIENCE_S, index_in, published
 from tests.support.authority import Authority
 from tests.support.hanging import until
 from tiered_index import IndexService
+from tiered_index.cli.exit_codes import UNEXPECTED
 from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
+from tiered_index.server.listening import HttpListener
 
 
 @contextlib.contextmanager
@@ -209,6 +212,30 @@ def test_unsafe_and_wrong_options_are_refused(storage, tmp_path, capsys):
             error = capsys.readouterr().err
             assert said in error
             assert ended.value.code == code, error
+
+
+def test_a_listener_that_fails_ends_the_service(storage, monkeypatch, capsys):
+    """Otherwise the process would stay, and answer nobody."""
+    late = []
+
+    async def broken(_):
+        raise RuntimeError("the listener broke")
+
+    def end():
+        late.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(HttpListener, "_end_idle", broken)
+    watch = threading.Timer(PATIENCE_S, end)
+    watch.start()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run(["serve", "--storage", storage, "--port", "0"])
+    finally:
+        watch.cancel()
+    assert not late and ended.value.code == UNEXPECTED
+    assert "unexpected RuntimeError: the listener broke" in capsys.readouterr().err
+    assert not any(thread.name == "tiered-index-listener" for thread in threading.enumerate())
 
 
 def test_without_the_extra_it_says_so_in_one_sentence(storage):
