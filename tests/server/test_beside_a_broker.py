@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import signal
+import time
 
 import pytest
 
@@ -19,8 +20,10 @@ from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import NotThere
 from tiered_index.errors import InvalidArgument
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.server.served import Caps
+from tiered_index.storage.context import remaining_s
 
 T = 1_762_000_000_000
 # a name that an application may give its messages
@@ -154,6 +157,34 @@ def test_compressed_bodies_come_within_the_bound_too(tmp_path):
             assert [message["body_format"] for message in messages] == ["text", "hex", "hex"]
             assert messages[0]["body"] == "0" * 100_000
             assert messages[1]["body"] == body.hex() and "larger than" in messages[1]["body_problem"]
+
+
+def test_no_body_is_decompressed_after_the_deadline(tmp_path, monkeypatch):
+    body, flags = compress(b"0" * 1000, "zlib")
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.put("orders", 0, body, sys_flag=flags, keys=["k"], store_ms=T)
+        writer.flush()
+    fetch = RocketmqMessages.fetch
+
+    def slowly(source, *of_items):
+        fetched = fetch(source, *of_items)
+        time.sleep(max(0.0, remaining_s() + 0.01))
+        return fetched
+
+    storage = (tmp_path / "s").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=storage, offset_space="commitlog") as index:
+        SteppedDispatcher(index, StoreDirectory.open(tmp_path / "store"), now_s=lambda: 0.0).run_once()
+        index.flush()
+        with on_a_port(index, store=tmp_path / "store") as client:
+            params = {"topic": "orders", "key": "k", "timeout_s": 1.0}
+            assert client.get("/v1/messages", params=params).json()["messages"][0]["message"]["body"] == "0" * 1000
+            monkeypatch.setattr(RocketmqMessages, "fetch", slowly)
+            got = client.get("/v1/messages", params=params)
+            assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded"), got.text
+            late = client.get("/v1/messages", params=params | {"allow_partial": True}).json()
+            told = late["messages"][0]["message"]
+            assert late["status"] == "partial" and "timeout_s was reached" in told["body_problem"]
+            assert told["body_format"] == "hex" and told["body"] == body.hex()
 
 
 # parts that differ between two calls, or two readers of the log
