@@ -161,7 +161,12 @@ def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):
 
 @pytest.mark.parametrize(
     ("caps", "bounds"),
-    [({}, {"max_requests": 0}), ({}, {"max_cost_usd": 1e-9}), ({"max_requests": 0}, {"max_requests": 9})],
+    [
+        ({}, {"max_requests": 0}),
+        ({}, {"max_cost_usd": 1e-9}),
+        ({}, {"timeout_s": 1e-9}),
+        ({"max_requests": 0}, {"max_requests": 9}),
+    ],
 )
 def test_a_batch_is_held_to_its_own_bounds_and_the_services(tmp_path, caps, bounds):
     uri = published(tmp_path)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import open_follower
@@ -36,9 +36,6 @@ from tiered_index.server.served import Audit, Caps, Index, Served, redaction_of
 from tiered_index.server.tokens import Tokens, access_warning
 from tiered_index.service.index import IndexService
 from tiered_index.service.read.budget import LookupLimits
-
-if TYPE_CHECKING:
-    pass
 
 # Threshold of the garbage collector (objects created less objects freed): an answer to a large batch has thousands
 _COLLECTED_AFTER = 50_000
