@@ -16,9 +16,12 @@ from tiered_index import IndexConfig, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
-from tiered_index.kafka.archive import KafkaArchiver
-from tiered_index.kafka.client import KafkaBroker, TopicRetention
+from tiered_index.format.columnar import decode_columns
+from tiered_index.kafka.archive import KafkaArchiver, encode_records, records_of
+from tiered_index.kafka.client import KafkaBroker, TopicRetention, kafka, record_of
+from tiered_index.kafka.columns import RecordLists, times_in
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.types import MAX_TIMESTAMP_MS
 
 
 def test_every_record_is_archived_as_it_is(index, servers, producing, topic):
@@ -55,6 +58,42 @@ def test_every_record_is_archived_as_it_is(index, servers, producing, topic):
     assert facts == sorted((len(times), (times[0], times[-1])) for times in of_partitions)
 
 
+def test_a_file_of_a_part_of_the_records_has_their_nulls_clocks_and_repeated_headers():
+    """The client returns type 0 or time -1 for a record without a time."""
+    parts = [
+        (b"k", b"v", (1, 1_000), []),
+        (None, None, (0, 0), [("a", None), ("a", b"\xff")]),
+        (b"", b"", (2, 1_700_000_000_000_000), [("\u00e9", b"")]),
+        (b"key", b"value", (1, -1), []),
+        (b"k", b"v", (1, 5), [("a", b"1")]),
+    ]
+    messages = [
+        kafka.Message(topic="t", partition=1, offset=2 * n, key=key, value=value, timestamp=time, headers=headers)
+        for n, (key, value, time, headers) in enumerate(parts)
+    ]
+    lists = RecordLists()
+    lists.add(messages[:2])
+    lists.add(messages[2:])
+    table = lists.table()
+    assert (table["size"].to_pylist(), lists.size_bytes) == ([2, 3, 2, 8, 4], 19)
+    rest = table[1:]
+    assert records_of(decode_columns(encode_records(("t", 1), rest, ["key"]))) == list(map(record_of, messages[1:]))
+    # a record without a time may be of any time
+    of_parts = [times_in(of_some) for of_some in (table[4:], table[:1], rest, table[:0])]
+    assert of_parts == [(5, 5), (1_000, 1_000), None, None]
+
+
+def test_a_time_beyond_the_year_9999_is_the_last_second_before_it_and_kept_in_the_archive(
+    index, servers, producing, topic
+):
+    microseconds = 1_700_000_000_000_000
+    producing.send(topic, [{"key": "k", "partition": 0, "timestamp": microseconds}])
+    archive(index, servers, topic)
+    (item,) = index.query(topic, "k").items
+    assert item.timestamp_ms == MAX_TIMESTAMP_MS // 1_000 * 1_000
+    assert [record.timestamp_ms for record in archived(index)] == [microseconds]
+
+
 @contextlib.contextmanager
 def archiver_of(index, source):
     """Yield the archiver of a source whose records are put."""
@@ -86,6 +125,26 @@ def test_records_that_are_not_due_wait_behind_those_that_are_archived(index, ser
         assert 50 < len(offsets(index)) < 70
         assert (archiver.run_once(), archiver.finish()) == (0, 1)
         assert offsets(index) == [(0, offset) for offset in range(100)]
+
+
+def test_a_stop_ends_a_round_behind_the_present_file_and_the_next_run_goes_on(
+    index, servers, producing, topic, monkeypatch
+):
+    producing.send(topic, packet(100))
+    with archiver_of(index, source_of(index, servers, topic)) as archiver:
+        archiver.segment_bytes = 2_000
+        send = index.send_columns
+
+        def send_and_stop(*arguments):
+            archiver.stop()
+            return send(*arguments)
+
+        monkeypatch.setattr(index, "send_columns", send_and_stop)
+        assert archiver.finish() == 1
+    assert 0 < len(offsets(index)) < 20
+    monkeypatch.undo()
+    archive(index, servers, topic)
+    assert offsets(index) == [(0, offset) for offset in range(100)]
 
 
 def test_it_goes_on_behind_the_last_archived_record(index, servers, producing, topic):

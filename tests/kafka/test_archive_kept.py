@@ -16,7 +16,9 @@ from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.kafka.archive import archived_files
+from tiered_index.kafka.archive import archived_files, encode_records
+from tiered_index.kafka.client import kafka
+from tiered_index.kafka.columns import RecordLists
 from tiered_index.kafka.messages import KafkaMessages
 
 COUNT, TIME_MS = 600, 1_700_000_000_000
@@ -150,6 +152,10 @@ def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topi
     table = pq.read_table(paths(uri)).to_pylist()
     assert len(table) == COUNT - count
     assert not [row for row in table if key in (row["key"].decode(), row["headers"][0]["value"].decode())]
+    with IndexReader.open(uri) as reader:
+        facts = [(segment.rows, segment.times) for segment in reader.archived()]
+    columns = [pq.read_table(path)["timestamp"].cast("int64").to_pylist() for path in paths(uri)]
+    assert facts == [(len(times), (times[0], times[-1])) for times in columns]
     assert messages_of(uri, topic, key) == []
     assert messages_of(uri, topic, "k8") == [("archived", b"k8")]
     assert run("verify", "--deep", "--storage", uri)["findings"] == []
@@ -222,6 +228,20 @@ def test_an_index_of_the_archive_is_the_one_that_was_followed_and_goes_on(uri, t
         follower = ingest(index, servers, topic, keys=("key", "header:h", "json:order.id"))
         assert (follower.messages, follower.loss_count) == (1, 0)
         assert len(index.query(topic, "later").items) == 1
+
+
+def test_a_record_without_a_time_has_that_of_its_upload_for_an_index_of_the_archive_and_an_erasure(tmp_path):
+    uri, new, lists = (tmp_path / "storage").as_uri(), (tmp_path / "new").as_uri(), RecordLists()
+    lists.add([kafka.Message(topic="t", partition=0, offset=0, key=b"k", value=b"v", timestamp=(0, 0))])
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
+        assert index.archive_columns("kafka:c/t/0", 0, 1, encode_records(("t", 0), lists.table(), ["key"]))
+        (segment,) = index.archived()
+    uploaded_ms = segment.published_ms // 1_000 * 1_000
+    assert run("ingest", f"archive:{uri}", "--storage", new)["entries"] == 1
+    with IndexReader.open(new) as reader:
+        assert [item.timestamp_ms for item in reader.query("t", "k").items] == [uploaded_ms]
+    for before_ms, count in ((uploaded_ms, 0), (uploaded_ms + 1_000, 1)):
+        assert erase(uri, "t", keys="k", before_ms=before_ms, yes=True, now=True).messages_erased == count
 
 
 def test_what_was_erased_stays_out_of_an_index_of_the_archive_and_damage_is_said(uri, topic, tmp_path):

@@ -147,6 +147,22 @@ def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
     assert all(places(index, topic, f"new-{n}") == {(0, remaining + n)} for n in range(20))
 
 
+def test_records_before_a_cut_that_were_not_archived_yet_are_archived_without_a_wait_for_those_behind_it(
+    index, cluster, servers, topic, old_records, producing, monkeypatch
+):
+    for module in ("client", "source"):
+        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda *_: "a" * 32)
+    ingest(index, servers, topic)
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, records("old", BEFORE - 5))
+    archive(index, servers, topic)
+    assert [record.offset for record in archived(index)] == [*range(BEFORE - 5)]
+    producing.send(topic, records("new", 20))
+    archive(index, servers, topic)
+    assert [record.offset for record in archived(index)] == [*range(BEFORE + 15)]
+
+
 def committed(servers, topic):
     asker = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
     try:

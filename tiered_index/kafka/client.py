@@ -632,7 +632,7 @@ class KafkaBroker:
     def messages(
         self, place: Place, begin: int, until: int, stopped: threading.Event | None = None
     ) -> Generator[list[Any], None, None]:
-        """Yield messages of the client, some at a time, as `records` yields records: see `RecordColumns`."""
+        """Yield messages of the client, some at a time, as `records` yields records: see `RecordLists`."""
         where, heard_s = "{}/{}".format(*place), time.monotonic()
         many = until - begin > _FEW
         consumer = self._consumer(many=many)
