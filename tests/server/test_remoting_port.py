@@ -20,7 +20,7 @@ from tiered_index.cli.main import run
 from tiered_index.cli.serving import Serving
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
-from tiered_index.rocketmq.remoting.frames import Command, RequestCode, signature
+from tiered_index.rocketmq.remoting.frames import Command, RequestCode, ResponseCode, signature
 from tiered_index.server.remoting import read_keys
 
 SECRET = "0123456789abcdef"
@@ -104,6 +104,20 @@ def test_tools_ask_beside_http(archived, tmp_path):
         ("support", "rocketmq:GET_ROUTEINFO_BY_TOPIC", 105, 0),
     ]
     assert audited[0]["key"] == "order-7" and "claimed" not in audited[3]
+
+
+def test_its_lookups_have_the_bounds_of_the_service(archived):
+    async def ask(url):
+        async with Client.open(SimpleNamespace(address=Host(url.hostname, url.port))) as client:
+            return await client.ask(RequestCode.QUERY_MESSAGE, by_key("orders", "order-7"))
+
+    options = ("--storage", archived[0], "--port", 0, "--rocketmq-port", 0, "--lookup-requests", 0)
+    with process_of("serve", "--json", *options) as process:
+        http, rocketmq = json.loads(process.stdout.readline())["urls"]
+        assert asyncio.run(ask(urlsplit(rocketmq))).code == ResponseCode.SYSTEM_BUSY
+        lines = httpx.get(f"{http}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
+        (counted,) = [line for line in lines if line.startswith("tiered_index_lookups_total{")]
+        assert 'status="BudgetExceeded"' in counted and counted.endswith(" 1.0"), counted
 
 
 def test_it_admits_only_clients_that_the_service_admits(archived, tmp_path, capsys, monkeypatch):
