@@ -136,7 +136,8 @@ def audit(
                 bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
                 sides = Sides(entries, meter.address(address), schema, seen.expired)
                 differences, unread = compare(sides, [*seen.objects.values()], seconds, bad, most_listed)
-                for name in sorted(unread - bad):  # sound when they were checked
+                told = {what for what, _ in report.unchecked}
+                for name in sorted(unread - bad - told):  # sound when they were checked
                     gone = f"{name} could not be read any more when it was compared (a merge may have removed it)"
                     report.unchecked.append((name, StorageUnavailable(f"{gone}: run it again")))
         if state is None:
