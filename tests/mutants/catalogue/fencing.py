@@ -79,6 +79,11 @@ host-beside-a-merge: a host publishes a file that a merge has taken
   - return self.session.log.removed_files(state, after) -
   + return set() -
   tests/unit/service/pending/test_pending_files.py::test_the_log_accepts_the_writer_or_the_merge[False-writer]
+unknown-outcome-forgotten: a file whose record arrived late is published again after a merge has taken it
+  in Lifecycle._upload
+  - context.outcome_unknown.add(file_id)
+  + pass
+  tests/faults/test_unknown_outcomes.py::test_a_file_whose_record_arrived_and_that_was_merged_is_not_published_again
 pending-counts-as-published: answers count as complete beyond the begin of a pending file
   in LogState.as_of_ms
   - if waiting.lane != "quarantine"]
