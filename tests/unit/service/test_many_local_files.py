@@ -239,6 +239,19 @@ def test_a_later_view_takes_over_gathered_filters(fresh):
     assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")
 
 
+def test_files_that_join_and_leave_a_slice_keep_their_answers(fresh):
+    """One file has a damaged filter, and is never in a slice."""
+    tail = fresh[21].trailer().tail
+    np.frombuffer(fresh[21].data, np.uint8)[tail.position : tail.directory_position] ^= 0xFF
+    of_files = [f"of{number}" for number in (*ALL[:30], *ALL[::9])]
+    # files join, leave, and come back
+    for begin, end in ((10, 40), (10, 45), (18, 120), (0, 170), (10, 40)):
+        view = view_of(fresh[begin:end])
+        for key in (*of_files, "third"):
+            assert rows_of(find(view, key)) == expected(ALL[begin:end], key)
+        assert view.bytes_together
+
+
 def test_repeats_in_a_long_chain_leave_the_answer_whole(open_index):
     core = compiled_core()
     index = open_index(slots=1, items=9_000)
