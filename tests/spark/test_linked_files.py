@@ -18,6 +18,7 @@ from tests.spark.commands import outcome_of
 from tiered_index import FileRows, IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.columnar import decode_columns
+from tiered_index.format.names import CATALOG_PREFIX, DATA_PREFIX
 from tiered_index.service.log.state import LogState
 from tiered_index.service.read.segments import Segments
 from tiered_index.sources import linked as linker
@@ -348,5 +349,5 @@ def test_of_two_builds_at_the_same_time_one_is_published(spark, storage, config,
     with IndexReader.open(storage) as reader:
         assert len(reader.query("orders", "17", max_count=100)) == 18
         named = {*reader.log_state.objects, *reader.log_state.catalogs}
-        stored = {info.name for info in reader.storage.list() if info.name.startswith(("tables/", "catalogs/"))}
+        stored = {info.name for info in reader.storage.list() if info.name.startswith((DATA_PREFIX, CATALOG_PREFIX))}
         assert stored <= named
