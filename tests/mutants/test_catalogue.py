@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import symtable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +29,22 @@ def test_each_defect_finds_its_place_and_its_tests() -> None:
         for test in mutant.tests:
             name, *_, function = test.split("::")
             assert f" {function.split('[')[0]}" in (TOP / name).read_text() + inherited, test
+
+
+def global_names(table: symtable.SymbolTable) -> Iterator[str]:
+    """Yield the global names that the code of a table and of its functions and classes needs."""
+    yield from (symbol.get_name() for symbol in table.get_symbols() if symbol.is_global())
+    for child in table.get_children():
+        yield from global_names(child)
+
+
+def test_no_defect_needs_a_name_that_is_not_there() -> None:
+    """A `NameError` would make its tests fail, whatever they prove."""
+    known = {*dir(builtins), "__file__", "__loader__"}
+    for mutant in MUTANTS:
+        path, text = mutate(mutant, TOP / PACKAGE)
+        of_module = symtable.symtable(text, str(path), "exec")
+        assert {*global_names(of_module)} - {*of_module.get_identifiers()} <= known, mutant
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,14 @@ def test_files_are_indexed_once_and_lines_that_follow_are_added(spark, storage, 
 
 
 def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, logs, ingested):
+    # the first time decides their unit, also for the tasks
+    times = BEGIN_S * 1000, BEGIN_S, BEGIN_S * 1000 + 1
+    (logs / "9.ndjson").write_text("".join(f'{{"order_id": 1, "customer": {{"id": "c"}}, "at": {time}}}\n' for time in times))
+    files, into = [str(logs / "9.ndjson")], {"storage": f"{storage}-of-times", "config": config}
+    with pytest.raises(InvalidArgument, match=r"9\.ndjson, line 2 .*seems to be in s, .* in ms: give --time-unit"):
+        link_files(spark, files, ROWS, **into)
+    skipped = link_files(spark, files, ROWS, skip_bad=True, **into)
+    assert (skipped.rows, skipped.skipped_rows, skipped.entries, skipped.unit) == (2, 1, 4, "ms")
     (logs / "8.ndjson").write_bytes(lines(0, 3) + b'{"order_id": 1}\n')
     with pytest.raises(InvalidArgument, match=r"8\.ndjson, line 4 .*no time at at; --skip-bad leaves such rows out"):
         link_files(spark, [str(logs / "8.ndjson")], ROWS, storage=storage, config=config)

@@ -47,7 +47,7 @@ items-that-the-filter-denies: verify accepts a filter that excludes items of the
 tables-crc-skipped: a compacted file with a damaged header or slot table is published
   in verify_tables
   - does not match its CRC32", expected, computed, offset=start)
-  + does not match its CRC32", found, found, offset=start)
+  + does not match its CRC32", computed, computed, offset=start)
   tests/faults/test_damage.py::test_a_compacted_file_with_a_damaged_table_is_not_published[54-native-False]
 items-unverified-before-upload: a compacted file with damaged items is published
   in Lifecycle._upload
@@ -92,7 +92,7 @@ object-of-another-file: an object is accepted that is not the file that the log 
 checkpoint-number-unchecked: a checkpoint under another number is accepted
   in Checkpoints.states
   - "the number differs from the checkpoint name", newest.number, state.number
-  + "the number differs from the checkpoint name", one.number, one.number
+  + "the number differs from the checkpoint name", newest.number, newest.number
   tests/unit/service/test_checkpoints.py::test_a_damaged_checkpoint_is_not_one_of_the_two
 s3-range-unchecked: a read returns another range than the requested one
   in Boto3Reads._taken
@@ -127,7 +127,7 @@ cache-entry-of-another-object: a cache entry copied to another object's name is 
 pending-damage-compacted: the CRC32 of a pending file's entries is not checked
   in verified_pieces.verified
   - problem, crc32, computed, offset=start + at
-  + problem, found, found, offset=start + at
+  + problem, computed, computed, offset=start + at
   tests/unit/service/pending/test_pending_files.py::test_a_damaged_pending_object_is_never_merged_and_its_writer_compacts_the_file[entries]
 shard-order-unchecked: verify does not compare the border of two blocks
   in _FileCheck._unpacked

@@ -84,7 +84,7 @@ failed-file-called-complete: an answer is called complete although a file could 
 failure-is-a-short-list: an unreadable file makes the answer short, without an error
   in _unfailed
   - if index_pass.scan.errors and index_pass.run.fails(index_pass.scan):
-  + if one.scan.errors and one.run.fails(one.scan) and not one.scan.notes:
+  + if index_pass.scan.errors and index_pass.run.fails(index_pass.scan) and not index_pass.scan.notes:
   tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept
 lost-object-is-a-short-list: an object that the log names but the storage lacks is skipped
   in LookupRun._were_removed

@@ -47,7 +47,7 @@ lease-honoured-too-long: a lease is still valid in the millisecond in which it e
 lease-release-ignored: a released lease keeps other writers out until it ends
   in LeaseWatch._left_s
   - current is None or current.lease.released
-  + found is None
+  + current is None
   tests/fencing/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 lease-of-own-root: a killed writer's own lease locks out its root
   in LeaseWatch._left_s
@@ -87,7 +87,7 @@ unknown-outcome-forgotten: a file whose record arrived late is published again a
 pending-counts-as-published: answers count as complete beyond the begin of a pending file
   in LogState.as_of_ms
   - if waiting.lane != "quarantine"]
-  + if not one.lane]
+  + if not waiting.lane]
   tests/unit/service/pending/test_pending_files.py::test_answers_are_complete_only_up_to_the_begin_of_a_pending_file
 fenced-writer-accepts: a fenced writer still accepts puts
   in IndexService._check_writable
