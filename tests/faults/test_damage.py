@@ -235,7 +235,7 @@ def test_a_damaged_copy_found_while_the_storage_was_down_is_no_trouble_once_the_
     [
         ("filter", "native", False),
         (10, "native", True),  # in the header
-        (28 + 8 * 3 + 2, "native", False),  # in the slot table
+        (28 + 8 * 3 + 2, "native", False),  # in the packed entries
         (28 + 8 * 7 - 1, "rocketmq", False),  # its end
     ],
 )

@@ -48,7 +48,7 @@ tables-crc-skipped: a compacted file with a damaged header or slot table is publ
   in verify_tables
   - does not match its CRC32", expected, computed, offset=start)
   + does not match its CRC32", computed, computed, offset=start)
-  tests/faults/test_damage.py::test_a_compacted_file_with_a_damaged_table_is_not_published[54-native-False]
+  tests/faults/test_damage.py::test_a_compacted_file_with_a_damaged_table_is_not_published[83-rocketmq-False]
 items-unverified-before-upload: a compacted file with damaged items is published
   in Lifecycle._upload
   - verify_tables(file)
