@@ -143,7 +143,8 @@ def test_files_are_indexed_once_and_lines_that_follow_are_added(spark, storage, 
 def test_bad_rows_and_other_work_on_the_log_are_refused(spark, storage, config, logs, ingested):
     # the first time decides their unit, also for the tasks
     times = BEGIN_S * 1000, BEGIN_S, BEGIN_S * 1000 + 1
-    (logs / "9.ndjson").write_text("".join(f'{{"order_id": 1, "customer": {{"id": "c"}}, "at": {time}}}\n' for time in times))
+    texts = [f"{json.dumps({**row(1), 'at': time})}\n" for time in times]
+    (logs / "9.ndjson").write_text("".join(texts))
     files, into = [str(logs / "9.ndjson")], {"storage": f"{storage}-of-times", "config": config}
     with pytest.raises(InvalidArgument, match=r"9\.ndjson, line 2 .*seems to be in s, .* in ms: give --time-unit"):
         link_files(spark, files, ROWS, **into)
