@@ -59,6 +59,16 @@ def test_records_are_found_and_shown_while_they_arrive_and_the_lag_is_told(serve
         assert (row["message"], "no archive has it" in row["problem"]) == (None, True)
 
 
+def test_a_record_is_shown_by_its_key_before_its_entry_is_flushed(servers, producing, topic, tmp_path):
+    producing.send(topic, [{"key": "k", "partition": 0, "headers": [("trace", "t")]}])
+    index = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
+    late = ("--key", "header:trace", "--set", "flush_interval_s=600")
+    with started(*index, "--follow", f"kafka://{servers}/{topic}", *late) as (_, client):
+        until(lambda: places_of(client, topic, "t") == [(0, 0)])
+        (row,) = client.get("/v1/messages", params={"topic": topic, "key": "t"}).json()["messages"]
+        assert (row["state"], row["message"]["key"]) == ("local", "k")
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
