@@ -100,6 +100,10 @@ def test_entries_have_the_file_and_the_row_in_every_answer(indexed):
     rows_shown = run_here(*command, "--messages", "--json").document["messages"]
     assert [(row_shown["message"]["file"], row_shown["message"]["row"]) for row_shown in rows_shown] == expected
     assert {name for row_shown in rows_shown for name in row_shown["item"]} == names
+    by_key = run_here("message", "7", "--topic", "orders", "--storage", indexed["storage"], "--json").document[
+        "messages"
+    ]
+    assert {name for row_shown in by_key for name in row_shown["item"]} == names
     streamed = run_here("query", "orders", "7", "--all", "--storage", indexed["storage"], "--json").records[:-1]
     assert [(item["file"], item["row"]) for item in streamed] == expected
     head, _, *shown = run_here(*command).out.strip().splitlines()

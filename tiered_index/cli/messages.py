@@ -433,7 +433,7 @@ def message(
         if not is_found and pages.exceeded is None and isinstance(pages.reader, IndexReader):
             pages.reader._check_opened()
         words = pages.words(topic) if topic is not None else OTHER
-    shown = [message.to_dict(options.body) for message in answer.messages]
+    shown = [_described(message, options.body, words) for message in answer.messages]
     lost = {"lost": answer.lost} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
     out.answer(document | lost | pages.error())
