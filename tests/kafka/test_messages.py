@@ -208,6 +208,9 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     # the records alone were uploaded yet
     assert "archived" in run("message", f"kafka:{topic}/0/0", "--storage", storage)
     assert "local" in run("message", f"kafka:{topic}/0/0", *broker)
+    (tmp_path / "client.properties").write_text(f"bootstrap.servers={servers}\n")
+    of_file = ("--kafka-config", tmp_path / "client.properties", "--root", root)
+    assert "local" in run("query", topic, "7", "--messages", *of_file)
     # microseconds
     producing.send(topic, [{"key": "b", "value": value, "partition": 0, "timestamp": TIME_MS * 1000}])
     assert run("message", f"kafka:{topic}/0/1", *broker).startswith(f"{TIME_MS * 1000}  local")

@@ -76,6 +76,8 @@ def test_a_record_is_shown_by_its_key_before_its_entry_is_flushed(servers, produ
         (("--follow", "STORE", "--key", "key"), "--key is for Kafka"),
         (("--follow", "kafka://127.0.0.1:1/t", "--kafka", "sasl.pasword=secret"), "sasl.pasword"),
         (("--follow", "kafka://127.0.0.1:1/t", "--rocketmq-port", "0"), "--rocketmq-port is for a RocketMQ store"),
+        (("--max-lag", "3"), "tiered-index: --max-lag needs --follow SOURCE"),
+        (("--store-name", "a", "--key", "key"), "tiered-index: --store-name, --key need --follow SOURCE"),
     ],
 )
 def test_wrong_options_are_bad_usage(tmp_path, options, problem):

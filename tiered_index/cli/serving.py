@@ -141,10 +141,10 @@ class Serving:
             return
         # records are read from a broker without a follower, too
         of_kafka = [flag for flag in given_flags(self.kafka) if not flag.startswith("--kafka")]
-        flags = [*given_flags(self.archiving), *of_kafka]
-        if writing.store_name is not None or writing.max_lag is not None or flags:
-            options = ", ".join(["--store-name", "--max-lag", *flags])
-            raise InvalidArgument(f"{options} need --follow SOURCE")
+        of_source = {"--store-name": writing.store_name, "--max-lag": writing.max_lag}
+        named = [flag for flag, value in of_source.items() if value is not None]
+        if flags := [*named, *given_flags(self.archiving), *of_kafka]:
+            raise InvalidArgument(f"{', '.join(flags)} {'need' if len(flags) > 1 else 'needs'} --follow SOURCE")
 
     def _check_tools(self) -> None:
         """Refuse options of RocketMQ's protocol without its port, or beside Kafka."""
