@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 from pyspark.errors import PythonException
+from pyspark.sql.functions import udf
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, stored_rows
 from tiered_index import IndexReader
@@ -123,6 +124,10 @@ def test_errors_and_schemas_of_the_user_reach_spark(session, written, tmp_path):
     with pytest.raises(PythonException) as failed:
         frame.collect()
     assert re.fullmatch(r"tiered_index\.errors\.CorruptFile: \S+: .*", str(failed.value).strip())
+    # errors of other code keep their text
+    failing = udf(lambda number: 1 // number, "long")
+    with pytest.raises(PythonException, match=r"the Python worker(.|\n)*ZeroDivisionError"):
+        session.range(1).select(failing("id")).collect()
     with pytest.raises(InvalidArgument, match=r"'begin'.*beginMs"), typed_errors("reading"):
         load(session, uri, begin="1")
     with pytest.raises(SchemaMismatch, match=r"'offset'.*string.*bigint"), typed_errors("reading"):
