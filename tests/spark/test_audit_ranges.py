@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.slots import SlotMap
+from tiered_index.retention import Expired
 from tiered_index.spark.audit.differences import (
     _ROWS,
     KINDS,
@@ -22,7 +23,8 @@ from tiered_index.spark.audit.differences import (
     _values,
     may_hold,
 )
-from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
+from tiered_index.spark.audit.entries import ALL_TIME, Part, Picked, identity_dtype, value_dtype
+from tiered_index.tombstones import Tombstone
 
 SCHEMA = PRESETS["native"].schema
 IDENTITY, VALUE = identity_dtype(SCHEMA), value_dtype(SCHEMA)
@@ -115,3 +117,18 @@ def test_of_both_hash_rules_either_slot_may_be_in_a_damaged_object() -> None:
 def slots_of(slots: SlotMap, low: int, high: int) -> Any:
     """Return a shard with a range of slots."""
     return SimpleNamespace(slots=slots, slot_low=low, slot_high=high)
+
+
+def test_of_both_hash_rules_erased_keys_are_left_out_by_their_stored_hashes() -> None:
+    """Other hashes are compared: the smaller one of two that a key may have."""
+    is_folded = False
+    for key in (f"message-{number}" for number in range(20)):
+        stone = Tombstone.of("t", 10_000, key=key)
+        picked = Picked(*ALL_TIME, "both", Expired(tombstones=(stone,)))
+        for stored_hash in stone.hashes:
+            stored, numbers = np.array([stored_hash], np.int32), np.ones(1, np.int64)
+            columns: Any = {"stored_hash": stored, "key_hash": picked.as_compared(stored), "second": numbers}
+            columns |= {"topic_id": numbers, "queue_id": numbers, "fingerprint": np.array([stone.fingerprint])}
+            is_folded = is_folded or columns["key_hash"][0] not in stone.hashes
+            assert not len(picked.rows(columns, {1: "t"})) and len(picked.rows(columns, {1: "u"}))
+    assert is_folded
