@@ -156,3 +156,18 @@ def test_further_columns_and_identities_beside_the_source(tmp_path, prefix, item
     with cluster.reader(item_type=item_type) as reader:
         items = items_by_pages(reader.query, "t", "k", max_count=count)
     assert [(-i.offset, i.zone, cluster.numbers[i.source], i.source_id, i.source) for i in items] == sorted(expected)
+
+
+def test_an_index_that_leaves_files_out_makes_the_answer_truncated(tmp_path, prefix):
+    """The page is full with one file of the first index, and the second one has nothing."""
+    cluster = Cluster(tmp_path)
+    for part in range(3):
+        times = [BASE_MS + 100_000 * part + 1000 * number for number in range(2)]
+        cluster.add(f"{prefix}/a", [("t", 0, "k", time_ms - BASE_MS, 10, time_ms) for time_ms in times])
+    cluster.add(f"{prefix}/b", [("t", 0, "other", 0, 10, BASE_MS)])
+    with cluster.reader() as reader:
+        for count in (1, 2):
+            page = reader.query("t", "k", max_count=count)
+            assert (len(page), page.status) == (count, "truncated")
+            offsets = [item.offset for item in items_by_pages(reader.query, "t", "k", max_count=count)]
+            assert offsets == [201_000, 200_000, 101_000, 100_000, 1000, 0]
