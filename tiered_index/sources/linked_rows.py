@@ -45,6 +45,7 @@ from tiered_index.sources.rows import (
     TextFile,
     decompressed,
     read_text,
+    row_of_line,
     rows_as_json,
 )
 from tiered_index.spelling import other_spellings
@@ -247,6 +248,7 @@ class FileRows:
             else:
                 text, line = self._text(search, segment, file, position, item.size)
                 keys_by = partial(self._text_file(search, segment, file).members_of, text)
+                text = row_of_line(text, position)
             carries = self._carries(segment.store, key, keys_by)
         except InvalidArgument as error:
             if isinstance(file, LocalFile) and not os.access(file.path, os.R_OK):

@@ -71,6 +71,7 @@ _MAGICS = {
     # pzstd begins with a frame that is skipped
     b"\x50\x2a\x4d\x18": "zstd",
 }
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET = b"PAR1"
 _UNPACK = {"gzip": "gzip -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "zstd": "zstd -dc"}
 # forms that are not read, by their first bytes
@@ -302,11 +303,13 @@ def _may_count(unit: Unit, number: Any) -> Any:
 
 
 def _as_text(member: Any) -> Any:
-    """Return a key of a column as JSON: the text of a UUID of 16 bytes, and of other bytes that are UTF-8."""
+    """Return a key of a column as JSON: text of ASCII, of a UUID of 16 other bytes, and of bytes that are UTF-8."""
     if isinstance(member, list):
         return [_as_text(each) for each in member]
     if isinstance(member, bytes):
-        if len(member) == 16:
+        # no UUID of RFC 9562 is ASCII: the first bit of its ninth byte is 1
+        is_ascii_text = member.isascii() and member.decode().isprintable()
+        if len(member) == 16 and not is_ascii_text:
             return str(uuid.UUID(bytes=member))
         with contextlib.suppress(UnicodeDecodeError):
             return member.decode()
@@ -401,10 +404,11 @@ class RowBatch:
         return np.searchsorted(ends, positions - self.begin) + self.lines_before + 1
 
     def texts(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[bytes]:
-        """Return the lines at positions, of these sizes; rows of a file with columns as JSON."""
+        """Return the rows at positions, whose lines have these sizes; rows of a file with columns as JSON."""
         places = (positions - self.begin).tolist()
         if isinstance(self.source, bytes):
-            return [self.source[at : at + size] for at, size in zip(places, sizes.tolist(), strict=True)]
+            lines = zip(places, sizes.tolist(), strict=True)
+            return [row_of_line(self.source[at : at + size], self.begin + at) for at, size in lines]
         return rows_as_json(self.source.take(pa.array(places, pa.int64())))
 
     @property
@@ -494,6 +498,11 @@ class _SingleRows:
         topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
         keys, bad = pa.chunked_array([self.keys], _TEXT), tuple(self.bad)
         return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics)
+
+
+def row_of_line(line: bytes, position: int) -> bytes:
+    """Return the row of a line at a position: without a carriage return at its end, and a byte order mark at byte 0."""
+    return (line if position else line.removeprefix(_BYTE_ORDER_MARK)).removesuffix(b"\r")
 
 
 class BlockSums:
@@ -747,7 +756,7 @@ class CsvFile(TextFile):
         header, mark, _ = self.head.partition(b"\n")
         self._begin = len(header) + len(mark)
         try:
-            text = header.removeprefix(b"\xef\xbb\xbf").decode().rstrip("\r")
+            text = header.removeprefix(_BYTE_ORDER_MARK).decode().rstrip("\r")
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"{file}: the header is not UTF-8") from error
         marks = dialect or Dialect()
@@ -1207,7 +1216,7 @@ def _json_type(kind: pa.DataType) -> pa.DataType:
 def is_growing_text(head: bytes) -> bool:
     """Return whether a file may be a text whose last line is not written yet. The other forms are written whole."""
     whole = (_PARQUET, FILE_MAGIC, STREAM_MAGIC, b"[")
-    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    begin = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
     return compression_of(head) is None and not begin.startswith(whole) and _other_form(begin) is None
 
 
@@ -1228,7 +1237,7 @@ def open_rows(file: File, size_bytes: int, head: bytes, dialect: Dialect | None 
     if compression is not None:
         with decompressed(file, compression) as handle:
             text = read_text(file, handle, compression, _HEAD_BYTES)
-    begin = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+    begin = text.removeprefix(_BYTE_ORDER_MARK).lstrip()
     line = begin.partition(b"\n")[0]
     if begin.startswith(b"[") or line.rstrip() == b"{":
         unpacked = "" if compression is None else f"{_UNPACK[compression]} < FILE | "

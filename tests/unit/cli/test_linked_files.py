@@ -473,6 +473,35 @@ def test_rows_with_columns_of_any_type_come_back_as_json(tmp_path, where, is_arc
         assert (message["message"]["body"] | {"s": message["message"]["body"]["s"][:19]}) == expected, done.err
 
 
+@pytest.mark.parametrize("is_archived", [False, True])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['{"k": "a", "at": "2024-02-03"}', '{"k": "b", "at": "2024-02-03"}'],
+        ["k;at", '"a";"2024-02-03"', '"b";"2024-02-03"'],
+    ],
+)
+def test_a_row_comes_back_without_a_byte_order_mark_and_the_end_of_its_line(tmp_path, where, lines, is_archived):
+    (tmp_path / "a.log").write_bytes(b"\xef\xbb\xbf" + "".join(f"{line}\r\n" for line in lines).encode())
+    options = ("--topic", "t", "--key", "k", "--time", "at", *where, "--wait", *(["--archive"] if is_archived else []))
+    assert run_here("ingest", tmp_path / "a.log", *options, "--json").code == 0
+    for key, line in zip("ab", lines[-2:], strict=True):
+        done = run_here("query", "t", key, "--messages", *where, "--json")
+        assert [message["message"]["body"] for message in done.document["messages"]] == [line], done.err
+
+
+def test_a_key_of_sixteen_bytes_of_text_is_that_text_and_other_ones_are_a_uuid(tmp_path, where, rows_of):
+    """Some writers of Parquet don't say that a column of bytes is text."""
+    named = uuid.UUID("6f726465-722d-3000-b030-303030303437")
+    keys = pa.array([b"order-0000000047", named.bytes, b"order-47"], pa.binary())
+    at = pa.array([BEGIN_S * 10**6] * 3, pa.timestamp("us"))
+    pq.write_table(pa.table({"k": keys, "at": at, "n": [0, 1, 2]}), tmp_path / "a.parquet")
+    done = run_here("ingest", tmp_path / "a.parquet", "--topic", "t", "--key", "k", "--time", "at", *where)
+    assert done.code == 0, done.err
+    for number, key in enumerate(["order-0000000047", str(named), "order-47"]):
+        assert rows_of(key, "t") == ([number], [])
+
+
 def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where, rows_of):
     documents = ['{"k":-0,"n":0}', '{"k":[1.50,true,"x"],"n":1}', '{"k":12345678901234567890123,"n":2}', '{"n":3}']
     (tmp_path / "a.log").write_text(
