@@ -764,7 +764,15 @@ class CsvFile(TextFile):
         if dialect is not None:
             named = f"{ord(self.delimiter):02x}{ord(self.quote or chr(0)):02x}"
             self.format = self.format.replace(self.kind, f"{self.kind}:{named}", 1)
-        self.header = self._cells(text)
+        try:
+            self.header = self._cells(text)
+        except InvalidArgument as error:
+            if "\r" in text:
+                raise InvalidArgument(
+                    f"{file}: its lines end with a carriage return alone: write newlines, for example with "
+                    r"`tr '\r' '\n' < FILE > FILE.csv`"
+                ) from error
+            raise InvalidArgument(f"{file}: the header is {error}") from error
 
     @property
     def begin(self) -> int:

@@ -776,3 +776,10 @@ def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
     assert (followed.code, followed.error["message"]) == (2, done.error["message"])
     both = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--dry-run", "--json")
     assert "--dry-run" in both.error["message"]
+    (tmp_path / "b.csv").write_bytes(b"order_id,at\r1,2024-02-03\r")
+    old = run_here("ingest", tmp_path / "b.csv", *KEYS, *where, "--json")
+    assert (old.code, str(tmp_path / "b.csv") in old.error["message"]) == (2, True), old.err
+    assert r"`tr '\r' '\n' < FILE > FILE.csv`" in old.error["message"]
+    (tmp_path / "c.csv").write_bytes(b'"order_id"x,at\n1,2024-02-03\n')
+    odd = run_here("ingest", tmp_path / "c.csv", *KEYS, *where, "--json")
+    assert odd.error["message"].startswith(f"{tmp_path}/c.csv: the header is not CSV: "), odd.err
