@@ -12,10 +12,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep, total, write_parquet
 from tests.support.merging import RegionItem
 from tiered_index import IndexConfig, IndexReader
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, StorageMisconfigured
 from tiered_index.format.hashing import assigned_topic_id
 from tiered_index.spark import build
 from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3.storage import S3Storage
 
 
 def ndjson(table):
@@ -85,6 +86,16 @@ def test_source_and_index_in_s3_without_any_hadoop_library(spark, s3, config, tm
     with IndexReader.open(storage.replace("s3a", "s3")) as reader:
         ids = {i.topic_id for i in reader.query("orders", "key-0", max_count=2_000).items}
     assert ids == {5, assigned_topic_id("orders")}
+
+
+def test_a_build_refuses_a_server_that_ignores_put_if_absent(spark, s3, config, tmp_path, monkeypatch):
+    """It would lose one of two builds. The probe is made before a task writes a shard."""
+    monkeypatch.setattr(S3Storage, "put_if_absent", S3Storage.put)
+    storage = f"s3://{s3.new_bucket()}/index?endpoint_url={s3.endpoint_url}&addressing_style=path"
+    with pytest.raises(StorageMisconfigured, match="put-if-absent"):
+        build(spark, write_parquet(messages(50), tmp_path / "m.parquet"), storage=storage, config=config)
+    with open_storage(storage) as opened:
+        assert not list(opened.list())
 
 
 def test_a_dry_run_then_tables_of_a_parquet_file_and_modes_error_append_and_replace(spark, storage, config, tmp_path):
