@@ -62,6 +62,8 @@ TOPIC_FIELD = "field:"
 _DELIMITERS = (",", "\t", ";", "|")
 _NUMBER_TEXT = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _NUMBER = re.compile(rf"\s*{_NUMBER_TEXT[1:-1]}\s*")
+# without the marks of a JMESPath
+_FIELD_NAME = re.compile(r"""[^][.(){}|&*@`'"?!<>=,\\\x00-\x1f]+""")
 _HEAD_BYTES = 64 << 10
 _MAGICS = {
     b"\x1f\x8b": "gzip",
@@ -141,10 +143,10 @@ class RowMapping:
     def __post_init__(self) -> None:
         if not self.keys:
             raise InvalidArgument("--key is missing: it says where a row has its key, such as --key order_id")
-        self.paths = [compiled_path(path, f"--key {path}") for path in self.keys]
-        self.paths.append(compiled_path(self.time, f"--time {self.time}"))
+        self.paths = [_path_of(path, f"--key {path}") for path in self.keys]
+        self.paths.append(_path_of(self.time, f"--time {self.time}"))
         if self.topic is not None:
-            self.paths.append(compiled_path(self.topic, f"--topic {TOPIC_FIELD}{self.topic}"))
+            self.paths.append(_path_of(self.topic, f"--topic {TOPIC_FIELD}{self.topic}"))
         self.reader = FieldReader.of(self.paths)
 
     @property
@@ -155,7 +157,7 @@ class RowMapping:
 
     def names_of_path(self, path: str) -> tuple[str, ...] | None:
         """Return the names of a plain path; None: it is another expression."""
-        return plain_path(compiled_path(path, path).parsed)
+        return plain_path(_path_of(path, path).parsed)
 
     def decide(self, number: float) -> Unit:
         """Return the unit of times that are numbers, which the first `number` decides. Raises `InvalidArgument`."""
@@ -294,6 +296,21 @@ class RowMapping:
             if units > MAX_KEY_UNITS:
                 raise InvalidArgument(f"a key has {units:,} UTF-16 code units; {MAX_KEY_UNITS:,} are allowed")
         return list(keys)
+
+
+def _path_of(path: str, shown: str) -> Any:
+    """Return a compiled JMESPath; a name that is none, such as that of a column with blanks, is the field itself.
+
+    `shown` names it in errors. Raises as `compiled_path`.
+    """
+    try:
+        return compiled_path(path, shown)
+    except InvalidArgument as error:
+        if _FIELD_NAME.fullmatch(path):
+            return compiled_path(json_text(path), shown)
+        raise InvalidArgument(
+            f"{error}. A field with such a name is written in quotes, as '\"No. of order\"'"
+        ) from error
 
 
 def _may_count(unit: Unit, number: Any) -> Any:
@@ -781,6 +798,13 @@ class CsvFile(TextFile):
     def fields(self) -> list[str]:
         return self.header
 
+    def lacking(self, mapping: RowMapping) -> list[tuple[str, str]]:
+        lacking = super().lacking(mapping)
+        if self.head[self.begin :].strip():
+            return lacking
+        # there are no rows yet
+        return [name for name in lacking if _column_name(name[1], mapping, self.header) is None]
+
     def _cells(self, line: str) -> list[str]:
         before = csv.field_size_limit(MAX_ROW_BYTES)
         try:
@@ -1051,7 +1075,14 @@ class ColumnsFile(RowFile):
         return [name for name in mapping.names if self._way(name[1], mapping) is None]
 
     def _way(self, path: str, mapping: RowMapping) -> Way | None:
-        return way_of(self.table.schema, path, mapping)
+        way, columns = way_of(self.table.schema, path, mapping), self.table.schema.names
+        for name in () if way is None else way.names[: None if way.is_expression else 1]:
+            if columns.count(name) > 1:
+                raise InvalidArgument(
+                    f"{self.file} has {columns.count(name)} columns with the name {name}: write it again with a name "
+                    "for each, or choose another field"
+                )
+        return way
 
     def reading(self, mapping: RowMapping, position: int, end: int, *, whole: bool = False) -> ColumnsReading:
         ways = [self._way(path, mapping) for _, path in mapping.names]
@@ -1126,7 +1157,7 @@ def way_of(schema: pa.Schema, path: str, mapping: RowMapping) -> Way | None:
         return Way((path,))
     names = mapping.names_of_path(path)
     if names is None:
-        columns = [name for name in schema.names if name in fields_of(compiled_path(path, path).parsed)]
+        columns = [name for name in schema.names if name in fields_of(_path_of(path, path).parsed)]
         return Way(tuple(columns), is_expression=True) if columns else None
     if names[0] not in schema.names:
         return None

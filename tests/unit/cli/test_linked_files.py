@@ -473,6 +473,36 @@ def test_rows_with_columns_of_any_type_come_back_as_json(tmp_path, where, is_arc
         assert (message["message"]["body"] | {"s": message["message"]["body"]["s"][:19]}) == expected, done.err
 
 
+def test_a_field_is_named_as_it_is_written_also_with_blanks(tmp_path, where, rows_of):
+    names, of_parquet = ["Order ID", "time-stamp", "n"], tmp_path / "b.log"
+    (tmp_path / "a.log").write_text(f"{','.join(names)}\na,2024-02-03,0\n")
+    pq.write_table(pa.table([["a"], ["2024-02-03"], [1]], names), of_parquet)
+    (tmp_path / "c.log").write_text(json.dumps(dict(zip(names, ["a", "2024-02-03", 2], strict=True))) + "\n")
+    fields = ("--key", names[0], "--time", names[1])
+    done = run_here("ingest", tmp_path / "*.log", "--topic", "t", *fields, *where, "--wait")
+    assert done.code == 0, done.err
+    assert rows_of("a", "t") == ([0, 1, 2], [])
+    wrong = run_here("ingest", of_parquet, "--topic", "t", "--key", "No. 1", "--time", "n", *where, "--json")
+    assert "is written in quotes" in wrong.error["message"]
+
+
+@pytest.mark.parametrize("field", ["k", "k || n"])
+def test_a_key_of_columns_with_the_same_name_is_refused_by_the_name_of_the_file(tmp_path, where, field):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table([["a"], ["b"], ["2024-02-03"], [1]], ["k", "k", "at", "n"]), path)
+    done = run_here("ingest", path, "--topic", "t", "--key", field, "--time", "at", *where, "--json")
+    assert done.code == 2, done.err
+    assert done.error["message"].startswith(f"{path} has 2 columns with the name k: ")
+
+
+def test_a_first_file_that_has_only_a_header_lacks_no_field(tmp_path, where, ingest):
+    (tmp_path / "a.csv").write_text("order_id,customer.id,at\n")
+    assert ingest(tmp_path / "a.csv")["rows"] == 0
+    (tmp_path / "b.csv").write_text("order_id,at\n")
+    done = run_here("ingest", tmp_path / "b.csv", *KEYS, *where, "--json")
+    assert "has --key customer.id; " in done.error["message"]
+
+
 @pytest.mark.parametrize("is_archived", [False, True])
 @pytest.mark.parametrize(
     "lines",
