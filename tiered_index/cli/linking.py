@@ -252,10 +252,11 @@ def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None,
 
     uri = files[0].uri
     rows = open_rows(files[0].file, files[0].size_bytes, files[0].head(), mapping.dialect)
-    entries: list[dict[str, Any]] = []
+    entries, bad_rows = list[dict[str, Any]](), list[str]()
     for batch in rows.reading(mapping, 0, rows.length_bound(0)).batches(0):
-        for bad in batch.bad[:_SHOWN]:
-            session.out.remark(f"bad: {uri}, {bad.where}: {bad.problem}")
+        bad_rows = [f"{uri}, {bad.where}: {bad.problem}" for bad in batch.bad[:_SHOWN]]
+        for bad_row in bad_rows:
+            session.out.remark(f"bad: {bad_row}")
         topics = [topic] * len(batch.keys) if batch.topics is None else batch.topics.to_pylist()
         places = zip(batch.positions.tolist(), batch.times_ms.tolist(), batch.keys.to_pylist(), topics, strict=True)
         entries = [
@@ -265,7 +266,7 @@ def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None,
         break
     size_bytes = sum(each.size_bytes for each in files)
     document = {"status": "dry run", "files": len(files), "bytes": size_bytes, "format": rows.format}
-    session.out.answer(document | {"time_unit": mapping.unit, "entries": entries})
+    session.out.answer(document | {"time_unit": mapping.unit, "entries": entries, "bad": bad_rows})
     columns, position_unit = ("time", "topic", "key", "file", "row"), "byte" if rows.is_text else "row"
     cells = [
         (format_time(e["timestamp_ms"]), e["topic"], e["key"], uri, f"{position_unit} {e['row']:,}") for e in entries

@@ -495,6 +495,16 @@ def test_a_key_of_columns_with_the_same_name_is_refused_by_the_name_of_the_file(
     assert done.error["message"].startswith(f"{path} has 2 columns with the name k: ")
 
 
+def test_a_dry_run_as_json_names_the_rows_that_are_bad(tmp_path, where):
+    (tmp_path / "a.csv").write_text("k,at\na,01/02/2024\nb,2024-02-03\n")
+    done = run_here(
+        "ingest", tmp_path / "a.csv", "--topic", "t", "--key", "k", "--time", "at", *where, "--dry-run", "--json"
+    )
+    assert [entry["key"] for entry in done.document["entries"]] == ["b"]
+    (bad,) = done.document["bad"]
+    assert bad.startswith(f"file://{tmp_path}/a.csv, line 2 (byte 5): at is neither a number nor an ISO 8601 time")
+
+
 def test_a_first_file_that_has_only_a_header_lacks_no_field(tmp_path, where, ingest):
     (tmp_path / "a.csv").write_text("order_id,customer.id,at\n")
     assert ingest(tmp_path / "a.csv")["rows"] == 0
