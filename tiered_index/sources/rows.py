@@ -1210,7 +1210,20 @@ def rows_of_columns(
 
 def rows_as_json(table: pa.Table) -> list[bytes]:
     """Return the rows of a table as JSON objects: times and decimal numbers as texts, durations as numbers."""
-    return [json_text(row, compact=True).encode() for row in _cast(table, _json_type).to_pylist()]
+    shown = _cast(table, _json_type).rename_columns(_distinct(table.schema.names))
+    return [json_text(row, compact=True).encode() for row in shown.to_pylist()]
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return names of which none is there twice: x, x_1 and x_2 for three columns x."""
+    taken, distinct = {*names}, dict[str, None]()
+    for name in names:
+        other, number = name, 0
+        while other in distinct or (number and other in taken):
+            number += 1
+            other = f"{name}_{number}"
+        distinct[other] = None
+    return [*distinct]
 
 
 def _python_rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -505,6 +505,15 @@ def test_a_dry_run_as_json_names_the_rows_that_are_bad(tmp_path, where):
     assert bad.startswith(f"file://{tmp_path}/a.csv, line 2 (byte 5): at is neither a number nor an ISO 8601 time")
 
 
+def test_a_row_of_columns_with_the_same_name_has_all_of_them(tmp_path, where):
+    table = pa.table([["a"], ["2024-02-03"], [1], [2], [3], [4]], ["k", "at", "n", "n", "n_1", "n"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    run_here("ingest", tmp_path / "a.parquet", "--topic", "t", "--key", "k", "--time", "at", *where, "--wait")
+    done = run_here("query", "t", "a", "--messages", "--body", "json", *where, "--json")
+    expected = {"k": "a", "at": "2024-02-03", "n": 1, "n_2": 2, "n_1": 3, "n_3": 4}
+    assert [message["message"]["body"] for message in done.document["messages"]] == [expected]
+
+
 def test_a_first_file_that_has_only_a_header_lacks_no_field(tmp_path, where, ingest):
     (tmp_path / "a.csv").write_text("order_id,customer.id,at\n")
     assert ingest(tmp_path / "a.csv")["rows"] == 0
