@@ -20,6 +20,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,9 @@ def test_cycles_leave_nothing_open(place: Place) -> None:
                 cycle(place)
             after = census(place.folder, collect=False)
         assert (before.below, before.mappings, before.threads) == (0, 0, 0)
-        assert after == before, cycle.__name__
+        # what an earlier test left may be closed meanwhile
+        settled = replace(after, descriptors=max(after.descriptors, before.descriptors))
+        assert settled == before, cycle.__name__
 
 
 class FailingCall:

@@ -426,7 +426,7 @@ class RowBatch:
         if isinstance(self.source, bytes):
             lines = zip(places, sizes.tolist(), strict=True)
             return [row_of_line(self.source[at : at + size], self.begin + at) for at, size in lines]
-        return rows_as_json(self.source.take(pa.array(places, pa.int64())))
+        return rows_as_json(_run_ends_decoded(self.source).take(pa.array(places, pa.int64())))
 
     @property
     def times(self) -> Times | None:
@@ -1214,6 +1214,14 @@ def rows_as_json(table: pa.Table) -> list[bytes]:
     return [json_text(row, compact=True).encode() for row in shown.to_pylist()]
 
 
+def _run_ends_decoded(table: pa.Table) -> pa.Table:
+    """Return a table whose columns can be taken by their rows: Arrow can't take rows of runs."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_run_end_encoded(field.type):
+            table = table.set_column(number, field.name, pc.run_end_decode(table.column(number)))
+    return table
+
+
 def _distinct(names: Sequence[str]) -> list[str]:
     """Return names of which none is there twice: x, x_1 and x_2 for three columns x."""
     taken, distinct = {*names}, dict[str, None]()
@@ -1262,6 +1270,9 @@ def _python_type(kind: pa.DataType) -> pa.DataType:
 def _json_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_duration(kind):
         return pa.int64()
+    if pa.types.is_interval(kind):
+        # Arrow has no text of it: months, days and nanoseconds
+        return kind
     return pa.string() if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) else kind
 
 

@@ -12,6 +12,7 @@ import uuid
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
@@ -471,6 +472,24 @@ def test_rows_with_columns_of_any_type_come_back_as_json(tmp_path, where, is_arc
         done = run_here("query", "t", key, "--messages", *where, "--body", "json", "--json")
         (message,) = done.document["messages"]
         assert (message["message"]["body"] | {"s": message["message"]["body"]["s"][:19]}) == expected, done.err
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_rows_of_arrow_with_intervals_and_runs_come_back(tmp_path, where, is_archived):
+    columns = {
+        "k": pa.array(["a", "b"]),
+        "at": pa.array(["2024-02-03", "2024-02-04"]),
+        "every": pa.array([pa.MonthDayNano([1, 2, 3])] * 2),
+        "state": pc.run_end_encode(pa.array(["open", "open"])),
+    }
+    table = pa.table(columns)
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    options = ("--topic", "t", "--key", "k", "--time", "at", *where, "--wait", *(["--archive"] if is_archived else []))
+    assert run_here("ingest", tmp_path / "a.arrow", *options).code == 0
+    done = run_here("query", "t", "b", "--messages", *where, "--body", "json", "--json")
+    (message,) = done.document["messages"]
+    assert message["message"]["body"] == {"k": "b", "at": "2024-02-04", "every": [1, 2, 3], "state": "open"}, done.err
 
 
 def test_a_field_is_named_as_it_is_written_also_with_blanks(tmp_path, where, rows_of):
