@@ -88,7 +88,7 @@ def test_source_and_index_in_s3_without_any_hadoop_library(spark, s3, config, tm
     assert ids == {5, assigned_topic_id("orders")}
 
 
-def test_a_build_refuses_a_server_that_ignores_put_if_absent(spark, s3, config, tmp_path, monkeypatch):
+def test_a_build_refuses_an_s3_server_that_ignores_put_if_absent(spark, s3, config, tmp_path, monkeypatch):
     """It would lose one of two builds. The probe is made before a task writes a shard."""
     monkeypatch.setattr(S3Storage, "put_if_absent", S3Storage.put)
     storage = f"s3://{s3.new_bucket()}/index?endpoint_url={s3.endpoint_url}&addressing_style=path"
