@@ -248,7 +248,7 @@ orphans-of-any-age: uploads in progress are deleted before they can be published
   + if info.modified_ms <= now_ms]
   tests/unit/service/merge/test_readers_and_writers.py::test_orphans_are_what_nobody_names_and_old_enough
 archived-copy-ends-a-repair: a copy in an archive class keeps the other objects from their repair
-  in service/jobs/repair.py:_told
+  in service/jobs/repair.py:_archived_is_noted
   - except ObjectArchived as error:
   + except ZeroDivisionError as error:
   tests/faults/test_rules_of_buckets.py::test_a_repair_tells_of_an_archived_copy_and_repairs_the_rest[segment]

@@ -208,7 +208,7 @@ class Repairs:
             yield from self._of_catalog(named, report)
         else:
             for copy, size, read in self._copies(named):
-                with _told(report, copy):
+                with _archived_is_noted(report, copy):
                     if _problem_of(named, copy, size, read) is None:
                         yield copy, Rewrite("repair", "a repair", (named,), (ReplaceTask(named, size, read),))
 
@@ -217,7 +217,7 @@ class Repairs:
         if self.standby is None:
             return
         copy = f"{self.standby.uri}: {stored.name}"
-        with _told(report, copy):
+        with _archived_is_noted(report, copy):
             if not is_bad(self.standby, stored):
                 rows = Segments(LogState(catalogs={stored.name: stored}), self.standby)
                 task = CatalogTask(0, self.log, None, rows.all)
@@ -228,7 +228,7 @@ class Repairs:
         original: SegmentCopy | None = None
         for copy in self._segment_copies(segment):
             crc32: int | None = None
-            with _told(report, copy.name):
+            with _archived_is_noted(report, copy.name):
                 crc32 = copy.crc32()
             if crc32 == segment.crc32:
                 yield copy.name, copy.replacing(segment)
@@ -297,7 +297,7 @@ class Repairs:
 
 
 @contextlib.contextmanager
-def _told(report: Report, copy: str) -> Iterator[None]:
+def _archived_is_noted(report: Report, copy: str) -> Iterator[None]:
     """Return a context manager that notes a copy which is archived, in place of raising `ObjectArchived`."""
     try:
         yield
