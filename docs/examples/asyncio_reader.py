@@ -1,10 +1,11 @@
 """Look up and export on an event loop."""
 
 import asyncio
+import tempfile
 
 from tiered_index import AsyncIndexReader, IndexService
 
-with IndexService.open(root="async-index", storage="memory://awaited") as index:
+with tempfile.TemporaryDirectory() as root, IndexService.open(root=root, storage="memory://awaited") as index:
     index.put("orders", 0, "order-4711", offset=10, size=99, timestamp_ms=1_700_000_000_000)
     index.seal()
     index.run_lifecycle()

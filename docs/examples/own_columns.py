@@ -1,5 +1,6 @@
 """Entries with columns of a program's own."""
 
+import tempfile
 from dataclasses import dataclass
 
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, column
@@ -12,7 +13,9 @@ class TraceItem(KeyedIndexItem):
     host: str = column("text", width=32)
 
 
-with IndexService.open(root="traces-index", storage="memory://traces", item_type=TraceItem) as index:
+folder = tempfile.TemporaryDirectory()
+
+with IndexService.open(root=folder.name, storage="memory://traces", item_type=TraceItem) as index:
     own = {"region": 4, "duration_us": 1234, "host": "zürich-7"}
     index.put("spans", 3, "trace-77", offset=10, size=99, timestamp_ms=1_700_000_000_000, **own)
     index.seal()

@@ -1,5 +1,7 @@
 """A source of a program's own, which a follower puts into an index."""
 
+import tempfile
+
 from tiered_index import IndexService
 from tiered_index.follow import Batch, Follower, Lag
 
@@ -28,7 +30,9 @@ class Numbers:
         pass
 
 
-with IndexService.open(root="numbers", storage="memory://numbers", environment=False) as index:
+folder = tempfile.TemporaryDirectory()
+
+with IndexService.open(root=folder.name, storage="memory://numbers", environment=False) as index:
     with Follower(index, Numbers(index), follow=False) as follower:
         follower.run()
     assert len(index.query("orders", "order-2")) == 1

@@ -110,6 +110,10 @@ def test_programs_run(tmp_path: Path) -> None:
         programs[example] = (_ROOT / "docs/examples" / example).read_text()
     run = _run(tmp_path, sys.executable, "-c", _EACH_ALONE, *itertools.chain(*programs.items()))
     assert run.returncode == 0, run.stderr
+    # an example that left its root behind would fail when it is run again: its storage is in memory
+    left = {path.name for path in tmp_path.iterdir() if not path.name.startswith("tmp")}
+    of_pages = "".join(program for name, program in programs.items() if name not in _EXAMPLES)
+    assert {name for name in left if f'"{name}"' not in of_pages} == set()
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/performance.md"])
