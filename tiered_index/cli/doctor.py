@@ -8,7 +8,9 @@ from typer import Argument
 
 from tiered_index.cli.exit_codes import FINDING
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, NotAnIndex
+from tiered_index.storage.disk import local_path
+from tiered_index.storage.opening import split_uri
 from tiered_index.storage.probe import AbilityFinding, probe, probe_folder
 
 
@@ -32,7 +34,7 @@ def doctor(
 
     The table has each ability, its use, and the result. A result other than yes is a lack. If the engine works round
     it, the result names the price, and the exit code is 0. Exit code 1: an ability is missing. Exit code 3: the
-    storage did not answer or refused access.
+    storage did not answer or refused access. A missing folder or database is not made: make the folder first.
     """
     config = session.config(storage=uri)
     root = session.root
@@ -42,6 +44,7 @@ def doctor(
     findings: list[tuple[str, AbilityFinding]] = []
     if config.storage is not None:
         with config.open_storage() as storage:
+            _check_there(storage.uri)
             document["storage"] = storage.uri
             findings += [("storage", finding) for finding in probe(storage)]
     if root is not None:
@@ -63,3 +66,14 @@ def doctor(
     session.out.rows("", [{name: value for name, value in row.items() if name != "state"} for row in rows])
     session.out.line(f"missing: {len(missing)} of {len(rows)} abilities" if missing else "nothing is missing")
     return FINDING if missing else 0
+
+
+def _check_there(uri: str) -> None:
+    """Raise `NotAnIndex` for a folder or database that does not exist: the probe would make it, also a misspelt one."""
+    parts = split_uri(uri)
+    if parts.scheme in ("file", "sqlite") and not (path := local_path(parts, f"{parts.scheme}:///path")).exists():
+        folder = path if parts.scheme == "file" else path.parent
+        raise NotAnIndex(
+            f"nothing is at {uri}: check the URI. To check the disk for a new index, make the folder first, or pass "
+            f"--root {folder}"
+        )

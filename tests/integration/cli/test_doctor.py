@@ -3,10 +3,13 @@
 import errno
 import fcntl
 
+import pytest
+
 from tests.integration.cli.command_lines import run_here
 
 
 def test_what_is_sound_is_said_to_be(tmp_path):
+    (tmp_path / "cold").mkdir()
     done = run_here("doctor", (tmp_path / "cold").as_uri(), "--root", tmp_path / "new" / "root", "--json")
     assert (done.code, done.document["status"]) == (0, "ok"), done.err
     results = [(row["of"], row["what"], row["result"]) for row in done.document["abilities"]]
@@ -14,6 +17,13 @@ def test_what_is_sound_is_said_to_be(tmp_path):
     assert len(results) == 10 and not (tmp_path / "new").exists()
     shown = run_here("doctor", "memory://sound")
     assert "needed for" in shown.out and "nothing is missing" in shown.out
+
+
+@pytest.mark.parametrize("scheme", ["file", "sqlite"])
+def test_a_missing_place_is_said_and_not_made(tmp_path, scheme):
+    done = run_here("doctor", f"{scheme}://{tmp_path}/typo", "--json")
+    assert done.code == 2 and f"nothing is at {scheme}://{tmp_path}/typo: check the URI" in done.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_ability_is_a_finding(tmp_path, monkeypatch):
