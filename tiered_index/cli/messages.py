@@ -432,16 +432,19 @@ def message(
         is_found = any(message.message is not None for message in answer.messages)
         if not is_found and pages.exceeded is None and isinstance(pages.reader, IndexReader):
             pages.reader._check_opened()
+        hints = [] if answer.messages else pages.hints
         words = pages.words(topic) if topic is not None else OTHER
     shown = [_described(message, options.body, words) for message in answer.messages]
     lost = {"lost": answer.lost} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
-    out.answer(document | lost | pages.error())
+    out.answer(document | lost | ({"hints": hints} if hints else {}) | pages.error())
     for message, document_of_one in zip(answer.messages, shown, strict=True):
         _write_message(out, message, document_of_one["message"], words, raw=options.raw)
     if not answer.messages and pages.exceeded is None:
         what, key = ("row", "key") if words is FILES else ("message", "unique key")
         out.line(f"no {f'more {what}s' if options.cursor else what} of {topic} with the {key} {msg_id}")
+        for hint in hints:
+            out.line(hint)
     if answer.lost:
         out.line(f"lost permanently: {lost_text(answer.lost)}")
     if answer.cursor is not None:

@@ -149,7 +149,7 @@ class Pages(Generic[R]):
     def seen(self) -> dict[str, Any]:
         """Return the fields about the answers' provenance, the writers of the indexes, and hints."""
         rows = [index.to_dict() | {"writer": self._seen.get(index.source)} for index in self.last.freshness]
-        return self.last.provenance() | {"freshness": rows, "hints": self._hints}
+        return self.last.provenance() | {"freshness": rows, "hints": self.hints}
 
     def as_of(self) -> str:
         """Return a text with the time up to which the answers are complete; empty if partial, or if they have all."""
@@ -182,7 +182,7 @@ class Pages(Generic[R]):
         return f" {until}{several}; the writer {states[writer.state]}"
 
     @cached_property
-    def _hints(self) -> list[str]:
+    def hints(self) -> list[str]:
         """Hints: why nothing was found, which entries were left out, whether times were given in seconds."""
         unknown = self.last.unknown_topics
         seconds = None
@@ -259,7 +259,7 @@ class Pages(Generic[R]):
         """Print the lines after the answers, with `more` before the cost, and return the exit code as `settle`."""
         if self._not_asked is not None:
             out.line(f"the storage could not be read: {self._not_asked.not_asked}")
-        for hint in self._hints:
+        for hint in self.hints:
             out.line(hint)
         if self.last.cursor is not None:
             out.line(f"more with --cursor {self.last.cursor}")

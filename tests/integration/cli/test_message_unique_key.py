@@ -50,6 +50,12 @@ def test_a_key_that_is_no_unique_key_is_denied_after_all_messages_were_read(mess
     assert message_of("NOBODY").out == "no message of t with the unique key NOBODY\n"
 
 
+def test_a_topic_that_no_file_has_is_named_with_the_nearest(run_here, message_of):
+    hint = "no file that was read has topic 'T'; did you mean 't'?"
+    assert message_of("ONE", "--topic", "T").out == f"no message of T with the unique key ONE\n{hint}\n"
+    assert message_of("ONE", "--topic", "T", "--json").document["hints"] == [hint]
+
+
 def test_an_answer_that_is_cut_says_so_and_continues_by_its_cursor(message_of):
     first = message_of("MANY", "--json").document
     assert (len(first["messages"]), first["status"]) == (32, "truncated")
