@@ -429,7 +429,7 @@ class FileLinker:
         entries = len(batch.keys)
         topics = self._topics_of(batch)
         if self._archiver is not None:
-            self._archiver.add(topics if batch.topics else pa.array(topics), listed.uri, batch, shift)
+            self._archiver.add(topics if batch.topics is not None else pa.array(topics), listed.uri, batch, shift)
         columns = {
             "topic": topics,
             "queue_id": np.broadcast_to(np.int64(self._queue_id), entries),

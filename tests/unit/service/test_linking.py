@@ -6,8 +6,8 @@ from msgspec import structs
 from tests.support.log_records import GENESIS
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import InvalidArgument
-from tiered_index.format.names import linked_store
+from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.format.names import CATALOG_PREFIX, linked_store
 from tiered_index.format.segment import ArchivedSegment, LinkedSegment
 from tiered_index.retention import Expired
 from tiered_index.service.jobs import catalogs, linking
@@ -49,6 +49,22 @@ def test_a_change_that_another_one_overtakes_is_made_again(index, monkeypatch):
     linking.link(session.log, session.epoch, [], [second])
     # its own, that of the other change, and its own again
     assert (linked(index), len(calls)) == ([first, second], 3)
+
+
+def test_a_link_that_is_refused_leaves_no_catalog(index, monkeypatch):
+    """Another job gives the same offsets between the sending of the catalog and its record."""
+    session, send = index._session, catalogs.send_catalog
+
+    def overtaken(*arguments):
+        sent = send(*arguments)
+        monkeypatch.setattr(catalogs, "send_catalog", send)
+        linking.link(session.log, session.epoch, [segment(0)], [])
+        return sent
+
+    monkeypatch.setattr(catalogs, "send_catalog", overtaken)
+    with pytest.raises(StorageUnavailable, match="another job has added files"):
+        linking.link(session.log, session.epoch, [segment(0)], [])
+    assert [info.name for info in index.storage.list(CATALOG_PREFIX)] == [*session.log.state.catalogs]
 
 
 def test_a_change_of_two_catalogs_leaves_the_one_between_them(index):

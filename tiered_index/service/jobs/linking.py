@@ -77,11 +77,11 @@ def link(
 
 
 def check_behind(state: LogState, added: Sequence[Segment]) -> None:
-    """Raise `StorageUnavailable` unless segments begin behind all segments that catalogs list for their stores."""
+    """Raise `JobOvertaken` unless segments begin behind all segments that catalogs list for their stores."""
     for segment in added:
         ends = [log.end for _, log in state.listed_logs.get(segment.store, ())]
         if segment.start < max(ends, default=0):
-            raise StorageUnavailable(f"another job has added files of the log {segment.store} meanwhile: try again")
+            raise JobOvertaken(f"another job has added files of the log {segment.store} meanwhile: try again")
 
 
 def _catalogs_of(state: LogState, places: Sequence[tuple[str, int]]) -> list[StoredCatalog]:
