@@ -56,6 +56,8 @@ _SHARD_BYTES = 256 << 20
 # the caller's part of memory beside the streams: directories, a piece, hashes of a shard
 _DIRECTORY_BYTES, _HELD_BYTES = 32 << 20, 64 << 20
 _BY_A_JOB = "run `tiered-index merge` or `tiered-index spark merge`"
+# the name of the catalogs of segments in errors
+_CATALOGS = "catalogs of segments"
 # windows that health names
 _MOST_NAMED = 20
 _log = logging.getLogger(__name__)
@@ -113,7 +115,7 @@ class MergeWorker:
         self.lost_to_others = 0
         """Jobs that another merge was faster with."""
         self.errors: dict[str, TieredIndexError] = {}
-        """The last error of each window that failed, until it is merged."""
+        """The last error of each window that failed, and of the catalogs, until they are merged."""
         # windows that another job merged or that failed: they wait until this monotonic time, for this reason
         self._until_s: dict[Window, tuple[float, str]] = {}
         # the last plan of each tier
@@ -140,8 +142,13 @@ class MergeWorker:
                 failures = [error for window_s in self.tiers for error in self._run_tier(window_s)]
                 try:
                     merge_catalogs(session.log, session.epoch, least=MOST_LINES)
+                    self.errors.pop(_CATALOGS, None)
                 except CorruptFile as error:
+                    self.errors[_CATALOGS] = without_frames(error)
                     failures.append(error)
+                except (StorageError, DiskFull) as error:
+                    self.errors[_CATALOGS] = without_frames(error)
+                    raise
             except WriterFenced as error:
                 session.fenced = session.fenced or without_frames(error)
                 raise

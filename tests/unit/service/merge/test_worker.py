@@ -3,6 +3,7 @@
 import itertools
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,12 @@ from tiered_index import IndexConfig, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import ConfigError, CorruptFile, ObjectArchived, StorageUnavailable, WriterFenced
 from tiered_index.format.layout import NATIVE, ROCKETMQ
+from tiered_index.format.names import CATALOG_PREFIX, linked_store
+from tiered_index.format.segment import LinkedSegment
 from tiered_index.format.slots import SlotMap
 from tiered_index.service import index as index_module
+from tiered_index.service.jobs.catalogs import MOST_CATALOGS
+from tiered_index.service.jobs.linking import link
 from tiered_index.service.jobs.rewrite import RewriteTask
 from tiered_index.service.life.merge_worker import MergeWorker
 from tiered_index.service.log.records import LogRecord, TableShard
@@ -310,3 +315,20 @@ def test_an_unavailable_storage_ends_the_round_and_the_next_one_goes_on(faulty):
     assert life.index.health()["problems"] and merge_health(life.index)["waiting_windows"] == 2
     life.storage.clear()
     assert life.index.run_merge().jobs == 2 and not life.index.health()["problems"]
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable, partial(CorruptFile, "a catalog")])
+def test_catalogs_that_can_not_be_merged_are_a_problem_until_they_are(faulty, error):
+    life, store, session = faulty, linked_store("t", 0), faulty.index._session
+    for number in range(MOST_CATALOGS):
+        uri, etag = f"file:///{number}.log", f"1-{number}-0-00000000"
+        segment = LinkedSegment(uri, store, number * 10, 10, "ndjson", 10, etag, 5, 0)
+        link(session.log, session.epoch, [segment], [])
+    life.storage.fail("*", times=None, error=error, name_prefix=CATALOG_PREFIX)
+    with pytest.raises((StorageUnavailable, CorruptFile)):
+        life.index.run_merge()
+    (problem,) = life.index.health()["problems"]
+    assert problem.startswith("merge of catalogs of segments: ")
+    life.storage.clear()
+    life.index.run_merge()
+    assert life.index.health()["problems"] == [] and len(life.index.log_state.catalogs) == 1
