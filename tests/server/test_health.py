@@ -20,9 +20,11 @@ from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
 from tiered_index.server import served
 from tiered_index.server import tokens as token_files
 from tiered_index.server.listening import HttpListener
+from tiered_index.server.served import Caps
 from tiered_index.server.tokens import add_token
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.read import caches
+from tiered_index.service.read.budget import LookupLimits
 from tiered_index.storage.opening import open_storage
 
 SETTINGS = {"slots": 100, "items": 1000, "background": False}
@@ -251,3 +253,13 @@ def test_a_writer_that_has_not_read_its_log_has_no_log_number(tmp_path):
         storage.clear()
         index.run_lifecycle()
         assert values(client)["tiered_index_log_number",] > 0
+
+
+def test_a_short_time_of_lookups_is_none_for_probes_and_no_short_sum_for_du(tmp_path):
+    caps = Caps(limits=LookupLimits(10_000, 1 << 30, 1e-7))
+    with IndexReader.open(published(tmp_path)) as reader, serving(reader, caps=caps) as client:
+        assert client.get("/v1/health").json() == {"status": "healthy", "ready": True, "problems": []}
+        assert client.get("/readyz").json()["problems"] == []
+        answer = client.get("/v1/du")
+        assert (answer.status_code, answer.json()["error"]) == (422, "BudgetExceeded")
+        assert "was not read" in answer.json()["detail"] and "totals" not in answer.json()

@@ -13,12 +13,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiered_index.server import wire
 from tiered_index.server.answers import Health, PartProblem, Problems, Token
-from tiered_index.server.calls import Calls, Handlers, caller_of
+from tiered_index.server.calls import Allowance, Calls, Handlers, caller_of
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
 from tiered_index.server.operations import Operation
-from tiered_index.server.parameters import Nothing
+from tiered_index.server.parameters import Nothing, Spending
 from tiered_index.server.problems import ProblemResponse, Redaction, Refused
-from tiered_index.server.served import Served
+from tiered_index.server.served import Caps, Served
 
 
 class HealthHandlers(Handlers):
@@ -27,6 +27,10 @@ class HealthHandlers(Handlers):
     def __init__(self, served: Served, _: Calls, metrics: Metrics) -> None:
         # Own threads: probes must answer even if every thread of lookups waits for the storage
         super().__init__(served, Calls(2, 62), metrics)
+
+    def allowance(self, spending: Spending | None = None) -> Allowance:
+        """Return bounds of their own: within those of lookups a sound storage might not answer."""
+        return Allowance(Caps(), self.prices)
 
     @Operation("GET /metrics", forms=("text/plain",), is_light=True)
     async def metrics(self, request: Request, _: Nothing) -> Response:

@@ -32,6 +32,8 @@ Time = int | Annotated[str, Meta(max_length=64, description=_TIME)]
 # Most entries of a page, and lookups of a batch
 MAX_COUNT, MAX_LOOKUPS = 1_000, 10_000
 Most = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+# The hint of a refused `max_count` of entries
+_PAGED = "; continue with the cursor, or ask for a stream (all=true)"
 # Default of `Lookup`
 _MAX_COUNT = 64
 # Most begins of lists and objects for each lookup, also in texts
@@ -338,7 +340,8 @@ def _said(problem: str) -> str:
     if (named := _MEMBER.match(problem)) is not None:
         name = ".".join(filter(None, (place, named[2])))
         return f"{name} is {'missing' if named[1] == 'missing required' else 'not a parameter of this request'}"
-    return f"{place}: {sentence_of(problem)}" if place else sentence_of(problem)
+    hint = _PAGED if place.endswith("max_count") and f" {MAX_COUNT}" in problem else ""
+    return f"{place}: {sentence_of(problem)}{hint}" if place else sentence_of(problem)
 
 
 _MEMBER = re.compile("Object (missing required|contains unknown) field `(.*)`", re.DOTALL)

@@ -326,6 +326,10 @@ class QueryEngine:
             return Pass(run, scan)
 
         [index_pass] = _unfailed(search_all(search))
+        if index_pass.errors:
+            # also after a bound: the sums could not say which files they leave out
+            report, error = index_pass.errors[0]
+            raise BudgetExceeded(f"{error}; {report.file} was not read", failed=(report,)) from error
         return index_pass.scan.stats
 
     def count(self, kind: str, status: str) -> None:
