@@ -184,6 +184,19 @@ def test_cycles_leave_nothing_open(place: Place) -> None:
         assert settled == before, cycle.__name__
 
 
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_reader_beside_the_writer_lets_files_go_that_left_the_root(place: Place) -> None:
+    with place.writer(background=False, local_keep_s=0) as service:
+        with IndexReader.open(root=place.root, storage=place.uri, query_threads=2) as beside:
+            for _ in range(3):
+                place.put(service, 12)
+                service.flush()
+                assert beside.query("t", "k1").items and census(place.folder).mappings
+                service.seal()
+                service.run_lifecycle()
+                assert beside.query("t", "k1").items and not census(place.folder).mappings
+
+
 class FailingCall:
     """Makes the `nth` call that takes or uses a handle raise `error` in the block. `met` says whether there was one."""
 
