@@ -1,4 +1,6 @@
-"""`TimeRangeSkipList` against a sorted list, and under threads: a scan never misses a handle that stays in the list."""
+"""`TimeRangeSkipList` against a sorted list, and between the bytecodes of another call: a scan is in order, and misses
+no handle that stays in the list.
+"""
 
 import random
 import sys
@@ -198,6 +200,8 @@ def test_a_change_at_any_bytecode_of_a_scan_hides_nothing(few_levels, seed):
         high = low + rng.choice((0, 3, 20))
         race = _Interleaving(at, change)
         nodes = race.run(lambda: list(tested.overlapping(low, high)))
+        keys = [node.key for node in nodes]
+        assert keys == sorted(set(keys)), "out of order, or twice"
         return race, _missed(nodes, steady, low, high)
 
     _races(seed, 1, scan_beside)

@@ -11,7 +11,7 @@ Invariants
 - A removed node keeps its links, so a reader on it continues in the list.
 - A node that is replaced or removed stays in the list until no snapshot has it (see `catalog`).
 
-Threads: `insert`, `extend` and `remove` take a lock; `overlapping` takes none, at any time.
+Threads: one at a time calls `insert`, `extend` and `remove` (the catalog's lock); any calls `overlapping`, at any time.
 Sources: Pugh, "Skip lists: a probabilistic alternative to balanced trees" (1990); Hanson and Johnson, "The interval
 skip list: a data structure for finding all intervals that overlap a point" (1991).
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -55,7 +54,6 @@ class TimeRangeSkipList(Generic[V]):
         self._rng = rng or random.Random()
         self._ages = itertools.count()
         self._head: Node[V] = Node((_NONE, -1), 0, _NONE, None, _MAX_LEVEL, 0)
-        self._lock = threading.Lock()
         # the highest level that ever had a node, raised before the node is linked; an old value costs more steps
         self._height = 1
 
@@ -66,46 +64,43 @@ class TimeRangeSkipList(Generic[V]):
         """
         if begin > end:
             raise ValueError(f"interval ends before it begins: [{begin}, {end}]")
-        with self._lock:
-            level = 1
-            while level < _MAX_LEVEL and self._rng.random() < 0.25:
-                level += 1
-            node: Node[V] = Node((-begin, next(self._ages)), begin, end, value, level, since)
-            self._height = max(self._height, level)
-            path = self._path(node.key)
-            for i in range(_MAX_LEVEL):
-                following, reach = path[i].links[i]
-                path[i].links[i] = (following, max(reach, end))
-            for i in range(level):
-                node.links[i] = path[i].links[i]  # its reach may be too great for now, but never too small
-            for i in range(level):
-                path[i].links[i] = (node, path[i].links[i][1])
-            for i in range(level):
-                self._measure(path[i], i)
-                self._measure(node, i)
-            return node
+        level = 1
+        while level < _MAX_LEVEL and self._rng.random() < 0.25:
+            level += 1
+        node: Node[V] = Node((-begin, next(self._ages)), begin, end, value, level, since)
+        self._height = max(self._height, level)
+        path = self._path(node.key)
+        for i in range(_MAX_LEVEL):
+            following, reach = path[i].links[i]
+            path[i].links[i] = (following, max(reach, end))
+        for i in range(level):
+            node.links[i] = path[i].links[i]  # its reach may be too great for now, but never too small
+        for i in range(level):
+            path[i].links[i] = (node, path[i].links[i][1])
+        for i in range(level):
+            self._measure(path[i], i)
+            self._measure(node, i)
+        return node
 
     def extend(self, node: Node[V], end: int) -> None:
         """Raise the end of the interval of `node`, which is in the list, to `end`."""
-        with self._lock:
-            path = self._path(node.key)
-            # first the links that skip the node or end at it
-            for i in range(_MAX_LEVEL):
-                following, reach = path[i].links[i]
-                path[i].links[i] = (following, max(reach, end))
-            node.end = max(node.end, end)
+        path = self._path(node.key)
+        # first the links that skip the node or end at it
+        for i in range(_MAX_LEVEL):
+            following, reach = path[i].links[i]
+            path[i].links[i] = (following, max(reach, end))
+        node.end = max(node.end, end)
 
     def remove(self, node: Node[V]) -> None:
         """Remove `node`. Raises `KeyError` if it is not in the list."""
-        with self._lock:
-            path = self._path(node.key)
-            if path[0].links[0][0] is not node:
-                raise KeyError("the node is not in the list")
-            for i in reversed(range(len(node.links))):
-                following, reach = node.links[i]
-                path[i].links[i] = (following, max(path[i].links[i][1], reach))
-            for i in range(_MAX_LEVEL):
-                self._measure(path[i], i)
+        path = self._path(node.key)
+        if path[0].links[0][0] is not node:
+            raise KeyError("the node is not in the list")
+        for i in reversed(range(len(node.links))):
+            following, reach = node.links[i]
+            path[i].links[i] = (following, max(path[i].links[i][1], reach))
+        for i in range(_MAX_LEVEL):
+            self._measure(path[i], i)
 
     def overlapping(self, begin: int, end: int) -> list[Node[V]]:
         """Return the nodes whose interval overlaps the inclusive range [begin, end], greatest begin first."""
