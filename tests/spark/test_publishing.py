@@ -1,7 +1,6 @@
 """The end of a build: the log decides, and a sweep finds all leftovers.
 
 Builds also continue a source: one record has the entries, and the position up to which the index then has the source.
-`test_killed_drivers.py` kills drivers of whole jobs.
 """
 
 from __future__ import annotations
