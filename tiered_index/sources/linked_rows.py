@@ -46,8 +46,8 @@ from tiered_index.sources.rows import (
     decompressed,
     read_text,
     row_of_line,
-    rows_as_json,
 )
+from tiered_index.sources.values import rows_as_json
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.storage.pools import each

@@ -10,13 +10,10 @@ from __future__ import annotations
 import bz2
 import contextlib
 import csv
-import datetime
-import decimal
 import gzip
 import io
 import lzma
 import re
-import uuid
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
@@ -40,11 +37,12 @@ from tiered_index.kernels import GzipFile, crc32, gzip_error
 from tiered_index.service.read.rows import check_topic
 from tiered_index.service.write.validation import milliseconds
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
-from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, is_text, plain_text, times_ms
+from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, times_ms
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.sources.restart import RESTARTED, FramedText, PackedText, RestartPoint, packed_text
+from tiered_index.sources.values import key_value, python_rows, python_values, rows_as_json, run_ends_decoded
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, exact_time
 
 File = LocalFile | StoredFile
@@ -268,7 +266,7 @@ class RowMapping:
 
     def topic_of(self, member: Any) -> str:
         """Return the topic of a row by the member at its path. Raises `InvalidArgument`."""
-        texts = [] if isinstance(member, list) else list(key_texts(_as_text(member)))
+        texts = [] if isinstance(member, list) else list(key_texts(key_value(member)))
         if not texts:
             raise InvalidArgument(f"no topic at {self.topic}")
         return check_topic(texts[0])
@@ -287,7 +285,7 @@ class RowMapping:
 
     def keys_of(self, members: Iterable[Any]) -> list[str]:
         """Return the distinct keys of a row by the members at its key paths. Raises `InvalidArgument`."""
-        keys = dict.fromkeys(text for member in members for text in key_texts(_as_text(member)) if text)
+        keys = dict.fromkeys(text for member in members for text in key_texts(key_value(member)) if text)
         for key in keys:
             try:
                 units = len(key.encode("utf-16-le")) // 2
@@ -317,23 +315,6 @@ def _may_count(unit: Unit, number: Any) -> Any:
     """Return whether a number, or each of some (n), is a likely time in a unit."""
     first, end = (second * _PER_SECOND[unit] for second in _LIKELY_S)
     return (number >= first) & (number < end)
-
-
-def _as_text(member: Any) -> Any:
-    """Return a key of a column as JSON: text of ASCII, of a UUID of 16 other bytes, and of bytes that are UTF-8."""
-    if isinstance(member, list):
-        return [_as_text(each) for each in member]
-    if isinstance(member, bytes):
-        # no UUID of RFC 9562 is ASCII: the first bit of its ninth byte is 1
-        is_ascii_text = member.isascii() and member.decode().isprintable()
-        if len(member) == 16 and not is_ascii_text:
-            return str(uuid.UUID(bytes=member))
-        with contextlib.suppress(UnicodeDecodeError):
-            return member.decode()
-        return member.hex()
-    if isinstance(member, datetime.date | datetime.time | decimal.Decimal):
-        return str(member)
-    return member if isinstance(member, str | int | float | dict) else None
 
 
 # of JSON; a parser of numbers forgets the sign
@@ -426,7 +407,7 @@ class RowBatch:
         if isinstance(self.source, bytes):
             lines = zip(places, sizes.tolist(), strict=True)
             return [row_of_line(self.source[at : at + size], self.begin + at) for at, size in lines]
-        return rows_as_json(_run_ends_decoded(self.source).take(pa.array(places, pa.int64())))
+        return rows_as_json(run_ends_decoded(self.source).take(pa.array(places, pa.int64())))
 
     @property
     def times(self) -> Times | None:
@@ -1095,7 +1076,7 @@ class ColumnsFile(RowFile):
         """Return the keys, and the time and the topic of a row, by path; None for a column that the file lacks."""
         ways = [self._way(path, mapping) for _, path in mapping.names]
         needed = {name for way in ways if way is not None for name in way.names[: None if way.is_expression else 1]}
-        (values,) = _python_rows(row.select([*needed])) if needed else ({},)
+        (values,) = python_rows(row.select([*needed])) if needed else ({},)
         members = []
         for way, expression in zip(ways, mapping.paths, strict=True):
             if way is not None and way.is_expression:
@@ -1176,7 +1157,7 @@ def rows_of_columns(
     columns: list[Any] = []
     for way, path in zip(ways, mapping.paths, strict=True):
         if way.is_expression:
-            columns.append([searched(path, row) for row in _python_rows(table.select(way.names))])
+            columns.append([searched(path, row) for row in python_rows(table.select(way.names))])
             continue
         name, *below = way.names
         column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
@@ -1198,7 +1179,7 @@ def rows_of_columns(
         columns[len(mapping.keys)] = time.cast(pa.int64())
         mapping = replace(mapping, unit=time.type.unit, is_guessed=False)
     rows = _SingleRows()
-    values = [_python_values(column) if isinstance(column, pa.Array) else column for column in columns]
+    values = [python_values(column) if isinstance(column, pa.Array) else column for column in columns]
     members_of_rows = zip(*values, strict=True)
     for number, members in zip(positions.tolist(), members_of_rows, strict=True):
         try:
@@ -1206,74 +1187,6 @@ def rows_of_columns(
         except InvalidArgument as error:
             rows.bad.append(BadRow(f"row {number + 1:,}", str(error)))
     return rows.batch(end, mapping)
-
-
-def rows_as_json(table: pa.Table) -> list[bytes]:
-    """Return the rows of a table as JSON objects: times and decimal numbers as texts, durations as numbers."""
-    shown = _cast(table, _json_type).rename_columns(_distinct(table.schema.names))
-    return [json_text(row, compact=True).encode() for row in shown.to_pylist()]
-
-
-def _run_ends_decoded(table: pa.Table) -> pa.Table:
-    """Return a table whose columns can be taken by their rows: Arrow can't take rows of runs."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_run_end_encoded(field.type):
-            table = table.set_column(number, field.name, pc.run_end_decode(table.column(number)))
-    return table
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Return names of which none is there twice: x, x_1 and x_2 for three columns x."""
-    taken, distinct = {*names}, dict[str, None]()
-    for name in names:
-        other, number = name, 0
-        while other in distinct or (number and other in taken):
-            number += 1
-            other = f"{name}_{number}"
-        distinct[other] = None
-    return [*distinct]
-
-
-def _python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table as values of Python, and times that it has none for as texts."""
-    return cast(list[dict[str, Any]], _cast(table, _python_type).to_pylist())
-
-
-def _python_values(column: pa.Array) -> list[Any]:
-    """Return the values of a column as `_python_rows`."""
-    return [row["column"] for row in _python_rows(pa.table({"column": column}))]
-
-
-def _cast(table: pa.Table, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Table:
-    return table.cast(pa.schema([field.with_type(_replaced(field.type, leaf)) for field in table.schema]))
-
-
-def _replaced(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a type whose innermost types are those that `leaf` returns for them."""
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_replaced(field.type, leaf)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_replaced(kind.key_type, leaf), _replaced(kind.item_type, leaf))
-    if has_items(kind):
-        item = kind.value_field.with_type(_replaced(kind.value_type, leaf))
-        if pa.types.is_fixed_size_list(kind):
-            return pa.list_(item, kind.list_size)
-        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
-    return leaf(kind)
-
-
-def _python_type(kind: pa.DataType) -> pa.DataType:
-    is_fine = (pa.types.is_timestamp(kind) or pa.types.is_time64(kind)) and kind.unit == "ns"
-    return pa.string() if is_fine else kind
-
-
-def _json_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_interval(kind):
-        # Arrow has no text of it: months, days and nanoseconds
-        return kind
-    return pa.string() if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) else kind
 
 
 def is_growing_text(head: bytes) -> bool:

@@ -1,0 +1,124 @@
+"""The values of rows of files are keys as they are shown: one that is copied from a row finds the row."""
+
+import datetime
+import decimal
+import json
+import uuid
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+from tiered_index import FileRows, IndexReader
+
+MOMENT = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
+NUMBERS = {
+    **{str(kind): (n, kind) for n, kind in enumerate((pa.int8(), pa.uint16(), pa.int64()), 1)},
+    "most": (2**64 - 1, pa.uint64()),
+    "half": (2.5, pa.float16()),
+    "single": (0.1, pa.float32()),
+    "large": (1e20, pa.float64()),
+    "tiny": (1e-7, pa.float64()),
+    "whole": (5.0, pa.float64()),
+    "nan": (float("nan"), pa.float64()),
+    "infinite": (float("-inf"), pa.float32()),
+    "true": (True, pa.bool_()),
+    "cost": (decimal.Decimal("1.50"), pa.decimal128(9, 2)),
+    "fine cost": (decimal.Decimal("12E-9"), pa.decimal256(50, 10)),
+}
+TIMES = {
+    **{
+        f"{unit}, {zone}": (MOMENT.timestamp() * per + 60 * per * (minute + 9 * hour), pa.timestamp(unit, zone))
+        for minute, (unit, per) in enumerate({"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}.items())
+        for hour, zone in enumerate((None, "UTC", "Europe/Berlin", "+02:00"))
+    },
+    "split second": (MOMENT.replace(microsecond=1500), pa.timestamp("us", "UTC")),
+    "beyond": (2**52, pa.timestamp("ms")),
+    "day": (datetime.date(2024, 2, 3), pa.date32()),
+    "day in ms": (datetime.date(2024, 2, 4), pa.date64()),
+    "clock": (datetime.time(1, 2, 3, 4000), pa.time32("ms")),
+    "fine clock": (3723000000001, pa.time64("ns")),
+    "duration": (5001, pa.duration("ms")),
+}
+BYTES = {
+    "text": ('Käse \x7f "x" \\ 1', pa.string()),
+    "view": ("seen", pa.string_view()),
+    "bytes of text": (b"order-47", pa.binary()),
+    "bytes": (b"\xff\x00\x01", pa.binary()),
+    "control": (b"\0\1\2\3", pa.binary(4)),
+    "named": (uuid.UUID(int=7).bytes, pa.binary(16)),
+}
+NESTED = {
+    "list": ([MOMENT.replace(year=2020), MOMENT.replace(year=2021)], pa.list_(pa.timestamp("ms", "UTC"))),
+    "pair": ([3.25, 4.25], pa.list_(pa.float64(), 2)),
+    "inner": (
+        {"at": MOMENT.replace(year=2022), "id": b"\xfe"},
+        pa.struct({"at": pa.timestamp("s"), "id": pa.binary()}),
+    ),
+    "items": ([{"cost": decimal.Decimal("7.70")}], pa.list_(pa.struct({"cost": pa.decimal128(5, 2)}))),
+}
+
+
+def columns():
+    """Return an array of one value for each type."""
+    arrays = {}
+    for name, (value, kind) in {**NUMBERS, **TIMES, **BYTES, **NESTED}.items():
+        is_number = isinstance(value, int | float) and pa.types.is_temporal(kind)
+        arrays[name] = pa.array([int(value)], pa.int64()).cast(kind) if is_number else pa.array([value], kind)
+    arrays["coded"] = pa.array([MOMENT.replace(year=2019)], pa.timestamp("us")).dictionary_encode()
+    if hasattr(pa, "uuid"):
+        stored = pa.array([uuid.UUID(int=8 << 120).bytes], pa.binary(16))
+        arrays["uuid"] = pa.ExtensionArray.from_storage(pa.uuid(), stored)
+    return arrays
+
+
+def leaves(value):
+    """Return the texts of a member of a row, as one copies them."""
+    if isinstance(value, dict | list):
+        return [text for each in (value.values() if isinstance(value, dict) else value) for text in leaves(each)]
+    return [value if isinstance(value, str) else json.dumps(value)]
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+@pytest.mark.parametrize("form", ["parquet", "arrow", "ndjson", "csv"])
+def test_a_value_that_is_copied_from_a_row_finds_the_row(tmp_path, form, is_archived):
+    arrays = columns()
+    if form == "parquet":
+        arrays = {name: column for name, column in arrays.items() if name not in ("half", "coded")}
+    keys = [*(name for name in arrays if name not in ("inner", "items")), "inner.at", "inner.id", "items[].cost"]
+    table, path = pa.table({**arrays, "time": pa.array([MOMENT])}), tmp_path / f"a.{form}"
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    elif form == "ndjson":
+        path.write_text('{"a":1.50,"b":-0,"c":1E5,"d":true,"e":["x",12345678901234567890],"time":"2024-01-01"}\n')
+        keys = ["a", "b", "c", "d", "e"]
+    else:
+        path.write_text('a,b,c,time\n1.50,"x ""y"", z",2024-01-01 00:00:57+00:00,2024-01-01\n')
+        keys = ["a", "b", "c"]
+    options = [option for key in keys for option in ("--key", f'"{key}"' if " " in key or "," in key else key)]
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", "--wait")
+    archive = ["--archive"] if is_archived else []
+    done = run_here("ingest", path, "--topic", "t", *options, "--time", "time", *where, *archive, "--json")
+    assert done.code == 0, done.err
+    with IndexReader.open(f"file://{tmp_path}/objects") as reader, FileRows(reader) as rows:
+
+        def texts(key):
+            messages = [each.message for each in reader.messages("t", key, source=rows)]
+            return [message and message.text for message in messages]
+
+        first = {"ndjson": "1.50", "csv": "1.50"}.get(form, "order-47")
+        (shown,) = texts(first)
+        printed = {
+            "ndjson": ["1.50", "-0", "1E5", "true", "x", "12345678901234567890"],
+            "csv": ["1.50", 'x "y", z', "2024-01-01 00:00:57+00:00"],
+        }.get(form)
+        if printed is None:
+            row = json.loads(shown)
+            del row["time"]
+            printed = leaves(row)
+            assert len(set(printed)) == len(printed) == len(arrays) + 3, "the values of a row must differ"
+        assert {key: texts(key) for key in printed} == {key: [shown] for key in printed}
