@@ -257,15 +257,6 @@ def test_a_full_disk_bound_is_code_7_and_loses_nothing(ingest, places):
     assert offsets_of(places, "orders", "k7") == expected_offsets("orders", "k7", 3000)
 
 
-def test_the_last_flush_waits_for_uploads_too(ingest, places):
-    """All entries fit the write buffer, so no put waits for the disk."""
-    write_source(places.source, 0, 3000)
-    environment = {"TIERED_INDEX_DISK_MAX_BYTES": "60000", "TIERED_INDEX_LIFECYCLE_INTERVAL_S": "0.1"}
-    outcome = ingest("--json", environment=environment)
-    assert outcome.code == 0, outcome
-    assert offsets_of(places, "orders", "k7") == expected_offsets("orders", "k7", 3000)
-
-
 def holds_lock(root, pid):
     try:
         return f'"pid": {pid},' in (root / "lock").read_text()
@@ -273,10 +264,7 @@ def holds_lock(root, pid):
         return False
 
 
-@pytest.mark.parametrize(
-    "fields", [(), ("--topic", "field:topic", "--key", "keys", "--time", "timestamp_ms")], ids=["messages", "rows"]
-)
-def test_sigkill_at_any_moment_and_the_same_command_again(places, fields):
+def test_sigkill_at_any_moment_and_the_same_command_again(places):
     """Every entry is found exactly once after any number of kills, while the file grows.
 
     The seed is printed on failure.
@@ -285,7 +273,7 @@ def test_sigkill_at_any_moment_and_the_same_command_again(places, fields):
     moments = random.Random(seed)
     most, grown = 40, 3000
     where = ("--root", places.root, "--storage", places.uri)
-    line = [SCRIPT, "ingest", places.source, *fields, *where, *["--slots", "32", "--items", "1000", "--wait"]]
+    line = [SCRIPT, "ingest", places.source, *where, *["--slots", "32", "--items", "1000", "--wait"]]
     environment = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.02", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.02")
     kills = 0
     # a process may end before its kill, so there are more rounds until two were killed
@@ -309,9 +297,7 @@ def test_sigkill_at_any_moment_and_the_same_command_again(places, fields):
     with IndexReader.open(places.uri) as reader:
         for topic, key in ((topic, f"k{key}") for topic in ("orders", "payments") for key in range(40)):
             items = reader.query(topic, key, max_count=count).items
-            numbers = expected_offsets(topic, key, count)
-            assert [item.timestamp_ms for item in items] == [BEGIN_MS + n * 1000 for n in numbers], (seed, topic, key)
-            assert fields or [item.offset for item in items] == numbers, (seed, topic, key)
+            assert [item.offset for item in items] == expected_offsets(topic, key, count), (seed, topic, key)
         for number in moments.sample(range(count), 200):
             (item,) = reader.query(message(number)["topic"], f"own-{number}")
             assert item.timestamp_ms == BEGIN_MS + number * 1000, (seed, number)

@@ -61,33 +61,6 @@ def test_repairs_are_listed_then_done(run_here, damaged):
     assert run_here("recover", "--root", damaged.root).code == 0
 
 
-def test_files_without_a_copy_are_given_up_by_name(run_here, damaged):
-    first, second, *_ = damaged.objects()
-    flip(first, first.stat().st_size // 2)
-    second.unlink()
-    where = ("verify", "--deep", "--repair", "--storage", damaged.uri)
-    left = run_here(*where, "--yes", "--json")
-    files = {finding["file"] for finding in left.document["not_repaired"]}
-    assert (
-        left.code == 1
-        and not left.document["repairs"]
-        and {Path(name).name for name in files} == {first.name, second.name}
-    )
-    listed = run_here(*where)
-    assert "the writer's root with --root" in listed.err and "`tiered-index recover --lost NAME`" in listed.err
-    lost = ("recover", "--storage", damaged.uri, *(part for name in sorted(files) for part in ("--lost", name)))
-    planned = run_here(*lost, "--dry-run", "--json").document
-    assert run_here(*where, "--json").code == 1, "a dry run changes nothing"
-    done = run_here(*lost, "--json")
-    assert done.code == 0 and done.document["lost"] == planned["lost"]
-    assert {lost_object["object"] for lost_object in planned["lost"]} == files and all(
-        lost_object["entries"] for lost_object in planned["lost"]
-    )
-    assert run_here("verify", "--deep", "--storage", damaged.uri).code == 0
-    answer = run_here("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000, "--json").document
-    assert answer["status"] == "complete" and answer["lost"]
-
-
 def test_a_root_with_a_damaged_copy_gives_up_the_object_and_with_a_whole_one_does_not(run_here, damaged):
     first, *_ = damaged.objects()
     first.unlink()
@@ -101,6 +74,8 @@ def test_a_root_with_a_damaged_copy_gives_up_the_object_and_with_a_whole_one_doe
     assert f"data/{file_id}/{first.name}" in {finding["file"] for finding in left}
     done = run_here(*where)
     assert done.code == 0 and [lost_object["file"] for lost_object in done.document["lost"]] == [file_id], done
+    answer = run_here("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000, "--json").document
+    assert answer["status"] == "complete" and answer["lost"]
 
 
 def test_a_copied_index_has_the_lost_objects(run_here, damaged, tmp_path):
@@ -142,7 +117,6 @@ def test_segments_without_a_copy_are_given_up_by_name(run_here, place, tmp_path)
     segments = sorted((place / "store" / "segments%").rglob("*.log"))
     flip(segments[1], 5000)
     uri, copy = f"file://{place}/store", f"file://{tmp_path}/target"
-    assert run_here("copy", "--from", uri, "--to", copy).code == 4
     left = run_here("verify", "--deep", "--repair", "--storage", uri, "--yes", "--json")
     (name,) = {finding["file"] for finding in left.document["not_repaired"]}
     assert left.code == 1 and name.endswith(segments[1].name)
@@ -170,45 +144,29 @@ def test_segments_without_a_copy_are_given_up_by_name(run_here, place, tmp_path)
     assert "expired or was merged" in note
 
 
-def test_a_lost_catalog_is_given_up_by_name_and_everything_else_goes_on(run_here, place, tmp_path):
-    """Answers, `verify` and the certificate name what is lost; the source restores it."""
-    uri, copy = f"file://{place}/store", f"file://{tmp_path}/target"
+def test_a_lost_catalog_is_given_up_by_name_and_its_source_restores_it(run_here, place, tmp_path):
+    uri, copy = f"file://{place}/store", ("copy", "--from", f"file://{place}/store", "--to", f"file://{tmp_path}/copy")
     assert run_here("merge", "--storage", uri).code == 0
     (catalog,) = (place / "store" / "catalog%").iterdir()
     name = f"catalog/{catalog.name}"
-    whole = run_here("recover", "--storage", uri, "--lost", name, "--json")
-    assert (whole.code, "are whole" in whole.error["message"]) == (2, True)
+    lost = ("recover", "--storage", uri, "--lost", name, "--json")
+    assert (run_here(*lost).code, "are whole" in run_here(*lost).error["message"]) == (2, True)
     catalog.unlink()
-    assert run_here("copy", "--from", uri, "--to", copy).code == 4
     listed = run_here("verify", "--deep", "--repair", "--storage", uri, "--yes")
     assert listed.code == 1 and "`tiered-index recover --lost NAME`" in listed.err
-    lost = ("recover", "--storage", uri, "--lost", name, "--json")
+    rows = [{"object": name, "store": "b", "offsets": f"0 to {5 * golden_store.SEGMENT_BYTES - 1:,}", "segments": 5}]
     planned = run_here(*lost, "--dry-run").document
-    segments = 5
-    rows = [
-        {"object": name, "store": "b", "offsets": f"0 to {segments * golden_store.SEGMENT_BYTES - 1:,}", "segments": 5}
-    ]
-    assert (planned["status"], planned["lost_segments"], planned["catalogs"]) == ("planned", segments, rows)
-    assert run_here("copy", "--from", uri, "--to", copy).code == 4, "a dry run changes nothing"
-    done = run_here(*lost)
-    assert (done.code, done.document["catalogs"]) == (0, rows)
-    assert run_here(*lost).document["lost_segments"] == segments, "it is lost already"
+    assert (planned["status"], planned["lost_segments"], planned["catalogs"]) == ("planned", 5, rows)
+    assert run_here(*copy).code == 4, "a dry run changes nothing"
+    assert run_here(*lost).document["catalogs"] == rows and run_here(*copy).code == 0
+    assert run_here(*lost).document["lost_segments"] == 5, "it is lost already"
     assert run_here("du", "--storage", uri).code == 0
     checked = run_here("verify", "--deep", "--storage", uri, "--json").document
-    assert (
-        checked["status"] == "ok"
-        and f"{name} was given up: messages of up to 5 segments of 1 logs are lost" in (checked["notes"])
-    )
-    assert run_here("copy", "--from", uri, "--to", copy).code == 0
-    for storage in (uri, copy):
-        with IndexReader.open(storage) as reader:
-            shown = RocketmqMessages(None, reader.segment_archive).at(0)
-        assert shown.state == "missing" and f"{name}, which listed segments of b" in shown.problem
-    erased = run_here("erase", "--topic", "TopicOrder", "--storage", copy, "--now", "--yes", "--json").document
-    assert any("1 lost catalogs" in text for text in erased["unchecked"])
-    # its objects are kept for a day, but no record names them
-    assert len(list((place / "store" / "segments%").rglob("*.log"))) == segments
-    assert run_here("orphans", "--storage", uri, "--json").document["objects"] == []
+    note = f"{name} was given up: messages of up to 5 segments of 1 logs are lost"
+    assert checked["status"] == "ok" and note in checked["notes"]
+    with IndexReader.open(uri) as reader:
+        shown = RocketmqMessages(None, reader.segment_archive).at(0)
+    assert shown.state == "missing" and f"{name}, which listed segments of b" in shown.problem
     more = ("--root", place / "root", "--storage", uri, "--store-name", "b", "--archive-segments", "--wait")
     assert run_here("ingest", place / "broker", *more).code == 0
     with IndexReader.open(uri) as reader:
@@ -300,14 +258,7 @@ def test_a_run_over_an_archive_whose_storage_fails_at_a_call_continues(
             assert of_index(run_here, new, tmp_path) == archive
 
 
-def test_an_archive_needs_an_empty_place_and_another_one(run_here, archived, damaged, tmp_path):
-    old = f"file://{archived}/store"
-    assert run_here("ingest", f"archive:{old}", "--storage", old).code == 2
-    assert run_here("ingest", f"archive:{old}", "--storage", damaged.uri, "--slots", 64, "--items", 1500).code == 2
-    assert run_here("ingest", f"archive:{damaged.uri}", "--storage", f"file://{tmp_path}/n").code == 2
-
-
-def test_an_archive_is_never_indexed_into_its_own_prefix_and_no_writer_opens_it(run_here, place, tmp_path):
+def test_an_archive_is_indexed_into_an_empty_place_beside_it(run_here, place, original, tmp_path):
     store = place / "store"
     (tmp_path / "link").symlink_to(store)
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
@@ -315,6 +266,8 @@ def test_an_archive_is_never_indexed_into_its_own_prefix_and_no_writer_opens_it(
         done = run_here("ingest", f"archive:file://{store}", "--storage", f"file://{target}")
         assert done.code == 2 and "the index of these segments" in done.err, (target, done)
     assert run_here("ingest", f"archive:file://{store}", "--root", place / "root").code == 2
+    another = ("--storage", original.uri, "--slots", 64, "--items", 1500)
+    assert run_here("ingest", f"archive:file://{store}", *another).code == 2
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
     # a name that only begins alike is another place
     assert run_here("ingest", f"archive:file://{store}", "--storage", f"file://{store}-2").code == 0
@@ -345,14 +298,6 @@ def test_a_comparison_of_several_stores_is_refused_before_the_work(run_here, pla
     assert run_here("ingest", place / "broker", *more, "--wait").code == 0
     done = run_here("ingest", f"archive:{old}", "--dry-run", "--json")
     assert (done.code, "--dry-run" in done.error["message"]) == (2, True)
-
-
-def test_the_byte_that_differs_from_the_local_copy_is_named(run_here, damaged):
-    first, *_ = damaged.objects()
-    at = first.stat().st_size // 2 + 7
-    flip(first, at)
-    differences = run_here("verify", "--deep", "--root", damaged.root, "--json").document["findings"]
-    assert [finding["offset"] for finding in differences if finding["part"] == "copy"] == [at]
 
 
 def test_a_source_of_another_name_is_told(run_here, place):

@@ -1,7 +1,6 @@
 """docs/restore.md: each recipe runs unchanged, after its incident. No entry is lost."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -12,9 +11,8 @@ import pytest
 from tests.integration.cli.command_lines import TOP, run_here
 from tests.support.damage import flip
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, WriterFenced
-from tiered_index.metrics import collector
 from tiered_index.service.log.session import Lease
 from tiered_index.storage.opening import open_storage
 
@@ -25,7 +23,6 @@ STORE = "file://{}/store"
 GIVING_UP = "Give up a lost object"
 FILE_ID = "001700000000000-0123456789ab"
 """A file of the page, in place of which a recipe gets a file of the test."""
-GAUGES = ("log_number", "published_timestamp_seconds")
 
 
 @pytest.fixture
@@ -182,29 +179,3 @@ def test_a_live_writer_that_a_person_takes_over_is_fenced_and_keeps_its_files(he
     assert run_here("recover", "--root", "root").code == 0
     ingest(1, "--wait")
     assert count_found(here) == 102
-
-
-def test_a_lease_of_a_fast_clock_is_no_sign_of_life(here, ingest):
-    ingest(1, "--wait")
-    with open_storage(STORE.format(here)) as storage:
-        Lease(storage, 2, "dead", ManualClock(SystemClock().now_ms() + 86_400_000), 60.0)
-    for path in (here / "store/lease%").rglob("*"):
-        os.utime(path, (0, 0))
-    assert "the writer was last seen at" in run_here("query", "orders", "order-1", "--storage", STORE.format(here)).out
-    ingest(1, "--wait", root="other")
-
-
-def gauges(where):
-    with IndexReader.open(where) as reader:
-        samples = [sample for family in collector(reader).collect() for sample in family.samples]
-    values = {sample.name: sample.value for sample in samples}
-    return {name: values[f"tiered_index_{name}"] for name in GAUGES}
-
-
-def test_metrics_show_a_standby_that_is_behind_and_a_log_that_went_back(here, ingest):
-    region_lost(here, ingest)
-    store, standby = gauges(STORE.format(here)), gauges(f"file://{here}/standby")
-    # the values that the rules StandbyBehind and WentBack compare
-    published = "published_timestamp_seconds"
-    assert (store[published], standby[published]) == (1_700_000_299, 1_700_000_099)
-    assert store["log_number"] > standby["log_number"] > 0

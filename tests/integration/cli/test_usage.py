@@ -106,6 +106,11 @@ LINES = [
     ("ingest archive:{uri} --storage file://{tmp}/n --store-name x", ""),
     *((f"ingest archive:{{uri}} --storage file://{{tmp}}/n {option}", "") for option in
       ("", "--follow", "--restart", "--skip-bad", "--archive-segments")),
+    # no command writes into a broker's folders
+    *((f"ingest {{store}} --root {root} --storage file://{{tmp}}/objects", "") for root in
+      ("{store}", "{store}/deep/root", "{store}/..", "{tmp}/link/root")),
+    *((f"ingest {{store}} --root {{tmp}}/root --storage {storage}", "") for storage in
+      ("file://{store}/objects", "FILE://localhost{store}/../st%6Fre", "sqlite://{store}/index.db")),
     # a service has the index
     (f"query a k --root /tmp/x {SERVICE}", "leave --root out"),
     (f"query a k --messages --store /tmp/x {SERVICE}", "leave --store out"),
@@ -140,6 +145,7 @@ def contents(*folders):
 @pytest.mark.parametrize(("line", "said"), LINES, ids=lambda value: value[:60])
 def test_a_wrong_command_line_is_refused_and_changes_nothing(original, store, tmp_path, line, said):
     places = {"root": original.root, "uri": original.uri, "source": original.source, "store": store, "tmp": tmp_path}
+    (tmp_path / "link").symlink_to(store)
     before = contents(original.folder, store, tmp_path)
     done = run_here(*shlex.split(line.format(**places)), "--json")
     assert (done.code, done.out) == (2, ""), done.err

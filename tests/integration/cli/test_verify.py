@@ -58,10 +58,12 @@ def test_damage_of_local_files_is_found_by_root_and_by_path(run_here, damaged):
 
 def test_a_flipped_bit_in_an_object_is_found_by_deep(run_here, damaged):
     path = damaged.objects()[0]
-    flip(path, path.stat().st_size // 2)
+    place = path.stat().st_size // 2
+    flip(path, place)
     assert run_here("verify", "--root", damaged.root, "--json").code == 0
     damages = findings(run_here("verify", "--deep", "--root", damaged.root, "--json"))
     assert {f["part"] for f in damages} == {"run", "copy"}
+    assert [f["offset"] for f in damages if f["part"] == "copy"] == [place]
     assert {f["part"] for f in findings(run_here("verify", "--deep", "--storage", damaged.uri, "--json"))} == {"run"}
 
 
