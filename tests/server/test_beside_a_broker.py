@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.rocketmq.followed import SteppedDispatcher
-from tests.server.conftest import PATIENCE_S, on_a_port
+from tests.server.conftest import PATIENCE_S, on_a_port, serving
 from tests.server.test_serve_command import started
 from tests.support.hanging import until
 from tests.support.store_writer import StoreWriter
@@ -97,73 +97,55 @@ def test_messages_come_within_a_bound_of_bytes(sidecar):
                 assert list(itertools.chain(*pages_read)) == ["U2", "U1", "U0"]
 
 
-def test_messages_of_one_unique_key_come_within_a_bound_of_bytes(tmp_path):
-    store, root = tmp_path / "store", tmp_path / "root"
-    with StoreWriter(store) as writer:
-        for number in range(3):
-            writer.put("orders", 0, b"%d" % number * 1000, uniq_key="U", store_ms=T + number * 1000)
+@contextlib.contextmanager
+def serving_log(folder, puts, **caps):
+    """Yield a client of a service of a log with these messages of one topic, one per second."""
+    with StoreWriter(folder / "store") as writer:
+        for number, put in enumerate(puts):
+            writer.put("orders", 0, store_ms=T + number * 1000, **put)
         writer.flush()
-    with IndexService.open(root=root, storage=(tmp_path / "s").as_uri(), offset_space="commitlog") as index:
-        SteppedDispatcher(index, StoreDirectory.open(store), now_s=lambda: 0.0).run_once()
+    places = {"root": folder / "root", "storage": (folder / "s").as_uri()}
+    with IndexService.open(**places, offset_space="commitlog") as index:
+        SteppedDispatcher(index, StoreDirectory.open(folder / "store"), now_s=lambda: 0.0).run_once()
         index.flush()
-        with on_a_port(index, store=store, caps=Caps(message_bytes=2500)) as client:
-            pages, params = [], {"topic": "orders"}
-            while not pages or "cursor" in params:
-                answer = client.get("/v1/messages/U", params=params).json()
-                pages.append([row["message"]["body"][0] for row in answer["messages"]])
-                assert answer["status"] == ("truncated" if answer["cursor"] else "complete")
-                params = {"topic": "orders"} | ({"cursor": answer["cursor"]} if answer["cursor"] else {})
-        assert pages == [["2", "1"], ["0"]]
+        with serving(index, store=folder / "store", caps=Caps(**caps)) as client:
+            yield client
 
 
-@pytest.mark.parametrize(("owns", "pages"), [("100", [["2"], []]), ("001", [[], ["0"]]), ("000", [[], []])])
-def test_the_pages_of_a_unique_key_among_other_messages_are_there_up_to_the_last(tmp_path, owns, pages):
-    """`owns` are, from the newest message to the oldest, 1 for a message with the unique key and 0 for another one."""
-    with StoreWriter(tmp_path / "store") as writer:
-        for number, own in enumerate(reversed(owns)):
-            unique = "U" if own == "1" else f"other{number}"
-            writer.put("orders", 0, b"%d" % number * 1000, keys=["U"], uniq_key=unique, store_ms=T + number * 1000)
-        writer.flush()
-    storage = (tmp_path / "s").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=storage, offset_space="commitlog") as index:
-        SteppedDispatcher(index, StoreDirectory.open(tmp_path / "store"), now_s=lambda: 0.0).run_once()
-        index.flush()
-        with on_a_port(index, store=tmp_path / "store", caps=Caps(message_bytes=2500)) as client:
-            params, answers = {"topic": "orders"}, []
-            while not answers or answers[-1]["cursor"]:
-                got = client.get("/v1/messages/U", params=params)
-                assert got.status_code == 200, got.text
-                answers.append(got.json())
-                params["cursor"] = answers[-1]["cursor"]
-            assert [[row["message"]["body"][0] for row in answer["messages"]] for answer in answers] == pages
-            assert [answer["status"] for answer in answers] == ["truncated", "complete"]
-            assert client.get("/v1/messages/none", params={"topic": "orders"}).status_code == 404
+@pytest.mark.parametrize(
+    ("owns", "pages"), [("111", [["2", "1"], ["0"]]), ("100", [["2"], []]), ("001", [[], ["0"]]), ("000", [[], []])]
+)
+def test_the_pages_of_a_unique_key_within_a_bound_of_bytes_are_there_up_to_the_last(tmp_path, owns, pages):
+    """Also among other messages. `owns` are, from the newest message to the oldest, 1 for a message with the unique
+    key and 0 for another one.
+    """
+    names = ["U" if own == "1" else f"other{number}" for number, own in enumerate(reversed(owns))]
+    puts = [{"body": b"%d" % n * 1000, "keys": ["U"], "uniq_key": name} for n, name in enumerate(names)]
+    with serving_log(tmp_path, puts, message_bytes=2500) as client:
+        params, answers = {"topic": "orders"}, []
+        while not answers or answers[-1]["cursor"]:
+            got = client.get("/v1/messages/U", params=params)
+            assert got.status_code == 200, got.text
+            answers.append(got.json())
+            params["cursor"] = answers[-1]["cursor"]
+        assert [[row["message"]["body"][0] for row in answer["messages"]] for answer in answers] == pages
+        assert [answer["status"] for answer in answers] == ["truncated", "complete"]
+        assert client.get("/v1/messages/none", params={"topic": "orders"}).status_code == 404
 
 
 def test_compressed_bodies_come_within_the_bound_too(tmp_path):
     body, flags = compress(b"0" * 100_000, "zlib")
-    with StoreWriter(tmp_path / "store") as writer:
-        for number in range(3):
-            stored = {"sys_flag": flags, "uniq_key": f"U{number}", "store_ms": T + number * 1000}
-            writer.put("orders", 0, body, keys=["k"], **stored)
-        writer.flush()
-    store, root = tmp_path / "store", tmp_path / "root"
-    with IndexService.open(root=root, storage=(tmp_path / "s").as_uri(), offset_space="commitlog") as index:
-        SteppedDispatcher(index, StoreDirectory.open(store), now_s=lambda: 0.0).run_once()
-        index.flush()
-        params = {"topic": "orders", "key": "k"}
-        with on_a_port(index, store=store, caps=Caps(message_bytes=150_000)) as client:
-            messages = [row["message"] for row in client.get("/v1/messages", params=params).json()["messages"]]
-            assert [message["body_format"] for message in messages] == ["text", "hex", "hex"]
-            assert messages[0]["body"] == "0" * 100_000
-            assert messages[1]["body"] == body.hex() and "larger than" in messages[1]["body_problem"]
+    puts = [{"body": body, "sys_flag": flags, "keys": ["k"], "uniq_key": f"U{number}"} for number in range(3)]
+    with serving_log(tmp_path, puts, message_bytes=150_000) as client:
+        rows = client.get("/v1/messages", params={"topic": "orders", "key": "k"}).json()["messages"]
+        messages = [row["message"] for row in rows]
+        assert [message["body_format"] for message in messages] == ["text", "hex", "hex"]
+        assert messages[0]["body"] == "0" * 100_000
+        assert messages[1]["body"] == body.hex() and "larger than" in messages[1]["body_problem"]
 
 
 def test_no_body_is_decompressed_after_the_deadline(tmp_path, monkeypatch):
     body, flags = compress(b"0" * 1000, "zlib")
-    with StoreWriter(tmp_path / "store") as writer:
-        writer.put("orders", 0, body, sys_flag=flags, keys=["k"], store_ms=T)
-        writer.flush()
     fetch = RocketmqMessages.fetch
 
     def slowly(source, *of_items):
@@ -171,20 +153,16 @@ def test_no_body_is_decompressed_after_the_deadline(tmp_path, monkeypatch):
         time.sleep(max(0.0, remaining_s() + 0.01))
         return fetched
 
-    storage = (tmp_path / "s").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=storage, offset_space="commitlog") as index:
-        SteppedDispatcher(index, StoreDirectory.open(tmp_path / "store"), now_s=lambda: 0.0).run_once()
-        index.flush()
-        with on_a_port(index, store=tmp_path / "store") as client:
-            params = {"topic": "orders", "key": "k", "timeout_s": 1.0}
-            assert client.get("/v1/messages", params=params).json()["messages"][0]["message"]["body"] == "0" * 1000
-            monkeypatch.setattr(RocketmqMessages, "fetch", slowly)
-            got = client.get("/v1/messages", params=params)
-            assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded"), got.text
-            late = client.get("/v1/messages", params=params | {"allow_partial": True}).json()
-            told = late["messages"][0]["message"]
-            assert late["status"] == "partial" and "timeout_s was reached" in told["body_problem"]
-            assert told["body_format"] == "hex" and told["body"] == body.hex()
+    params = {"topic": "orders", "key": "k", "timeout_s": 1.0}
+    with serving_log(tmp_path, [{"body": body, "sys_flag": flags, "keys": ["k"]}]) as client:
+        assert client.get("/v1/messages", params=params).json()["messages"][0]["message"]["body"] == "0" * 1000
+        monkeypatch.setattr(RocketmqMessages, "fetch", slowly)
+        got = client.get("/v1/messages", params=params)
+        assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded"), got.text
+        late = client.get("/v1/messages", params=params | {"allow_partial": True}).json()
+        told = late["messages"][0]["message"]
+        assert late["status"] == "partial" and "timeout_s was reached" in told["body_problem"]
+        assert told["body_format"] == "hex" and told["body"] == body.hex()
 
 
 # parts that differ between two calls, or two readers of the log

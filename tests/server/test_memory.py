@@ -17,6 +17,8 @@ from tests.server.test_serve_command import process_of
 from tests.support.batches import batch
 from tiered_index.server.tokens import add_token
 
+pytestmark = pytest.mark.long
+
 T0, MIB = 1_700_000_000_000, 1 << 20
 KEYS = 10_000
 LOOKUPS = [{"topic": "orders", "key": f"k{n}", "max_count": 10} for n in range(KEYS)]

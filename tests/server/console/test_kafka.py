@@ -10,6 +10,8 @@ from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.message_sources import MessageSources
 from tiered_index.service.read.messages import Fetched
 
+pytestmark = pytest.mark.long
+
 HEADERS = (("traceparent", b"00-4bf9"), ("retry", b"\xff"), ("retry", None))
 VALUES = [b'{"order": {"id": "order-4711"}}', b"plain <b>text</b>", b"\x00\xff", None]
 

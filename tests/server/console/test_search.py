@@ -1,7 +1,6 @@
 """The console's search in a browser, over real sockets: answers, their gaps, and errors."""
 
 import re
-import shutil
 import threading
 
 import pytest
@@ -12,6 +11,8 @@ from tests.server.console.pages import BEGIN_MS, HOSTILE, MANY, check_access, dr
 from tests.server.test_http import raising
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import StorageUnavailable
+
+pytestmark = pytest.mark.long
 
 
 def test_a_search_shows_entries_and_the_files_that_it_read(opened, service):
@@ -112,26 +113,6 @@ def test_pages_go_on_by_the_cursor(opened, service):
     assert rows(page).first.inner_text() == first
     page.get_by_role("button", name="Size").click()
     expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "ascending")
-
-
-def test_a_partial_answer_names_its_missing_parts(opened, indexed, tmp_path):
-    copied = tmp_path / "storage"
-    shutil.copytree(indexed.storage, copied)
-    gone = sorted(copied.rglob("*.index"))[2]
-    gone.unlink()
-    with IndexReader.open(copied.as_uri()) as reader, on_a_port(reader, store=indexed.store) as client:
-        page = opened(str(client.base_url))
-        search(page)
-        alert = page.get_by_role("alert").filter(has_text="(502)")
-        expect(alert).to_contain_text(gone.parent.name.removesuffix("%"))
-        expect(alert).to_contain_text("tiered-index verify")
-        expect(status(page)).to_have_text("The search failed.")
-        page.get_by_role("button", name="Show what can be read").click()
-        expect(status(page)).to_have_text(re.compile(r"^\d+ entries, and some may be missing\.$"))
-        expect(page.locator("#missing")).to_contain_text("Missing: files that could not be read")
-        expect(page.locator("#missing li").last).to_contain_text(gone.parent.name.removesuffix("%"))
-        assert drawn(page, "#explain-chart", "--failed")
-        check_access(page)
 
 
 def test_an_error_names_the_remedy_and_can_be_retried(opened, service):

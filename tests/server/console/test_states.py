@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.conftest import index_in, on_a_port
-from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
+from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
 from tests.support.batches import batch
 from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
@@ -71,12 +72,20 @@ def test_empty(opened, folder, tmp_path):
 def test_partial(opened, folder, indexed, tmp_path):
     copied = tmp_path / "storage"
     shutil.copytree(indexed.storage, copied)
-    sorted(copied.rglob("*.index"))[2].unlink()
+    gone = sorted(copied.rglob("*.index"))[2]
+    gone.unlink()
     with IndexReader.open(copied.as_uri()) as reader, on_a_port(reader, store=indexed.store) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=customer-7")
+        alert = page.get_by_role("alert").filter(has_text="(502)")
+        expect(alert).to_contain_text(gone.parent.name.removesuffix("%"))
+        expect(alert).to_contain_text("tiered-index verify")
+        expect(status(page)).to_have_text("The search failed.")
         page.get_by_role("button", name="Show what can be read").click()
+        expect(status(page)).to_have_text(re.compile(r"^\d+ entries, and some may be missing\.$"))
         missing = page.locator("#missing")
         expect(missing).to_contain_text("Missing: files that could not be read")
+        expect(missing.locator("li").last).to_contain_text(gone.parent.name.removesuffix("%"))
+        assert drawn(page, "#explain-chart", "--failed")
         expect(missing).to_contain_text("2025-11-01 02:00:00Z to 2025-11-01 02:30:00Z")
         look(page, folder, "partial-search")
         # beside the list, if there is room
@@ -115,12 +124,31 @@ def test_the_head_is_one_row_whatever_it_says(opened, indexed, tmp_path, has_tok
 
 def test_ten_thousand_files(opened, folder, service, ten_thousand_files):
     page = opened(service, "#files")
-    expect(page.locator("#files-sums")).to_contain_text("10,000 files")
+    expect(page.locator("#files-sums")).to_contain_text("10,000 files (2,500 compacted, 2,500 uploaded, 5,000 storage)")
+    table = page.locator("#files-table")
+    expect(table.locator("tbody tr")).to_have_count(25)
+    assert drawn(page, "#files-chart", "--storage")
     look(page, folder, "10000-files")
+    table.get_by_role("button", name="From").click()
+    table.get_by_role("button", name="From").click()
+    expect(table.locator("tbody tr").first).to_contain_text(ten_thousand_files[-1].file_id)
+    table.get_by_role("button", name="Next").click()
+    expect(table).to_contain_text("26 to 50 of 10,000")
+    # the figures stay those of the time before the service was lost
+    pause = page.get_by_role("button", name="Pause")
+    pause.click()
+    page.context.set_offline(True)
+    pause.click()
+    expect(page.locator("#files-said")).to_contain_text("The table is from 20")
+    page.get_by_role("link", name="Health").click()
+    expect(page.locator("#reasons")).to_contain_text("This page keeps trying.")
+    page.context.set_offline(False)
     page.get_by_role("link", name="Search").click()
     search(page)
     expect(page.locator("#said")).to_contain_text("The search read or skipped 10,000 files")
     page.get_by_text("The files as a table").click()
+    expect(page.locator("#explain-table tbody tr")).to_have_count(25)
+    assert page.locator("tr").count() < 150
     look(page, folder, "10000-files-search", WIDTHS[:1])
 
 

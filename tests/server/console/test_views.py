@@ -7,12 +7,15 @@ import os
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.server.conftest import on_a_port
-from tests.server.console.pages import check_access, drawn, rows, search, status
+from tests.server.console.pages import check_access, rows, search, status
 from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
+
+pytestmark = pytest.mark.long
 
 
 def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, indexed, tmp_path):
@@ -81,34 +84,6 @@ def test_a_token_with_other_characters_is_refused(opened, indexed, tmp_path):
         field.fill(some)
         page.keyboard.press("Enter")
         expect(status(page)).to_have_text("1 entry: the answer is complete.")
-
-
-def test_ten_thousand_files_stay_a_page_of_rows(opened, service, ten_thousand_files):
-    page = opened(service, "#files")
-    expect(page.locator("#files-sums")).to_contain_text("10,000 files (2,500 compacted, 2,500 uploaded, 5,000 storage)")
-    table = page.locator("#files-table")
-    expect(table.locator("tbody tr")).to_have_count(25)
-    assert drawn(page, "#files-chart", "--storage")
-    table.get_by_role("button", name="From").click()
-    table.get_by_role("button", name="From").click()
-    expect(table.locator("tbody tr").first).to_contain_text(ten_thousand_files[-1].file_id)
-    table.get_by_role("button", name="Next").click()
-    expect(table).to_contain_text("26 to 50 of 10,000")
-    # the figures stay those of the time before the service was lost
-    pause = page.get_by_role("button", name="Pause")
-    pause.click()
-    page.context.set_offline(True)
-    pause.click()
-    expect(page.locator("#files-said")).to_contain_text("The table is from 20")
-    page.get_by_role("link", name="Health").click()
-    expect(page.locator("#reasons")).to_contain_text("This page keeps trying.")
-    page.context.set_offline(False)
-    page.get_by_role("link", name="Search").click()
-    search(page)
-    expect(page.locator("#said")).to_contain_text("The search read or skipped 10,000 files")
-    page.get_by_text("The files as a table").click()
-    expect(page.locator("#explain-table tbody tr")).to_have_count(25)
-    assert page.locator("tr").count() < 150
 
 
 def test_the_keyboard_is_enough(opened, service):

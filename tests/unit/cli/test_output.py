@@ -11,12 +11,7 @@ import pytest
 
 from tiered_index.cli.explaining import print_explained, print_failed, print_not_read
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
-from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.cli.query import GrowingPages
-from tiered_index.errors import BudgetExceeded
-from tiered_index.service.read.budget import LookupLimits
-from tiered_index.storage.context import remaining_s
-from tiered_index.types import Explain, FileReport, Freshness, LostFile, Provenance, QueryResult
+from tiered_index.types import Explain, FileReport
 
 DAY_MS, BEGIN_MS = 86_400_000, 1_700_000_000_000
 
@@ -138,73 +133,9 @@ def test_an_unread_file_is_named_once(capsys):
     assert lines[-1] == "  not read: 10 more (--json names them)"
 
 
-class Opened:
-    """A lookup that returns one answer after the other, or raises it, and keeps the limits of each call."""
-
-    nothing = QueryResult(items=(), status="partial")
-
-    def __init__(self, *answers):
-        self.answers, self.limits, self.left_s = list(answers), [], []
-
-    def open(self):
-        self.left_s.append(remaining_s())
-        return None, self.look_up
-
-    def look_up(self, **limits):
-        self.limits.append(limits)
-        answer = self.answers.pop(0)
-        if isinstance(answer, BudgetExceeded):
-            raise answer
-        return answer
-
-
-def answer(cursor, requests=2, size_bytes=100, *, not_asked=None, as_of_ms=BEGIN_MS, lost=()):
-    known = Freshness(source="s3://b/i", as_of_ms=as_of_ms, positions={}, not_asked=not_asked)
-    explain = Explain(requests=requests, bytes=size_bytes)
-    status = "truncated" if cursor else "complete"
-    return QueryResult(items=(), status=status, cursor=cursor, explain=explain, seen=Provenance((known,), lost=lost))
-
-
-def test_each_page_gets_the_rest_of_the_limits_and_the_last_one_what_was_found():
-    partial = QueryResult(items=(), status="partial", explain=Explain(requests=1))
-    for result, last in ((partial, partial), (None, Opened.nothing)):
-        costs = answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000)
-        opened = Opened(answer("a"), *costs, error := BudgetExceeded("max_requests=3 reached", result=result))
-        pages = Pages(opened.open, Opened.nothing, "begin", CommandBudget(LookupLimits(5, 150, 1e-9)), every=True)
-        assert [*pages][-1] == last
-        limits = [(limit["cursor"], limit["max_requests"], limit["max_bytes"]) for limit in opened.limits]
-        assert limits == [("begin", 5, 150), ("a", 3, 50), ("b", 3, 50), ("c", 0, 0)]
-        # the time covers the opening, and never becomes none
-        assert opened.left_s[0] <= 0 and {limit["timeout_s"] for limit in opened.limits} == {1e-6}
-        with pytest.raises(BudgetExceeded) as raised:
-            pages.settle()
-        assert raised.value is error
-
-
-def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
-    gone = LostFile(file="f", begin_ms=BEGIN_MS, end_ms=BEGIN_MS + 1_000, entries=5)
-    for first, second in (
-        (answer("a", lost=(gone,)), answer(None, as_of_ms=BEGIN_MS + 9_000, not_asked="no answer")),
-        (answer("a", not_asked="no answer"), answer(None, as_of_ms=BEGIN_MS + 9_000, lost=(gone,))),
-    ):
-        pages = Pages(Opened(first, second).open, Opened.nothing, None, CommandBudget(LookupLimits()), every=True)
-        assert len([*pages]) == 2
-        assert (pages.seen()["as_of_ms"], pages.seen()["freshness"][0]["not_asked"]) == (BEGIN_MS, "no answer")
-        assert pages.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
-        assert pages.totals()["lost"] == [gone.to_dict()] and "except" in pages.conclusion
-
-
 def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
     # each look at the clock is a minute later
     monkeypatch.setattr("time.monotonic", itertools.count(0, 60).__next__)
     with open("/dev/full", "w") as full, ProgressDisplay("ingesting", 2, quiet=False, stream=full) as shown:
         shown.update(1)
         shown.update(2)
-
-
-def test_pages_up_to_the_end_grow():
-    calls = []
-    look_up = GrowingPages(lambda max_count, cursor: calls.append((max_count, cursor)), 1000).next
-    for number in range(6):
-        look_up(cursor=str(number))
-    assert calls == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]
