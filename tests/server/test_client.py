@@ -239,6 +239,7 @@ def head(*columns):
     return b"HTTP/1.1 200 OK\r\nConnection: close\r\nTiered-Index-Columns: %s\r\n" % json.dumps(declared).encode()
 
 
+NDJSON = {"accept": "application/x-ndjson"}
 HEAD = head()
 ITEM = b'{"topic":"a","topic_id":1,"queue_id":0,"offset":1,"size":1,"timestamp_ms":0,"key_hash":1}'
 BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -346,7 +347,7 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
     with on_a_port(index) as client:
         instead_of_query(monkeypatch, breaking)
         wanted = {"topic": "orders", "key": "order-4711", "max_count": 1, "all": True}
-        lines = client.get("/v1/query", params=wanted, headers={"accept": "application/x-ndjson"}).text.splitlines()
+        lines = client.get("/v1/query", params=wanted, headers=NDJSON).text.splitlines()
         # an entry, the cursor of its page, and the error
         assert len(lines) == 3 and json.loads(lines[-1])["cursor"] == json.loads(lines[1])["cursor"]
         assert json.loads(lines[-1])["error"]["error"] == "StorageUnavailable" and "status" not in json.loads(lines[-1])
@@ -374,7 +375,7 @@ def test_a_service_that_requests_a_long_wait_is_asked_again_soon(monkeypatch, af
     assert (len(requests), len(waits)) == (2, 1) and waits[0] <= 10
 
 
-def test_pages_tell_entries_apart_by_columns_that_only_their_index_has(tmp_path):
+def test_pages_tell_entries_of_several_times_apart_by_columns_that_only_their_index_has(tmp_path):
     where = {"root": tmp_path / "root", "storage": "memory://regions"}
     with IndexService.open(**where, item_type=Order, background=False) as index:
         for second, region in enumerate((1, 2, 1)):
@@ -382,5 +383,12 @@ def test_pages_tell_entries_apart_by_columns_that_only_their_index_has(tmp_path)
             index.put("orders", 0, "k", 7, 1, 1_762_000_000_000 + second * 1000, **own)
         with on_a_port(index) as client, IndexClient(str(client.base_url)) as asking:
             for reader in (index, asking):
-                pages = reader.query_all("orders", "k", max_count=1)
-                assert [item.region for page in pages for item in page] == [1, 2]
+                for count in (1, 2, 3):
+                    # a page does not know the entries of earlier ones
+                    pages = [*reader.query_all("orders", "k", max_count=count)]
+                    assert [item.region for page in pages for item in page] == [1, 2]
+                    assert sum(page.explain.folded_entries for page in pages) == 1
+            assert sorted(item.region for item in asking.stream("orders", "k")) == [1, 2]
+            lines = client.get("/v1/query?topic=orders&key=k&all=true&max_count=1", headers=NDJSON).text.splitlines()
+            shown = [document["region"] for document in map(json.loads, lines) if "region" in document]
+            assert {*shown} == {1, 2} and json.loads(lines[-1])["explain"]["folded_entries"] + len(shown) == 3

@@ -1,5 +1,6 @@
 """The description is correct: it names the routes, their parameters and bodies, and the fields of answers."""
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -87,6 +88,8 @@ def test_it_requires_the_members_that_entries_of_messages_and_of_files_have():
     assert described["properties"].keys() == {*of_file, *of_message, "source"}
 
 
-def test_it_names_every_state_of_a_message():
+def test_it_names_every_state_of_a_message_and_so_does_the_page_on_rocketmq():
     # msgspec sorts them
     assert SCHEMAS["FetchedMessage"]["properties"]["state"]["enum"] == sorted(get_args(MessageState))
+    page = (Path(__file__).parents[2] / "docs" / "rocketmq.md").read_text()
+    assert all(f"| `{state}` |" in page for state in get_args(MessageState))

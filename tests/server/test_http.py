@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, on_a_port, put_entries, service_of, serving
 from tests.support.memory import traced_memory
-from tiered_index import IndexItem, Lookup, column
+from tiered_index import IndexItem, column
 from tiered_index.client import IndexClient
 from tiered_index.encoding import STATUS
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
@@ -96,18 +96,6 @@ def test_a_stream_ends_with_its_status(client, count):
     assert [{**item, "source": None} for item in whole["items"]] == rows
     assert json.loads(batches[-1][1][STATUS])["status"] == "complete"
     assert all(metadata is None for _, metadata in batches[:-1])
-
-
-def test_a_batch_answers_as_each_lookup_does(client, index):
-    lookups = [*BATCH["lookups"], {"topic": "nowhere", "key": "k"}]
-    got = client.post("/v1/query:batch", json={"lookups": lookups}).json()
-    answers = index.query_many([Lookup(**lookup) for lookup in lookups])
-    assert [answer["items"] for answer in got["results"]] == [[item.to_dict() for item in answer] for answer in answers]
-    assert [answer["unknown_topics"] for answer in got["results"]] == [[], [], ["nowhere"]]
-    assert got["status"] == "complete"
-    lines = client.post("/v1/query:batch", json={"lookups": lookups}, headers=NDJSON).text.splitlines()
-    assert list(map(json.loads, lines))[:-1] == got["results"]
-    assert json.loads(lines[-1])["status"] == "complete"
 
 
 @pytest.mark.parametrize("form", [{}, NDJSON], ids=["JSON", "lines"])
@@ -421,20 +409,3 @@ def send_examples(client, described):
             assert str(got.status_code) in operation["responses"] and got.is_success, path
             sent.add(path)
     assert sent == {path for path in described["paths"] if "{id}" not in path} - {"/v1/browse"}
-
-
-def test_entries_with_several_times_are_one_answer_to_the_clients(tmp_path):
-    with index_in(tmp_path) as index, on_a_port(index) as client, IndexClient(str(client.base_url)) as asking:
-        for number in range(9):
-            index.put("orders", 0, "k", number % 3, 10, 1_762_000_000_000 + 1000 * number)
-        index.flush()
-        params = {"topic": "orders", "key": "k", "all": "true"}
-        for count in (1, 2, 4, 9):
-            # a page does not know the entries of earlier ones
-            lines = client.get("/v1/query", params=params | {"max_count": count}, headers=NDJSON).text.splitlines()
-            items = [line for line in map(json.loads, lines) if "offset" in line]
-            assert {item["offset"] for item in items} == {0, 1, 2}
-            assert json.loads(lines[-1])["explain"]["folded_entries"] + len(items) == 9
-            pages = asking.query_all("orders", "k", max_count=count)
-            assert sum(page.explain.folded_entries for page in pages) == 6
-        assert sorted(item.offset for item in asking.stream("orders", "k")) == [0, 1, 2]

@@ -268,22 +268,16 @@ def test_an_export_has_files_and_rows_and_is_ingested_again(indexed, tmp_path, f
     if form == "parquet":
         rows = pq.read_table(out).to_pylist()
         assert rows[0]["timestamp_ms"].tzname() == "UTC"
-    elif form == "arrow":
-        rows = pa.ipc.open_file(out).read_all().to_pylist()
     else:
-        lines = out.read_text().splitlines()
-        rows = [*map(json.loads, lines)] if form == "ndjson" else [*csv.DictReader(lines)]
-        assert {str(row["timestamp_ms"]) for row in rows} == {str((BEGIN_S + n) * 1000) for n in range(400)}
+        rows = [*csv.DictReader(out.read_text().splitlines())]
+        assert {row["timestamp_ms"] for row in rows} == {str((BEGIN_S + n) * 1000) for n in range(400)}
     places = {(row["file"], int(row["row"])) for row in rows if row["file"]}
     with IndexReader.open(indexed["storage"]) as reader:
         expected = reader.query("orders", "7", max_count=100).places
         assert len(places) == 400 and places > {(place.file, place.row) for place in expected}
     again = "--root", tmp_path / "again", "--storage", f"file://{tmp_path}/copy"
     read = run_here("ingest", out, *again, "--wait", "--json")
-    if form == "csv":
-        assert read.code == 2
-    else:
-        assert (read.code, read.document["checksum"]) == (0, done.document["checksum"]), read.err
+    assert (read.code == 2) if form == "csv" else (read.document["checksum"] == done.document["checksum"]), read.err
 
 
 def test_the_command_shows_rows_by_a_key_without_words_of_brokers(indexed):

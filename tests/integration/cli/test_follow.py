@@ -2,7 +2,6 @@
 codes.
 """
 
-import os
 import random
 import re
 import signal
@@ -13,7 +12,7 @@ import pytest
 
 from tests.integration.cli.followers import LIMIT_S, SMALL, starting, wait_until
 from tests.rocketmq.followed import SEGMENT, check, cut_log, scan
-from tests.rocketmq.messages import NOW_MS, full, joined, log, write_log
+from tests.rocketmq.messages import NOW_MS
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure
@@ -162,24 +161,6 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
     assert [loss["kind"] for loss in document["losses"]] == ["rewritten"]
     with IndexReader.open(root=root) as reader:
         assert len(reader.query("orders", "own-1004")) == 1
-
-
-@pytest.mark.parametrize("skip", [True, False])
-def test_a_closed_segment_that_was_cut_short_is_a_loss_of_its_own(run_here, tmp_path, small_index, skip):
-    size = 1_000
-    contents = {start: full(log(3, start, first=start), size) for start in (0, size, 2 * size)}
-    store = tmp_path / "store"
-    folder = write_log(store / "commitlog", size, contents | {3 * size: joined(log(2, 3 * size))})
-    # cut within the blank: lookups still find all messages
-    os.truncate(folder / f"{size:020d}", size - 4)
-    done = run_here("ingest", store, *small_index, "--archive-segments", *(["--skip-corrupt"] if skip else []))
-    if not skip:
-        assert (done.code, done.error["type"]) == (4, "CorruptFile")
-        return
-    assert done.code == 0, done.err
-    assert (done.document["archived_segments"], done.document["messages"]) == (2, 11)
-    (cut,) = [loss for loss in done.document["losses"] if "not archived" in loss["problem"]]
-    assert (cut["kind"], cut["begin"], cut["end"]) == ("corrupt", size, 2 * size)
 
 
 class NoRoom:
