@@ -11,7 +11,15 @@ from collections import Counter
 
 import pytest
 
-from tests.brokers.rocketmq.living import RocketmqError, assert_same, made_topic, same_by_key, tiered_index, until
+from tests.brokers.rocketmq.living import (
+    SLOTS,
+    RocketmqError,
+    assert_same,
+    made_topic,
+    same_by_key,
+    tiered_index,
+    until,
+)
 
 TEXT = "7b7d"
 # The messages that a producer sends of each kind, how, and the keys under which all of it is found
@@ -135,11 +143,11 @@ def test_ingest_gives_every_entry_of_the_brokers_own_index_files(beside, topic, 
 
 
 def entries_of_index_file(path):
-    """Return offset and hash of each entry of a broker's index file, of the default 5,000,000 slots."""
+    """Return offset and hash of each entry of a broker's index file."""
     with path.open("rb") as file:
         (count,) = struct.unpack(">i", file.read(40)[36:])
         # entry 0 is unused
-        file.seek(40 + 4 * 5_000_000 + 20)
+        file.seek(40 + 4 * SLOTS + 20)
         rows = struct.iter_unpack(">iqii", file.read(20 * (max(count, 1) - 1)))
         return [(offset, key_hash) for key_hash, offset, _, _ in rows]
 
