@@ -11,7 +11,7 @@ import pytest
 import uvicorn.server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.server.conftest import PATIENCE_S, index_in, on_a_port
+from tests.server.conftest import PATIENCE_S, index_in, on_a_port, service_of
 from tests.support.authority import Authority
 from tests.support.batches import batch
 from tests.support.hanging import until
@@ -192,6 +192,24 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, what):
         # whole lines, and no status
         lines = [line for line in got.split(b"\n")[1:-1] if line.endswith(b"}")]
         assert lines and b'"status"' not in got
+
+
+def test_a_stream_under_way_at_the_end_of_the_service_is_cut_without_a_traceback(many, monkeypatch, caplog):
+    """The client takes nothing for longer than the service gives requests under way."""
+    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
+    with service_of(many) as service, loop_in_thread() as portal, socket.socket() as asking:
+        listener = HttpListener(service.app, "127.0.0.1", 0, drain_s=1)
+        with portal.wrap_async_context_manager(listener):
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            asking.settimeout(PATIENCE_S)
+            asking.connect(("127.0.0.1", listener.port))
+            asking.sendall(
+                b"GET /v1/query?topic=orders&key=k&all=true" + HOST + b"Accept: application/x-ndjson\r\n\r\n"
+            )
+            assert asking.recv(9) == b"HTTP/1.1 "
+        assert b'"status"' not in rest(asking)
+    assert [record for record in caplog.records if record.exc_info] == []
+    assert "was ended: the service stops" in caplog.text
 
 
 def test_a_client_that_takes_its_stream_slowly_gets_it_whole(many, monkeypatch):

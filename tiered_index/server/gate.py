@@ -104,6 +104,12 @@ class Gate:
                     await self.app(scope, receive, answer)
                 except ClientDisconnect:
                     status = CLIENT_GONE
+                except asyncio.CancelledError:
+                    # the time for requests under way is over, or a second signal ends the service now
+                    _logger.warning("request %s was ended: the service stops", request_id)
+                    status = status or 503
+                    if connection is not None:
+                        await _abort(connection)
                 except Exception as error:
                     failed = error
                     _free(error)
@@ -163,10 +169,14 @@ async def _taken(connection: Any) -> None:
             return
     except TimeoutError:
         pass
-    connection.transport.abort()
-    # let the server note it: otherwise it reports an answer without an end
-    await asyncio.sleep(0)
+    await _abort(connection)
     raise ClientDisconnect
+
+
+async def _abort(connection: Any) -> None:
+    """End a connection, and let the server note it: otherwise it reports an answer without an end."""
+    connection.transport.abort()
+    await asyncio.sleep(0)
 
 
 def _route_of(scope: Scope) -> str:
