@@ -588,8 +588,9 @@ class IndexService(Lookups[ItemT]):
     def close(self) -> None:
         """Flush, stop the workers, and release lease and lock. Raise the first error after everything is released.
 
-        Idempotent. After an interrupt in a call that writes it waits at most some seconds for a storage. An interrupt
-        of this call ends the present step; the other steps follow.
+        A merge whose request hangs is given up after some seconds. Idempotent. After an interrupt in a call that writes
+        it waits at most some seconds for a storage. An interrupt of this call ends the present step; the other steps
+        follow.
         """
         patience_s = _STOP_PATIENCE_S if self._refused == IndexClosed.INTERRUPTED else None
         if not self._refuse_as_closed():
@@ -659,7 +660,9 @@ class IndexService(Lookups[ItemT]):
         # first, because the end of a round is no failure then
         self._merges.stop(0.0)
         self._parts.merger.stop()
-        for rounds in self._workers:
+        # a request of a merge may hang, and a merge that stops at any moment loses nothing
+        self._merges.stop(min(_STOP_PATIENCE_S, _STOP_PATIENCE_S if patience_s is None else patience_s))
+        for rounds in (self._flushes, self._rounds):
             rounds.stop(patience_s)
         self._log_reader.close(until_s)
         self._segments.close(until_s)

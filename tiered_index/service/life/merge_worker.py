@@ -244,6 +244,7 @@ class MergeWorker:
             _log.warning("%s was not merged; it is tried again in an hour: %s", name, error)
             return [error]
         else:
+            self._check_running()
             self._context.show()
             self.errors.pop(name, None)
             total = self.total

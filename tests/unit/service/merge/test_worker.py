@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tests.support.hanging import until
+from tests.support.hanging import beside, until
 from tests.support.log_records import an_object
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
@@ -224,6 +224,28 @@ def test_the_background_thread_merges_and_close_ends_it_within_a_merge(merging, 
     index.close()
     assert not any(thread.name == "tiered-index-merge" for thread in threading.enumerate())
     assert life.windows() == [(0, 24)] and len(life.state.files) == 2
+
+
+def test_a_close_gives_a_merge_up_whose_request_hangs(faulty, monkeypatch):
+    life = faulty
+    publish_at(life, 1, 3)
+    life.later(2)
+    life.index.close()
+    monkeypatch.setattr(index_module, "ROUND_S", 0.01)
+    monkeypatch.setattr(index_module, "_STOP_PATIENCE_S", 0.1)
+    hang = life.storage.hang("get_range", name_prefix="data/")
+    index = life.open(background=True, merge="1d")
+    assert hang.entered.wait(60)
+    closing = beside(index.close)
+    try:
+        assert closing.ended(30) and closing.error is None
+        # the root is free, and the merge changes nothing once its request is answered
+        life.index = life.open(merge="off")
+    finally:
+        hang.release.set()
+    until(lambda: not any(thread.name == "tiered-index-merge" for thread in threading.enumerate()))
+    assert life.windows() == [] and len(life.state.files) == 2
+    assert life.index.run_lifecycle() is not None and life.index.health()["problems"] == []
 
 
 def test_a_damaged_source_is_told_until_it_is_merged_and_others_are_merged(life):
