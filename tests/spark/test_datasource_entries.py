@@ -6,6 +6,7 @@ It also tests the output of `export`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 
@@ -113,6 +114,22 @@ def test_lookups_from_sql(session, written):
             session.sql(f"SELECT * FROM tiered_index_lookup({call})").collect()
 
 
+@contextlib.contextmanager
+def log_of_java(session):
+    """Yield a function that returns what Spark's loggers print in the block."""
+    log4j, writer = session._jvm.org.apache.logging.log4j, session._jvm.java.io.StringWriter()
+    appender = log4j.core.appender.WriterAppender.createAppender(None, None, writer, "test", False, True)
+    appender.start()
+    root = log4j.LogManager.getRootLogger()
+    root.addAppender(appender)
+    session.sparkContext.setLogLevel("WARN")
+    try:
+        yield writer.toString
+    finally:
+        session.sparkContext.setLogLevel("OFF")
+        root.removeAppender(appender)
+
+
 def test_errors_and_schemas_of_the_user_reach_spark(session, written, tmp_path):
     uri, _ = written
     lost = f"file://{tmp_path}/storage"
@@ -120,14 +137,17 @@ def test_errors_and_schemas_of_the_user_reach_spark(session, written, tmp_path):
     frame = load(session, lost)
     with open_storage(lost) as storage:
         storage.delete_many(list(states(lost).objects))
-    # a task's error: its sentence is all that Spark shows
-    with pytest.raises(PythonException) as failed:
-        frame.collect()
-    assert re.fullmatch(r"tiered_index\.errors\.CorruptFile: \S+: .*", str(failed.value).strip())
-    # errors of other code keep their text
-    failing = udf(lambda number: 1 // number, "long")
-    with pytest.raises(PythonException, match=r"the Python worker(.|\n)*ZeroDivisionError"):
-        session.range(1).select(failing("id")).collect()
+    # a task's error: its sentence is all that Spark shows, and Java's logger prints nothing before it
+    with log_of_java(session) as printed:
+        with pytest.raises(PythonException) as failed:
+            frame.collect()
+        assert re.fullmatch(r"tiered_index\.errors\.CorruptFile: \S+: .*", str(failed.value).strip())
+        assert not printed()
+        # errors of other code keep their text
+        failing = udf(lambda number: 1 // number, "long")
+        with pytest.raises(PythonException, match=r"the Python worker(.|\n)*ZeroDivisionError"):
+            session.range(1).select(failing("id")).collect()
+        assert "ZeroDivisionError" in printed()
     with pytest.raises(InvalidArgument, match=r"'begin'.*beginMs"), typed_errors("reading"):
         load(session, uri, begin="1")
     with pytest.raises(SchemaMismatch, match=r"'offset'.*string.*bigint"), typed_errors("reading"):

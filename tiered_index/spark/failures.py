@@ -47,6 +47,44 @@ def show_sentences_first(client: str) -> None:
     kind.__str__ = without_heading
 
 
+# Loggers of the driver's Java that print the error of a failed task before Spark raises it
+_LOGGERS = (
+    *("executor.Executor", "scheduler.TaskSetManager", "storage.BlockManager"),
+    *("sql.execution.datasources.v2.AppendDataExec", "sql.execution.datasources.v2.OverwriteByExpressionExec"),
+)
+# What they print of an error of this package, and lines that come with it and name no error. The manager of tasks
+# prints all other errors, too.
+_PRINTED_TWICE = (
+    r"(?s).*\btiered_index\.errors\..*|Exception in task .*|Task \d+ in stage \S+ failed \d+ times; aborting job.*"
+    r"|Block rdd_\S+ could not be removed as .*|Data source write support \S+ (is aborting|aborted).*"
+)
+_HIDDEN = "tiered_index.traces_hidden"
+
+
+def hide_traces(spark: Any) -> None:
+    """Let the Java of the driver print no trace of a task's error of this package, which Spark raises. Idempotent.
+
+    Without effect for a session of Spark Connect, and with other loggers than Spark's Log4j.
+    """
+    from py4j.protocol import Py4JError
+
+    java: Any = getattr(spark, "_jvm", None)
+    if java is None or java.System.setProperty(_HIDDEN, "true") is not None:
+        return
+    with contextlib.suppress(Py4JError, TypeError):  # TypeError: py4j returns a missing class as a package
+        log4j = java.org.apache.logging.log4j
+        result = log4j.core.Filter.Result
+        hidden = log4j.core.filter.RegexFilter.createFilter(_PRINTED_TWICE, None, False, result.DENY, result.NEUTRAL)
+        context = log4j.LogManager.getContext(False)
+        configuration = context.getConfiguration()
+        for name in _LOGGERS:
+            logger = f"org.apache.spark.{name}"
+            # without a level of its own it keeps that of its parent; one that the user has configured stays
+            configuration.addLogger(logger, log4j.core.config.LoggerConfig(logger, None, True))
+            configuration.getLoggerConfig(logger).addFilter(hidden)
+        context.updateLoggers()
+
+
 @contextlib.contextmanager
 def typed_errors(what: str) -> Iterator[None]:
     """Raise Spark's error of a failed job as an error of this package, if it is one; `what` names the job.

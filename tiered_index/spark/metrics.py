@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.spark.addresses import READ, WRITTEN, StorageAddress, counts_of
+from tiered_index.spark.failures import hide_traces
 from tiered_index.spark.versions import check_classic
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.metering import MeteredStorage
@@ -25,31 +26,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DESCRIPTION = "spark.job.description"
-# Loggers of Spark that print the trace of each failed task
-_TRACES = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def described(spark: SparkSession, step: str) -> Iterator[None]:
-    """Describe Spark's jobs of the block on Spark's web pages, and log the step.
-
-    The driver's Java prints no traces of failed tasks meanwhile: the error that the job raises has the task's sentence.
-    """
+    """Describe Spark's jobs of the block on Spark's web pages, and log the step."""
+    hide_traces(spark)
     context = spark.sparkContext
     before: Any = context.getLocalProperty(_DESCRIPTION)
     _log.info("%s", step)
     context.setLocalProperty(_DESCRIPTION, f"tiered_index {step}")
-    log4j: Any = context._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-    levels = {name: log4j.LogManager.getLogger(name).getLevel() for name in _TRACES}
-    set_level = log4j.core.config.Configurator.setLevel
-    for name in levels:
-        set_level(name, log4j.Level.OFF)
     try:
         yield
     finally:
-        for name, level in levels.items():
-            set_level(name, level)
         context.setLocalProperty(_DESCRIPTION, before)
 
 

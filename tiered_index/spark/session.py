@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import tiered_index
 from tiered_index.errors import ConfigError, install_hint
-from tiered_index.spark.failures import show_sentences_first
+from tiered_index.spark.failures import hide_traces, show_sentences_first
 from tiered_index.spark.versions import check_classic, check_version, is_connect
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(CommitLogDataSource)
         function: Any = udtf(LookupFunction)
         spark.udtf.register(NAME, function)
+    hide_traces(spark)
     show_sentences_first("connect" if is_connect(spark) else "captured")
     warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))
 
