@@ -5,6 +5,7 @@ A change corrects the checksums. A decoder gets the bytes of one file, and decod
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ from tests.reliability import resealed
 from tests.reliability.hostile_tree import NOW_MS
 from tests.reliability.resealed import Reseal
 from tests.rocketmq import golden_store
+from tests.support.classic_writer import ClassicIndexFile
 from tests.support.compacted_files import reader
 from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.clock import ManualClock
+from tiered_index.errors import TieredIndexError
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, recognise
 from tiered_index.format.journal import parse_journal
@@ -25,6 +28,7 @@ from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
+from tiered_index.rocketmq.classic import infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.store import decode_entries
 from tiered_index.service.jobs.merge_plan import MergeOptions, plan_merge
@@ -147,6 +151,12 @@ def _bare(data: bytes, path: str) -> None:
     assert unsealed.interval_ms is None or unsealed.interval_ms[0] <= unsealed.interval_ms[1]
 
 
+def _classic(data: bytes, path: str) -> None:
+    with contextlib.suppress(TieredIndexError):
+        infer_geometry(data, path)
+    ClassicIndexFile(data, golden_store.GEOMETRY, file=path).entries()
+
+
 def _queue(data: bytes, path: str) -> None:
     assert len(decode_entries(data)) <= len(data) // 20
 
@@ -173,6 +183,7 @@ def codecs() -> list[Codec]:
     log = "read verify merge orphans write job files"
     plain, json, sealed = resealed.words(), resealed.plain_json, resealed.sealed_json
     store, segments = "follow/store", "follow/storage/segments%"
+    starts = resealed.words(*range(0, 300, 4))
     return [
         Codec("objects", "[!p]*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
         Codec("local files", "*/root/[cu][op]*/*.index", resealed.compacted, _trailer, local, 2, items=True),
@@ -193,6 +204,7 @@ def codecs() -> list[Codec]:
         Codec("followers", "follow/root/followers/*.json", json, _nothing, "follow messages", 0.5),
         Codec("commit log", f"{store}/commitlog/*", _MESSAGES, _log, "follow messages", items=True),
         Codec("consume queues", f"{store}/consumequeue/*/*/*", _ENTRIES, _queue, "follow messages"),
+        Codec("classic index", f"{store}/index/*", starts, _classic, "classic", items=True),
         Codec("bare files", "bare/*", _HEADS, _bare, "inspect dump verify_file", 0.5, items=True),
         Codec("database rows", "sqlite/db", plain, _nothing, "database", 0.2, items=True),
     ]

@@ -70,6 +70,7 @@ from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.classic import classic_file_names, read_entries
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.jobs.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.state import LogState
@@ -329,6 +330,11 @@ class Campaign:
             source = RocketmqMessages(None, archive, threads=2)
             for topic, key in sorted(self.put["follow"])[::5]:
                 source.fetch(list(reader.query(topic, key)), topic, key)
+
+    def classic(self) -> None:
+        folder = self.tree / "follow" / "store" / "index"
+        for name in classic_file_names(folder):
+            read_entries(folder / name)
 
     def database(self) -> None:
         """Change cells of the database's tables. SQLite checks its pages itself."""

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.store_writer import StoreWriter
+from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log.layout import Host
 
 DATA = Path(__file__).parents[1] / "golden" / "data" / "store" / "full"
 SEGMENT_BYTES = 16_384
 QUEUE_ENTRIES = 64
+GEOMETRY = Geometry(50, 120)
 END = 89_082
 
 
@@ -83,7 +85,9 @@ def rows() -> Iterator[tuple[str, int, str, int, int, int]]:
 
 def write_again(root: Path) -> StoreWriter:
     """Put all golden messages into a new store; return its writer, which is neither flushed nor closed."""
-    writer = StoreWriter(root, segment_bytes=SEGMENT_BYTES, queue_entries=QUEUE_ENTRIES)
+    index_names = iter(Path(name).name for name in names("index"))
+    files = {"segment_bytes": SEGMENT_BYTES, "queue_entries": QUEUE_ENTRIES, "index": GEOMETRY}
+    writer = StoreWriter(root, **files, index_name=lambda: next(index_names))  # type: ignore[arg-type]
     for message in expected():
         put = writer.put(
             message["topic"],

@@ -16,10 +16,12 @@ from typing import Any
 
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import format_properties
+from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log.layout import Host
 
 DATA = Path(__file__).parents[1] / "golden" / "data" / "store" / "large" / "java.json.gz"
 MESSAGES = 8_000
+GEOMETRY = Geometry(200, 1_000)
 TOPICS = [*(f"topic-{name}" for name in "abcdefghij"), "T" * 200, "SCHEDULE_TOPIC_XXXX", "TBW102"]
 IPV4, IPV6 = (Host("10.1.2.3", 54321), Host("127.0.0.1", 10911)), Host("fe80::abcd", 10912)
 
@@ -64,7 +66,10 @@ def messages() -> Iterator[dict[str, Any]]:
 
 def write(root: Path) -> StoreWriter:
     """Put the messages into a new store as RocketMQ did; return its writer, which is neither flushed nor closed."""
-    writer = StoreWriter(root, segment_bytes=1 << 17, queue_entries=3)
+    names = iter(java()["index_files"])
+    writer = StoreWriter(
+        root, segment_bytes=1 << 17, queue_entries=3, index=GEOMETRY, index_name=lambda: str(next(names))
+    )
     store_ms = 0
     for message, later_ms in zip(messages(), java()["store_ms_steps"], strict=True):
         store_ms += later_ms
@@ -77,7 +82,7 @@ def digests(store: Path) -> dict[str, list[Any]]:
     bytes.
     """
     summary: dict[str, list[Any]] = {}
-    parts = {"commitlog": store / "commitlog"}
+    parts = {name: store / name for name in ("commitlog", "index")}
     parts |= {f"consumequeue/{path.name}": path for path in (store / "consumequeue").iterdir()}
     for name, folder in parts.items():
         files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,5 +1,5 @@
-"""RocketMQ's own logs with random mutations: all errors are typed, and every loop ends. Other formats are in
-tests/reliability/mutations.
+"""RocketMQ's own logs with random mutations: all errors are typed, and every loop ends. Other formats, as the classic
+index, are in tests/reliability/mutations.
 
 A reader of a mutated log must find exactly the messages that decode by themselves in their places, except those inside
 damage.

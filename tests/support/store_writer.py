@@ -1,24 +1,27 @@
 """Writes a store as a broker does, for tests, demos and benchmarks.
 
-A store has segments with blank tails, consume queues (`QueueWriter`, files of a fixed size filled with zeros) and
-checkpoint, but none of the broker's own index files, which nobody reads. For the same messages, hosts and times, the
-bytes equal the broker's. `put` collects in memory. `flush` writes the commit log before the consume queues, so that a
-concurrent reader finds every message that a queue names. Nothing is synced: this is no broker. One thread uses it.
+A store has segments with blank tails, consume queues (`QueueWriter`, files of a fixed size filled with zeros),
+checkpoint and classic index. For the same messages, hosts and times, the bytes equal the broker's. `put` collects in
+memory. `flush` writes the commit log before the consume queues, so that a concurrent reader finds every message that a
+queue names. Nothing is synced: this is no broker. One thread uses a writer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.classic_writer import ClassicIndex, WritableClassicFile, load_classic_index
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import java_string_hash
+from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, Host
@@ -110,13 +113,20 @@ class Put(NamedTuple):
     queue_offset: int
 
 
+def index_name_of(now_ms: int) -> str:
+    """Return an index file's name for its creation time, yyyyMMddHHmmssSSS (UTC; the broker uses its time zone)."""
+    born = datetime.fromtimestamp(now_ms // 1000, UTC)
+    return f"{born:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+
+
 class StoreWriter:
     """Appends messages to the store in `root`. It makes a missing store, and recovers an existing one.
 
-    `segment_bytes` and `queue_entries` are the sizes of files. Recovery cuts off a torn tail, and writes queues again
-    from the whole commit log. With `cut`, it cuts at that offset at the latest, and only moves the place of the next
-    write, as brokers do. Later bytes stay until they are overwritten (RocketMQ's `MappedFileQueue.truncateDirtyFiles`).
-    Raises `InvalidArgument` for values that don't fit, and `OSError` as the disk does.
+    `segment_bytes` and `queue_entries` are the sizes of files. With `index`, it keeps a classic index of that geometry
+    in memory, and `flush` writes it; use it for small ones. Recovery cuts off a torn tail, and writes queues again from
+    the whole commit log. With `cut`, it cuts at that offset at the latest, and only moves the place of the next write,
+    as brokers do. Later bytes stay until they are overwritten (RocketMQ's `MappedFileQueue.truncateDirtyFiles`). Raises
+    `InvalidArgument` for values that don't fit, and `OSError` as the disk does.
     """
 
     def __init__(
@@ -125,6 +135,8 @@ class StoreWriter:
         *,
         segment_bytes: int = 1 << 30,
         queue_entries: int = ENTRIES_PER_FILE,
+        index: Geometry | None = None,
+        index_name: Callable[[], str] | None = None,
         store_host: Host = _LOCALHOST,
         clock: Clock | None = None,
         disk: Disk | None = None,
@@ -143,9 +155,15 @@ class StoreWriter:
         self._written = 0
         self._offset = 0
         self._last_ms = 0
+        self._index: ClassicIndex | None = None
+        self._dirty: dict[str, WritableClassicFile] = {}
         root.mkdir(parents=True, exist_ok=True)
-        for name in ("commitlog", "consumequeue"):
+        for name in ("commitlog", "consumequeue", *(["index"] if index else [])):
             self._disk.make_folder(root / name)
+        if index:
+            old = load_classic_index(root / "index", index)
+            files = [WritableClassicFile(bytearray(file.data), index, file=Path(file.file).name) for file in old.files]
+            self._index = ClassicIndex(index, files, index_name or self._new_index_name)
         self._recover(cut)
         (root / "abort").touch()
 
@@ -226,15 +244,19 @@ class StoreWriter:
         self._pending_bytes += size
         self._offset += size
         self._dispatch(message, named)
+        self._index_keys(message, named)
         if self._pending_bytes >= _FLUSH_BYTES:
             self._write_segment()
         return Put(message.physical_offset, size, message.queue_offset)
 
     def flush(self) -> None:
-        """Write the put messages: commit log, then consume queues."""
+        """Write the put messages: commit log, then consume queues, then changed index files."""
         self._write_segment()
         for queue in self._queues.values():
             queue.flush()
+        for name, file in self._dirty.items():
+            write_sized(self._disk, self.root / "index" / name, len(file.data), file.data)
+        self._dirty.clear()
 
     def close(self, checkpoint: bytes | None = None) -> None:
         """Flush, write the checkpoint (default: of the store's contents), and remove the mark of an unclean end."""
@@ -242,7 +264,8 @@ class StoreWriter:
         if self._descriptor is not None:
             self._disk.close(self._descriptor)
             self._descriptor = None
-        checkpoint = checkpoint or checkpoint_bytes(self._last_ms, self._last_ms, 0)
+        full = [file.header.end_ms for file in self._index.files if file.is_full] if self._index else []
+        checkpoint = checkpoint or checkpoint_bytes(self._last_ms, self._last_ms, max(full, default=0))
         write_sized(self._disk, self.root / "checkpoint", CHECKPOINT_BYTES, checkpoint)
         self._disk.unlink(self.root / "abort")
 
@@ -295,6 +318,23 @@ class StoreWriter:
         if message.is_visible:
             queue.append(message.physical_offset, message.size, tags_code(message.topic, named, message.store_ms))
 
+    def _index_keys(self, message: Message, named: Mapping[str, str]) -> None:
+        if self._index is None:
+            return
+        known = len(self._index.files)
+        keys, place = named.get(KEYS, ""), (message.physical_offset, message.store_ms)
+        self._index.put(message.topic, named.get(UNIQ_KEY), keys, *place, message.sys_flag)
+        for file in self._index.files[max(known - 1, 0) :]:
+            self._dirty[file.file] = file
+
+    def _new_index_name(self) -> str:
+        """Return a name after all others. Files fill faster here than a millisecond clock ticks."""
+        newest = self._index.files[-1].file if self._index and self._index.files else ""
+        now_ms = self._clock.now_ms()
+        while (name := index_name_of(now_ms)) <= newest:
+            now_ms += 1
+        return name
+
     # after a crash
 
     def _recover(self, cut: int | None) -> None:
@@ -325,4 +365,9 @@ class StoreWriter:
         queue = self._queue(message.topic, message.queue_id)
         if message.is_visible and not queue.pending:
             queue.next = message.queue_offset
-        self._dispatch(message, message.properties)
+        named = message.properties
+        self._dispatch(message, named)
+        files = self._index.files if self._index else []
+        # an index file is written with all keys of a message, or none
+        if not files or message.physical_offset > files[-1].header.end_offset:
+            self._index_keys(message, named)

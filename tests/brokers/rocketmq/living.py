@@ -31,8 +31,6 @@ _OPENED = (
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch", "java.lang", "java.util")),
 )
 _START_S, _END_S, _ANSWER_S = 60.0, 30.0, 120.0
-SLOTS = 5000
-"""The slots of a broker's index file."""
 # A broker's configuration: small files, so that a few messages fill them, and no wait before it deletes them
 _BROKER = {
     "brokerClusterName": "DefaultCluster",
@@ -42,7 +40,7 @@ _BROKER = {
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 6000,
     "mappedFileSizeTimerLog": 1 << 20,
-    "maxHashSlotNum": SLOTS,
+    "maxHashSlotNum": 5000,
     "maxIndexNum": 20000,
     "maxMessageSize": 1 << 19,
     "brokerRole": "ASYNC_MASTER",

@@ -5,21 +5,14 @@ client as the broker does, field for field.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import struct
 from collections import Counter
 
 import pytest
 
-from tests.brokers.rocketmq.living import (
-    SLOTS,
-    RocketmqError,
-    assert_same,
-    made_topic,
-    same_by_key,
-    tiered_index,
-    until,
-)
+from tests.brokers.rocketmq.living import RocketmqError, assert_same, made_topic, same_by_key, tiered_index, until
+from tiered_index.rocketmq.classic import classic_file_names, read_entries
 
 TEXT = "7b7d"
 # The messages that a producer sends of each kind, how, and the keys under which all of it is found
@@ -137,19 +130,12 @@ def test_ingest_gives_every_entry_of_the_brokers_own_index_files(beside, topic, 
     files = (tiered_index("inspect", path, "--entries") for path in (tmp_path / "root").rglob("*.index"))
     entries = [json.loads(line) for printed in files for line in printed.splitlines()[:-1]]
     ours_of = Counter(entry["offset"] for entry in entries)
-    theirs = {entry for path in (broker.store / "index").iterdir() for entry in entries_of_index_file(path)}
+    classic = [read_entries(broker.store / "index" / name) for name in classic_file_names(broker.store / "index")]
+    theirs = {
+        *itertools.chain(*(zip(rows["offset"].tolist(), rows["key_hash"].tolist(), strict=True) for rows in classic))
+    }
     assert len(theirs) >= 3
     assert all(ours_of[offset] >= count for offset, count in Counter(offset for offset, _ in theirs).items())
-
-
-def entries_of_index_file(path):
-    """Return offset and hash of each entry of a broker's index file."""
-    with path.open("rb") as file:
-        (count,) = struct.unpack(">i", file.read(40)[36:])
-        # entry 0 is unused
-        file.seek(40 + 4 * SLOTS + 20)
-        rows = struct.iter_unpack(">iqii", file.read(20 * (max(count, 1) - 1)))
-        return [(offset, key_hash) for key_hash, offset, _, _ in rows]
 
 
 def test_the_time_range_and_the_count_of_a_lookup(beside, topic):

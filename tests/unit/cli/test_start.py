@@ -48,7 +48,7 @@ def test_a_query_of_a_root_loads_only_modules_that_read(root, more):
         "service.opening",
         "service.write",
     )
-    others = ("sources", "cli.spark", "rocketmq.follow", "spark", "storage.s3.boto", "testing")
+    others = ("sources", "cli.spark", "rocketmq.classic", "rocketmq.follow", "spark", "storage.s3.boto", "testing")
     unused = (*writes, *others, "storage.sqlite")
     assert not [name for name in own(names) if name.removeprefix("tiered_index.").startswith(unused)]
 

@@ -1,0 +1,83 @@
+"""The classic index beyond the golden files: geometry, damage, the names in a folder."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from tests.support.classic_writer import WritableClassicFile, load_classic_index
+from tiered_index.errors import CorruptFile, StorageMisconfigured
+from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
+
+NOW_MS = 1_700_000_000_000
+SMALL = Geometry(4, 6)
+
+
+def filled(geometry: Geometry = SMALL, count: int = 5) -> WritableClassicFile:
+    file = WritableClassicFile.create(geometry)
+    for number in range(count):
+        assert file.put_key(f"T#{number}", 5_000 + number, NOW_MS)
+    return file
+
+
+def test_damaged_headers():
+    good = filled().data
+    with pytest.raises(CorruptFile, match="cut short"):
+        decode_header(b"\0" * 39, "f")
+    for position, value, problem in ((36, 7, "no geometry"), (36, 2**31 - 1, "no geometry"), (32, -1, "negative")):
+        data = bytearray(good)
+        struct.pack_into(">i", data, position, value)
+        with pytest.raises(CorruptFile, match=problem):
+            infer_geometry(data, "f")
+    for data in (bytes(40), bytes(41), bytes(43), b"\0" * 36 + b"\0\0\0\x09" + bytes(400)):
+        with pytest.raises(CorruptFile, match="no geometry"):
+            infer_geometry(data, "f")
+    struct.pack_into(">i", good, 36, -5)
+    assert decode_header(bytes(good[:40])).index_count == 1  # the broker reads the header in this way
+
+
+@pytest.mark.parametrize(
+    "geometry", [Geometry(1, 2), Geometry(3, 9), Geometry(50, 200), Geometry(7, 400), Geometry(500, 11)]
+)
+def test_the_geometry_comes_from_the_contents(geometry):
+    assert infer_geometry(filled(geometry, min(geometry.items - 1, 40)).data) == geometry
+
+
+def test_loading_a_folder(tmp_path):
+    assert load_classic_index(tmp_path / "missing").files == []
+    for name, count in (("20260102030405678", 5), ("20260101030405678", 3)):
+        (tmp_path / name).write_bytes(filled(count=count).data)
+    (tmp_path / "notes.txt").write_bytes(b"junk")
+    (tmp_path / "1").mkdir()
+    loaded = load_classic_index(tmp_path, SMALL)
+    assert [file.header.index_count for file in loaded.files] == [4, 6]
+    (tmp_path / "30260101030405678").write_bytes(b"short")
+    with pytest.raises(CorruptFile) as caught:
+        load_classic_index(tmp_path, SMALL)
+    assert caught.value.file == str(tmp_path / "30260101030405678")
+    with pytest.raises(StorageMisconfigured):
+        load_classic_index(tmp_path / "30260101030405678")
+
+
+def test_entries_that_come_while_a_file_is_read_are_left_out(tmp_path):
+    """The header is read before the slots, which then name entries that it does not count."""
+    file = filled(Geometry(4, 30), 10)
+    header, entries = bytes(file.data[:40]), file.entries().tolist()
+    for number in range(10, 25):
+        assert file.put_key(f"T#{number}", 5_000 + number, NOW_MS)
+    path = tmp_path / "20260101030405678"
+    path.write_bytes(header + bytes(file.data[40:]))
+    assert read_entries(path).tolist() == entries
+
+
+@pytest.mark.parametrize("counted", [8, 10])
+def test_older_brokers_count_a_slot_for_each_entry(counted):
+    """A file that was begun before an upgrade has a count between both."""
+    file = filled(Geometry(4, 30), 10)
+    assert file.header.slots_in_use <= 4
+    struct.pack_into(">i", file.data, 32, counted)
+    assert infer_geometry(file.data) == Geometry(4, 30)
+    struct.pack_into(">i", file.data, 32, 11)
+    with pytest.raises(CorruptFile, match="no geometry"):
+        infer_geometry(file.data)
