@@ -58,7 +58,7 @@ from tiered_index.rocketmq.remoting.frames import (
 )
 from tiered_index.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.rocketmq.remoting.server import RemotingServer
-from tiered_index.storage.context import active_context
+from tiered_index.storage.context import active_context, remaining_s
 from tiered_index.storage.metering import Usage
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
@@ -494,6 +494,18 @@ def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, mes
         with active_context().counting(gone).active():
             assert summary(response_to(ReadOnlyBroker(reader), query[0], **query[1])) == BUSY
         assert len(caplog.records) == 1
+
+
+def test_a_lookup_has_15_s(index, store, storage, messages):
+    """Clients wait for 18 s."""
+    delete_segments(store, BEGIN_OF_LAST)
+    wanted, left_s = next(message for message in messages if message.is_visible and message.uniq_key), []
+    storage.meanwhile("*", lambda: left_s.append(remaining_s()), times=None)
+    with IndexReader.open(storage_backend=storage) as reader:
+        left_s.clear()
+        response = response_to(ReadOnlyBroker(reader), QUERY, **by_unique_key(wanted.topic, wanted.uniq_key))
+    assert records(response.body) == [wanted]
+    assert 14 < left_s[0] <= 15 and max(left_s) <= 15
 
 
 def test_topics_of_files_that_can_not_be_read_are_not_denied(index, storage, messages):

@@ -14,14 +14,23 @@ from tests.rocketmq.archived_store import delete_segments, settled
 from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S, index_in
 from tests.server.test_serve_command import process_of
+from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
+from tiered_index import IndexReader
 from tiered_index.cli import serving
 from tiered_index.cli.main import run
 from tiered_index.cli.serving import Serving
 from tiered_index.errors import ConfigError
+from tiered_index.message_sources import MessageSources
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.frames import Command, RequestCode, ResponseCode, signature
-from tiered_index.server.remoting import read_keys
+from tiered_index.server.listening import bind
+from tiered_index.server.metrics import Metrics
+from tiered_index.server.remoting import read_keys, remoting_listener
+from tiered_index.server.served import Audit, Caps, Served, redaction_of
+from tiered_index.service.read.budget import LookupLimits
+from tiered_index.storage.context import remaining_s
+from tiered_index.storage.opening import open_storage
 
 SECRET = "0123456789abcdef"
 
@@ -118,6 +127,29 @@ def test_its_lookups_have_the_bounds_of_the_service(archived):
         lines = httpx.get(f"{http}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
         (counted,) = [line for line in lines if line.startswith("tiered_index_lookups_total{")]
         assert 'status="BudgetExceeded"' in counted and counted.endswith(" 1.0"), counted
+
+
+@pytest.mark.parametrize(("timeout_s", "bound_s"), [(30.0, 15.0), (2.0, 2.0)])
+def test_its_lookups_have_the_time_of_the_service_and_at_most_15_s(archived, timeout_s, bound_s):
+    """RocketMQ's clients wait for 18 s."""
+    storage, left_s = FaultStorage(open_storage(archived[0])), []
+    storage.meanwhile("*", lambda: left_s.append(remaining_s()), times=None)
+
+    async def ask(served, metrics):
+        bound = bind("127.0.0.1", 0)
+        async with (
+            remoting_listener(served, metrics, bound=bound, store=None, keys=None, tls=None, threads=1) as server,
+            Client.open(server) as client,
+        ):
+            return await client.ask(RequestCode.QUERY_MESSAGE, by_key("orders", "order-7"))
+
+    with IndexReader.open(storage_backend=storage) as reader:
+        left_s.clear()
+        caps = Caps(limits=LookupLimits(timeout_s=timeout_s))
+        served = Served(reader, MessageSources(reader, reader.config), caps, redaction_of(reader, None), Audit(None))
+        response = asyncio.run(ask(served, Metrics(reader, dict)))
+    assert records(response.body) == [archived[1][7]]
+    assert bound_s - 1 < left_s[0] <= bound_s and max(left_s) <= bound_s
 
 
 def test_it_admits_only_clients_that_the_service_admits(archived, tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """Lookups over many local files gather filters, stop early in chains, and run batches in several threads."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -118,6 +119,27 @@ def test_slices_of_few_files_take_half_the_memory(fresh):
     for number in range(40):
         find(view, f"warm{number}")
     assert not view.bytes_together
+
+
+def test_slices_of_many_large_files_take_at_most_64_mib():
+    """The filters of 170 files with 400,000 keys have 85 MiB. The files share their bytes."""
+    compiled_core()
+    keys = 400_000
+    random = np.random.default_rng(6)
+    columns = {name: np.zeros(keys, np.int64) for name in ("topic_id", "queue_id")}
+    columns["offset"] = columns["size"] = np.arange(keys)
+    columns["fingerprint"] = random.integers(0, 2**32, keys, np.uint32)
+    hashes, times = random.integers(-(2**31), 2**31, keys).astype(np.int32), np.full(keys, T * 1000, np.int64)
+    layout = Layout(NATIVE, NATIVE.schema, 16_000, keys + 1)
+    entries = UnsealedTable(layout, T * 1000).prepare(hashes, times, columns).entries
+    compaction = Compaction(entries, layout, T * 1000, T * 1000, packed=True)
+    about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
+    data = b"".join(compaction.pieces(file_id="file", topics=((0, "t"),), **about))
+    file = InMemory(data)
+    files = [copy.copy(file) for _ in range(170)]
+    view = warm(view_of(files))
+    assert sum(file.trailer().tail.filter_length for file in files) > 64 << 20
+    assert 32 << 20 < view.bytes_together <= 64 << 20
 
 
 @pytest.mark.parametrize("count", [170, 20])
