@@ -129,7 +129,7 @@ def test_slices_of_many_large_files_take_at_most_64_mib():
     columns = {name: np.zeros(keys, np.int64) for name in ("topic_id", "queue_id")}
     columns["offset"] = columns["size"] = np.arange(keys)
     columns["fingerprint"] = random.integers(0, 2**32, keys, np.uint32)
-    hashes, times = random.integers(-(2**31), 2**31, keys).astype(np.int32), np.full(keys, T * 1000, np.int64)
+    hashes, times = random.integers(0, 2**31, keys).astype(np.int32), np.full(keys, T * 1000, np.int64)
     layout = Layout(NATIVE, NATIVE.schema, 16_000, keys + 1)
     entries = UnsealedTable(layout, T * 1000).prepare(hashes, times, columns).entries
     compaction = Compaction(entries, layout, T * 1000, T * 1000, packed=True)
