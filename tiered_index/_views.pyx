@@ -503,12 +503,12 @@ cdef int search_items(
 
 cdef inline int in_order(const uint8_t *a, const uint8_t *b) noexcept nogil:
     """Compare two rows by answer order: less than 0 if `a` comes first."""
-    cdef int64_t one = row_long(a, 0), other = row_long(b, 0)
-    if one == other:
-        one, other = row_long(a, ROW_OFFSET), row_long(b, ROW_OFFSET)
-    if one == other:
-        other, one = row_word(a, ROW_QUEUE), row_word(b, ROW_QUEUE)
-    return (one < other) - (one > other)
+    cdef int64_t left = row_long(a, 0), right = row_long(b, 0)
+    if left == right:
+        left, right = row_long(a, ROW_OFFSET), row_long(b, ROW_OFFSET)
+    if left == right:
+        right, left = row_word(a, ROW_QUEUE), row_word(b, ROW_QUEUE)
+    return (left < right) - (left > right)
 
 
 cdef int by_order(const void *a, const void *b) noexcept nogil:
@@ -785,7 +785,7 @@ cdef class Together:
         cdef Py_ssize_t number, place
         cdef const uint64_t *block
         cdef const uint32_t *half
-        cdef uint64_t found
+        cdef uint64_t may_have
         cdef uint64_t part = mixed >> 32
         set_bit_numbers(bits, mixed)
         memcpy(set_, self.alone, 8 * self.words)
@@ -793,23 +793,23 @@ cdef class Together:
             block = <const uint64_t *>(
                 self.slices[number] + 256 * self.word_sizes[number] * (part * self.blocks[number] >> 32)
             )
-            found = self.present[number]
+            may_have = self.present[number]
             if self.word_sizes[number] == 8:
-                found &= block[bits[0]] & block[bits[1]] & block[bits[2]] & block[bits[3]]
-                found &= block[bits[4]] & block[bits[5]] & block[bits[6]] & block[bits[7]]
+                may_have &= block[bits[0]] & block[bits[1]] & block[bits[2]] & block[bits[3]]
+                may_have &= block[bits[4]] & block[bits[5]] & block[bits[6]] & block[bits[7]]
             else:
                 half = <const uint32_t *>block
-                found &= half[bits[0]] & half[bits[1]] & half[bits[2]] & half[bits[3]]
-                found &= half[bits[4]] & half[bits[5]] & half[bits[6]] & half[bits[7]]
-            while found:
-                place = self.numbers[TOGETHER * number + first_one(found)]
+                may_have &= half[bits[0]] & half[bits[1]] & half[bits[2]] & half[bits[3]]
+                may_have &= half[bits[4]] & half[bits[5]] & half[bits[6]] & half[bits[7]]
+            while may_have:
+                place = self.numbers[TOGETHER * number + first_one(may_have)]
                 set_[place >> 6] |= <uint64_t>1 << (place & 63)
-                found &= found - 1
+                may_have &= may_have - 1
 
 
 cdef int by_blocks(const void *a, const void *b) noexcept nogil:
-    cdef uint64_t one = (<const Place *const *>a)[0].blocks, other = (<const Place *const *>b)[0].blocks
-    return (one > other) - (one < other)
+    cdef uint64_t left = (<const Place *const *>a)[0].blocks, right = (<const Place *const *>b)[0].blocks
+    return (left > right) - (left < right)
 
 
 @cython.final
@@ -1219,7 +1219,7 @@ cdef class View:
 
     def __init__(self, RowForm form not None, list files not None, list handles not None):
         cdef Py_ssize_t number
-        cdef LocalFile one
+        cdef LocalFile local
         self.form, self.files, self.handles, self.count = form, files, handles, len(files)
         if len(handles) != self.count:
             fail("there are as many files as handles")
@@ -1230,11 +1230,11 @@ cdef class View:
             known, self.places[number].second_min, self.places[number].second_max = files[number]
             if known is None:
                 continue
-            one = known
-            if not (one.file.kind or one.file.stored) or not one.form.equals(form):
+            local = known
+            if not (local.file.kind or local.file.stored) or not local.form.equals(form):
                 fail("a file has items of another form")
-            self.places[number].file, self.places[number].stored = &one.file, one.file.stored
-            self.places[number].grows = one.file.kind == CHAINS
+            self.places[number].file, self.places[number].stored = &local.file, local.file.stored
+            self.places[number].grows = local.file.kind == CHAINS
         self.seconds = array("q", [each for _, first, last in files for each in (first, last)]).tobytes()
         if self.count >= FEWEST_TOGETHER:
             self.join()
@@ -1256,14 +1256,14 @@ cdef class View:
         """Use the existing slices of the files, unless most files of a slice are no longer in the view."""
         cdef dict members = {}
         cdef Together made = Together.__new__(Together)
-        cdef LocalFile one
+        cdef LocalFile local
         cdef Slices slices
         cdef Py_ssize_t number, at
         cdef list held = []
         for number in range(self.count):
-            one = (<tuple>self.files[number])[0]
-            if one is not None and one.slices is not None:
-                members.setdefault(one.slices, []).append(number)
+            local = (<tuple>self.files[number])[0]
+            if local is not None and local.slices is not None:
+                members.setdefault(local.slices, []).append(number)
         for slices, numbers in members.items():
             if 2 * len(numbers) >= slices.files:
                 held.append(slices)
@@ -1292,9 +1292,9 @@ cdef class View:
             made.slices[at], made.blocks[at], made.word_sizes[at] = slices.words, slices.blocks, slices.word_size
             for each in members[slices]:
                 number = each
-                one = (<tuple>self.files[number])[0]
-                made.present[at] |= <uint64_t>1 << one.bit
-                made.numbers[TOGETHER * at + one.bit] = number
+                local = (<tuple>self.files[number])[0]
+                made.present[at] |= <uint64_t>1 << local.bit
+                made.numbers[TOGETHER * at + local.bit] = number
                 made.alone[number >> 6] &= ~(<uint64_t>1 << (number & 63))
                 if len(members[slices]) == TOGETHER:
                     made.full[number >> 6] |= <uint64_t>1 << (number & 63)
@@ -1309,7 +1309,7 @@ cdef class View:
         cdef uint64_t size = 0
         cdef Together together = self.together
         cdef Place *place
-        cdef LocalFile one
+        cdef LocalFile local
         cdef Slices slices
         if places == NULL:
             raise MemoryError
@@ -1338,8 +1338,8 @@ cdef class View:
                 slices = Slices.__new__(Slices)
                 slices.make(&places[start], <int>of_slice)
                 for number in range(of_slice):
-                    one = (<tuple>self.files[places[start + number] - self.places])[0]
-                    one.slices, one.bit = slices, <int>number
+                    local = (<tuple>self.files[places[start + number] - self.places])[0]
+                    local.slices, local.bit = slices, <int>number
                 start += of_slice
         finally:
             free(places)
@@ -1467,7 +1467,7 @@ cdef class View:
         cdef int32_t *many = NULL
         cdef Place *place
         cdef File *file
-        cdef LocalFile one
+        cdef LocalFile local
         cdef Asked asked
         cdef Found *found = &rows.found
         cdef Together together
@@ -1522,20 +1522,20 @@ cdef class View:
                     rows.noted[number], rows.has_left = LEFT, True
                     continue
                 rows.noted[number] = 0
-                one = None
+                local = None
                 if place.stored:
-                    one = <LocalFile>(<tuple>self.files[number])[0]
+                    local = <LocalFile>(<tuple>self.files[number])[0]
                     if file.is_shard:
                         slot = slot_of(file, masked_hash if file.rule == 1 else key_hash)
                         if slot < file.slot_low or slot >= file.slot_high:
                             rows.noted[number] = AWAY
                             if not rows.knows_topic:
                                 # or that is not known
-                                rows.knows_topic = not file.kind or one.ids is None or rows.topic in <dict>one.ids
+                                rows.knows_topic = not file.kind or local.ids is None or rows.topic in <dict>local.ids
                             continue
                     opened = file.kind != ELSEWHERE
                     if not opened or file.filter == NULL:
-                        opened = one.source.open(one)
+                        opened = local.source.open(local)
                     if not opened or (file.is_shard and (file.second_min > high or file.second_max < low)):
                         rows.noted[number], rows.has_left = LEFT, True
                         continue
@@ -1543,8 +1543,8 @@ cdef class View:
                         # `open` may have set the filter
                         place.blocks, place.filter = file.blocks, file.filter
                 if not rows.knows_topic:
-                    one = <LocalFile>(<tuple>self.files[number])[0]
-                    rows.knows_topic = one.ids is None or rows.topic in <dict>one.ids
+                    local = <LocalFile>(<tuple>self.files[number])[0]
+                    rows.knows_topic = local.ids is None or rows.topic in <dict>local.ids
                 if place.filter != NULL and excludes(place.filter, place.sums, place.blocks, &bits):
                     if place.stored:
                         rows.noted[number] = BY_FILTER
@@ -1555,11 +1555,11 @@ cdef class View:
                     if excludes(file.filter, NULL, file.blocks, &masked_bits):
                         rows.noted[number] = BY_FILTER
                         continue
-                if one is None:
-                    one = <LocalFile>(<tuple>self.files[number])[0]
+                if local is None:
+                    local = <LocalFile>(<tuple>self.files[number])[0]
                 asked.ids, asked.id_count = NULL, -1
-                if one.ids is not None:
-                    ids = (<dict>one.ids).get(rows.topic)
+                if local.ids is not None:
+                    ids = (<dict>local.ids).get(rows.topic)
                     if ids is None:
                         if file.stored and not file.is_shard:
                             rows.noted[number] = BY_TOPIC
@@ -1602,7 +1602,7 @@ cdef class View:
                     if high >= file.second_max:
                         block = <uint64_t>(masked_hash if file.rule == 1 else key_hash) << 32
                         block = filter_mix(block | (fingerprint if found.fingerprint_at else 0))
-                        one.source.miss(block)
+                        local.source.miss(block)
                 if found.count > before and found.count >= most:
                     done = order_rows(found, most + 1)
                     if done == DECLINED:
@@ -1620,8 +1620,8 @@ cdef class View:
             while not rows.knows_topic and number < self.count:
                 # files that were not searched may have it; the caller asks those that it has to search
                 if rows.note_of(number) not in (AWAY, LEFT):
-                    one = <LocalFile>(<tuple>self.files[number])[0]
-                    rows.knows_topic = one is not None and (one.ids is None or rows.topic in <dict>one.ids)
+                    local = <LocalFile>(<tuple>self.files[number])[0]
+                    rows.knows_topic = local is not None and (local.ids is None or rows.topic in <dict>local.ids)
                 number += 1
             return True
         finally:
@@ -1646,8 +1646,8 @@ cdef struct Part:
 
 
 cdef int by_first(const void *a, const void *b) noexcept nogil:
-    cdef int64_t one = (<const int64_t *>a)[0], other = (<const int64_t *>b)[0]
-    return (one > other) - (one < other)
+    cdef int64_t left = (<const int64_t *>a)[0], right = (<const int64_t *>b)[0]
+    return (left > right) - (left < right)
 
 
 cdef inline int make_room(int64_t **numbers, int64_t *room, int64_t wanted) noexcept nogil:
@@ -1749,7 +1749,7 @@ cdef class ViewBatch:
         cdef int64_t topics_room = 0, ids_room = 0
         cdef int32_t *room
         cdef Place *place
-        cdef LocalFile one
+        cdef LocalFile local
         cdef dict of_topics, where = {topic: number for number, topic in enumerate(topics)}
         for number in range(self.topic_index.shape[0] if stored else 0):
             low, high = min(low, self.low[number]), max(high, self.high[number])
@@ -1760,8 +1760,8 @@ cdef class ViewBatch:
                 self.left.append(number)
                 continue
             if place.stored and place.file.second_min <= high and place.file.second_max >= low:
-                one = <LocalFile>(<tuple>self.view.files[number])[0]
-                opened = one.source.open(one)
+                local = <LocalFile>(<tuple>self.view.files[number])[0]
+                opened = local.source.open(local)
                 if opened or place.file.is_shard:
                     self.stored[self.stored_count] = place.file
                     self.stored_numbers[self.stored_count] = <int32_t>(number if opened else ~number)
@@ -1780,13 +1780,13 @@ cdef class ViewBatch:
             if place.grows:
                 place.second_min, place.second_max = place.file.second_min, place.file.second_max
             place.asks_file = place.filter == NULL and knows_filter(place.file)
-            one = <LocalFile>(<tuple>self.view.files[number])[0]
+            local = <LocalFile>(<tuple>self.view.files[number])[0]
             if place.stored:
                 # searched by itself
                 place.file = NULL
-            if one.ids is None:
+            if local.ids is None:
                 continue
-            of_topics, self.ranges[2 * number] = one.ids, known
+            of_topics, self.ranges[2 * number] = local.ids, known
             wanted = range(len(topics))
             if len(of_topics) < len(topics):
                 # a copy, because a growing file may get topics in another thread
@@ -1837,7 +1837,7 @@ cdef class ViewBatch:
         cdef Part part
         cdef int done
         cdef int64_t *pairs = NULL
-        cdef Py_ssize_t one
+        cdef Py_ssize_t position
         part.found, part.owners, part.owners_room = self.view.form.found(), NULL, 0
         part.left, part.left_count, part.left_room = NULL, 0, 0
         if start < 0 or stop > self.topic_index.shape[0]:
@@ -1854,8 +1854,8 @@ cdef class ViewBatch:
                 pairs = <int64_t *>malloc(16 * (stop - start) + 16)
                 if pairs == NULL:
                     raise MemoryError
-            for one in range(self.stored_count):
-                self.search_stored_file(self.stored_numbers[one], self.stored[one], start, stop, pairs, &part)
+            for position in range(self.stored_count):
+                self.search_stored_file(self.stored_numbers[position], self.stored[position], start, stop, pairs, &part)
             return (
                 PyByteArray_FromStringAndSize(<char *>part.owners, 8 * part.found.count),
                 PyByteArray_FromStringAndSize(<char *>part.found.rows, part.found.count * part.found.stride),

@@ -81,8 +81,8 @@ static inline void short_sums(const uint8_t *end, int64_t count, uint32_t *java,
     __m128i zero = _mm_setzero_si128(), mask = _mm_loadu_si128((const __m128i *)(SHORT_MASK + count));
     __m128i units = _mm_and_si128(_mm_loadu_si128((const __m128i *)(end - 16)), mask);
     __m128i low = _mm_unpacklo_epi8(units, zero), high = _mm_unpackhi_epi8(units, zero);
-    __m128i one = short_sum(low, high, SHORT_POWERS[0]), other = short_sum(low, high, SHORT_POWERS[1]);
-    __m128i both = _mm_add_epi32(_mm_unpacklo_epi32(one, other), _mm_unpackhi_epi32(one, other));
+    __m128i of_java = short_sum(low, high, SHORT_POWERS[0]), of_second = short_sum(low, high, SHORT_POWERS[1]);
+    __m128i both = _mm_add_epi32(_mm_unpacklo_epi32(of_java, of_second), _mm_unpackhi_epi32(of_java, of_second));
     both = _mm_add_epi32(both, _mm_shuffle_epi32(both, 0x4E));
     *java += (uint32_t)_mm_cvtsi128_si32(both);
     *second += (uint32_t)_mm_cvtsi128_si32(_mm_shuffle_epi32(both, 1));
