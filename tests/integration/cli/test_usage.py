@@ -1,11 +1,19 @@
 """A wrong command line ends with code 2 and says what is wrong, before anything is read, written or made."""
 
+import os
 import shlex
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tests.support.store_writer import StoreWriter
+from tiered_index import IndexReader, IndexService
+from tiered_index.cli.main import run
+from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured
+from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.storage.opening import open_storage
 
 NO_INDEX = "no index is given: pass --storage URI, --root DIR, or both"
 ONE_INDEX = "only query, topics and serve read several"
@@ -152,3 +160,79 @@ def test_a_wrong_command_line_is_refused_and_changes_nothing(original, store, tm
     assert done.error["exit_code"] == 2 and said in done.error["message"]
     assert "PASSWORD" not in done.err
     assert contents(original.folder, store, tmp_path) == before
+
+
+ID = "7F00000100002A9F0000000000000000"
+# too long, of nobody's home, with NUL, and a link to itself
+PATHS = ("x" * 256, "/".join(["d" * 199] * 30), "~nobody-is-called-so/x", "a\0b", "loop")
+OF_FILES = ("inspect {}", "verify {}")
+OF_SOURCES = ("ingest {} --root new", f"message {ID} --store {{}}", "query t k --config {}")
+OF_ROOTS = [
+    f"{line} --root {{}} --storage memory://p"
+    for line in ("query t k", "verify", "recover", f"message {ID}", "ingest in.ndjson")
+]
+# command lines, and possible paths that are wrong there
+OF_PATHS = [
+    *((line, ()) for line in (*OF_FILES, *OF_SOURCES)),
+    # possible names of an object
+    *(
+        (f"{line} --root root --storage memory://p", (".", "in.ndjson/x", "000000000001000-572d230f6127"))
+        for line in OF_FILES
+    ),
+    *((line, ("in.ndjson/x",)) for line in OF_ROOTS),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("pool")
+    (tmp_path / "pool").symlink_to("loop")
+    (tmp_path / "in.ndjson").write_text(
+        '{"topic":"t","queue_id":0,"keys":["k"],"offset":1,"size":1,"timestamp_ms":1700000000000}\n'
+    )
+    return tmp_path
+
+
+def refusal(line, path):
+    """Return the exit code of a command line with a path, which prints nothing but its error."""
+    done = run_here(*(word.replace("{}", path) for word in line.split()))
+    assert done.err and not done.out and "unexpected" not in done.err, (line, path, done)
+    return done.code
+
+
+@pytest.mark.parametrize(("line", "more"), OF_PATHS)
+def test_an_impossible_path_is_bad_usage(folder, line, more):
+    assert {path: refusal(line, path) for path in (*PATHS, *more)} == dict.fromkeys((*PATHS, *more), 2)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_impossible_path_is_refused_by_calls_and_in_uris(folder, path):
+    for call in (
+        lambda: IndexService.open(root=path, storage="memory://p"),
+        lambda: IndexReader.open(root=path),
+        lambda: IndexReader.open("memory://p", cache_dir=path),
+        lambda: StoreDirectory.open(Path(path)),
+    ):
+        with pytest.raises((ConfigError, InvalidArgument)):
+            call()
+    # an absolute path needs no home folder
+    for scheme in () if path.startswith("~") else ("file", "sqlite"):
+        uri = f"{scheme}://{folder}/{quote(path)}"
+        with pytest.raises(ConfigError):
+            open_storage(uri)
+        assert refusal(f"verify --storage {uri}", "") == refusal(f"recover --root new --storage {uri}", "") == 2
+
+
+def test_a_folder_that_may_not_be_entered_is_an_error_of_the_set_up(folder, capsys):
+    (folder / "locked").mkdir(0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        for line in (*OF_FILES, *OF_SOURCES, *OF_ROOTS):
+            with pytest.raises(SystemExit, match=str(StorageMisconfigured.exit_code)):
+                run(line.replace("{}", f"{folder}/locked/x").split())
+            assert "unexpected" not in capsys.readouterr().err, line
+    finally:
+        os.seteuid(before)
