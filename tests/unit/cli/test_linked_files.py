@@ -158,7 +158,7 @@ def test_a_changed_or_deleted_file_is_named_and_its_bytes_are_never_shown(tmp_pa
     numbers, [gone, changed] = rows_of("10")
     assert (numbers, changed) == ([], f"{log.as_uri()} has changed since it was indexed")
     assert gone.startswith(f"{other.as_uri()} is gone")
-    assert ingest(log)["changed"] == [log.as_uri()]
+    assert [ingest(log)["changed"] for _ in range(2)] == [[log.as_uri()], []]
     numbers, problems = rows_of("10")
     assert (numbers, len(problems)) == ([20], 2)
 
@@ -407,6 +407,11 @@ def test_a_dry_run_and_wrong_fields_leave_no_index(tmp_path, where):
     assert (shown["entries"][0]["file"], shown["entries"][2]["row"]) == (log.as_uri(), len(lines(0, 1)))
     *_, last, _, _ = run_here("ingest", log, *KEYS, *where, "--dry-run").out.splitlines()
     assert last.split()[-3:] == [log.as_uri(), "byte", f"{len(lines(0, 4))}"]
+    (tmp_path / "bad.csv").write_text("k,at\na,01/02/2024\nb,2024-02-03\n")
+    fields = ("--topic", "t", "--key", "k", "--time", "at")
+    shown = run_here("ingest", tmp_path / "bad.csv", *fields, *where, "--dry-run", "--json").document
+    problem = f"file://{tmp_path}/bad.csv, line 2 (byte 5): at is neither a number nor an ISO 8601 time"
+    assert [entry["key"] for entry in shown["entries"]] == ["b"] and shown["bad"][0].startswith(problem)
     for options, missing in {("--time", "at"): "--topic, --key are", ("--topic", "t"): "--key, --time are"}.items():
         done = run_here("ingest", log, *options, *where, "--json")
         told = done.error["message"]
@@ -457,39 +462,91 @@ COLUMNS_OF_ROW = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("is_archived", [False, True])
-def test_rows_with_columns_of_any_type_come_back_as_json(tmp_path, where, is_archived):
+in_place_or_archived = pytest.mark.parametrize("archive", [(), ("--archive",)], ids=["linked", "archived"])
+
+
+def ingested(where, path, *more, keys=("k",), time="at"):
+    """Ingest a file under topic t, and return the document of the run."""
+    options = [part for key in keys for part in ("--key", key)]
+    done = run_here("ingest", path, "--topic", "t", *options, "--time", time, *where, "--wait", *more, "--json")
+    assert done.code == 0, done.err
+    return done.document
+
+
+def bodies(where, key, form="json"):
+    """Return the bodies of the messages of topic t with a key."""
+    done = run_here("query", "t", key, "--messages", *where, "--body", form, "--json")
+    return [message["message"]["body"] for message in done.document["messages"]]
+
+
+@in_place_or_archived
+def test_rows_with_columns_of_any_type_come_back_as_json(tmp_path, where, archive):
     """Times and decimal numbers are texts, also those that Python has no value for."""
     columns = {name: pa.array([value], kind) for name, (value, kind, _) in COLUMNS_OF_ROW.items()}
-    pq.write_table(pa.table({"k": ["a"], **columns}), tmp_path / "a.parquet", store_schema=True)
-    keys = [option for name in ("k", "s", "ns", "day", "cost") for option in ("--key", name)]
-    options = ("--topic", "t", *keys, "--time", "ns", *where, "--wait", *(["--archive"] if is_archived else []))
-    assert run_here("ingest", tmp_path / "a.parquet", *options, "--json").code == 0
-    if is_archived:
-        (tmp_path / "a.parquet").unlink()
+    pq.write_table(pa.table({"k": ["a"], **columns}), path := tmp_path / "a.parquet", store_schema=True)
+    ingested(where, path, *archive, keys=("k", "s", "ns", "day", "cost"), time="ns")
+    if archive:
+        path.unlink()
     expected = {"k": "a"} | {name: shown for name, (_, _, shown) in COLUMNS_OF_ROW.items()}
     for key in ("a", "2023-11-14 22:13:20", "2023-11-14 22:13:20.000000001", "2023-11-14", "12.50"):
-        done = run_here("query", "t", key, "--messages", *where, "--body", "json", "--json")
-        (message,) = done.document["messages"]
-        assert (message["message"]["body"] | {"s": message["message"]["body"]["s"][:19]}) == expected, done.err
+        (body,) = bodies(where, key)
+        assert body | {"s": body["s"][:19]} == expected
 
 
-@pytest.mark.parametrize("is_archived", [False, True])
-def test_rows_of_arrow_with_intervals_and_runs_come_back(tmp_path, where, is_archived):
-    columns = {
-        "k": pa.array(["a", "b"]),
-        "at": pa.array(["2024-02-03", "2024-02-04"]),
-        "every": pa.array([pa.MonthDayNano([1, 2, 3])] * 2),
-        "state": pc.run_end_encode(pa.array(["open", "open"])),
-    }
-    table = pa.table(columns)
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+@in_place_or_archived
+def test_rows_of_arrow_with_intervals_and_runs_come_back(tmp_path, where, archive):
+    table = pa.table(
+        {
+            "k": pa.array(["a", "b"]),
+            "at": pa.array(["2024-02-03", "2024-02-04"]),
+            "every": pa.array([pa.MonthDayNano([1, 2, 3])] * 2),
+            "state": pc.run_end_encode(pa.array(["open", "open"])),
+        }
+    )
+    path = tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    options = ("--topic", "t", "--key", "k", "--time", "at", *where, "--wait", *(["--archive"] if is_archived else []))
-    assert run_here("ingest", tmp_path / "a.arrow", *options).code == 0
-    done = run_here("query", "t", "b", "--messages", *where, "--body", "json", "--json")
-    (message,) = done.document["messages"]
-    assert message["message"]["body"] == {"k": "b", "at": "2024-02-04", "every": [1, 2, 3], "state": "open"}, done.err
+    ingested(where, path, *archive)
+    assert bodies(where, "b") == [{"k": "b", "at": "2024-02-04", "every": [1, 2, 3], "state": "open"}]
+
+
+@in_place_or_archived
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['{"k": "a", "at": "2024-02-03"}', '{"k": "b", "at": "2024-02-03"}'],
+        ["k;at", '"a";"2024-02-03"', '"b";"2024-02-03"'],
+    ],
+)
+def test_a_row_comes_back_without_a_byte_order_mark_and_the_end_of_its_line(tmp_path, where, lines, archive):
+    (path := tmp_path / "a.log").write_bytes(b"\xef\xbb\xbf" + "".join(f"{line}\r\n" for line in lines).encode())
+    ingested(where, path, *archive)
+    assert [bodies(where, key, "text") for key in "ab"] == [[line] for line in lines[-2:]]
+
+
+def test_a_row_of_columns_with_the_same_name_has_all_of_them(tmp_path, where):
+    table = pa.table([["a"], ["2024-02-03"], [1], [2], [3], [4]], ["k", "at", "n", "n", "n_1", "n"])
+    pq.write_table(table, path := tmp_path / "a.parquet")
+    ingested(where, path)
+    assert bodies(where, "a") == [{"k": "a", "at": "2024-02-03", "n": 1, "n_2": 2, "n_1": 3, "n_3": 4}]
+
+
+def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where, rows_of):
+    """Some writers of Parquet don't say that a column of bytes is text: sixteen bytes of text are no UUID."""
+    documents = ['{"k":-0,"n":0}', '{"k":[1.50,true,"x"],"n":1}', '{"k":12345678901234567890123,"n":2}', '{"n":3}']
+    rows_written = (f'{document[:-1]},"at":"2024-02-03T04:05:06Z"}}\n' for document in documents)
+    (tmp_path / "a.log").write_text("".join(rows_written))
+    named = uuid.UUID("6f726465-722d-3000-b030-303030303437")
+    keys = pa.array([b"order-0000000047", named.bytes, b"order-47"], pa.binary())
+    at = pa.array([BEGIN_S * 10**6] * 3, pa.timestamp("us"))
+    pq.write_table(pa.table({"k": keys, "at": at, "n": [4, 5, 6]}), tmp_path / "b.log")
+    fixed = pa.table({"k": keys[1:2].cast(pa.binary(16)), "at": at[:1], "n": [7]})
+    pq.write_table(fixed, tmp_path / "c.log")
+    document = ingested(where, tmp_path / "*.log")
+    assert (document["rows"], document["keyless"]) == (8, 1)
+    texts = {"-0": [0], "1.50": [1], "true": [1], "x": [1], "12345678901234567890123": [2]}
+    texts |= {"order-0000000047": [4], str(named): [5, 7], "order-47": [6]}
+    assert {key: rows_of(key, "t") for key in texts} == {key: (numbers, []) for key, numbers in texts.items()}
 
 
 def test_a_field_is_named_as_it_is_written_also_with_blanks(tmp_path, where, rows_of):
@@ -514,82 +571,12 @@ def test_a_key_of_columns_with_the_same_name_is_refused_by_the_name_of_the_file(
     assert done.error["message"].startswith(f"{path} has 2 columns with the name k: ")
 
 
-def test_a_dry_run_as_json_names_the_rows_that_are_bad(tmp_path, where):
-    (tmp_path / "a.csv").write_text("k,at\na,01/02/2024\nb,2024-02-03\n")
-    done = run_here(
-        "ingest", tmp_path / "a.csv", "--topic", "t", "--key", "k", "--time", "at", *where, "--dry-run", "--json"
-    )
-    assert [entry["key"] for entry in done.document["entries"]] == ["b"]
-    (bad,) = done.document["bad"]
-    assert bad.startswith(f"file://{tmp_path}/a.csv, line 2 (byte 5): at is neither a number nor an ISO 8601 time")
-
-
-def test_a_row_of_columns_with_the_same_name_has_all_of_them(tmp_path, where):
-    table = pa.table([["a"], ["2024-02-03"], [1], [2], [3], [4]], ["k", "at", "n", "n", "n_1", "n"])
-    pq.write_table(table, tmp_path / "a.parquet")
-    run_here("ingest", tmp_path / "a.parquet", "--topic", "t", "--key", "k", "--time", "at", *where, "--wait")
-    done = run_here("query", "t", "a", "--messages", "--body", "json", *where, "--json")
-    expected = {"k": "a", "at": "2024-02-03", "n": 1, "n_2": 2, "n_1": 3, "n_3": 4}
-    assert [message["message"]["body"] for message in done.document["messages"]] == [expected]
-
-
 def test_a_first_file_that_has_only_a_header_lacks_no_field(tmp_path, where, ingest):
     (tmp_path / "a.csv").write_text("order_id,customer.id,at\n")
     assert ingest(tmp_path / "a.csv")["rows"] == 0
     (tmp_path / "b.csv").write_text("order_id,at\n")
     done = run_here("ingest", tmp_path / "b.csv", *KEYS, *where, "--json")
     assert "has --key customer.id; " in done.error["message"]
-
-
-@pytest.mark.parametrize("is_archived", [False, True])
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ['{"k": "a", "at": "2024-02-03"}', '{"k": "b", "at": "2024-02-03"}'],
-        ["k;at", '"a";"2024-02-03"', '"b";"2024-02-03"'],
-    ],
-)
-def test_a_row_comes_back_without_a_byte_order_mark_and_the_end_of_its_line(tmp_path, where, lines, is_archived):
-    (tmp_path / "a.log").write_bytes(b"\xef\xbb\xbf" + "".join(f"{line}\r\n" for line in lines).encode())
-    options = ("--topic", "t", "--key", "k", "--time", "at", *where, "--wait", *(["--archive"] if is_archived else []))
-    assert run_here("ingest", tmp_path / "a.log", *options, "--json").code == 0
-    for key, line in zip("ab", lines[-2:], strict=True):
-        done = run_here("query", "t", key, "--messages", *where, "--json")
-        assert [message["message"]["body"] for message in done.document["messages"]] == [line], done.err
-
-
-def test_a_key_of_sixteen_bytes_of_text_is_that_text_and_other_ones_are_a_uuid(tmp_path, where, rows_of):
-    """Some writers of Parquet don't say that a column of bytes is text."""
-    named = uuid.UUID("6f726465-722d-3000-b030-303030303437")
-    keys = pa.array([b"order-0000000047", named.bytes, b"order-47"], pa.binary())
-    at = pa.array([BEGIN_S * 10**6] * 3, pa.timestamp("us"))
-    pq.write_table(pa.table({"k": keys, "at": at, "n": [0, 1, 2]}), tmp_path / "a.parquet")
-    done = run_here("ingest", tmp_path / "a.parquet", "--topic", "t", "--key", "k", "--time", "at", *where)
-    assert done.code == 0, done.err
-    for number, key in enumerate(["order-0000000047", str(named), "order-47"]):
-        assert rows_of(key, "t") == ([number], [])
-
-
-def test_keys_are_the_texts_of_numbers_booleans_lists_and_uuids(tmp_path, where, rows_of):
-    documents = ['{"k":-0,"n":0}', '{"k":[1.50,true,"x"],"n":1}', '{"k":12345678901234567890123,"n":2}', '{"n":3}']
-    (tmp_path / "a.log").write_text(
-        "".join(f'{document[:-1]},"at":"2024-02-03T04:05:06Z"}}\n' for document in documents)
-    )
-    named = uuid.UUID(int=7)
-    pq.write_table(
-        pa.table(
-            {
-                "k": pa.array([named.bytes], pa.binary(16)),
-                "at": pa.array([BEGIN_S * 10**6], pa.timestamp("us")),
-                "n": [4],
-            }
-        ),
-        tmp_path / "b.log",
-    )
-    done = run_here("ingest", tmp_path / "*.log", "--topic", "t", "--key", "k", "--time", "at", *where, "--json")
-    assert (done.code, done.document["rows"], done.document["keyless"]) == (0, 5, 1), done.err
-    for key, number in {"-0": 0, "1.50": 1, "true": 1, "x": 1, "12345678901234567890123": 2}.items():
-        assert rows_of(key, "t") == ([number], [])
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -621,19 +608,6 @@ def test_lists_and_other_jmespaths_are_read_from_columns(tmp_path, where, rows_o
     assert rows_of("u-3") == ([n for n in others if n % 4 == 3], [])
     lacking = run_here("ingest", log, "--topic", "t", "--key", "goods[].sku", "--time", "n", *where, "--json")
     assert lacking.code == 2 and "has --key goods[].sku; the first one has items, user, n" in lacking.error["message"]
-
-
-def test_a_file_that_another_one_has_replaced_is_told(tmp_path, where, ingest, rows_of):
-    log, new = tmp_path / "app.log", tmp_path / "new"
-    log.write_bytes(lines(0, 80))
-    ingest(log)
-    new.write_bytes(lines(80, 160))
-    new.rename(log)
-    again = ingest(log)
-    assert (again["rows"], again["changed"]) == (80, [log.as_uri()])
-    assert ingest(log)["changed"] == []
-    numbers, problems = rows_of("5")
-    assert numbers == [85, 125] and len(problems) == 2 and "has changed since it was indexed" in problems[0]
 
 
 def test_a_bad_row_is_named_and_skipped_only_on_demand(tmp_path, where, ingest):
@@ -837,17 +811,14 @@ def test_a_row_that_does_not_carry_the_key_is_dropped(tmp_path, where, ingest, r
 
 
 def test_what_is_not_read_says_how_to_make_it_readable(tmp_path, where):
-    (tmp_path / "a.json").write_text('[{"order_id": 1}]\n')
-    done = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--json")
-    assert "jq -c '.[]'" in done.error["message"]
-    followed = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--json")
-    assert (followed.code, followed.error["message"]) == (2, done.error["message"])
-    both = run_here("ingest", tmp_path / "a.json", *KEYS, *where, "--follow", "--dry-run", "--json")
-    assert "--dry-run" in both.error["message"]
-    (tmp_path / "b.csv").write_bytes(b"order_id,at\r1,2024-02-03\r")
-    old = run_here("ingest", tmp_path / "b.csv", *KEYS, *where, "--json")
-    assert (old.code, str(tmp_path / "b.csv") in old.error["message"]) == (2, True), old.err
-    assert r"`tr '\r' '\n' < FILE > FILE.csv`" in old.error["message"]
-    (tmp_path / "c.csv").write_bytes(b'"order_id"x,at\n1,2024-02-03\n')
-    odd = run_here("ingest", tmp_path / "c.csv", *KEYS, *where, "--json")
-    assert odd.error["message"].startswith(f"{tmp_path}/c.csv: the header is not CSV: "), odd.err
+    for name, text, more, said in (
+        ("a.json", b'[{"order_id": 1}]\n', (), "jq -c '.[]'"),
+        ("a.json", b'[{"order_id": 1}]\n', ("--follow",), "jq -c '.[]'"),
+        ("a.json", b'[{"order_id": 1}]\n', ("--follow", "--dry-run"), "--dry-run"),
+        ("b.csv", b"order_id,at\r1,2024-02-03\r", (), r"`tr '\r' '\n' < FILE > FILE.csv`"),
+        ("c.csv", b'"order_id"x,at\n1,2024-02-03\n', (), f"{tmp_path}/c.csv: the header is not CSV: "),
+    ):
+        (tmp_path / name).write_bytes(text)
+        done = run_here("ingest", tmp_path / name, *KEYS, *where, *more, "--json")
+        assert done.code == 2 and said in done.error["message"], done.err
+        assert "--dry-run" in more or str(tmp_path / name) in done.error["message"]
