@@ -170,8 +170,19 @@ def many(tmp_path_factory):
         yield index
 
 
-@pytest.mark.parametrize("what", ["stream", "page"])
-def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, what):
+@contextlib.contextmanager
+def asking_slowly(client, path, head=HOST):
+    """Ask for lines on a connection with little room for them, and yield it."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE_S)
+        connection.connect((client.base_url.host, client.base_url.port))
+        connection.sendall(b"GET /v1/query?topic=orders&key=k" + path + head + b"Accept: application/x-ndjson\r\n\r\n")
+        yield connection
+
+
+@pytest.mark.parametrize("path", [b"&all=true", b"&max_count=1000"], ids=["stream", "page"])
+def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, path):
     for module in (gate, listening):
         monkeypatch.setattr(module, "SEND_S", 0.2)
     lost, lose = [], HttpToolsProtocol.connection_lost
@@ -179,12 +190,7 @@ def test_a_client_that_takes_nothing_is_disconnected(many, monkeypatch, what):
         HttpToolsProtocol, "connection_lost", lambda self, error: (lost.append(self.client), lose(self, error))
     )
     monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
-    params = b"&all=true" if what == "stream" else b"&max_count=1000"
-    with on_a_port(many) as client, socket.socket() as asking:
-        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        asking.settimeout(PATIENCE_S)
-        asking.connect((client.base_url.host, client.base_url.port))
-        asking.sendall(b"GET /v1/query?topic=orders&key=k" + params + HOST + b"Accept: application/x-ndjson\r\n\r\n")
+    with on_a_port(many) as client, asking_slowly(client, path) as asking:
         counted = 'http_request_seconds_count{method="GET",route="/v1/query"'
         until(lambda: counted in client.get("/metrics").text)
         until(lambda: asking.getsockname() in lost)
@@ -216,12 +222,8 @@ def test_a_client_that_takes_its_stream_slowly_gets_it_whole(many, monkeypatch):
     """The time bounds each piece, not the stream."""
     monkeypatch.setattr(gate, "SEND_S", 0.5)
     monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
-    head = HOST + b"Connection: close\r\nAccept: application/x-ndjson\r\n\r\n"
-    with on_a_port(many) as client, socket.socket() as asking:
-        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        asking.settimeout(PATIENCE_S)
-        asking.connect((client.base_url.host, client.base_url.port))
-        asking.sendall(b"GET /v1/query?topic=orders&key=k&all=true" + head)
+    head = HOST + b"Connection: close\r\n"
+    with on_a_port(many) as client, asking_slowly(client, b"&all=true", head) as asking:
         got, began_s = bytearray(), time.monotonic()
         while data := asking.recv(1 << 20):
             got += data

@@ -226,18 +226,30 @@ def test_without_tokens_only_its_own_address_and_its_own_page_are_answered(clien
         assert client.get("/v1/topics", headers=headers).status_code == status, headers
 
 
-def test_bodies_are_bounded_in_time(index, monkeypatch):
-    head = b"POST /v1/entries HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
-    head += b"Content-Type: application/x-ndjson\r\n\r\n"
+def answer(client, sent):
+    """Return the first bytes of the answer to a request."""
+    with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+        connection.sendall(sent)
+        return connection.recv(1000)
 
-    def answer(client, sent):
-        with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
-            connection.sendall(sent)
-            return connection.recv(1000)
 
+HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "request_bytes"),
+    [
+        # what is lacking of its body does not come in time
+        (408, b"POST /v1/entries" + HOST + b"Content-Length: 9\r\nContent-Type: application/x-ndjson\r\n\r\n{"),
+        (414, b"GET /v1/query?topic=t&key=" + b"k" * (63 << 10) + HOST + b"\r\n"),
+        (413, b"POST /v1/query:batch" + HOST + b"Content-Type: application/json\r\nExpect: 100-continue\r\n"
+              b"Content-Length: 999999999\r\n\r\n"),
+    ],
+)  # fmt: skip
+def test_requests_are_bounded_in_time_and_by_their_heads(index, monkeypatch, status, request_bytes):
+    monkeypatch.setattr(bounds, "_BODY_S", 0.0)
     with on_a_port(index) as client:
-        monkeypatch.setattr(bounds, "_BODY_S", 0.0)
-        assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
+        assert answer(client, request_bytes).startswith(b"HTTP/1.1 %d" % status)
 
 
 def test_a_lookup_may_take_longer_than_its_body(index, monkeypatch):
@@ -252,19 +264,6 @@ def test_a_lookup_may_take_longer_than_its_body(index, monkeypatch):
     with serving(index) as client:
         got = client.post("/v1/query:batch", content=BATCH, headers={"content-type": wire.JSON})
         assert got.json()["status"] == "complete"
-
-
-def test_requests_that_are_too_long_are_refused_by_their_heads(index):
-    head = b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    requests = {
-        b"GET /v1/query?topic=t&key=" + b"k" * (63 << 10) + head + b"\r\n": b"414",
-        b"POST /v1/query:batch" + head + b"Expect: 100-continue\r\nContent-Length: 999999999\r\n\r\n": b"413",
-    }
-    with on_a_port(index) as client:
-        for request, status in requests.items():
-            with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
-                connection.sendall(request)
-                assert connection.recv(1000).startswith(b"HTTP/1.1 " + status)
 
 
 def test_a_long_body_has_more_time(tmp_path, monkeypatch):
@@ -306,26 +305,32 @@ class Held:
 BATCH = b'{"lookups": [{"topic": "orders", "key": "k"}], "max_requests": 9}'
 
 
+PAGES = b"&all=true&max_count=1" + HOST + b"Accept: application/x-ndjson\r\n\r\n"
+
+
 @pytest.mark.parametrize(
-    ("method", "request_bytes"),
+    ("method", "pages", "request_bytes"),
     [
-        ("query", b"GET /v1/query?topic=orders&key=k HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-        (
-            "query_many",
-            b"POST /v1/query:batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(BATCH), BATCH),
-        ),
+        ("query", 0, b"GET /v1/query?topic=orders&key=k" + HOST + b"\r\n"),
+        # within its stream
+        ("query", 1, b"GET /v1/query?topic=orders&key=order-4711" + PAGES),
+        ("query_many", 0, b"POST /v1/query:batch" + HOST + b"Content-Type: application/json\r\n"
+                          b"Content-Length: %d\r\n\r\n%b" % (len(BATCH), BATCH)),
     ],
-)
-def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, method, request_bytes):
-    held = Held()
+)  # fmt: skip
+def test_a_client_that_leaves_ends_its_lookup_and_is_no_failure(
+    index, monkeypatch, caplog, method, pages, request_bytes
+):
+    held, first = Held(), [index.query("orders", "order-4711", max_count=1)][:pages]
+    assert all(page.cursor is not None for page in first)
     gc.collect()  # warnings that other tests left
     caplog.clear()
     with on_a_port(index, threads=1) as client:
-        monkeypatch.setattr(IndexService, method, lambda self, *args, **kwargs: held(*args, **kwargs))
+        monkeypatch.setattr(
+            IndexService, method, lambda self, *args, **kwargs: first.pop() if first else held(*args, **kwargs)
+        )
         monkeypatch.setattr(IndexService, "query_nowait", lambda *_: None)
-        host, port = client.base_url.host, client.base_url.port
-        with socket.create_connection((host, port)) as connection:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
             connection.sendall(request_bytes)
             assert held.entered.wait(PATIENCE_S)
         until(lambda: 'status="499"' in client.get("/metrics").text)
@@ -335,23 +340,6 @@ def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, m
         assert client.get("/v1/topics").status_code == 200
     # the collector reports an error that no task awaits
     gc.collect()
-    assert not caplog.records
-
-
-def test_a_client_that_leaves_within_its_stream_is_no_failure_of_the_service(index, monkeypatch, caplog):
-    held, first = Held(), [index.query("orders", "order-4711", max_count=1)]
-    assert first[0].cursor is not None
-    monkeypatch.setattr(
-        IndexService, "query", lambda self, *args, **kwargs: first.pop() if first else held(*args, **kwargs)
-    )
-    with on_a_port(index, threads=1) as client:
-        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
-            wanted = b"GET /v1/query?topic=orders&key=order-4711&all=true&max_count=1 HTTP/1.1\r\n"
-            connection.sendall(wanted + b"Host: localhost\r\nAccept: application/x-ndjson\r\n\r\n")
-            assert held.entered.wait(PATIENCE_S)
-        until(lambda: 'route="/v1/query",status="499"' in client.get("/metrics").text)
-        held.go_on.set()
-        assert held.refused.wait(PATIENCE_S)
     assert not caplog.records
 
 
@@ -406,18 +394,6 @@ def test_an_answer_in_memory_waits_for_no_thread(index, monkeypatch):
         first.join(PATIENCE_S)
 
 
-def test_lookups_are_written_to_the_audit_log(index, tmp_path, path_and_tokens):
-    path = tmp_path / "audit.ndjson"
-    with serving(index, tokens=path_and_tokens[0], audit=path) as client:
-        headers = bearer(path_and_tokens[1]["reader"]) | {"x-request-id": "r-1"}
-        client.get("/v1/query", params=QUERY, headers=headers)
-        client.get("/v1/query", params=QUERY | {"cursor": "x"}, headers=headers)
-    lookup_record, wrong = map(json.loads, path.read_text().splitlines())
-    expected = {"request_id": "r-1", "caller": "reader", "lookup": "query", **QUERY, "status": "complete", "count": 2}
-    assert lookup_record | expected == lookup_record
-    assert (wrong["status"], wrong["count"]) == ("InvalidCursor", 0)
-
-
 def test_an_audit_log_is_for_its_owner_and_group(index, tmp_path):
     def ask(path):
         with serving(index, audit=path) as client:
@@ -461,17 +437,22 @@ def test_an_audit_log_that_was_moved_away_or_could_not_be_written_is_begun_again
             assert keys(path) == ["last"]
 
 
-def test_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_path, path_and_tokens):
+def test_lookups_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_path, path_and_tokens):
     path = tmp_path / "audit.ndjson"
     batch = [{"topic": "payments", "key": f"{n}" + "x" * 2000} for n in range(150)]
     with serving(index, tokens=path_and_tokens[0], audit=path) as client:
-        headers = bearer(path_and_tokens[1]["pay"]) | {"x-request-id": "r-1"}
-        assert client.get("/v1/query", params=QUERY, headers=headers).status_code == 403
-        assert client.get("/v1/files", headers=headers).status_code == 403
-        assert client.post("/v1/query:batch", json={"lookups": batch}, headers=headers).status_code == 200
+        reader, pay = (bearer(path_and_tokens[1][name]) | {"x-request-id": "r-1"} for name in ("reader", "pay"))
+        client.get("/v1/query", params=QUERY, headers=reader)
+        client.get("/v1/query", params=QUERY | {"cursor": "x"}, headers=reader)
+        assert client.get("/v1/query", params=QUERY, headers=pay).status_code == 403
+        assert client.get("/v1/files", headers=pay).status_code == 403
+        assert client.post("/v1/query:batch", json={"lookups": batch}, headers=pay).status_code == 200
         others = {"lookups": [*batch[:1], {"topic": "orders", "key": "k"}]}
-        assert client.post("/v1/query:batch", json=others, headers=headers).status_code == 403
-    topic, files, many, refused = map(json.loads, path.read_text().splitlines())
+        assert client.post("/v1/query:batch", json=others, headers=pay).status_code == 403
+    answered, wrong, topic, files, many, refused = map(json.loads, path.read_text().splitlines())
+    expected = {"request_id": "r-1", "caller": "reader", "lookup": "query", **QUERY, "status": "complete", "count": 2}
+    assert answered | expected == answered
+    assert (wrong["status"], wrong["count"]) == ("InvalidCursor", 0)
     expected = {"request_id": "r-1", "caller": "pay", "refused": "GET /v1/query", "status": 403}
     assert topic == expected | {"asked": "topic=orders&key=order-4711", "time_ms": topic["time_ms"]}
     assert files["refused"] == "GET /v1/files"
