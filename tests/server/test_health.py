@@ -250,6 +250,9 @@ def test_a_writer_that_has_not_read_its_log_has_no_log_number(tmp_path):
         serving(index) as client,
     ):
         assert ("tiered_index_log_number",) not in values(client)
+        # as the runbook says of a writer that could not take its lease
+        assert values(client)["tiered_index_lease_remaining_seconds",] == 0
+        assert client.get("/readyz").json()["problems"]
         storage.clear()
         index.run_lifecycle()
         assert values(client)["tiered_index_log_number",] > 0

@@ -273,30 +273,6 @@ def test_recover_begins_a_lost_root_again_but_creates_no_index(run_here, damaged
     assert not (tmp_path / "nothing").exists()
 
 
-def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, original, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.spark.reading.spark_of", None)
-    keys = tmp_path / "keys.csv"
-    keys.write_text("topic,key\n")
-    (tmp_path / "mixed").mkdir()
-    for name in ("a.csv", "b.ndjson"):
-        (tmp_path / "mixed" / name).write_text("x")
-    empty = (tmp_path / "empty").as_uri()
-    for arguments, said in {
-        ("--keys", "none", "--out", tmp_path): "already: answers are written to a",
-        ("--keys", "none", "--out", original.uri): "already: answers are written to a",
-        ("--keys", tmp_path / "none.csv"): "none.csv: No such file or directory",
-        ("--keys", tmp_path / "mixed"): "keys are files of one kind, not of CSV and NDJSON",
-        ("--keys", keys, "--begin", 2, "--end", 1): "--begin 1970-01-01T00:00:00.002Z is after --end",
-        ("--keys", keys, "--max", 2**31): "--max is a whole number from 1 on",
-        ("--keys", keys, "--messages", tmp_path): "messages are found by places in a commit log",
-        ("--keys", keys, "--storage", empty): "holds no tiered index",
-    }.items():
-        places = [] if "--storage" in arguments else ["--storage", original.uri]
-        places += [] if "--out" in arguments else ["--out", tmp_path / "answers"]
-        outcome = run_here("spark", "lookup", *arguments, *places)
-        assert (outcome.code, outcome.err.count("\n")) == (2, 1) and said in outcome.err
-
-
 def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here, damaged):
     damaged.store.rename(damaged.store.with_name("away"))
     outcome = run_here("files", "--root", damaged.root)

@@ -11,8 +11,11 @@ import pytest
 
 from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.followers import LIMIT_S, wait_until
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli import copying
+from tiered_index.config import IndexConfig
+from tiered_index.errors import StorageMisconfigured
 from tiered_index.storage.opening import open_storage
 
 BEGIN_MS = 1_700_000_000_000
@@ -67,6 +70,43 @@ def test_once_again_and_into_something_else(run_here, put, tmp_path):
     assert "written to since it was copied" in refused.error["message"]
     assert run_here("copy", "--from", source, "--to", target, "--follow", "--grace", "1m").code == 2
     assert offsets(target) == [3, 2, 1]
+
+
+def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_here, put, tmp_path, monkeypatch):
+    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
+    put(1, source)
+    opened, rounds = [], []
+
+    def faulty(config, uri=None):
+        opened.append(FaultStorage(open_storage(uri or str(config.storage))))
+        if uri == target:
+            # as a file system that is mounted read-only
+            opened[-1].fail("put_if_absent", error=StorageMisconfigured)
+        return opened[-1]
+
+    class Ending(copying.Ending):
+        """Ends the command in its fourth round."""
+
+        def __enter__(self):
+            super().__enter__()
+            self.event.wait = self.between
+            return self
+
+        def between(self, _):
+            rounds.append(1)
+            if len(rounds) == 2:
+                opened[-1].fail("list", error=StorageMisconfigured)
+            if len(rounds) == 4:
+                self.event.set()
+
+    monkeypatch.setattr(IndexConfig, "open_storage", faulty)
+    monkeypatch.setattr(copying, "Ending", Ending)
+    rows = run_here("copy", "--from", source, "--to", target, "--follow", "--json").records
+    assert [row["status"] for row in rows] == ["failed", "following", "failed", "following", "stopped"]
+    assert rows[0]["error"]["type"] == "StorageMisconfigured" and rows[0]["lag_s"] is None
+    assert [row["source_number"] for row in rows[1:]] == [rows[1]["source_number"]] * 4
+    assert rows[2]["lag_s"] >= 0
+    assert offsets(target) == [1]
 
 
 def test_a_run_by_a_timer_deletes_what_the_copy_no_longer_names_if_it_brings_something_new(

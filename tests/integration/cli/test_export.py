@@ -33,8 +33,6 @@ COLUMNS = ["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "k
 @dataclass(frozen=True, kw_only=True)
 class TaggedItem(KeyedIndexItem):
     region: int = column(">u2", identity=True)
-    weight: float = column(">f8")
-    tag: bytes = column("S4")
 
 
 def done(outcome):
@@ -176,51 +174,18 @@ def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
     assert run_here(*command, "--json").code == 2 and not (tmp_path / "-").exists()
 
 
-@pytest.mark.parametrize("form", ["parquet", "ndjson"])
-def test_columns_of_the_indexs_own(tmp_path, run_here, form):
-    where = {"root": tmp_path / "one", "storage": f"file://{tmp_path}/s1", "item_type": TaggedItem, "slots": 16}
-    with IndexService.open(**where, items=500, background=False) as index:
-        for n in range(50):
-            more = {"region": n % 3, "weight": float("nan") if n == 7 else n / 8, "tag": bytes([n, 255])}
-            index.put("t", 0, f"k{n % 5}", n, 10, BEGIN_MS + n, **more)
-        first = index.query("t", "k2").items
-    report = done(run_here("export", "--root", where["root"], "--out", tmp_path / "e", "--format", form, "--json"))
-    where |= {"root": tmp_path / "two", "storage": f"file://{tmp_path}/s2"}
-    options = ("--root", where["root"], "--storage", where["storage"], "--json")
-    if form == "ndjson":  # its lines don't state the schema
-        refused = run_here("ingest", tmp_path / "e", *options)
-        assert refused.code == 2 and "does not state the schema" in refused.error["message"]
-        IndexService.open(**where, items=500, background=False).close()
-        options = options[:2] + options[4:]
-    back = done(run_here("ingest", tmp_path / "e", *options, *(() if form == "ndjson" else GEOMETRY)))
-    assert (back["entries"], back["checksum"]) == (50, report["checksum"])
-    with IndexService.open(root=where["root"], background=False) as index:
-        items = index.query("t", "k2").items
-        # one of its weights is not a number
-        assert repr(items) == repr(first)
-        assert index.schema.name == "TaggedItem"
-
-
 def test_rocketmqs_files(exported, run_here, tmp_path):
     report = exported("files", "--format", "rocketmq", *GEOMETRY)
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, SLOTS, ITEMS, "abs")
     names = sorted((tmp_path / "files").iterdir())
     assert len(names) == -(-2 * MESSAGES // (ITEMS - 1)) and report["bytes"] == len(names) * layout.unsealed_size
-    count = 0
-    for path in names:
-        image = ForeignUnsealed(path.read_bytes(), layout, path.name)
-        assert image.header.begin_ms == int(path.name) == image.interval_ms[0]
-        for items in image.items():
-            count += len(items)
-            for item in items:
-                of = message(int(item["offset"]))
-                assert item["key_hash"] in {hash_key(of["topic"], key) for key in of["keys"]}
-                assert (item["queue_id"], item["size"]) == (of["queue_id"], of["size"])
-                assert BEGIN_MS + 1000 * int(item["offset"]) == image.header.begin_ms + 1000 * int(item["time_diff_s"])
-    assert count == 2 * MESSAGES
+    images = [ForeignUnsealed(path.read_bytes(), layout, path.name) for path in names]
+    assert [image.header.begin_ms for image in images] == [int(path.name) for path in names]
+    offsets = [int(item["offset"]) for image in images for items in image.items() for item in items]
+    assert sorted(offsets) == sorted([*range(MESSAGES)] * 2)
     own = {"root": tmp_path / "own", "storage": f"file://{tmp_path}/s", "item_type": TaggedItem}
     with IndexService.open(**own, slots=16, items=99) as index:
-        index.put("t", 0, "k", 1, 1, BEGIN_MS, region=1, weight=1.0, tag=b"")
+        index.put("t", 0, "k", 1, 1, BEGIN_MS, region=1)
     refused = run_here("export", "--root", tmp_path / "own", "--out", tmp_path / "no", "--format", "rocketmq", "--json")
     assert refused.code == 2 and "no column 'region'" in refused.error["message"]
     assert not (tmp_path / "no").exists()

@@ -375,6 +375,8 @@ def test_columns_of_ones_own_and_row_numbers_go_in_and_out(run_here, places, tmp
     dumped = run_here("inspect", next(places.root.rglob("*.index")), "--entries").out.splitlines()
     assert seen(json.loads(line) for line in dumped[:-1]) == expected
     again = ("--root", tmp_path / "again", "--storage", f"file://{tmp_path}/again-objects", *SMALL)
+    refused = run_here("ingest", tmp_path / "out.ndjson", *again, "--json")
+    assert refused.code == 2 and "does not state the schema" in refused.error["message"]
     assert run_here("ingest", out, *again, "--json").document["entries"] == 5
     assert seen(run_here(*command[:3], *again[:2], "--json").document["items"]) == expected
     # an error for a value that does not fit; a constant takes the place of a column

@@ -307,34 +307,6 @@ def test_verify_finds_damage_of_archived_segments(run_here, archived):
     assert verified("--deep")[0] == 0
 
 
-def test_a_recreated_log_is_refused_and_followed_under_another_name(run_here, tmp_path):
-    """As docs/rocketmq.md says, the archived copy stays, and each message is found in its own log."""
-    root, uri = tmp_path / "root", f"file://{tmp_path}/storage"
-    fixed = ("--root", root, "--slots", 97, "--items", 5000, "--archive-segments", "--wait", "--json")
-    first = golden_store.unpack(tmp_path / "store")
-    before = list(CommitLogReader(first / "commitlog").messages())
-    assert run_here("ingest", first, "--storage", uri, "--store-name", "a", *fixed).code == 0
-    shutil.rmtree(first)
-    after = log(200, topic="TopicOrder")
-    size = 16_384
-    parts = [[m for m in after if m.physical_offset < size - 200], log(5, size, first=900, topic="TopicOrder")]
-    write_log(first / "commitlog", size, {0: full(parts[0], size), size: joined(parts[1])})
-    refused = run_here("ingest", first, "--store-name", "a", *fixed)
-    assert refused.code == 4, refused
-    assert run_here("ingest", first, "--store-name", "b", *fixed).code == 2
-    done = run_here("ingest", first, "--store-name", "b", "--restart", *fixed)
-    assert (done.code, done.document["archived_segments"]) == (0, 1)
-    shutil.rmtree(first)
-    findable = [m for m in before if m.is_visible and len(m.uniq_key or "") == 32 and m.physical_offset < size]
-    for message in (findable[0], findable[-1], parts[0][0], parts[0][7]):
-        run = run_here("message", message.uniq_key, "--topic", message.topic, "--root", root, "--json", "--body", "hex")
-        assert run.code == 0, run
-        (shown,) = run.document["messages"]
-        assert (shown["state"], shown["message"]["msg_id"]) == ("archived", message.offset_msg_id)
-        assert shown["message"]["body"] == message.body().hex()
-    assert run_here("verify", "--deep", "--root", root).code == 0
-
-
 @pytest.fixture(scope="module")
 def brokers(run_here, tmp_path_factory):
     """The prefix of two brokers' indexes, whose archived logs differ only in the bodies; no store is left."""
@@ -366,17 +338,6 @@ def test_messages_of_several_brokers_are_one_answer(run_here, brokers):
     assert "2 found (2 archived), complete" in text
     reports = [report for report in whole.document["explain"]["files"] if report["place"] == "messages"]
     assert sorted(report["source"] for report in reports) == uris
-
-
-def test_a_broker_whose_archive_is_damaged_is_named(run_here, brokers):
-    (segment,) = [p for p in Path(brokers.removeprefix("file://"), "b", "segments%").rglob("*") if p.is_file()]
-    hidden = segment.rename(segment.with_name("hidden"))
-    try:
-        done = run_here("query", TOPIC, "order-7", "--messages", "--storage", brokers, "--json")
-    finally:
-        hidden.rename(segment)
-    states = {row["item"]["source"][-1]: row["state"] for row in done.document["messages"]}
-    assert states == {"a": "archived", "b": "missing"}
 
 
 def test_a_store_is_one_brokers(run_here, brokers, archived):

@@ -100,6 +100,17 @@ LINES = [
     ("export --root {root} --out {tmp}/e --begin 5 --end 4", "is after"),
     ("export --root {root} --out {tmp}/e.csv.gz", "write `--out - | gzip > "),
     ("export --root {root} --out - --format rocketmq", ""),
+    # a job of Spark, before Spark starts
+    *((f"spark lookup --storage {{uri}} --keys none --out {out}", "already: answers are written to a") for out in
+      ("{tmp}", "{uri}")),
+    *((f"spark lookup --storage {{uri}} --out {{tmp}}/answers --keys {line}", said) for line, said in (
+        ("{tmp}/none.csv", "none.csv: No such file or directory"),
+        ("{tmp}/mixed", "keys are files of one kind, not of CSV and NDJSON"),
+        ("{tmp}/keys.csv --begin 2 --end 1", "--begin 1970-01-01T00:00:00.002Z is after --end"),
+        (f"{{tmp}}/keys.csv --max {2**31}", "--max is a whole number from 1 on"),
+        ("{tmp}/keys.csv --messages {tmp}", "messages are found by places in a commit log"),
+    )),
+    ("spark lookup --storage file://{tmp}/none --out {tmp}/answers --keys {tmp}/keys.csv", "holds no tiered index"),
     # sources
     *((f"ingest {{tmp}}/gone {option} --root {{tmp}}/r --storage file://{{tmp}}/s", "gone: No such file") for option in
       ("", "--follow", "--archive-segments", "--key key")),
@@ -151,9 +162,14 @@ def contents(*folders):
 
 
 @pytest.mark.parametrize(("line", "said"), LINES, ids=lambda value: value[:60])
-def test_a_wrong_command_line_is_refused_and_changes_nothing(original, store, tmp_path, line, said):
+def test_a_wrong_command_line_is_refused_and_changes_nothing(original, store, tmp_path, monkeypatch, line, said):
+    monkeypatch.setattr("tiered_index.cli.spark.reading.spark_of", None)
     places = {"root": original.root, "uri": original.uri, "source": original.source, "store": store, "tmp": tmp_path}
     (tmp_path / "link").symlink_to(store)
+    (tmp_path / "keys.csv").write_text("topic,key\n")
+    (tmp_path / "mixed").mkdir()
+    for name in ("a.csv", "b.ndjson"):
+        (tmp_path / "mixed" / name).write_text("x")
     before = contents(original.folder, store, tmp_path)
     done = run_here(*shlex.split(line.format(**places)), "--json")
     assert (done.code, done.out) == (2, ""), done.err
