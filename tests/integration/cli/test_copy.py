@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tests.integration.cli.command_lines import SCRIPT, clean_environment
-from tests.integration.cli.followers import LIMIT_S, wait_until
+from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli import copying
@@ -145,20 +145,20 @@ def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
     reader.start()
     try:
         copied = open_storage(target)
-        wait_until(lambda: process.poll() is not None or list(copied.list("log/")), "the first round")
+        until(lambda: process.poll() is not None or list(copied.list("log/")))
         assert process.poll() is None
-        wait_until(lambda: records, "the line of the first round")
+        until(lambda: records)
         # a full buffer has the lines of some 16 rounds
         assert len(records) < 9
         put(2, source)
-        wait_until(lambda: offsets(target) == [2, 1], "a later round")
+        until(lambda: offsets(target) == [2, 1])
         process.send_signal(number)
-        assert process.wait(LIMIT_S) == code
+        assert process.wait(60) == code
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        process.wait(LIMIT_S)
-        reader.join(LIMIT_S)
+        process.wait(60)
+        reader.join(60)
         process.stdout.close()
     assert [record["status"] for record in records] == ["following"] * (len(records) - 1) + ["stopped"]
     assert sum(record["sent"] for record in records[:-1]) == 2

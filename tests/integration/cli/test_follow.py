@@ -1,29 +1,23 @@
-"""`ingest STORE_DIR`: the real command beside a live store, killed on either side; damage, lost segments and exit
-codes.
-"""
+"""`ingest STORE_DIR`: the real command beside a live store; damage, lost segments and exit codes."""
 
-import random
+import json
 import re
 import signal
+import subprocess
 import threading
-import time
 
 import pytest
 
-from tests.integration.cli.followers import LIMIT_S, SMALL, starting, wait_until
+from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.rocketmq.followed import SEGMENT, check, cut_log, scan
 from tests.rocketmq.messages import NOW_MS
+from tests.support.hanging import until
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure
 from tiered_index.follow import PatientPut, Stopped
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
 
-
-@pytest.fixture
-def start():
-    with starting() as made:
-        yield made
+SMALL = ("--slots", "200", "--items", "4000")
 
 
 def write(store, start, stop):
@@ -34,62 +28,39 @@ def write(store, start, stop):
     return [message.offset for message in put]
 
 
-@pytest.mark.parametrize("turns", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_kill_9_of_either_side_while_messages_come(start, tmp_path, turns):
-    """After a kill of either side at any moment, every final answer equals a scan of the commit log. The seed is
-    printed on failure.
-    """
-    seed = random.SystemRandom().randrange(1 << 30)
-    moments = random.Random(seed)
-    store, root = tmp_path / "store", tmp_path / "root"
-    (store / "commitlog").mkdir(parents=True)
-    writing, follower = start.broker(store, 10**6), start.follower(store, root)
-    killed = []
-    for side in ("follower", "broker") * turns:
-        assert writing.stdout is not None
-        for _ in range(moments.randrange(3, 12)):
-            assert writing.stdout.readline(), f"seed {seed}: the broker ended by itself"
-        follower.goes_on(f"seed {seed}")
-        time.sleep(moments.uniform(0, 0.1))
-        if side == "follower":
-            killed.append(follower.end(signal.SIGKILL)[0])
-            follower = start.follower(store, root)
-        else:
-            writing.kill()
-            writing.wait(LIMIT_S)
-            killed.append(writing.returncode)
-            writing = start.broker(store, 10**6 if len(killed) < 2 * turns else 800)
-    assert writing.wait(LIMIT_S) == 0
-    assert killed == [-signal.SIGKILL] * 2 * turns
-    batches = list(CommitLogReader(store / "commitlog").batches())
-    last = follower
-    wait_until(lambda: last.position == batches[-1].end, f"seed {seed}: the follower is at the end")
-    code, errors = follower.end(signal.SIGTERM)
-    assert (code, errors) == (0, ""), f"seed {seed}"
-    line = follower.lines[-1]
-    assert (line["status"], line["position"]) == ("stopped", batches[-1].end)
-    assert (line["lag"]["bytes"], line["loss_count"]) == (0, 0)
-    with IndexReader.open(root=root) as reader:
-        assert check(reader, scan(store)) > 1_000, f"seed {seed}"
-
-
-def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(start, tmp_path):
+def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(tmp_path):
     store, root = tmp_path / "store", tmp_path / "root"
     offsets = write(store, 0, 150)
     closed = len(list((store / "commitlog").iterdir())) - 1
-    follower = start.follower(store, root, "--archive-segments")
-    wait_until(lambda: follower.lines, "a first status line")
-    with IndexReader.open(root=root) as reader:
-        for number in range(150, 153):
-            offsets += write(store, number, number + 1)
-            wait_until(lambda n=number: len(reader.query("orders", f"own-{n}")) == 1, f"message {number} is found")
-            assert reader.query("orders", f"own-{number}").items[0].offset == offsets[number]
-    wait_until(lambda: follower.lines[-1]["archived_segments"] == closed, "closed segments are archived")
-    code, errors = follower.end(signal.SIGINT)
-    assert (code, errors) == (130, "")
-    assert follower.lines[-1]["status"] == "stopped"
-    assert (follower.lines[-1]["messages"], follower.lines[-1]["entries"]) == (153, 306)
-    assert all(line["status"] == "following" for line in follower.lines[:-1])
+    command = [SCRIPT, "ingest", store, "--follow", "--json", "--quiet", "--poll", "0.05", "--archive-segments", *SMALL]
+    places = ("--root", root, "--storage", f"file://{tmp_path / 'objects'}")
+    quick = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.05", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.05")
+    (tmp_path / "out").touch()
+
+    def lines():
+        return [
+            json.loads(line) for line in (tmp_path / "out").read_text().splitlines(keepends=True) if line[-1] == "\n"
+        ]
+
+    with (tmp_path / "out").open("w") as out:
+        pipes = {"stdout": out, "stderr": subprocess.PIPE}
+        with subprocess.Popen([*map(str, [*command, *places])], **pipes, text=True, env=quick) as process:
+            try:
+                until(lines)
+                with IndexReader.open(root=root) as reader:
+                    for number in range(150, 153):
+                        offsets += write(store, number, number + 1)
+                        until(lambda n=number: len(reader.query("orders", f"own-{n}")) == 1)
+                        assert reader.query("orders", f"own-{number}").items[0].offset == offsets[number]
+                until(lambda: lines()[-1]["archived_segments"] == closed)
+                process.send_signal(signal.SIGINT)
+                errors = process.communicate(timeout=60)[1]
+            finally:
+                process.kill()
+    assert (process.returncode, errors) == (130, "")
+    *following, last = lines()
+    assert (last["status"], last["messages"], last["entries"]) == ("stopped", 153, 306)
+    assert all(line["status"] == "following" for line in following)
 
 
 def test_a_clock_that_was_wrong_is_reported(run_here, tmp_path):
