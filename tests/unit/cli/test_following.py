@@ -16,13 +16,12 @@ import pyarrow as pa
 import pytest
 
 from tests.rocketmq.followed import NOW_MS, Followed
-from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.cli.ending import Ending
 from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
-from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
+from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, StorageUnavailable, WriterFenced
 from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
 
 
@@ -85,18 +84,27 @@ def ended(archiving):
     archiving._round.exception(60)
 
 
-def test_archiving_continues_in_rounds_and_reports_its_problems():
-    rounds = 2, StorageUnavailable("down"), (3, StorageUnavailable("away")), 1, (4, CorruptFile("segment", "differs"))
-    archiver = Archiver(*rounds)
+def test_archiving_continues_in_rounds_and_reports_its_problems_and_skipped_segments_once():
+    lost = [Loss("corrupt", begin, begin + 9, None, f"not archived: {begin}") for begin in (0, 9)]
+    rounds = 2, StorageUnavailable("down"), lost[0], (3, StorageUnavailable("away")), lost[1], 1
+    archiver = Archiver(*rounds, (4, CorruptFile("segment", "differs")))
     with contextlib.closing(Archiving(archiver)) as archiving:
         archiving.poll()
         archiving.poll()  # the round is still running, and `poll` does not wait for it
         assert archiving.archived == 0
         archiver.go.set()
-        for expected in ((2, None), (2, "down"), (5, "away"), (6, None)):
+        skipped = "skipped ranges: {}, the last one: not archived: {}".format
+        for archived, problem, losses in (
+            (2, None, []),
+            (2, "down", []),
+            (2, skipped(1, 0), lost[:1]),
+            (5, f"away; {skipped(1, 0)}", []),
+            (5, skipped(2, 9), lost[1:]),
+            (6, skipped(2, 9), []),
+        ):
             ended(archiving)
             archiving.poll()
-            assert (archiving.archived, archiving.problem) == expected
+            assert (archiving.archived, archiving.problem, archiving.new_losses()) == (archived, problem, losses)
         with pytest.raises(CorruptFile):
             archiving.finish()
         assert archiving.archived == 10
@@ -110,23 +118,6 @@ def test_finishing_tries_again_what_the_last_round_could_not_archive():
         archiving.poll()
         archiving.finish()
         assert (archiving.archived, archiving.problem) == (2, None)
-
-
-def test_skipped_segments_are_reported_once_and_stay_a_problem():
-    lost = [Loss("corrupt", begin, begin + 9, None, f"not archived: {begin}") for begin in (0, 9)]
-    archiver = Archiver(lost[0], StorageUnavailable("down"), lost[1], 1)
-    archiver.go.set()
-    with contextlib.closing(Archiving(archiver)) as archiving:
-        losses = []
-        for _ in range(3):
-            archiving.poll()
-            ended(archiving)
-            losses.append(archiving.new_losses())
-        assert losses == [[lost[0]], [], [lost[1]]]
-        assert archiving.problem == "down; skipped ranges: 2, the last one: not archived: 9"
-        archiving.finish()
-        assert archiving.problem == "skipped ranges: 2, the last one: not archived: 9"
-        assert archiving.archived == 1
 
 
 @pytest.fixture
@@ -305,62 +296,13 @@ def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, cap
     assert follower.to_dict()["torn"] == records[-1]["torn"]
 
 
-class Partitions:
-    """A toy broker with two partitions, each with its own positions. A batch has one message."""
-
-    place, unit, offsets = "toy://broker/orders", "messages", "offsets"
-
-    def __init__(self, index, messages):
-        self.index, self.messages, self.is_closed = index, messages, False
-        self.taken = {name: index.durable_position(name) or 0 for name in messages}
-
-    def positions(self):
-        return self.taken
-
-    def batches(self):
-        for name, rows in self.messages.items():
-            for number in range(self.taken[name], len(rows)):
-                key, time_ms = rows[number]
-                more = {"topic": "orders", "queue_id": int(name[-1]), "key": key, "offset": [number]}
-                columns = batch(1, size=9, timestamp_ms=time_ms, **more)
-                yield Batch(source=name, position=number + 1, columns=columns, messages=1)
-                self.taken[name] = number + 1
-
-    def lag(self):
-        behind = sum(map(len, self.messages.values())) - sum(self.taken.values())
-        return Lag(sum(map(len, self.messages.values())), behind, float(behind))
-
-    def close(self):
-        self.is_closed = True
-
-
-def test_a_source_of_another_broker_is_followed_by_the_protocol_alone(followed):
-    messages = {"toy:0": [("a", NOW_MS), ("b", NOW_MS)], "toy:1": [("a", NOW_MS + 1000)]}
-    with Follower(followed.index, source := Partitions(followed.index, messages), follow=False) as follower:
-        follower.run()
-        assert (follower.messages, follower.entries, follower.position) == (3, 3, 3)
-    assert source.is_closed
-    assert len(followed.index.query("orders", "a")) == 2
-    followed.index.flush()
-    assert [followed.index.durable_position(name) for name in messages] == [2, 1]
-    messages["toy:1"].append(("c", NOW_MS))
-    again = Follower(followed.index, Partitions(followed.index, messages))
-    assert again.problems(0.5) == ["follow: 1 messages and 1 seconds behind the source"]
-    with again.in_background():
-        while not again.messages:
-            assert not again.has_ended()
-        again.end()
-    assert (again.messages, again.source.lag().bytes) == (1, 0)
-
-
 def test_the_error_of_a_source_ends_a_follower_in_the_background(followed):
-    source = Partitions(followed.index, {"toy:0": [("a", NOW_MS), ("b",)]})
-    with Follower(followed.index, source).in_background() as follower:
+    with Follower(followed.index, Rows({"topic": ["orders"]})).in_background() as follower:
         while not follower.has_ended():
             pass
-        with pytest.raises(ValueError, match="not enough values"):
+        with pytest.raises(InvalidArgument):
             follower.end()
-    assert follower.messages == 1
+    assert follower.messages == 0
 
 
 def test_no_distance_is_told_while_a_part_of_the_source_cannot_be_read(capsys):
