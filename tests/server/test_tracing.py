@@ -1,15 +1,11 @@
 """Spans of OpenTelemetry if the process has set it up, and no import of it otherwise; a log for programs."""
 
-import subprocess
-import sys
-
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.integration.cli.command_lines import clean_environment
 from tests.server.conftest import index_in, published, serving
 from tiered_index import IndexReader
 
@@ -60,15 +56,3 @@ def test_a_request_that_fails_has_route_and_status(tmp_path, spans, monkeypatch)
     assert wrong.status.is_unset and not wrong.events
     assert (failed.name, failed.attributes["http.response.status_code"]) == ("GET /v1/topics", 500)
     assert not failed.status.is_ok and "ZeroDivisionError" in failed.events[0].attributes["exception.type"]
-
-
-def test_without_opentelemetry_nothing_of_it_is_loaded(tmp_path):
-    script = (
-        "import sys, tiered_index\n"
-        f"index = tiered_index.IndexService.open(root={str(tmp_path / 'root')!r}, storage='memory://x', slots=100)\n"
-        "index.query('orders', 'k')\n"
-        "index.close()\n"
-        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], env=clean_environment(), capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -130,6 +130,10 @@ LINES = [
       ("{store}", "{store}/deep/root", "{store}/..", "{tmp}/link/root")),
     *((f"ingest {{store}} --root {{tmp}}/root --storage {storage}", "") for storage in
       ("file://{store}/objects", "FILE://localhost{store}/../st%6Fre", "sqlite://{store}/index.db")),
+    # a service
+    *((f"serve --storage {{uri}} --rocketmq-{option}", "need --rocketmq-port") for option in
+      ("keys k.json", "cluster a", "broker b", "advertise c:1")),
+    ("serve --storage {uri} --port 0 --rocketmq-port 0 --rocketmq-advertise nonsense", "give HOST:PORT"),
     # a service has the index
     (f"query a k --root /tmp/x {SERVICE}", "leave --root out"),
     (f"query a k --messages --store /tmp/x {SERVICE}", "leave --store out"),
