@@ -13,29 +13,26 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass, fields
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tests.benchmarks.memory import memory_bytes
 from tests.benchmarks.report import finish, note, options, scratch
 from tests.stress.crew import Crew
-from tiered_index import IndexConfig, IndexReader, IndexService, MergeOptions, QueryResult, Retention, merge
+from tests.support.model import ModelEntry, ReferenceModel
+from tiered_index import IndexConfig, IndexReader, IndexService, Lookup, MergeOptions, Retention, merge
 from tiered_index.errors import BackPressure
 
 KEYS = 5_000
 _TOPIC = "orders"
-_BATCH = 1_000
+BATCH, _SIZE = 1_000, 100
 _PRODUCERS = 2
 _READERS = 2
-_GRACE_S = 3_600.0
+_KEEP_S, _GRACE_S = 600.0, 3_600.0
 # a seal at most after this many seconds, so that merges and expiry have files
 _SEAL_S = 60.0
 _MERGED_AFTER_S = 30
-
-I64 = npt.NDArray[np.int64]
+COLUMNS = ("minute", "entries", "answers", "resident_mib")
 
 
 class Ledger:
@@ -44,35 +41,24 @@ class Ledger:
     One thread puts, and any thread reads. A batch is recorded before its put begins.
     """
 
-    def __init__(self) -> None:
-        self._firsts = np.zeros(1 << 20, np.int64)
+    def __init__(self, queue_id: int) -> None:
+        self.queue_id = queue_id
         self._seconds = np.zeros(1 << 20, np.int64)
         self.begun = 0
         self.acknowledged = 0
 
     def begin(self, second: int) -> int:
         """Record a batch of the second, and return its first number."""
-        first = self.begun * _BATCH
-        self._firsts[self.begun], self._seconds[self.begun] = first, second
+        self._seconds[self.begun] = second
         self.begun += 1
-        return first
+        return (self.begun - 1) * BATCH
 
-    def numbers(self, key: int, batches: int, low: int, high: int) -> tuple[I64, I64]:
-        """Return the numbers of the key in the first `batches` within [low, high] epoch seconds, and their seconds."""
-        firsts, seconds = self._firsts[:batches], self._seconds[:batches]
-        numbers = firsts + (key - firsts) % KEYS
-        chosen = (numbers < firsts + _BATCH) & (seconds >= low) & (seconds <= high)
-        return numbers[chosen], seconds[chosen]
-
-
-@dataclass
-class Minute:
-    """The figures of one minute of the soak."""
-
-    minute: int
-    entries: int
-    answers: int
-    resident_mib: int
+    def entries(self, key: int, batches: int, low: int) -> list[ModelEntry]:
+        """Return the entries of the key in the first `batches` from second `low` on."""
+        numbers = np.arange(key, batches * BATCH, KEYS)
+        seconds = self._seconds[numbers // BATCH]
+        rows = zip(numbers[seconds >= low].tolist(), seconds[seconds >= low].tolist(), strict=True)
+        return [ModelEntry(_TOPIC, f"key-{key}", self.queue_id, number, _SIZE, second) for number, second in rows]
 
 
 class Soak:
@@ -80,16 +66,15 @@ class Soak:
 
     def __init__(self, config: IndexConfig, rate: int, seed: int) -> None:
         self._config, self._rate, self._seed = config, rate, seed
-        self._ledgers = [Ledger() for _ in range(_PRODUCERS)]
+        self._ledgers = [Ledger(number) for number in range(_PRODUCERS)]
         self._crew = Crew(seed)
         self._over = self._crew.stop
         self.answers = 0
-        self.back_pressure = 0
         self.merged = 0
         self.wrong: list[str] = []
 
-    def run(self, minutes: float) -> Iterator[Minute]:
-        """Put, look up and merge for this many minutes; yield each minute's figures. Raises the error of a thread."""
+    def run(self, minutes: float) -> Iterator[tuple[int, ...]]:
+        """Put, look up and merge for this many minutes; yield the row of each. Raises the error of a thread."""
         with IndexService.open(self._config) as index:
             for number in range(_PRODUCERS):
                 self._crew.begin(f"producer-{number}", self._produce, index, number)
@@ -112,8 +97,8 @@ class Soak:
                 self._check(reader, rng)
 
     def _produce(self, index: IndexService, number: int) -> None:
-        ledger, pause_s = self._ledgers[number], _BATCH * _PRODUCERS / self._rate
-        step = np.arange(_BATCH)
+        ledger, pause_s = self._ledgers[number], BATCH * _PRODUCERS / self._rate
+        step = np.arange(BATCH)
         names = np.array([f"key-{key}" for key in range(KEYS)], dtype=object)
         due_s = time.monotonic()
         while not self._over.wait(max(0.0, due_s - time.monotonic())):
@@ -121,19 +106,18 @@ class Soak:
             second = int(time.time())
             first = ledger.begin(second)
             columns = {
-                "topic": np.full(_BATCH, _TOPIC),
-                "queue_id": np.full(_BATCH, number, np.int32),
+                "topic": np.full(BATCH, _TOPIC),
+                "queue_id": np.full(BATCH, number, np.int32),
                 "key": names[(first + step) % KEYS],
                 "offset": first + step,
-                "size": np.full(_BATCH, 100, np.int32),
-                "timestamp_ms": np.full(_BATCH, second * 1000),
+                "size": np.full(BATCH, _SIZE, np.int32),
+                "timestamp_ms": np.full(BATCH, second * 1000),
             }
             while True:
                 try:
-                    index.put_batch(columns, source=f"producer-{number}", source_position=first + _BATCH)
+                    index.put_batch(columns, source=f"producer-{number}", source_position=first + BATCH)
                     break
                 except BackPressure:
-                    self.back_pressure += 1
                     time.sleep(0.05)
             ledger.acknowledged = ledger.begun
 
@@ -146,29 +130,15 @@ class Soak:
         key, now = rng.randrange(KEYS), int(time.time())
         low = now - rng.choice([10, 60, 300, 3_600])
         before = [ledger.acknowledged for ledger in self._ledgers]
-        answer = index.query(_TOPIC, f"key-{key}", low * 1000, None, max_count=1_000_000)
-        wrong = self._wrong(answer, key, before, low)
+        question = Lookup(_TOPIC, f"key-{key}", low * 1000, max_count=1_000_000)
+        answer = index.query(_TOPIC, question.key, question.begin_ms, max_count=question.max_count)
+        horizon, model = max(low, -(-(answer.expired_before_ms or 0) // 1000)), ReferenceModel()
+        for ledger, acknowledged in zip(self._ledgers, before, strict=True):
+            model.entries += ledger.entries(key, acknowledged, horizon)
+        begun = [entry for ledger in self._ledgers for entry in ledger.entries(key, ledger.begun, low)]
         self.answers += 1
-        if wrong:
-            self.wrong.append(f"key-{key} from {low}: {wrong}")
-
-    def _wrong(self, answer: QueryResult, key: int, before: list[int], low: int) -> str | None:
-        """Return the fault of an answer, if any."""
-        if answer.status != "complete":
-            return f"status {answer.status}"
-        places = [(item.timestamp_ms // 1000, item.offset, item.queue_id) for item in answer]
-        if places != sorted(set(places), key=lambda place: (-place[0], -place[1], place[2])):
-            return "out of order, or twice"
-        horizon = max(low, -(-(answer.expired_before_ms or 0) // 1000))
-        for number, (ledger, acknowledged) in enumerate(zip(self._ledgers, before, strict=True)):
-            mine = {(second, offset) for second, offset, queue in places if queue == number}
-            least = set(zip(*reversed(ledger.numbers(key, acknowledged, horizon, 1 << 40)), strict=True))
-            most = set(zip(*reversed(ledger.numbers(key, ledger.begun, low, 1 << 40)), strict=True))
-            if least - mine:
-                return f"{len(least - mine)} entries of producer {number} are missing: {sorted(least - mine)[:3]}"
-            if mine - most:
-                return f"{len(mine - most)} entries of producer {number} were never put: {sorted(mine - most)[:3]}"
-        return None
+        if problem := model.problem_with(answer, question, begun):
+            self.wrong.append(problem[1])
 
     def _merge(self) -> None:
         while not self._over.wait(60):
@@ -179,9 +149,10 @@ class Soak:
                 s3=self._config.s3,
             ).sources
 
-    def _sample(self, minute: int) -> Minute:
-        entries = sum(ledger.acknowledged for ledger in self._ledgers) * _BATCH
-        return Minute(minute, entries, self.answers, memory_bytes("self", "VmRSS") >> 20)
+    def _sample(self, minute: int) -> tuple[int, ...]:
+        """Return the values of `COLUMNS`."""
+        entries = sum(ledger.acknowledged for ledger in self._ledgers) * BATCH
+        return minute, entries, self.answers, memory_bytes("self", "VmRSS") >> 20
 
 
 def main(suite: str, arguments: list[str]) -> None:
@@ -189,35 +160,24 @@ def main(suite: str, arguments: list[str]) -> None:
     parser = options(suite, __doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=int, default=20_000, help="entries a second")
-    parser.add_argument("--keep", type=float, default=600.0, help="seconds after which entries expire")
     parser.add_argument("--items", type=int, default=400_000, help="items a file")
-    parser.add_argument("--storage", help="its URI (default: a folder, which is deleted at the end)")
     flags = parser.parse_args(arguments)
     with scratch(flags.root_dir) as folder:
         config = IndexConfig.load(
             root=folder / "root",
-            storage=flags.storage or f"file://{folder / 'storage'}",
+            storage=f"file://{folder / 'storage'}",
             slots=flags.items // 4,
             items=flags.items,
             seal_after_s=_SEAL_S,
             local_keep_s=120.0,
-            retention=Retention(age_s=flags.keep, grace_s=_GRACE_S),
+            retention=Retention(age_s=_KEEP_S, grace_s=_GRACE_S),
         )
-        run, minutes = Soak(config, flags.rate, 1), list[Minute]()
+        run, minutes = Soak(config, flags.rate, 1), list[tuple[int, ...]]()
         for minute in run.run(flags.minutes):
             minutes.append(minute)
-            note(f"{minute}, {len(run.wrong)} wrong")
-    figures: dict[str, Any] = {
-        "minutes": [asdict(minute) for minute in minutes],
-        "entries": minutes[-1].entries,
-        "answers": run.answers,
-        "wrong": run.wrong[:10],
-        "wrong_answers": len(run.wrong),
-        "back_pressure": run.back_pressure,
-        "merged_files": run.merged,
-    }
-    columns = tuple(field.name for field in fields(Minute))
+            note(f"{dict(zip(COLUMNS, minute, strict=True))}, {len(run.wrong)} wrong")
+    counts = {"answers": run.answers, "wrong_answers": len(run.wrong), "merged_files": run.merged}
     title = f"{run.answers:,} answers, {len(run.wrong)} wrong; {run.merged:,} files merged"
-    finish(flags, figures | {"tables": {title: [columns, *map(astuple, minutes)]}})
+    finish(flags, counts | {"wrong": run.wrong[:10], "tables": {title: [COLUMNS, *minutes]}})
     if run.wrong:
         sys.exit("\n".join(run.wrong[:10]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +18,8 @@ from tests.benchmarks.machine import require_answers
 from tests.benchmarks.peers.data import Data
 from tests.benchmarks.peers.worker import PEERS, check, check_many
 from tests.benchmarks.scale import _END_S, synthetic_objects
-from tests.benchmarks.soak import KEYS, Ledger, Soak
+from tests.benchmarks.soak import KEYS, Ledger
 from tests.support.object_store import unchunked
-from tiered_index import IndexConfig, IndexItem, QueryResult
 
 _HOT, _RARE, _ABSENT = "hot", "rare", "absent"
 NO_BODY = b""
@@ -198,26 +196,18 @@ def test_the_server_has_objects_ranges_conditions_parts_and_lists_and_counts(tmp
     assert unchunked(b"3;chunk-signature=x\r\nabc\r\n2\r\nde\r\n0\r\nx-amz-checksum-crc32:AA==\r\n\r\n") == b"abcde"
 
 
-def test_missing_additional_and_unordered_entries_of_the_soak_are_wrong():
-    soak = Soak(IndexConfig(), 1_000, 1)
-    ledger = soak._ledgers[0]
-    for second in (100, 101, 102):
+def test_a_ledger_of_the_soak_has_the_entries_of_its_batches():
+    ledger = Ledger(3)
+    for second in range(50, 62):
         ledger.begin(second)
-        ledger.acknowledged += 1
-    ledger.begin(103)
-    item = IndexItem(topic="orders", topic_id=1, queue_id=0, offset=7, size=100, timestamp_ms=100_000, key_hash=1)
-    right = QueryResult(items=(item,), status="complete")
-    assert soak._wrong(right, 7, [3, 0], 0) is None
-    assert "missing" in str(soak._wrong(replace(right, items=()), 7, [3, 0], 0))
-    assert soak._wrong(replace(right, items=()), 7, [3, 0], 101) is None
-    assert "never put" in str(soak._wrong(replace(right, items=(item, replace(item, offset=8))[::-1]), 7, [3, 0], 0))
-    assert "twice" in str(soak._wrong(replace(right, items=(item, item)), 7, [3, 0], 0))
-    assert soak._wrong(replace(right, status="truncated"), 7, [3, 0], 0) == "status truncated"
-    ledger = Ledger()
-    for batch in range(12):
-        ledger.begin(50 + batch)
-    numbers, seconds = ledger.numbers(1_500, 12, 51, 60)
-    assert numbers.tolist() == [1_500, 1_500 + KEYS] and seconds.tolist() == [51, 56]
+    entries = ledger.entries(1_500, 12, 51)
+    assert [(entry.offset, entry.second) for entry in entries] == [
+        (1_500, 51),
+        (1_500 + KEYS, 56),
+        (1_500 + 2 * KEYS, 61),
+    ]
+    assert {(entry.queue_id, entry.key) for entry in entries} == {(3, "key-1500")}
+    assert [entry.offset for entry in ledger.entries(1_500, 11, 52)] == [1_500 + KEYS]
 
 
 def test_synthetic_objects_cover_ten_years_without_a_gap():
