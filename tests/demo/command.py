@@ -25,19 +25,14 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.session import Session, command
-from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower as SourceFollower
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.retention import Retention
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
-from tiered_index.service.jobs.erase import EraseRequest, erase
-from tiered_index.service.jobs.expiry import expire
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import Lookup
@@ -158,57 +153,16 @@ class Stages:
 
     def read_without_state(self) -> Census:
         """Look keys up by a reader that has only the storage's URI, then count every entry in the storage."""
-        lookups = self._cold_lookups(1)
+        lookups = lookups_of(self.workload, self.tail_start, min(_COLD_LOOKUPS, self.messages // 500), _SEED + 1)
         with IndexReader.open(config=self.config.changed(root=None)) as reader:
             self._check("storage only, first", reader, lookups[:1])
             self._check("storage only", reader, lookups[1:], page=_COLD_PAGE)
             census = take_census(reader, self.workload)
+        wrong = [text for measured in self.checks.done for text in measured.wrong]
         self.figures |= {f"entries_{name}": count for name, count in asdict(census).items()}
+        self.figures |= {"lookups": [measured.to_dict() for measured in self.checks.done]}
+        self.figures |= {"wrong_answers": len(wrong), "wrong": wrong[:5]}
         return census
-
-    def expire_and_erase(self) -> None:
-        """Plan a retention of half the time, erase the rarest of some keys, and look up the others."""
-        lookups, clock, wrong = self._cold_lookups(2), SystemClock(), list[str]()
-        counts = {
-            (lookup.topic, lookup.key): len(self.checks.reference.answer(lookup.topic, lookup.key))
-            for lookup in lookups
-        }
-        (topic, key), expected = min(
-            ((pair, n) for pair, n in counts.items() if n), key=lambda pair_count: pair_count[1]
-        )
-        half_ms = (int(self.workload.timestamp_ms.min()) + int(self.workload.timestamp_ms.max())) / 2
-        with contextlib.closing(open_storage(str(self.config.storage), options=self.config.s3)) as storage:
-            log = StorageLog(storage, clock)
-            before = log.open().number
-            plan, _ = expire(storage, log, Retention(age_s=(clock.now_ms() - half_ms) / 1000), clock, yes=False)
-            if log.refresh().number != before or any(stored.second_max * 1000 >= half_ms for stored in plan.objects):
-                wrong.append("a dry run of retention changed the log, or names entries that are young enough")
-            done = erase(storage, log, EraseRequest(topic, (key,)), clock, yes=True, now=True, grace_s=0)
-            # a crash may have put an entry twice
-            if done.remaining or not expected <= done.entries == done.entries_removed:
-                wrong.append(f"{done.entries_removed} entries of {done.entries} were erased, {expected} were put")
-        self.say(
-            f"retention of half the time would remove {len(plan.objects)} objects with {plan.entries:,} entries; key "
-            f"{key} of {topic} erased: {done.entries} entries out of {len(done.removed)} objects, none found by a scan"
-        )
-        with IndexReader.open(config=self.config.changed(root=None)) as reader:
-            others = [lookup for lookup in lookups if (lookup.topic, lookup.key) != (topic, key)]
-            self._check("after an erase", reader, others)
-            if left := len(reader.query(topic, key)):
-                wrong.append(f"{left} answers of the erased key {key}")
-        wrong += [text for measured in self.checks.done for text in measured.wrong]
-        self.figures |= {
-            "lookups": [measured.to_dict() for measured in self.checks.done],
-            "retention_objects": len(plan.objects),
-            "erased_entries": done.entries,
-            "erased_objects": len(done.removed),
-            "wrong_answers": len(wrong),
-            "wrong": wrong[:5],
-        }
-
-    def _cold_lookups(self, more: int) -> list[Lookup]:
-        count = min(_COLD_LOOKUPS, self.messages // 500)
-        return lookups_of(self.workload, self.tail_start, count, _SEED + more)
 
     def _dispatch_tail(self, index: IndexService) -> int:
         source = Dispatcher(index, StoreDirectory.open(self.store), follow=False)
@@ -265,8 +219,7 @@ def demo(
 ) -> int:
     """Follow a RocketMQ store through every state into an object store, with two kills; check every answer.
 
-    At the end the demo plans a retention rule and erases a key. The storage is an embedded S3 server. Exit code 1
-    means that an entry is lost or an answer is wrong.
+    The storage is an embedded S3 server. Exit code 1 means that an entry is lost or an answer is wrong.
 
     With --serve nothing is killed. The service follows the store, and answers over HTTP and RocketMQ's protocol, on
     this host only. Its storage is a folder.
@@ -293,7 +246,6 @@ def demo(
         stages.follow_and_die()
         stages.walk_the_states()
         census = stages.read_without_state()
-        stages.expire_and_erase()
     wrong = bool(census.lost or census.unexpected or stages.figures["wrong_answers"])
     figures = {"status": "wrong" if wrong else "ok", **stages.figures}
     figures["elapsed_s"] = round(time.monotonic() - started_s, 1)
@@ -327,8 +279,6 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
         "entries put twice": figures["entries_repeated"],
         "entries lost": figures["entries_lost"],
         "entries unexpected": figures["entries_unexpected"] or None,
-        "retention, dry run": f"{figures['retention_objects']} objects of half the time",
-        "erased": f"a key of {figures['erased_entries']} entries, out of {figures['erased_objects']} objects",
         "wrong answers": figures["wrong_answers"],
         "time": human_seconds(figures["elapsed_s"]),
     }

@@ -23,7 +23,6 @@ PLACES = [
     "uploaded, local copy",
     "storage only, first",
     "storage only",
-    "after an erase",
 ]
 
 
