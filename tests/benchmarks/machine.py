@@ -3,16 +3,13 @@
 Files have RocketMQ's default geometry, in both presets. `SUITE=quick` has smaller files, and one preset. Writes are
 durable, and the page cache is warm. Wrong answers end the run.
 
-The states of puts are: nothing beside them; compactions, uploads and lookups; the writer's own merge; with `--spark` a
-merge by Spark in another process. The writer has a core to itself. Four single puts and a batch of 1,000 are due every
-millisecond.
+The states of puts are: nothing beside them; compactions, uploads and lookups; the writer's own merge. The writer has a
+core to itself. Four single puts and a batch of 1,000 are due every millisecond.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from array import array
@@ -31,7 +28,6 @@ from tests.benchmarks.memory import MemoryWatch
 from tests.benchmarks.messages import FLUSH_ENTRIES, START_MS, TOPIC, absent_keys, batch, drawn, keys_of
 from tests.benchmarks.report import Measured, Spent, finish, note, options, percentiles, require, scratch
 from tests.support.environment import own_environment
-from tests.support.processes import without_settings
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tests.support.unsynced_disk import UnsyncedDisk
@@ -53,7 +49,7 @@ _SMALL, _AT_ONCE = 100, 50
 _PERIOD_S, _SINGLES = 0.001, 4
 _LONGEST_S = 300.0
 _DAY_MS = 86_400_000
-STATES = ("nothing", "compaction, upload, lookups", "the writer's merge", "a merge by Spark")
+STATES = ("nothing", "compaction, upload, lookups", "the writer's merge")
 Record = Callable[[str, float], None]
 
 
@@ -280,9 +276,9 @@ def measure_commit_log(setting: Setting, place: Path, record: Record) -> None:
 # Puts beside other work
 
 
-def measure_beside(setting: Setting, place: Path, record: Record, *, spark: bool) -> None:
+def measure_beside(setting: Setting, place: Path, record: Record) -> None:
     """Puts in each state, in the same run."""
-    for state in STATES if spark else STATES[:3]:
+    for state in STATES:
         with scratch(place) as folder:
             times, share = (_beside_merge if "merge" in state else _beside_work)(setting, folder, state)
         for call, samples in times.items():
@@ -347,15 +343,11 @@ def _beside_merge(setting: Setting, folder: Path, state: str) -> tuple[dict[str,
             index.seal()
             index.run_lifecycle()
         before = sum(stored.count for stored in index.log_state.objects.values())
-    spark = [sys.executable, "-m", "tiered_index", "spark", "merge", "--window", "1d", "--master", "local[1]", "--json"]
-    spark += ["--storage", f"file://{folder}/storage", "--quiet"]
     with files.open(folder, background=True) as index:
-        by_spark = partial(subprocess.run, spark, check=True, capture_output=True, env=without_settings())
-        merge = by_spark if "Spark" in state else index.run_merge
 
         def work() -> float:
             began_s, cpu_s = time.perf_counter(), time.thread_time()
-            merge()
+            index.run_merge()
             return (time.thread_time() - cpu_s) / (time.perf_counter() - began_s)
 
         with ThreadPoolExecutor(1) as threads:
@@ -407,19 +399,17 @@ def main(suite: str, arguments: list[str]) -> None:
     parser.add_argument("--preset", action="append", choices=list(PRESETS), help="only this one")
     parser.add_argument("--slots", type=int, default=slots, help=f"hash slots per file (default: {slots:,})")
     parser.add_argument("--items", type=int, default=items, help=f"items per file (default: {items:,})")
-    parser.add_argument("--spark", action="store_true", help="also puts beside a merge by Spark (needs Java)")
     flags = parser.parse_args(arguments)
     presets = flags.preset or (["native", "rocketmq"] if suite == "machine" else ["native"])
     document: dict[str, Any] = {"figures": {}, "tables": {}}
     for preset in presets:
         setting, measured = Setting(preset, flags.slots, flags.items), Measured()
-        beside = partial(measure_beside, spark=flags.spark)
         parts = (
             measure_puts,
             measure_file,
             measure_many_files,
             measure_commit_log,
-            *([beside] if preset == "native" else []),
+            *([measure_beside] if preset == "native" else []),
         )
         for number in range(flags.rounds):
             note(f"{preset}, round {number + 1} of {flags.rounds}")

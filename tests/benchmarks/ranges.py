@@ -9,8 +9,7 @@ RocketMQ's tiered `IndexStoreFile` reads a slot's 8 bytes and then the slot's ar
 no filter, and verifies nothing. Its storage provider decides how many files it reads in parallel, so the suite measures
 two ways: file by file, and with as many parallel reads as a reader of this project has.
 
-Three further tables need no server: the requests of new readers, those of `query_many` by the number of keys, and the
-entries of other keys with equal hashes.
+Two further tables need no server: the requests of new readers, and those of `query_many` by the number of keys.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from tests.benchmarks.messages import ABSENT, START_MS, TOPIC, absent_keys, batch, key_array, keys_of
+from tests.benchmarks.messages import START_MS, TOPIC, absent_keys, batch, key_array, keys_of
 from tests.benchmarks.report import finish, note, options, percentiles, require, scratch
 from tests.real_s3.server import ENDPOINT_VARIABLE
 from tests.support.environment import own_environment
@@ -39,7 +37,7 @@ from tests.support.plain_files import plain_files
 from tests.support.storage_faults import LatencyStorage
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.format.hashing import code_units, hash_batch, key_hash, normal_hashes
+from tiered_index.format.hashing import key_hash, normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, PRESETS, SLOT_SIZE, Layout
 from tiered_index.format.trailer import Run
 from tiered_index.service.read.compacted import CompactedFile, StorageBytes
@@ -61,7 +59,6 @@ _NEWEST = f"all, newest {_MAX_COUNT}"
 _OURS, _WITH_FILTERS, _PLAIN, _FRESH = "ours", "ours, filters cached", "plain GETs", "a new reader"
 _PARALLEL, _SERIAL = "RocketMQ, in parallel", "RocketMQ, file by file"
 _KEYS = (1, 10, 100, 1_000, 10_000)
-_BATCH, _LOW_BITS = 250_000, 8
 Get = Callable[[str, int, int], bytes]
 Cost = tuple[int, int, int]
 """The matches, requests and bytes of a lookup."""
@@ -319,38 +316,6 @@ def many_keys(base: Path, items: int, count: int) -> Iterator[tuple[Any, ...]]:
                     yield size, "in memory" if filters else "none", most >> 10, *cost
 
 
-def equal_hashes(keys: int) -> Iterator[tuple[Any, ...]]:
-    """Yield how many entries of other keys a lookup of an absent key meets in a file, and how many are expected.
-
-    Pairs with equal hash and equal fingerprint are too rare to count. So the file's pairs of equal hash whose
-    fingerprints have equal lowest eight bits are counted, too: one in 256 if the two hashes are independent. Memory: 24
-    bytes a key.
-    """
-    hashes, marks = _hashed(0, keys)
-    order = np.argsort(hashes, kind="stable")
-    hashes, marks = hashes[order], marks[order]
-    sample = max(1, keys // 20)
-    wanted, wanted_marks = _hashed(ABSENT, sample)
-    first, last = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
-    met = last - first
-    places = np.repeat(first, met) + np.arange(int(met.sum())) - np.repeat(np.cumsum(met) - met, met)
-    both = int(np.count_nonzero(marks[places] == np.repeat(wanted_marks, met)))
-    pairs = np.flatnonzero(hashes[1:] == hashes[:-1])
-    alike = int(np.count_nonzero((marks[pairs] ^ marks[pairs + 1]) & ((1 << _LOW_BITS) - 1) == 0))
-    yield "entries of other keys", "found", "per lookup and file", "expected"
-    yield "equal hash (RocketMQ's files)", len(places), len(places) / sample, keys / 2**31
-    yield "equal hash and fingerprint (native files)", both, both / sample, keys / 2**63
-    yield f"{_LOW_BITS} equal bits of fingerprint, in {len(pairs):,} pairs", alike, None, len(pairs) / 2**_LOW_BITS
-
-
-def _hashed(first: int, count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
-    parts = []
-    for start in range(first, first + count, _BATCH):
-        numbers = np.arange(start, min(start + _BATCH, first + count))
-        parts.append(hash_batch([TOPIC], np.zeros(len(numbers), np.int64), code_units(key_array(numbers))))
-    return np.concatenate([hashes for hashes, _ in parts]), np.concatenate([marks for _, marks in parts])
-
-
 def main(suite: str, arguments: list[str]) -> None:
     """Measure, and print the tables."""
     parser = options(suite, __doc__, rounds=3)
@@ -373,6 +338,5 @@ def main(suite: str, arguments: list[str]) -> None:
             tables |= {
                 f"a new reader of {readers[0]} packed files": list(new_readers(flags.root_dir, *readers)),
                 f"query_many in ten packed files of {large:,} items": list(many_keys(flags.root_dir, large, 10)),
-                f"a file of {1_000 * flags.items:,} keys": list(equal_hashes(1_000 * flags.items)),
             }
     finish(flags, {"tables": tables})

@@ -13,7 +13,6 @@ import itertools
 import json
 import multiprocessing
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -39,9 +38,7 @@ _TOPIC, _PER_KEY, _BEGIN_MS = "orders", 4, 1_700_000_000_000
 _BATCH_KEYS, _WRITTEN_PER_S, _WRITTEN_AT_ONCE = 1_000, 100_000, 5_000
 # different requests of one connection, one after another
 _BATCHES = 64
-_CONNECTIONS, _SLOW, _SLOW_PAUSE_S = 16, 50, 0.2
-# long enough that a slow reader reads the answer for a while
-_HOT_KEY, _HOT_ENTRIES = "hottest", 50_000
+_CONNECTIONS = 16
 _PUT_AT_ONCE = 100_000
 _MARKER = b'"offset"'
 _STATUS = slice(9, 12)
@@ -118,25 +115,6 @@ class Connection(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-class SlowReader(asyncio.Protocol):
-    """A client that sends one request and reads a little of its answer at a time, with waits between."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
-        self.transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self.transport.pause_reading()
-        asyncio.get_running_loop().call_later(_SLOW_PAUSE_S, self._resume)
-
-    def _resume(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
-
-
 class Service:
     """A service under measurement: a separate process."""
 
@@ -180,12 +158,11 @@ class Service:
         keys: int,
         *,
         connections: int = _CONNECTIONS,
-        slow_readers: int = 0,
     ) -> dict[str, Any]:
         """Return the figures of one load. Raises `RuntimeError` for a wrong answer."""
         note(name)
         before_s, load = times(self._process.pid)[1], Load()
-        memory_mib = asyncio.run(self._drive(load, requests, keys, connections, slow_readers))
+        memory_mib = asyncio.run(self._drive(load, requests, keys, connections))
         require(load.wrong[:1], [], f"wrong answers of {name}")
         answers = len(load.latencies_s)
         p50, p99 = percentiles(load.latencies_s, 50, 99, unit=1e3)
@@ -194,43 +171,30 @@ class Service:
             "answers/s": answers / load.elapsed_s,
             "p50 ms": p50,
             "p99 ms": p99,
-            "CPU us": None if slow_readers else (times(self._process.pid)[1] - before_s) / answers * 1e6,
+            "CPU us": (times(self._process.pid)[1] - before_s) / answers * 1e6,
             "keys/s": answers / load.elapsed_s * _BATCH_KEYS if "batches" in name else None,
             "refused": load.refused,
             "MiB": memory_mib,
             "elapsed_s": load.elapsed_s,
         }
 
-    async def _drive(self, load: Load, requests: Any, keys: int, connections: int, slow_readers: int) -> int:
+    async def _drive(self, load: Load, requests: Any, keys: int, connections: int) -> int:
         """Send requests for the time of a load, and return the service's memory in MiB meanwhile."""
-        loop, slow = asyncio.get_running_loop(), list[SlowReader]()
-        head = f"GET /v1/query?topic={_TOPIC}&key={_HOT_KEY}&all=true HTTP/1.1\r\nAccept: application/x-ndjson\r\n"
-        for _ in range(slow_readers):
-            slow_socket = socket.socket()
-            # small, so that the service must wait for its reader
-            slow_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow_socket.setblocking(False)
-            await loop.sock_connect(slow_socket, self._address)
-            reader = SlowReader(head.encode() + self._host + b"\r\n")
-            await loop.create_connection(lambda reader=reader: reader, sock=slow_socket)
-            slow.append(reader)
         of_connections = [requests(number, keys) for number in range(connections)]
         began_s = time.perf_counter()
         opened = [Connection(load, each, began_s + self._seconds) for each in of_connections]
         for connection in opened:
+            loop = asyncio.get_running_loop()
             await loop.create_connection(lambda connection=connection: connection, *self._address)
         await asyncio.gather(*(connection.ended for connection in opened))
         load.elapsed_s = time.perf_counter() - began_s
-        memory = memory_bytes(self._process.pid, "VmRSS") >> 20
-        for reader in slow:
-            reader.transport.abort()
-        return memory
+        return memory_bytes(self._process.pid, "VmRSS") >> 20
 
 
 def measure(folder: Path, entries: int, seconds: float) -> list[dict[str, Any]]:
     """Return the figures of each load, with the entries in the writer's file, in caches, and in a storage."""
     rows, uri = [], (folder / "storage").as_uri()
-    about: dict[str, Any] = {"items": entries + _HOT_ENTRIES + 1, "background": False}
+    about: dict[str, Any] = {"items": entries + 1, "background": False}
     with IndexService.open(root=folder / "stored", storage=uri, **about) as index:
         _fill(lambda columns: (index.put_batch(columns), index.flush()), entries)
         index.seal()
@@ -254,9 +218,6 @@ def measure(folder: Path, entries: int, seconds: float) -> list[dict[str, Any]]:
                 with _writing(url) as written:
                     beside = service.run("hot: lookups beside writes", service.lookups, keys)
                 rows.append(beside | {"written/s": written[0] / beside["elapsed_s"]})
-            if place == "cached":
-                name = f"cached: lookups beside {_SLOW} slow readers"
-                rows.append(service.run(name, service.lookups, keys, slow_readers=_SLOW))
     return rows
 
 
@@ -265,12 +226,12 @@ def _key(number: int) -> str:
 
 
 def _columns(entries: int, start: int, stop: int) -> pa.Table:
-    """Return entries. Those of a key are a quarter of all entries apart. After the last one, all have one key."""
+    """Return entries. Those of a key are a quarter of all entries apart."""
     numbers = np.arange(start, stop)
     return pa.table(
         {
             "topic": pa.array([_TOPIC] * len(numbers)),
-            "key": [_HOT_KEY if start >= entries else _key(n) for n in (numbers % (entries // _PER_KEY)).tolist()],
+            "key": [_key(number) for number in (numbers % (entries // _PER_KEY)).tolist()],
             "queue_id": (numbers % 8).astype(np.int32),
             "offset": numbers * 1000,
             "size": np.full(len(numbers), 256, np.int32),
@@ -280,8 +241,7 @@ def _columns(entries: int, start: int, stop: int) -> pa.Table:
 
 
 def _fill(put: Callable[[pa.Table], Any], entries: int) -> None:
-    bounds = [*range(0, entries, _PUT_AT_ONCE), entries, entries + _HOT_ENTRIES]
-    for start, stop in itertools.pairwise(bounds):
+    for start, stop in itertools.pairwise([*range(0, entries, _PUT_AT_ONCE), entries]):
         while True:
             with contextlib.suppress(BackPressure):
                 put(_columns(entries, start, stop))

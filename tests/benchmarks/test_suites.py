@@ -47,7 +47,7 @@ def test_the_machine(run):
 
 @pytest.mark.long
 def test_ranges(run):
-    (lookups, readers, many, hashes), _ = run("ranges", "--files", 10, "--items", 500, "--rounds", 1)
+    (lookups, readers, many), _ = run("ranges", "--files", 10, "--items", 500, "--rounds", 1)
     gets = {tuple(row[:3]): row[3] for row in lookups}
     for files in (1, 10):
         assert all(gets[files, kind, way] == files for kind in ("one", "all", "none") for way in ("ours", "plain GETs"))
@@ -61,7 +61,6 @@ def test_ranges(run):
     for keys in (1, 10, 100):
         assert requests[keys, "none", 256] <= requests[keys, "none", 0] <= 10 * keys
     assert all(requests[keys, "in memory", 0] <= keys for keys in (1, 10)), "a filter admits few other files"
-    assert hashes[0][3] == 500_000 / 2**31 and hashes[1][1] == 0
 
 
 @pytest.mark.long
