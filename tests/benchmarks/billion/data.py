@@ -24,7 +24,7 @@ DAY_S = 86_400
 BEGIN_S = 1_700_000_000 // (30 * DAY_S) * (30 * DAY_S) + DAY_S // 2
 """The time of the first message, in epoch seconds: half a day after a window of 30 days begins."""
 KEYS = 1_000_000
-SOURCE, DAY_LESS, CHANGED, KEYS_FILE, FEW_KEYS = "source", "day-less", "changed", "keys", "few-keys"
+SOURCE, CHANGED, KEYS_FILE, FEW_KEYS = "source", "changed", "keys", "few-keys"
 _FEW = 1_000
 _LATE_ONE_IN, _LATE_MS = 50, DAY_S // 4 * 1000
 _ABSENT_ONE_IN, _ABSENT = 20, 1 << 50
@@ -73,18 +73,15 @@ def columns(number: Any, entries: int) -> list[Column]:
 
 
 def write(spark: SparkSession, folder: Path, entries: int) -> None:
-    """Write the messages, the sources of the audits that must find differences, and the keys."""
+    """Write the messages, the source of the audit that must find differences, and the keys."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     source = folder / SOURCE
     numbers = spark.range(0, entries, 1, DAYS)
     numbers.select(*columns(F.col("id"), entries)).write.option("compression", "zstd").parquet(str(source))
     files = sorted(source.glob("part-*.parquet"))
-    for name in (DAY_LESS, CHANGED):
-        (folder / name).mkdir()
+    (folder / CHANGED).mkdir()
     for place, file in enumerate(files):
-        if place != DAYS // 2:
-            os.link(file, folder / DAY_LESS / file.name)
         if place % _CHANGED_FILE_ONE_IN:
             os.link(file, folder / CHANGED / file.name)
     for place in range(0, len(files), _CHANGED_FILE_ONE_IN):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.billion import oracle
-from tests.benchmarks.billion.data import BEGIN_S, CHANGED, DAY_LESS, DAY_S, FEW_KEYS, KEYS_FILE, SOURCE
+from tests.benchmarks.billion.data import BEGIN_S, CHANGED, DAY_S, FEW_KEYS, KEYS_FILE, SOURCE
 from tests.benchmarks.billion.watch import measured
 from tests.support.later import Later
 from tiered_index.clock import SystemClock
@@ -60,14 +60,12 @@ class Run:
 
     def _all(self, with_sparks_ways: bool) -> Iterator[tuple[str, Sequence[str], Callable[[], dict[str, Any]]]]:
         """Yield name, paths that the step makes, and the step."""
-        source = (SOURCE, DAY_LESS, CHANGED, KEYS_FILE, FEW_KEYS)
+        source = (SOURCE, CHANGED, KEYS_FILE, FEW_KEYS)
         yield "messages", source, partial(self._module, "data", self.folder, self.entries, self.master)
         yield "messages of the keys (DuckDB)", (oracle.FOUND,), partial(self._module, "oracle", self.folder, "find")
         yield "build", (BY_SPARK,), partial(self._build, "spark", "build", "--source", SOURCE, "--window", "1d")
         yield "audit, equal", (), partial(self._audit, SOURCE)
-        yield "audit, a day missing", (), partial(self._audit, DAY_LESS)
         yield "audit, 0.1 % different", (), partial(self._audit, CHANGED)
-        yield "million keys, daily tables", (ANSWERS,), partial(self._look_up, BY_SPARK)
         yield "single keys, daily tables", (), partial(self._singles, BY_SPARK)
         yield "merge to 30 days", (), partial(self._build, "spark", "merge", "--window", "30d")
         yield "delete the merged tables", (), partial(self._sweep, BY_SPARK)
@@ -75,7 +73,6 @@ class Run:
         yield "thousand keys", (ANSWERS,), partial(self._look_up, BY_SPARK, FEW_KEYS)
         yield "single keys", (), partial(self._singles, BY_SPARK)
         yield "verify --deep", (), partial(self._command, BY_SPARK, "verify", "--deep")
-        yield "du", (), partial(self._command, BY_SPARK, "du")
         yield "copy", (COPY,), partial(self._command, BY_SPARK, "copy", "--to", f"file://{self.folder / COPY}")
         yield "delete the copy", (), partial(self._delete, COPY)
         yield "erase a key", (), self._erase

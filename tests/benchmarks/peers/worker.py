@@ -16,7 +16,6 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,8 +133,7 @@ def _write(job: Job, peer: Peer, data: Data) -> dict[str, float]:
         "ingest wall": sum(calls) / data.entries * 1e6,
         "memory writing": usage.peak_mib,
     }
-    figures |= _lookups(job, peer, data, usage, "hot", job.seed)
-    figures |= _many(job, peer, data, usage, "hot")
+    figures |= _lookups(job, peer, data, "hot", job.seed)
     return figures | {"bytes written": usage.written_bytes / (data.entries * ROW.itemsize)}
 
 
@@ -153,55 +151,41 @@ def _put(peer: Peer, data: Data, rows: int) -> tuple[float, list[float]]:
         calls.append(time.perf_counter() - started_s)
 
 
-def _lookups(job: Job, peer: Peer, data: Data, usage: Usage, state: str, seed: int) -> dict[str, float]:
+def _lookups(job: Job, peer: Peer, data: Data, state: str, seed: int) -> dict[str, float]:
     """Look up keys, then absent keys, one at a time; return times in microseconds.
 
     The first lookup is not timed, since a peer may open files in it.
     """
     numbers = data.drawn(job.lookups, seed)
     peer.lookup(data.texts(numbers[:1])[0])
-    figures = _timed(f"{state} lookup", peer.lookup, data.texts(numbers), usage, _checker(peer, data, numbers))
-    return figures | _timed(
-        f"{state} absent", peer.lookup, data.absent(numbers), usage, _checker(peer, data, -1 - numbers)
-    )
+    figures = _timed(f"{state} lookup", peer, data, numbers, data.texts(numbers))
+    return figures | _timed(f"{state} absent", peer, data, -1 - numbers, data.absent(numbers))
 
 
-def _many(job: Job, peer: Peer, data: Data, usage: Usage, state: str) -> dict[str, float]:
-    """Look up many keys at once, repeatedly, with different keys each time; return the medians a key."""
-    calls_us, spent_us = [], []
+def _many(job: Job, peer: Peer, data: Data, state: str) -> dict[str, float]:
+    """Look up many keys at once, repeatedly, with different keys each time; return the median a key."""
+    calls_us = []
     for turn in range(_BATCHES):
         keys = data.texts(numbers := data.drawn(job.many, job.seed + 10 + turn))
-        before_s, started_s = usage.cpu_s, time.perf_counter()
+        started_s = time.perf_counter()
         answer = peer.lookup_many(keys)
         calls_us.append((time.perf_counter() - started_s) / len(keys) * 1e6)
-        spent_us.append((usage.cpu_s - before_s) / len(keys) * 1e6)
         check_many(peer, data, numbers, keys, answer)
-    return {f"{state} many p50": float(np.median(calls_us)), f"{state} many CPU": float(np.median(spent_us))}
+    return {f"{state} many p50": float(np.median(calls_us))}
 
 
-def _checker(peer: Peer, data: Data, numbers: Any) -> Callable[[list[Any]], None]:
-    def check_all(answers: list[Any]) -> None:
-        for number, answer in zip(numbers.tolist(), answers, strict=False):
-            check(peer, data, number, peer.offsets(answer))
-
-    return check_all
-
-
-def _timed(
-    name: str, call: Callable[[str], Any], keys: list[str], usage: Usage, check_all: Callable[[list[Any]], None]
-) -> dict[str, float]:
-    answers, calls = [], []
-    before_s, end_s = usage.cpu_s, time.monotonic() + _BUDGET_S
+def _timed(name: str, peer: Peer, data: Data, numbers: Any, keys: list[str]) -> dict[str, float]:
+    answers, calls, end_s = [], [], time.monotonic() + _BUDGET_S
     for key in keys:
         started_s = time.perf_counter()
-        answers.append(call(key))
+        answers.append(peer.lookup(key))
         calls.append(time.perf_counter() - started_s)
         if len(calls) >= _FEWEST and time.monotonic() > end_s:
             break
-    cpu_s = usage.cpu_s - before_s
-    check_all(answers)
+    for number, answer in zip(numbers.tolist(), answers, strict=False):
+        check(peer, data, number, peer.offsets(answer))
     p50, p99 = (np.percentile(calls, (50, 99)) * 1e6).tolist()
-    return {f"{name} p50": p50, f"{name} p99": p99, f"{name} CPU": cpu_s / len(calls) * 1e6}
+    return {f"{name} p50": p50, f"{name} p99": p99}
 
 
 def _recover(job: Job, peer: Peer, data: Data) -> dict[str, float]:
@@ -231,16 +215,14 @@ def _read(job: Job, peer: Peer, data: Data) -> dict[str, float]:
     usage = Usage()
     peer.open()
     numbers = data.drawn(max(_FEWEST, job.lookups // 10), job.seed + 2)
-    figures = _timed("cold lookup", peer.lookup, data.texts(numbers), usage, _checker(peer, data, numbers))
+    figures = _timed("cold lookup", peer, data, numbers, data.texts(numbers))
     keys = data.texts(numbers := data.drawn(job.many, job.seed + 3))
     check_many(peer, data, numbers, keys, peer.lookup_many(keys))
-    figures |= _lookups(job, peer, data, usage, "settled", job.seed + 4)
-    figures |= _many(job, peer, data, usage, "settled")
+    figures |= _lookups(job, peer, data, "settled", job.seed + 4)
+    figures |= _many(job, peer, data, "settled")
     if (reader := peer.reader()) is not None:
         reader.open()
-        figures |= _lookups(job, reader, data, usage, "reader", job.seed + 4) | _many(
-            job, reader, data, usage, "reader"
-        )
+        figures |= _lookups(job, reader, data, "reader", job.seed + 4)
         reader.close()
     figures["memory reading"] = usage.peak_mib
     peer.close()
