@@ -147,18 +147,6 @@ def test_a_stop_ends_a_round_behind_the_present_file_and_the_next_run_goes_on(
     assert offsets(index) == [(0, offset) for offset in range(100)]
 
 
-def test_it_goes_on_behind_the_last_archived_record(index, servers, producing, topic):
-    producing.send(topic, packet(100))
-    assert archive(index, servers, topic, segment_bytes=2_000).archiving.archived > 5
-    assert archive(index, servers, topic).archiving.archived == 0
-    producing.send(topic, packet(5))
-    assert archive(index, servers, topic).archiving.archived == 1
-    assert offsets(index) == [(0, n) for n in range(105)]
-    segments = index.segment_archive.state().segments_of(next(iter(index.segment_archive.state().stores)))
-    # without a gap
-    assert [segment.start for segment in segments[1:]] == [segment.end for segment in segments[:-1]]
-
-
 def test_records_that_were_indexed_before_are_read_again_for_the_archive(index, servers, producing, topic):
     producing.send(topic, packet(30))
     ingest(index, servers, topic)
@@ -175,25 +163,6 @@ def test_records_that_are_read_again_for_the_index_are_not_archived_again(index,
     again = archive(index, servers, topic, restart=True)
     assert (again.messages, again.archiving.archived) == (30, 0)
     assert offsets(index) == [(0, n) for n in range(30)]
-
-
-@pytest.mark.parametrize("archived_before", [0, 20])
-def test_records_that_the_broker_deleted_before_they_were_archived_are_a_loss_with_both_offsets(
-    index, cluster, servers, producing, topic, archived_before
-):
-    if archived_before:
-        producing.send(topic, packet(archived_before))
-        archive(index, servers, topic)
-    producing.send(topic, packet(50))
-    ingest(index, servers, topic)
-    producing.send(topic, packet(10))
-    cluster.trim(topic, 0, 45)
-    follower = archive(index, servers, topic)
-    assert lost(follower) == [("missing", archived_before, 45)]
-    assert f"offset {archived_before:,} is next, and the log begins at 45" in follower.losses[0].problem
-    assert offsets(index) == [(0, n) for n in (*range(archived_before), *range(45, 60 + archived_before))]
-    # that was reported, and the archive continues behind it
-    assert archive(index, servers, topic).loss_count == 0
 
 
 def test_records_that_were_deleted_before_they_were_indexed_are_no_loss_of_a_later_archive(
@@ -225,24 +194,6 @@ def test_a_log_without_keys_is_not_archived_again_while_ids_are_not_known(
     assert offsets(index) == [(0, n) for n in range(160)]
 
 
-def test_a_topic_that_was_made_again_is_a_log_of_its_own(index, cluster, servers, producing, topic):
-    cluster.create(topic)
-    producing.send(topic, packet(20, "old"))
-    archive(index, servers, topic)
-    producing.send(topic, packet(10, "late"))
-    ingest(index, servers, topic)
-    cluster.delete(topic)
-    cluster.create(topic)
-    producing.send(topic, packet(40, "new"))
-    follower = archive(index, servers, topic)
-    # ten records went with the topic
-    assert ("missing", 20, 30) in lost(follower)
-    assert sorted(record.key for record in archived(index)) == sorted(
-        f"{name}{n}".encode() for name, count in (("old", 20), ("new", 40)) for n in range(count)
-    )
-    assert archive(index, servers, topic).archiving.archived == 0
-
-
 def test_the_begin_of_a_log_without_records_does_not_count_for_the_log_after_it(
     index, cluster, servers, producing, topic
 ):
@@ -256,35 +207,24 @@ def test_the_begin_of_a_log_without_records_does_not_count_for_the_log_after_it(
     assert offsets(index) == [(0, n) for n in range(60)]
 
 
-def test_a_topic_that_was_made_again_after_a_root_was_lost_is_a_log_of_its_own(
-    cluster, servers, producing, topic, tmp_path
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_new_root_goes_on_with_the_archive_of_a_lost_one_except_for_a_log_that_was_made_again(
+    cluster, servers, producing, topic, tmp_path, made_again
 ):
     storage, settings = MemoryStorage(), {"slots": 97, "items": 5_000, "background": False}
     producing.send(topic, packet(20, "old"))
     lost_root = IndexService.open(root=tmp_path / "lost", storage_backend=storage, **settings)
     archive(lost_root, servers, topic)
     lost_root.abandon()
-    cluster.delete(topic)
-    cluster.create(topic)
+    if made_again:
+        cluster.delete(topic)
+        cluster.create(topic)
     producing.send(topic, packet(40, "new"))
     index = IndexService(IndexConfig(root=tmp_path / "root", **settings), storage=storage, takes_over=True)
-    archive(index, servers, topic)
+    assert archive(index, servers, topic).messages == (40 if made_again else 60)
     keys = [record.key for record in archived(index)]
     assert sorted(keys) == sorted(f"{name}{n}".encode() for name, c in (("old", 20), ("new", 40)) for n in range(c))
     assert archive(index, servers, topic).archiving.archived == 0
-    index.abandon()
-
-
-def test_a_new_root_goes_on_with_the_archive_of_a_lost_one(servers, producing, topic, tmp_path):
-    storage, settings = MemoryStorage(), {"slots": 97, "items": 5_000, "background": False}
-    producing.send(topic, packet(20))
-    lost_root = IndexService.open(root=tmp_path / "lost", storage_backend=storage, **settings)
-    archive(lost_root, servers, topic)
-    lost_root.abandon()
-    producing.send(topic, packet(5, "later"))
-    index = IndexService(IndexConfig(root=tmp_path / "root", **settings), storage=storage, takes_over=True)
-    assert archive(index, servers, topic).messages == 25
-    assert offsets(index) == [(0, n) for n in range(25)]
     index.abandon()
 
 
@@ -435,12 +375,12 @@ def test_a_partition_that_can_not_be_read_does_not_keep_others_out_of_the_archiv
     assert offsets(index) == [(number, n) for number in range(PARTITIONS) for n in range(5)]
 
 
-# short runs fail every second call, long runs each call
+# short runs fail every fifth call, long runs each call
 @pytest.mark.parametrize(
     ("again", "when", "first", "step"),
     [
-        ("in the same process", "after", 1, 2),
-        ("after a crash", "before", 2, 2),
+        ("in the same process", "after", 1, 5),
+        ("after a crash", "before", 2, 5),
         pytest.param("in the same process", "before", 1, 1, marks=pytest.mark.long),
         pytest.param("after a crash", "after", 1, 1, marks=pytest.mark.long),
     ],

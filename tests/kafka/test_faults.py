@@ -6,20 +6,17 @@ import contextlib
 import math
 import socket
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
-import tiered_index.kafka.source as kafka_source
 from tests.kafka.followed import ingest, places, proxied_cluster, source_of
 from tests.kafka.killed import HASTY
-from tests.support.cutting_proxy import CUT
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import CorruptFile, StorageMisconfigured
 from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker, SetupErrors, kafka
+from tiered_index.kafka.client import KafkaBroker, SetupErrors
 
 BROKERS = 3
 FETCH, LIST_OFFSETS = 1, 2
@@ -152,37 +149,6 @@ def test_it_starts_while_a_broker_is_away_and_takes_its_partitions_up_later(
         until(lambda: follower.problems(60.0) == [])
 
 
-def test_a_cluster_that_does_not_answer_after_some_partitions_are_read_loses_no_record(
-    cluster, index, servers, topic, sent, monkeypatch
-):
-    sent(0, 100)
-    opened, questions = kafka_source.open_consumer, []
-
-    class Silent:
-        """A client whose cluster answers its first question only."""
-
-        def __init__(self, *settings, **callbacks):
-            self._client = opened(*settings, **callbacks)
-
-        def __getattr__(self, name):
-            return getattr(self._client, name)
-
-        def list_topics(self, timeout):
-            questions.append(timeout)
-            if len(questions) in (2, 3):
-                time.sleep(0.5)  # now it has records
-                raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TRANSPORT))
-            return self._client.list_topics(timeout=timeout)
-
-    monkeypatch.setattr(kafka_source, "open_consumer", Silent)
-    cluster.fail(LIST_OFFSETS, 6)  # so that one partition waits for the second look
-    with Follower(index, source_of(index, servers, topic, follow=True, settings=HASTY)) as follower:
-        assert len(questions) > 1
-        follower.in_background()
-        check_went_on(index, topic, follower, 100)
-    follower.end()
-
-
 @pytest.mark.parametrize("error", [5, 3])
 def test_a_topic_that_its_brokers_do_not_know_for_a_moment(cluster, index, topic, sent, following, error):
     looked_s = following.source._looked_s
@@ -193,17 +159,6 @@ def test_a_topic_that_its_brokers_do_not_know_for_a_moment(cluster, index, topic
     cluster.fail_topic(topic, 0)
     sent(10 * PARTITIONS, 200)
     check_went_on(index, topic, following, 200)
-
-
-def test_a_run_to_the_end_survives_errors(brokers, cluster, index, servers, topic, sent):
-    sent(0, 400)
-    cluster.fail(LIST_OFFSETS, 6, 5)
-    cluster.fail(FETCH, 6, 5, 7, 56)
-    brokers[1].extend([CUT] * 4)
-    follower = ingest(index, servers, topic, settings=HASTY)
-    assert (follower.messages, follower.loss_count) == (400, 0)
-    check(index, topic, 400)
-    brokers[1].clear()
 
 
 @pytest.mark.parametrize("is_far", [True, False])

@@ -39,36 +39,6 @@ def sent(count, name="k"):
     ]
 
 
-def test_a_record_is_shown_from_the_broker_and_from_the_archive_once_that_has_deleted_it(
-    index, cluster, servers, producing, topic
-):
-    producing.send(topic, sent(50))
-    archive(index, servers, topic)
-    for state in ("local", "archived"):
-        source = messages_of(index, servers)
-        (fetched,) = index.messages(topic, "k7", source=source).messages
-        assert (fetched.state, fetched.message.value, fetched.message.offset) == (state, b"k value 7", 7)
-        assert source.at(topic, 0, 7).message == fetched.message
-        source.close()
-        cluster.trim(topic, 0, 50)
-    assert source.at(topic, 0, 99).state == "missing"
-    assert "no archive has it" in source.at(topic, 0, 99).problem
-    # without a broker
-    (fetched,) = index.messages(topic, "k49", source=messages_of(index)).messages
-    assert (fetched.state, fetched.message.value) == ("archived", b"k value 49")
-
-
-def test_a_record_that_nobody_has_any_more_is_expired(index, cluster, servers, producing, topic):
-    producing.send(topic, sent(9))
-    ingest(index, servers, topic)
-    cluster.trim(topic, 0, 9)
-    (fetched,) = index.messages(topic, "k7", source=messages_of(index, servers)).messages
-    assert (fetched.state, fetched.message) == ("expired", None)
-    assert "the broker has deleted it: the log of" in fetched.problem
-    (fetched,) = index.messages(topic, "k7", source=messages_of(index)).messages
-    assert (fetched.state, fetched.problem) == ("missing", "no archive has it, and no broker was given")
-
-
 def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, servers, producing, topic, monkeypatch):
     producing.send(topic, sent(9))
     archive(index, servers, topic)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import beside, until
-from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
+from tests.support.kafka_cluster import Producing, kafka_cluster
 from tiered_index.errors import ConfigError
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
@@ -24,10 +24,6 @@ def records(name, count):
     return [{"key": f"{name}-{n}", **of_all} for n in range(count)]
 
 
-def has_all(index, topic, name, count):
-    return all(places(index, topic, f"{name}-{n}") == {(0, n)} for n in range(count))
-
-
 def losses_of(follower):
     """The losses of partitions that had records."""
     return [(loss.kind, loss.begin, loss.end) for loss in follower.losses if loss.end]
@@ -37,42 +33,6 @@ def losses_of(follower):
 def old_records(cluster, topic, producing):
     cluster.create(topic)
     producing.send(topic, records("old", BEFORE))
-
-
-def make_again(cluster, topic, producing, count):
-    cluster.delete(topic)
-    cluster.create(topic)
-    producing.send(topic, records("new", count))
-
-
-def test_a_topic_that_was_made_again_is_read_from_its_begin(index, cluster, servers, topic, old_records, producing):
-    count = 4 * BEFORE
-    assert ingest(index, servers, topic).messages == BEFORE
-    assert ingest(index, servers, topic).loss_count == 0
-    make_again(cluster, topic, producing, count)
-    again = ingest(index, servers, topic)
-    assert (again.messages, losses_of(again)) == (count, [("rewritten", 0, BEFORE)])
-    assert has_all(index, topic, "new", count)
-    # the new log is the one that was read, from now on
-    later = ingest(index, servers, topic)
-    assert (later.messages, later.loss_count) == (0, 0)
-
-
-def test_a_topic_that_goes_and_returns_is_read_from_its_begin(index, cluster, servers, topic, old_records, producing):
-    notes: list[str] = []
-    source = source_of(index, servers, topic, follow=True, note=notes.append)
-    with Follower(index, source, note=lambda _: None) as follower:
-        follower.in_background()
-        until(lambda: follower.messages == BEFORE)
-        cluster.delete(topic)
-        source._looked_s = 0.0
-        until(lambda: len(notes) == PARTITIONS)
-        cluster.create(topic)
-        producing.send(topic, records("new", 2 * BEFORE))
-        source._looked_s = 0.0
-        until(lambda: has_all(index, topic, "new", 2 * BEFORE))
-    assert all(" is gone: " in note for note in notes)
-    assert losses_of(follower) == [("rewritten", 0, BEFORE)]
 
 
 def test_a_cluster_whose_topics_have_no_ids_is_refused(index, topic):
@@ -96,23 +56,6 @@ def test_a_position_without_an_id_gets_one_once_the_cluster_has_ids(
     names = [Name.parse(name) for name in follower.source.positions()]
     assert len({name.topic_id for name in names}) == 1 and names[0].topic_id
     cluster.control(0)  # its controller is away for a moment
-    assert ingest(index, servers, topic).loss_count == 0
-
-
-@pytest.mark.parametrize(
-    ("restart_at", "messages", "loss"),
-    [("begin", 20, ("missing", BEFORE, BEFORE + 30)), ("end", 0, ("missing", BEFORE, BEFORE + 50))],
-)
-def test_records_that_were_deleted_unread_are_an_error_or_a_gap(
-    index, cluster, servers, topic, old_records, producing, restart_at, messages, loss
-):
-    ingest(index, servers, topic)
-    producing.send(topic, records("more", 50))
-    cluster.trim(topic, 0, BEFORE + 30)
-    with pytest.raises(OffsetOutOfRange, match=f"the next offset is {BEFORE}, and the log has 80 to 99.*--restart-at"):
-        ingest(index, servers, topic)
-    follower = ingest(index, servers, topic, restart_at=restart_at)
-    assert (follower.messages, losses_of(follower)) == (messages, [loss])
     assert ingest(index, servers, topic).loss_count == 0
 
 

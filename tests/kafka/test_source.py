@@ -23,18 +23,6 @@ from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.message_sources import MessageSources
 
 
-def test_every_record_of_every_partition_is_found_by_its_key(index, servers, producing, topic):
-    producing.send(topic, ({"key": f"order-{n}", "value": "v", "partition": n % PARTITIONS} for n in range(400)))
-    follower = ingest(index, servers, topic)
-    assert (follower.messages, follower.entries, follower.loss_count) == (400, 400, 0)
-    for n in range(400):
-        (entry,) = index.query(topic, f"order-{n}").items
-        assert (entry.queue_id, entry.offset, entry.size) == (n % PARTITIONS, n // PARTITIONS, len(f"order-{n}") + 1)
-    assert set(follower.source.positions().values()) == {100}
-    lag = follower.source.lag()
-    assert (lag.bytes, lag.end_offset) == (0, 400)
-
-
 def test_the_lag_counts_what_waits_before_and_while_it_is_put(index, servers, producing, topic):
     producing.send(topic, ({"key": "a", "partition": 1} for _ in range(3)))
     source = source_of(index, servers, topic, follow=True)
@@ -73,15 +61,6 @@ def test_a_start_waits_for_a_topic_that_the_brokers_can_not_describe(
     with Follower(index, source, note=lambda _: None) as follower:
         follower.in_background()
         until(lambda: follower.messages == 1)
-
-
-def test_it_goes_on_at_the_durable_positions(index, servers, producing, topic):
-    producing.send(topic, ({"key": "a", "partition": 1} for _ in range(3)))
-    assert ingest(index, servers, topic).messages == 3
-    producing.send(topic, ({"key": "b", "partition": n} for n in (1, 2)))
-    assert ingest(index, servers, topic).messages == 2
-    assert ingest(index, servers, topic).messages == 0
-    assert places(index, topic, "b") == {(1, 3), (2, 0)}
 
 
 def test_a_batch_that_was_not_put_comes_again(index, servers, producing, topic):

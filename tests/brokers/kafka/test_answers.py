@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
 
-from tests.brokers.kafka.checked import assert_found, assert_indexed
 from tests.brokers.kafka.topics import packet
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import ingest
-from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.storage.memory import MemoryStorage
 
 
 def test_a_producer_with_a_fast_clock_makes_no_answer_complete_up_to_the_future(run, topics, producing, topic, storage):
@@ -59,30 +55,6 @@ def test_a_function_of_keys_that_fails_names_the_record(topics, producing, index
     with pytest.raises(InvalidArgument) as failed:
         ingest(index, topics.servers, topic, function=keys_of)
     assert f"record {topic}/1/3: the function of keys failed: KeyError('order')" in str(failed.value)
-
-
-def test_indexes_by_key_and_by_json_path_and_with_an_archive_have_all_records(
-    topics, producing, index, topic, tmp_path
-):
-    topics.create(topic, 2)
-    count = 600
-    sent = [
-        {"key": f"k{n % 50}", "value": json.dumps({"order": {"id": n}, "text": "x" * 300}), "partition": n % 2}
-        for n in range(count)
-    ]
-    producing.send(topic, sent)
-    follower, logged = assert_indexed(index, topics, topic)
-    assert (follower.messages, len(logged)) == (count, count)
-    for number, keys in enumerate(("key", "json:order.id")):
-        settings = {"slots": 97, "items": 5_000, "background": False, "storage_backend": MemoryStorage()}
-        with IndexService.open(root=tmp_path / str(number), **settings) as other:
-            assert ingest(other, topics.servers, topic, keys=(keys,)).messages == count
-            if keys == "key":
-                assert_found(other, topic, logged)
-                continue
-            answers = other.query_many([(topic, str(n)) for n in range(count)])
-            places = [[(item.queue_id, item.offset) for item in answer.items] for answer in answers]
-            assert places == [[(n % 2, n // 2)] for n in range(count)]
 
 
 def test_expire_tells_of_archived_records_and_has_a_rule_of_a_topic_for_them(

@@ -40,20 +40,6 @@ def test_archived_records_outlive_delete_records(producing, topics, index, topic
     assert_read(index, topics.servers, everything[::10], "archived")
 
 
-def test_records_that_retention_deleted_are_read_from_the_archive(producing, topics, index, topic):
-    topics.create(topic, **_SMALL, retention_ms=-1)
-    old = [{**record, "timestamp": 1_700_000_000_000} for record in packet(20)]
-    producing.send(topic, old)
-    _, logged = assert_indexed(index, topics, topic)
-    topics.configure(topic, retention_ms=86_400_000)
-    producing.send(topic, packet(1, "new"))
-    until(lambda: topics.range(topic)[0] == 20, every_s=0.1)
-    assert_read(index, topics.servers, logged[::5], "archived")
-    assert archive(index, topics.servers, topic).loss_count == 0
-    assert places(index, topic, "k7") == {(0, 7)}
-    assert [record.key for record in topics.records(topic)] == [b"new0"]
-
-
 @pytest.mark.parametrize("restart_at", [None, "begin", "end"])
 def test_retention_that_overtakes_is_named_with_its_range(producing, topics, index, topic, restart_at):
     topics.create(topic)
@@ -62,7 +48,7 @@ def test_retention_that_overtakes_is_named_with_its_range(producing, topics, ind
     producing.send(topic, packet(30, "m"))
     topics.delete_records(topic, {0: 45})
     if restart_at is None:
-        with pytest.raises(OffsetOutOfRange, match="the next offset is 20, and the log has 45 to 49"):
+        with pytest.raises(OffsetOutOfRange, match=r"the next offset is 20, and the log has 45 to 49.*--restart-at"):
             ingest(index, topics.servers, topic)
         return
     follower = ingest(index, topics.servers, topic, restart_at=restart_at)

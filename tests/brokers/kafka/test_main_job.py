@@ -22,6 +22,10 @@ def test_records_are_indexed_found_and_shown_from_the_broker(broker, topics, pro
     for number in range(20):
         answer = run("query", topic, f"key-{number}", "--storage", storage, "--json").document
         assert {(item["queue_id"], item["offset"]) for item in answer["items"]} == places_of(logged, b"key-%d" % number)
+    for number in range(60):
+        for key in (f"order-{number}", f"t-{number}"):
+            (item,) = run("query", topic, key, "--storage", storage, "--json").document["items"]
+            assert (item["queue_id"], item["offset"]) in places_of(logged, b"key-%d" % (number % 20))
     for record in logged[::10]:
         place = f"kafka:{topic}/{record.partition}/{record.offset}"
         shown = run("message", place, "--storage", storage, "--kafka", f"bootstrap.servers={broker.address}", "--json")
