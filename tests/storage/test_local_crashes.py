@@ -175,20 +175,6 @@ def test_the_name_of_every_folder_is_synced_also_if_another_process_made_it(tmp_
     assert {root.parent, root, root / "data%"} <= {*disk.synced}
 
 
-def test_one_sync_of_the_root_is_enough_for_all_folders_that_are_there(tmp_path):
-    with LocalStorage(tmp_path / "s") as first:
-        for name in ("a/1", "b/1", "c/1"):
-            first.put(name, b"")
-    disk = Recorded()
-    with LocalStorage(tmp_path / "s", disk=disk) as storage:
-        for name in ("a/2", "b/2", "c/2"):
-            storage.put(name, b"")
-        assert disk.synced.count(tmp_path / "s") == 1
-        # a folder that was not there is not durable by that sync
-        storage.put("d/1", b"")
-        assert disk.synced.count(tmp_path / "s") == 2
-
-
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL, errno.EROFS])
 def test_a_root_whose_parent_cannot_be_synced_is_used(tmp_path, number):
     (tmp_path / "root").mkdir()

@@ -4,11 +4,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
+from tests.storage.sqlite_probes import check_sound
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from tiered_index.storage import sqlite
 from tiered_index.storage.base import Storage, Writer
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -127,16 +130,24 @@ class LocalModel(StorageModel):
 
 
 class SqliteModel(StorageModel):
-    """Objects are smaller than a row; rows and transactions have tests of their own."""
+    """Rows hold 7 bytes, so that most objects have several. Every row belongs to an object."""
 
     def open(self) -> Storage:
+        self.rows = pytest.MonkeyPatch()
+        self.rows.setattr(sqlite, "CHUNK_BYTES", 7)
         self.folder = Path(tempfile.mkdtemp())
         return SqliteStorage(self.folder / "objects.db")
+
+    @invariant()
+    def has_no_other_rows(self) -> None:
+        if self.objects:
+            check_sound(self.folder / "objects.db", 7)
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
             self.storage.close()
             shutil.rmtree(self.folder)
+            self.rows.undo()
 
 
 _SETTINGS = settings(

@@ -21,7 +21,7 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.storage import sqlite
-from tiered_index.storage.sqlite import APPLICATION_ID, CHUNK_BYTES, SqliteStorage
+from tiered_index.storage.sqlite import APPLICATION_ID, SqliteStorage
 
 
 def write_by_parts(storage: SqliteStorage, name: str, data: bytes) -> None:
@@ -207,17 +207,6 @@ def test_a_forbidden_path_is_misconfigured() -> None:
         shutil.rmtree(folder)
 
 
-def test_ranges_across_rows(storage, path, small_rows):
-    data = random.Random(1).randbytes(7 * small_rows + 123)
-    storage.put("object", data)
-    assert count(path, "chunks") == 8
-    edges = [at + d for at in range(0, len(data), small_rows) for d in (-1, 0, 1)] + [len(data) - 1]
-    for begin, end in [(a, b) for a in edges for b in edges if 0 <= a < b]:
-        assert storage.get_range("object", begin, end - begin) == data[begin:end]
-    assert storage.get_suffix("object", 1500) == (data[-1500:], len(data))
-    assert storage.get("object") == data
-
-
 def test_a_read_touches_only_the_rows_it_needs(storage, path, small_rows):
     data = random.Random(3).randbytes(5 * small_rows)
     storage.put("object", data)
@@ -233,33 +222,6 @@ def test_a_read_touches_only_the_rows_it_needs(storage, path, small_rows):
             connection.execute(f"UPDATE chunks SET data = {value} WHERE number = 1")
         with pytest.raises(CorruptFile, match="length"):
             storage.get_range("object", 0, 1)
-
-
-def test_room_of_deleted_objects_is_used_again(storage, path):
-    data = bytes(3 * CHUNK_BYTES)
-    sizes = []
-    for _ in range(6):
-        storage.put("object", data)
-        storage.delete_many(["object"])
-        with raw(path) as connection:
-            sizes.append(connection.execute("PRAGMA page_count").fetchone()[0])
-    assert sizes[-1] <= sizes[1]
-
-
-def test_a_replaced_aborted_or_deleted_object_leaves_no_rows(storage, path, small_rows):
-    big = bytes(9 * small_rows)
-    for data in (big, b"small", big, b"", big):
-        storage.put("object", data)
-        assert storage.get("object") == data
-    aborted, abandoned = storage.open_writer("object"), storage.open_writer("object")
-    aborted.write(big)
-    abandoned.write(big)
-    aborted.abort()
-    del abandoned
-    storage.put("object", b"one")
-    assert [count(path, table) for table in ("objects", "chunks")] == [1, 1]
-    storage.delete_many(["object"])
-    assert [count(path, table) for table in ("objects", "chunks")] == [0, 0]
 
 
 def test_many_objects_are_deleted_in_few_transactions(storage, path, monkeypatch):
@@ -284,20 +246,3 @@ def test_an_object_that_exists_is_refused_with_all_its_rows(storage, path, small
         storage.put_if_absent("object", bytes(40 * small_rows))
     assert storage.get("object") == b"winner"
     assert count(path, "chunks") == 1
-
-
-def test_objects_side_by_side_keep_their_rows(storage, path, small_rows):
-    """The numbers of deleted rows at the end are used again."""
-    contents = {name: random.Random(name).randbytes(size) for name, size in (("a", 2500), ("b", 0), ("c", 3000))}
-    for name, data in contents.items():
-        storage.put(name, data)
-    storage.delete_many(["c", "missing"])
-    storage.put("d", contents["c"])
-    storage.delete_many(["a"])
-    storage.put("e", contents["a"])
-    assert {info.name: storage.get(info.name) for info in storage.list()} == {
-        "b": b"",
-        "d": contents["c"],
-        "e": contents["a"],
-    }
-    check_sound(path, small_rows)
