@@ -10,7 +10,7 @@ import gzip
 import json
 import struct
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,32 +68,10 @@ def item_of(row: Row, begin_ms: int) -> Found:
     return Found(java_hash(row.topic, row.key), *row[2:6], difference(row.timestamp_ms, begin_ms))
 
 
-class Rows:
-    """Rows as a key of a cache: equal only if they are the same list."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        self.rows = rows
-
-    def __hash__(self) -> int:
-        return id(self.rows)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rows) and other.rows is self.rows
-
-
-@lru_cache(maxsize=4)
-def rows_by_hash(rows: Rows) -> dict[int, list[Row]]:
-    """Return the rows of each hash, in order of insertion."""
-    by_hash: dict[int, list[Row]] = {}
-    for row in rows.rows:
-        by_hash.setdefault(java_hash(row.topic, row.key), []).append(row)
-    return by_hash
-
-
 def truth(rows: list[Row], file_begin_ms: int, query: dict[str, Any]) -> list[Found]:
     """Return the whole answer to a query, newest insertion first."""
-    of_hash = rows_by_hash(Rows(rows)).get(java_hash(query["topic"], query["key"]), [])
-    answer = [item_of(row, file_begin_ms) for row in of_hash]
+    key_hash = java_hash(query["topic"], query["key"])
+    answer = [item_of(row, file_begin_ms) for row in rows if java_hash(row.topic, row.key) == key_hash]
     return [f for f in reversed(answer) if query["begin"] <= file_begin_ms + 1000 * f.time_diff_s <= query["end"]]
 
 

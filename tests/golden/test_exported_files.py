@@ -61,7 +61,3 @@ def test_every_query_finds_its_rows(case, tmp_path, state):
         (path,) = (tmp_path / "out").iterdir()
         # except the header, which has milliseconds in Java's file
         assert path.read_bytes()[HEADER_SIZE:] == case.unsealed[HEADER_SIZE:]
-
-
-def test_the_cases_of_equal_bytes_are_there():
-    assert all(naive.load(name).written_rows for name in SAME)

@@ -16,11 +16,11 @@ with the model.
 | failed writes are reported as success                         |                       | 6, 7   | wrote_nothing       |
 | a put with more keys than a file holds indexes nothing        |                       | 7      | more_keys           |
 | topics of equal hashes overwrite each other's answers         | #3613                 | 8      |                     |
-| concurrent reads share one file position                      | #10462, #10471        | 9      | many_threads        |
+| concurrent reads share one file position                      | #10462, #10471        | 9      | cold/parallel_reads |
 | a lookup returns one result too many                          | #10471                | 10     |                     |
 | chains are cut at 512 and 1,024 items                         |                       | 10     | long_chain          |
 | an empty file is "uploaded" well                              |                       | 11     | empty_file          |
-| a double space in KEYS indexes the empty key                  |                       | 12     | empty_key           |
+| a double space in KEYS indexes the empty key                  |                       | 12     | put_validation      |
 | the same lookup, repeated, returns different counts           | #7872                 |        | answers_last        |
 | a crash between compaction and upload spoils the next file    | #7222                 |        | test_crashes.py     |
 | a list is changed while another thread iterates over it       | #9069, #9371          |        | test_simulation.py  |
@@ -30,9 +30,7 @@ with the model.
 from __future__ import annotations
 
 import errno
-import random
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,6 @@ from typing import Any
 import pytest
 
 from tests.golden.naive import lines
-from tests.support.batches import batch
 from tests.support.hanging import beside, until
 from tests.support.model import Answer
 from tests.support.states import States
@@ -328,41 +325,6 @@ def test_a_put_with_more_keys_than_the_buffer_is_refused_or_indexed_whole(make: 
         assert all(len(life.check("t", key)) == 1 for key in keys[::5])
 
 
-@pytest.mark.parametrize("state", ["compacted", "uploaded", "storage"])
-def test_lookups_of_many_threads_answer_as_one_does(make: Make, eager_switches: None, state: str) -> None:
-    life = make(items=61, slots=31)
-    life.put_batch([("t", 0, f"k{number % 15}", number, 10 + number, T + number * 1000) for number in range(240)])
-    life.bring(state)
-    askers = [ask for _, ask in life.asking()]
-    windows = [(None, None), (T + 50_000, T + 130_000), (T + 200_000, None)]
-    questions = [("t", f"k{number}", *window) for number in range(15) for window in windows]
-    expected = {question: life.model.query(*question) for question in questions}
-    start = threading.Barrier(6)
-
-    def look(seed: int) -> None:
-        rng = random.Random(seed)
-        start.wait(60)
-        for _ in range(40):
-            question = rng.choice(questions)
-            result = rng.choice(askers)(*question)
-            assert (result.status, [Answer.of(item) for item in result]) == ("complete", expected[question])
-
-    assert [call() for call in [beside(lambda seed=seed: look(seed)) for seed in range(6)]] == [None] * 6
-
-
-@pytest.mark.parametrize("name", [pytest.param("cap_same_key_1500", marks=pytest.mark.long), "cap_collision_hides"])
-def test_entries_of_a_long_chain_that_java_did_not_find(make: Make, name: str) -> None:
-    (meta,), calls = lines(f"tiered/{name}/meta.json"), lines(f"tiered/{name}/input.jsonl")
-    life = make(slots=meta["slots"], items=meta["items"])
-    names = ("offset", "size", "timestamp")
-    life.put_batch([(c["topic"], c["queueId"], key, *(c[n] for n in names)) for c in calls for key in c["keys"]])
-    queries = lines(f"tiered/{name}/queries.jsonl")
-    for _ in life.through():
-        answers = life.check_all([(q["topic"], q["key"], None, None, q["maxCount"]) for q in queries])
-        of_java = [min(len(q["unsealed"]), len(q["compacted"])) for q in queries]
-        assert any(len(answer) > java_count for answer, java_count in zip(answers, of_java, strict=True))
-
-
 def test_a_long_chain_is_found_whole_at_once_and_page_by_page(make: Make) -> None:
     """More entries than Java's caps of one key, and newer items of other keys in the only slot."""
     life = make(slots=1, items=3000)
@@ -422,25 +384,6 @@ def test_an_empty_file_of_another_hand_is_damage(life: States) -> None:
         assert ask("t", "k", allow_partial=True).status == "partial"
     life.service.run_lifecycle()
     assert not list(life.storage.list("data/")) and not life.service.log_state.objects
-
-
-def test_an_empty_key_is_refused_from_any_call(life: States) -> None:
-    life.put("t", 0, ("red", "blue"), 1)
-    for keys in ("", [""], ["red", "", "blue"], iter(["red", ""])):
-        with pytest.raises(InvalidArgument, match="key is empty"):
-            life.service.put("t", 0, keys, 2, 10, T + 1000)
-    for row in (0, 2):
-        keys = ["red", "blue", "red"]
-        keys[row] = ""
-        with pytest.raises(InvalidArgument, match=f"row {row}"):
-            life.service.put_batch(batch(3, key=keys, offset=[2, 3, 4]))
-    life.put("t", 0, "red  blue", 5)  # `put` does not split keys
-    for _ in life.through():
-        for key, offset in (("red", 1), ("blue", 1), ("red  blue", 5)):
-            assert [answer.offset for answer in life.check("t", key)] == [offset]
-        for _, ask in life.asking():
-            with pytest.raises(InvalidArgument, match="key is empty"):
-                ask("t", "")
 
 
 @pytest.mark.parametrize("max_count", [32, 1000])

@@ -11,7 +11,6 @@ import pytest
 
 from tests.rocketmq import golden_store
 from tests.support.store_writer import checkpoint_bytes, tags_code
-from tiered_index import IndexService
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import decode_offset_msg_id
@@ -55,6 +54,15 @@ def test_messages_field_for_field():
         assert message.compression == ("zlib" if wanted["kind"] == "zlib" else None)
         assert message.body() == (zlib.decompress(message.raw_body) if message.compression else message.raw_body)
         assert message.encode() == segment[wanted["offset"] - start :][: message.size]
+        shown = message.to_dict("hex")
+        for name, ours in (NAMES | {"decMsgId": "msg_id"}).items():
+            assert shown[ours] == wanted[name]
+        for name, theirs in (("born_host", "bornHost"), ("store_host", "storeHost")):
+            assert shown[name] == str(golden_store.host(wanted[theirs]))
+        for name, theirs in (("tags", "TAGS"), ("uniq_key", "UNIQ_KEY")):
+            assert shown[name] == wanted["properties"].get(theirs)
+        assert (shown["keys"], shown["body"]) == (golden_store.keys(wanted), message.body().hex())
+        json.dumps(shown)
         seen.add(wanted["kind"])
     assert len(seen) == 17
 
@@ -131,18 +139,3 @@ def test_a_store_written_from_the_same_messages_has_the_same_bytes(store, tmp_pa
     assert names == set(golden_store.names())
     for name in golden_store.names():
         assert (tmp_path / "made" / name).read_bytes() == golden_store.raw(name), name
-
-
-def test_put_batch_takes_the_columns_as_they_are(store, tmp_path):
-    where = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage"}
-    with IndexService.open(**where, offset_space="commitlog", background=False) as index:
-        for batch in CommitLogReader(store / "commitlog", chunk_bytes=20_000).batches():
-            index.put_batch(batch.columns, source="commitlog", source_position=batch.end)
-        wanted = defaultdict(set)
-        for topic, queue_id, key, offset, size, store_ms in golden_store.rows():
-            wanted[topic, key].add((queue_id, offset, size, store_ms // 1000 * 1000))
-        for (topic, key), entries in wanted.items():
-            items = index.query(topic, key, max_count=1000).items
-            assert {(item.queue_id, item.offset, item.size, item.timestamp_ms) for item in items} == entries
-        assert not index.query("TopicTx", "order-5").items  # prepared, never committed
-        assert sum(len(entries) for entries in wanted.values()) == len(list(golden_store.rows()))

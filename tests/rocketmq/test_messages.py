@@ -4,11 +4,9 @@ place, within a budget, or with a reason for their absence.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
-import zlib
 from collections import Counter
 
 import pytest
@@ -45,50 +43,6 @@ from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.service.jobs.catalogs import merge_catalogs
 from tiered_index.service.read.messages import MessagesResult
 from tiered_index.storage.context import remaining_s
-
-# fields of our messages, and RocketMQ's names
-FIELDS = {name: name for name in ("topic", "flag", "properties")} | {
-    "queue_id": "queueId",
-    "queue_offset": "queueOffset",
-    "size": "totalSize",
-    "sys_flag": "sysFlag",
-    "body_crc": "bodyCrc",
-    "born_ms": "bornTimestamp",
-    "store_ms": "storeTimestamp",
-    "reconsume_times": "reconsumeTimes",
-    "prepared_offset": "preparedTransactionOffset",
-    "msg_id": "msgId",
-}
-
-
-def test_every_golden_message_field_for_field(index, store):
-    messages = index_log(index, store)
-    source = source_of(index, store)
-    expected = {record["offset"]: record for record in golden_store.expected()}
-    seen = set()
-    for topic, key in lookups(messages):
-        answer = index.messages(topic, key, max_count=1000, source=source)
-        assert (answer.status, answer.collisions) == ("complete", 0)
-        assert encoded(answer) == [m.encode() for m in scan(messages, topic, key)]
-        for fetched in answer.messages:
-            shown = fetched.message.to_dict("hex")
-            wanted = expected[shown["physical_offset"]]
-            assert fetched.state == "local"
-            assert {ours: shown[ours] for ours in FIELDS} == {ours: wanted[theirs] for ours, theirs in FIELDS.items()}
-            for name, theirs in (("born_host", "bornHost"), ("store_host", "storeHost")):
-                assert shown[name] == str(golden_store.host(wanted[theirs]))
-            for name, theirs in (("tags", "TAGS"), ("uniq_key", "UNIQ_KEY")):
-                assert shown[name] == wanted["properties"].get(theirs)
-            assert shown["keys"] == golden_store.keys(wanted)
-            body = golden_store.body(wanted)
-            assert shown["body"] == (zlib.decompress(body) if wanted["kind"] == "zlib" else body).hex()
-            json.dumps(shown)
-            seen.add(shown["physical_offset"])
-    assert seen == {
-        record["offset"]
-        for record in golden_store.expected()
-        if not golden_store.hidden(record) and golden_store.keys(record)
-    }
 
 
 def test_deleted_segments_answer_from_the_archive_with_one_request_a_message_and_one_a_table(index, store, storage):

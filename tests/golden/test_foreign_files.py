@@ -1,0 +1,80 @@
+"""RocketMQ's own files, read back: every entry that its code wrote, and those that its compaction kept.
+
+The package only reads and verifies such files. Golden queries are answered in `test_faults_of_rocketmq` and
+`test_exported_files`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from tests.golden import codec, naive
+from tests.golden.codec import layout_of
+from tests.support.compacted_files import reader, rebuilt
+from tiered_index.errors import CorruptFile
+from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, recognise
+from tiered_index.format.layout import ROCKETMQ
+from tiered_index.format.trailer import TAIL_SIZE
+
+MIN_VALUE = -(2**31)
+
+
+def physical(data, slots):
+    """Return every item of a compacted file, slot by slot, read by the specification alone, with normalised hashes."""
+    items = []
+    for slot in range(slots):
+        position, length = struct.unpack_from(">ii", data, 28 + 8 * slot)
+        assert length % 28 == 0
+        for at in range(position, position + length, 28):
+            key_hash, *rest = struct.unpack_from(">iiiqii", data, at)
+            items.append((0 if key_hash == MIN_VALUE else key_hash, *rest))
+    return items
+
+
+def test_an_unsealed_file_has_every_row_that_java_wrote(case):
+    image = ForeignUnsealed(case.unsealed, layout_of(case), case.name)
+    assert image.count == case.meta["itemCount"]
+    rows = [naive.Found(*row) for items in image.items() for row in items.tolist()]
+    assert rows == [naive.item_of(row, case.begin_ms) for row in case.written_rows]
+    if rows:
+        seconds = [row.time_diff_s for row in rows]
+        assert image.interval_ms == (case.begin_ms + 1000 * min(seconds), case.begin_ms + 1000 * max(seconds))
+    else:
+        assert image.interval_ms is None
+
+
+def test_unsealed_chains_are_rebuilt(case):
+    """The rebuilt table and entries equal those that our writer makes of the same rows."""
+    image = ForeignUnsealed(case.unsealed, layout_of(case), case.name)
+    table, entries = rebuilt(image)
+    expected_table, expected = codec.write(case.written_rows, layout_of(case), case.begin_ms, 10**9)
+    assert entries.tobytes() == expected.tobytes()
+    assert (table.heads == expected_table.heads).all()
+    assert all(getattr(table, name) == getattr(expected_table, name) for name in ("count", "slots_in_use", "end_ms"))
+
+
+def test_a_compacted_file_has_every_row_that_java_kept(case):
+    if case.name == "empty":
+        with pytest.raises(CorruptFile, match="the file is empty"):
+            ForeignCompacted.open(reader(b""), 0, case.name)
+        return
+    read = reader(case.compacted)
+    file = ForeignCompacted.open(read, len(case.compacted), case.name)
+    assert (file.layout.slots, file.header.slots_in_use) == (case.meta["slots"], case.meta["slotCount"])
+    items = physical(case.compacted, file.layout.slots)
+    assert file.count == len(items)
+    assert [tuple(row) for part in file.items(read) for row in part.tolist()] == items
+    # its compaction loses the hash of Integer.MIN_VALUE, except where that lies in slot 0
+    kept = [row for row in case.written_rows if case.meta["slots"] == 16 or naive.java_hash(row.topic, row.key)]
+    assert sorted(items) == sorted(naive.item_of(row, case.begin_ms) for row in kept)
+
+
+def test_recognised(case):
+    for data, state in ((case.unsealed, "unsealed"), (case.compacted, "compacted")):
+        if not data:
+            with pytest.raises(CorruptFile, match="the file is empty"):
+                recognise(b"", b"", 0, case.name)
+            continue
+        assert recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), case.name) == FileKind(state, ROCKETMQ, False)
