@@ -118,8 +118,15 @@ def run(job: Callable[..., None], life: Merging, storage: Storage) -> None:
     job(life, storage, open_log(storage, life.clock))
 
 
-@pytest.mark.parametrize("second", BESIDE.values(), ids=BESIDE.keys())
-@pytest.mark.parametrize("first", JOBS.values(), ids=JOBS.keys())
+# the simulation has all but builds beside each other
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(first, second, id=f"{name}-{other}", marks=[] if building in (first, second) else pytest.mark.long)
+        for name, first in JOBS.items()
+        for other, second in BESIDE.items()
+    ],
+)
 def test_one_runs_while_another_is_stopped_before_a_write(
     make_life: Callable[[], Merging], first: Callable[..., None], second: Callable[..., None]
 ) -> None:

@@ -16,7 +16,7 @@ from tests.support.hanging import until
 from tests.support.merging import DAY_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
-from tiered_index.errors import DiskFull, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
+from tiered_index.errors import DiskFull, LockHeld, StorageUnavailable, WriterFenced
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -282,25 +282,6 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_a_new_one_or_one_without
         world.check(alone.query)
         world.check(beside.query)
         assert beside.query("orders", "a").freshness == ()
-
-
-@pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])
-def test_a_known_root_makes_no_new_index_where_its_storage_is_not_mounted(make_world, tmp_path, empty):
-    folder = tmp_path / "store"
-    world = make_world(LocalStorage(folder))
-    world.do("open 9 publish")
-    world.service.close()
-    folder.rename(tmp_path / "away")
-    if empty:
-        folder.mkdir()
-    for _ in range(2):
-        with pytest.raises(NotAnIndex, match="belongs to another storage"):
-            world.open()
-        assert not list(LocalStorage(folder).list())
-    if folder.exists():
-        shutil.rmtree(folder)
-    (tmp_path / "away").rename(folder)
-    world.do("open check 3 heal")
 
 
 def test_an_export_without_the_storage_has_the_files_that_were_uploaded_last(make_world, tmp_path):
