@@ -140,6 +140,7 @@ def test_numbers_and_truths_among_the_fields_are_texts():
         b"\x02\0\0\0",
         b"\x01\0\0\0",
         b"\0\0\0\x02[]",
+        b"\0\0\0\x7f" + _json(code=12)[4:],
         b"\0\0\0\x02{}",
         b"\0\0\x03\xe8" + b"[" * 1000,
         _json(code=2**31),
