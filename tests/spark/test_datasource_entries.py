@@ -121,13 +121,14 @@ def log_of_java(session):
     appender = log4j.core.appender.WriterAppender.createAppender(None, None, writer, "test", False, True)
     appender.start()
     root = log4j.LogManager.getRootLogger()
-    root.addAppender(appender)
+    # the root's configuration, whose filter the appender is behind
+    root.get().addAppender(appender, None, None)
     session.sparkContext.setLogLevel("WARN")
     try:
         yield writer.toString
     finally:
         session.sparkContext.setLogLevel("OFF")
-        root.removeAppender(appender)
+        root.get().removeAppender("test")
 
 
 def test_errors_and_schemas_of_the_user_reach_spark(session, written, tmp_path):

@@ -47,13 +47,8 @@ def show_sentences_first(client: str) -> None:
     kind.__str__ = without_heading
 
 
-# Loggers of the driver's Java that print the error of a failed task before Spark raises it
-_LOGGERS = (
-    *("executor.Executor", "scheduler.TaskSetManager", "storage.BlockManager"),
-    *("sql.execution.datasources.v2.AppendDataExec", "sql.execution.datasources.v2.OverwriteByExpressionExec"),
-)
-# What they print of an error of this package, and lines that come with it and name no error. The manager of tasks
-# prints all other errors, too.
+# What loggers in the driver's Java print of a task's error of this package before Spark raises it, and lines that come
+# with it and name no error: the manager of tasks prints errors of other code once more
 _PRINTED_TWICE = (
     r"(?s).*\btiered_index\.errors\..*|Exception in task .*|Task \d+ in stage \S+ failed \d+ times; aborting job.*"
     r"|Block rdd_\S+ could not be removed as .*|Data source write support \S+ (is aborting|aborted).*"
@@ -75,14 +70,8 @@ def hide_traces(spark: Any) -> None:
         log4j = java.org.apache.logging.log4j
         result = log4j.core.Filter.Result
         hidden = log4j.core.filter.RegexFilter.createFilter(_PRINTED_TWICE, None, False, result.DENY, result.NEUTRAL)
-        context = log4j.LogManager.getContext(False)
-        configuration = context.getConfiguration()
-        for name in _LOGGERS:
-            logger = f"org.apache.spark.{name}"
-            # without a level of its own it keeps that of its parent; one that the user has configured stays
-            configuration.addLogger(logger, log4j.core.config.LoggerConfig(logger, None, True))
-            configuration.getLoggerConfig(logger).addFilter(hidden)
-        context.updateLoggers()
+        # a logger with a configuration of its own would escape the threshold of Spark's shells
+        log4j.LogManager.getContext(False).getConfiguration().getRootLogger().addFilter(hidden)
 
 
 @contextlib.contextmanager

@@ -164,6 +164,7 @@ def _place_of(batch: pa.RecordBatch, row: int) -> str:
     except UnicodeDecodeError:
         raw = [c.cast(pa.large_binary()) if is_text(c.type) else c for c in single_row.columns]
         values = {name: c[0].as_py() for name, c in zip(single_row.schema.names, raw, strict=True)}
+    values.pop(HAS_KEY, None)
     has = f"a row {values!r:.200}"
     return has if context is None else f"{has} of partition {context.partitionId()}"
 
