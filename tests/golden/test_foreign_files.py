@@ -67,8 +67,8 @@ def test_a_compacted_file_has_every_row_that_java_kept(case):
     assert file.count == len(items)
     assert [tuple(row) for part in file.items(read) for row in part.tolist()] == items
     # its compaction loses the hash of Integer.MIN_VALUE, except where that lies in slot 0
-    kept = [row for row in case.written_rows if case.meta["slots"] == 16 or naive.java_hash(row.topic, row.key)]
-    assert sorted(items) == sorted(naive.item_of(row, case.begin_ms) for row in kept)
+    remaining = [row for row in case.written_rows if case.meta["slots"] == 16 or naive.java_hash(row.topic, row.key)]
+    assert sorted(items) == sorted(naive.item_of(row, case.begin_ms) for row in remaining)
 
 
 def test_recognised(case):
