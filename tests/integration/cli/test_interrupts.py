@@ -65,7 +65,9 @@ def test_an_interrupt_that_python_can_not_raise_ends_the_command(index):
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr
 
 
-@pytest.mark.parametrize("register", ["atexit.register(late)", "threading._register_atexit(late)"])
+@pytest.mark.parametrize(
+    "register", ["atexit.register(late)", pytest.param("threading._register_atexit(late)", marks=pytest.mark.long)]
+)
 def test_an_interrupt_while_the_process_ends_gives_the_exit_code(index, register):
     done = run_script(_END.format(register=register), index)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "interrupted")

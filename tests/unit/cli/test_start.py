@@ -149,8 +149,8 @@ def root(tmp_path_factory):
         pytest.param("2>/dev/full", "query t k", 0, None, marks=pytest.mark.long),
         ("2>/dev/full", "query t", 2, None),
         (">/dev/full", "query t k", 7, "tiered-index: stdout can't be written: No space left on device\n"),
-        (">/dev/full", "query t k --json", 7, '"exit_code": 7'),
-        (">/dev/full", "--help", 7, "can't be written"),
+        pytest.param(">/dev/full", "query t k --json", 7, '"exit_code": 7', marks=pytest.mark.long),
+        pytest.param(">/dev/full", "--help", 7, "can't be written", marks=pytest.mark.long),
         (">/dev/full", "--version", 7, "tiered-index: stdout can't be written: No space left on device\n"),
     ],
 )
