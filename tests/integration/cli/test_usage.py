@@ -126,9 +126,9 @@ LINES = [
     *((f"ingest archive:{{uri}} --storage file://{{tmp}}/n {option}", "") for option in
       ("", "--follow", "--restart", "--skip-bad", "--archive-segments")),
     # no command writes into a broker's folders
-    *((f"ingest {{store}} --root {root} --storage file://{{tmp}}/objects", "") for root in
+    *((f"ingest {{store}} --root {root} --storage file://{{tmp}}/objects", "choose a root beside it") for root in
       ("{store}", "{store}/deep/root", "{store}/..", "{tmp}/link/root")),
-    *((f"ingest {{store}} --root {{tmp}}/root --storage {storage}", "") for storage in
+    *((f"ingest {{store}} --root {{tmp}}/root --storage {storage}", "choose another place") for storage in
       ("file://{store}/objects", "FILE://localhost{store}/../st%6Fre", "sqlite://{store}/index.db")),
     # a service
     *((f"serve --storage {{uri}} --rocketmq-{option}", "need --rocketmq-port") for option in

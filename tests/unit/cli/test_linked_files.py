@@ -433,20 +433,6 @@ def test_a_dry_run_and_wrong_fields_leave_no_index(tmp_path, where):
     assert short.code == 2 and "--time-unit" in short.error["message"]
 
 
-def test_a_time_in_another_unit_is_a_bad_row_unless_the_unit_is_given(tmp_path, where):
-    """The unit is that of the first number; seconds among milliseconds would be of 1970."""
-    log = tmp_path / "app.log"
-    log.write_text("".join(f'{{"k": "k", "at": {time}}}\n' for time in (BEGIN_S * 1000, BEGIN_S, BEGIN_S * 1000 + 1)))
-    ingest = ("ingest", log, "--topic", "t", "--key", "k", "--time", "at", *where)
-    refused = run_here(*ingest, "--json")
-    assert refused.code == 2 and "app.log, line 2 (byte 32): " in refused.error["message"], refused
-    assert "seems to be in s, but the first one was in ms: give --time-unit" in refused.error["message"]
-    skipped = run_here(*ingest, "--skip-bad", "--json").document
-    assert (skipped["rows"], skipped["skipped"], skipped["time_unit"]) == (2, 1, "ms")
-    items = run_here("query", "t", "k", *where, "--json").document["items"]
-    assert [item["timestamp_ms"] for item in items] == [BEGIN_S * 1000] * 2
-
-
 COLUMNS_OF_ROW = {
     "s": (BEGIN_S, pa.timestamp("s"), "2023-11-14 22:13:20"),
     "ms": (BEGIN_S * 1000, pa.timestamp("ms"), "2023-11-14 22:13:20"),

@@ -11,7 +11,10 @@ import pytest
 
 from tiered_index.cli.explaining import print_explained, print_failed, print_not_read
 from tiered_index.cli.output import Output, ProgressDisplay, human_bytes, human_count, human_seconds, value_text
-from tiered_index.types import Explain, FileReport
+from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.query import GrowingPages
+from tiered_index.service.read.budget import LookupLimits
+from tiered_index.types import Explain, FileReport, Freshness, LostFile, Provenance, QueryResult
 
 DAY_MS, BEGIN_MS = 86_400_000, 1_700_000_000_000
 
@@ -139,3 +142,32 @@ def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
     with open("/dev/full", "w") as full, ProgressDisplay("ingesting", 2, quiet=False, stream=full) as shown:
         shown.update(1)
         shown.update(2)
+
+
+def answer(cursor, *, not_asked=None, as_of_ms=BEGIN_MS, lost=()):
+    known = Freshness(source="s3://b/i", as_of_ms=as_of_ms, positions={}, not_asked=not_asked)
+    status = "truncated" if cursor else "complete"
+    return QueryResult(items=(), status=status, cursor=cursor, seen=Provenance((known,), lost=lost))
+
+
+def test_pages_together_are_as_old_and_lack_as_much_as_any_of_them():
+    gone = LostFile(file="f", begin_ms=BEGIN_MS, end_ms=BEGIN_MS + 1_000, entries=5)
+    for answers in (
+        [answer("a", lost=(gone,)), answer(None, as_of_ms=BEGIN_MS + 9_000, not_asked="no answer")],
+        [answer("a", not_asked="no answer"), answer(None, as_of_ms=BEGIN_MS + 9_000, lost=(gone,))],
+    ):
+        opened = None, lambda answers=answers, **limits: answers.pop(0)
+        nothing = QueryResult(items=(), status="partial")
+        pages = Pages(lambda opened=opened: opened, nothing, None, CommandBudget(LookupLimits()), every=True)
+        assert len([*pages]) == 2
+        assert (pages.seen()["as_of_ms"], pages.seen()["freshness"][0]["not_asked"]) == (BEGIN_MS, "no answer")
+        assert pages.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
+        assert pages.totals()["lost"] == [gone.to_dict()] and "except" in pages.conclusion
+
+
+def test_pages_up_to_the_end_grow():
+    calls = []
+    look_up = GrowingPages(lambda max_count, cursor: calls.append((max_count, cursor)), 1000).next
+    for number in range(6):
+        look_up(cursor=str(number))
+    assert calls == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]
