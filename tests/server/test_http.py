@@ -50,14 +50,6 @@ def test_a_query_answers_as_the_library_does(client, index):
     assert len(loud["explain"]["files"]) == 1
 
 
-def test_a_range_is_given_in_milliseconds_or_as_a_time(client, index):
-    for end, count in (("1762000000999", 1), ("2025-11-01T12:26:40Z", 1), (str(2**63 - 1), 2)):
-        params = {"topic": "orders", "key": "order-4711", "begin_ms": "0", "end_ms": end}
-        got = client.get("/v1/query", params=params).json()
-        assert len(got["items"]) == count, end
-        assert count > 1 or masked(got) == expected(index.query("orders", "order-4711", 0, 1_762_000_000_999))
-
-
 def test_a_key_is_found_in_every_spelling(tmp_path):
     """Bytes of a key are digits, or in indexes of earlier versions text with control characters."""
     spellings = {"\0\0\0\0\0\0\0*": 1, "0x000000000000002b": 2, "ab": 3}

@@ -192,6 +192,9 @@ def test_a_file_of_lookups_is_answered_with_files_and_rows(indexed, tmp_path):
     with IndexReader.open(indexed["storage"]) as reader:
         expected = reader.query("orders", "7").to_arrow().select(["file", "row"]).to_pylist()
     assert table.select(["file", "row"]).to_pylist() == [*expected, {"file": None, "row": None}]
+    by_line = run_here(*command, "--json").records[0]
+    assert (by_line["file"], by_line["row"]) == (expected[0]["file"], expected[0]["row"])
+    assert by_line.keys().isdisjoint({"queue_id", "offset", "size", "topic_id", "key_hash", "fingerprint"})
     head, _, first, *_ = run_here(*command).out.strip().splitlines()
     assert head.split() == ["topic", "key", "time", "file", "row"] and first.split()[3].endswith("logs/3.csv")
 

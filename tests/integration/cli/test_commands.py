@@ -259,20 +259,6 @@ def test_recover_reports_its_findings(run_here, damaged):
     assert path.read_bytes() == data
 
 
-def test_recover_begins_a_lost_root_again_but_creates_no_index(run_here, damaged, tmp_path):
-    outcome = run_here("recover", "--root", tmp_path / "new", "--storage", damaged.uri, "--json")
-    assert outcome.code == 0
-    assert outcome.document["files"] == {"storage": len(damaged.files("uploaded"))}
-    for arguments in (
-        ("--root", tmp_path / "none"),
-        ("--root", tmp_path / "none", "--storage", f"file://{tmp_path}/nothing"),
-    ):
-        outcome = run_here("recover", *arguments, "--json")
-        assert outcome.code == 2, outcome.out
-    assert not (tmp_path / "none").exists()
-    assert not (tmp_path / "nothing").exists()
-
-
 def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here, damaged):
     damaged.store.rename(damaged.store.with_name("away"))
     outcome = run_here("files", "--root", damaged.root)

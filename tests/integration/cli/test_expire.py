@@ -86,16 +86,6 @@ def test_a_dry_run_then_the_record(run_here, store):
     assert run_here("verify", "--storage", store).code == 0
 
 
-def test_a_file_or_the_environment_has_the_rule(run_here, store, tmp_path):
-    assert run_here("expire", "--storage", store).code == 2
-    file = tmp_path / "index.toml"
-    file.write_text('[retention]\nmax_bytes = "1KiB"\n')
-    planned = run_here("expire", "--storage", store, "--config", str(file), "--json").document
-    assert len(planned["objects"]) == 3
-    set_up = {"TIERED_INDEX_RETENTION__AGE_S": "365d", "TIERED_INDEX_RETENTION__MAX_BYTES": "1TiB"}
-    assert len(run_here("expire", "--storage", store, "--json", environment=set_up).document["objects"]) == 1
-
-
 def test_a_topic_that_no_object_has_is_reported(run_here, store):
     for age in ("20d", "5000d"):
         rule = [part for each in ("debgu-*", "debug-*") for part in ("--set", f"retention.topics.{each}={age}")]

@@ -173,22 +173,3 @@ def test_seconds_in_a_row_are_asked_about(run_here, cluster, keys, begin, end):
     assert hint.endswith("did you mean milliseconds? 1700000000 seconds are 1700000000000")
     *_, last = run_here(*where, keys("ndjson", rows[:2])).records
     assert last["hints"] == []
-
-
-def test_entries_of_files_have_a_file_and_row_and_no_fields_of_messages(run_here, keys, tmp_path):
-    (events := tmp_path / "events.ndjson").write_text('{"at": 1790000000, "k": 7}\n{"at": 1790000001, "k": 8}\n')
-    where = ("--storage", f"file://{tmp_path}/store")
-    fields = ("--topic", "t", "--key", "k", "--time", "at", "--root", tmp_path / "root", "--wait")
-    assert run_here("ingest", events, *fields, *where).code == 0
-    by_line = run_here("query", "--keys", keys("csv", [("t", "8", None, None)]), *where, "--json").records[0]
-    assert by_line["file"] == events.as_uri()
-    assert by_line["row"] == 27
-    assert by_line.keys().isdisjoint({"queue_id", "offset", "size", "topic_id", "key_hash", "fingerprint"})
-
-
-def test_a_day_as_an_end_of_a_row_is_the_whole_day(run_here, cluster, keys):
-    day = datetime.fromtimestamp(BASE_MS / 1000, UTC).date().isoformat()
-    file_of_keys = keys("ndjson", [("t", "k1", day, day)])
-    done = run_here("query", "--keys", file_of_keys, "--storage", cluster.uris[0], "--json")
-    assert done.code == 0, done.err
-    assert [row["offset"] for row in done.records[:-1]] == [*range(28, 0, -3)]

@@ -55,6 +55,8 @@ LINES = [
     ("verify {tmp}/none", ""),
     ("verify --storage file://{tmp}", ""),
     ("recover --root {tmp}/none", ""),
+    ("recover --root {tmp}/none --storage file://{tmp}/nothing", "holds no"),
+    ("expire --storage {uri}", ""),
     ("inspect nowhere", ""),
     *((f"{line} --storage {{uri}} --storage {{uri}}2", ONE_INDEX) for line in ("files", "verify", "recover")),
     *((f"{line} --storage {{uri}} --storage {{uri}}2", ONE_INDEX) for line in ("inspect x", "message x --topic t")),
