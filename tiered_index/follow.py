@@ -27,7 +27,7 @@ from tiered_index.retention import Expired
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.reads import READ_PREFIX, UNREAD_PREFIX
 from tiered_index.service.log.records import LostObject, LostRange, RangeKind
-from tiered_index.service.write.validation import as_mapping, distinct_topics, numbers_of
+from tiered_index.service.write.validation import as_mapping, distinct_topics, has_columns_of_keys, numbers_of
 from tiered_index.types import inclusive
 
 __all__ = ["Archiver", "Batch", "Follower", "Lag", "Loss", "PatientPut", "Source", "Torn"]
@@ -245,7 +245,7 @@ class PatientPut:
         if put:
             times_ms = numbers_of("timestamp_ms", columns["timestamp_ms"])
             interval = int(times_ms.min()), int(times_ms.max())
-            self.expired += self._count_expired(times_ms, interval[0], columns["topic"])
+            self.expired += self._count_expired(times_ms, interval[0], columns)
             if len(self.quarantined) < FIRST:
                 self._note_quarantined(times_ms, interval, columns)
         self._unflushed += put
@@ -264,7 +264,7 @@ class PatientPut:
                 break
             self.stop.wait(_PUT_PAUSE_S)
 
-    def _count_expired(self, times_ms: npt.NDArray[np.int64], least_ms: int, of_topics: Any) -> int:
+    def _count_expired(self, times_ms: npt.NDArray[np.int64], least_ms: int, columns: Mapping[str, Any]) -> int:
         expired, rule = self.index.expired, self.index.config.retention
         if rule.any:
             # the index's next round records it
@@ -274,9 +274,13 @@ class PatientPut:
         # entries have whole seconds
         if least_ms // 1000 * 1000 >= expired.latest_ms:
             return 0
-        numbers, topics = distinct_topics(of_topics)
+        numbers, topics = distinct_topics(columns["topic"])
         before_ms = np.array([expired.before_ms(topic) for topic in topics])
-        return int(np.count_nonzero(times_ms // 1000 * 1000 < before_ms[numbers]))
+        is_expired = times_ms // 1000 * 1000 < before_ms[numbers]
+        if not has_columns_of_keys(keys := columns.get("key", ())):
+            return int(np.count_nonzero(is_expired))
+        have_key = (column.is_valid().to_numpy(zero_copy_only=False) for column in keys)
+        return sum(int(np.count_nonzero(is_expired & has_key)) for has_key in have_key)
 
     def _note_quarantined(
         self, times_ms: npt.NDArray[np.int64], interval: tuple[int, int], columns: Mapping[str, Any]

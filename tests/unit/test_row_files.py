@@ -33,7 +33,9 @@ def read(path, keys=("k",), time="at", start=0, dialect=None, unit="s"):
     reading = opened.reading(RowMapping(keys, time, unit), 0, max(1, opened.length_bound(0)))
     entries, bad = [], []
     for batch in reading.batches(start):
-        entries += zip(batch.positions.tolist(), batch.sizes.tolist(), batch.keys.to_pylist(), strict=True)
+        row_numbers, of_keys = batch.by_entry()
+        places = batch.positions[row_numbers].tolist(), batch.sizes[row_numbers].tolist()
+        entries += zip(*places, of_keys.to_pylist(), strict=True)
         bad += batch.bad
     return entries, bad, reading
 
@@ -386,7 +388,7 @@ def test_a_column_of_times_keeps_its_unit_if_a_row_has_none(tmp_path, kind, unit
     pq.write_table(pa.table({"k": ["a", "b", "c", "d"], "at": seconds.cast(kind)}), path)
     listed = local_file(path)
     (batch,) = open_rows(listed.file, 1, listed.head()).reading(RowMapping(("k",), "at", unit), 0, 4).batches(0)
-    assert (batch.keys.to_pylist(), [row.where for row in batch.bad]) == (["a", "b", "d"], ["row 3"])
+    assert (batch.by_entry()[1].to_pylist(), [row.where for row in batch.bad]) == (["a", "b", "d"], ["row 3"])
     assert batch.times_ms.tolist() == [second * 1000 for second in SECONDS_OF_ROWS if second is not None]
 
 

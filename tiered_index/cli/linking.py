@@ -257,8 +257,10 @@ def _show_rows(session: Session, files: Sequence[SourceFile], topic: str | None,
         bad_rows = [f"{uri}, {bad.where}: {bad.problem}" for bad in batch.bad[:_SHOWN]]
         for bad_row in bad_rows:
             session.out.remark(f"bad: {bad_row}")
-        topics = [topic] * len(batch.keys) if batch.topics is None else batch.topics.to_pylist()
-        places = zip(batch.positions.tolist(), batch.times_ms.tolist(), batch.keys.to_pylist(), topics, strict=True)
+        of_entries, keys = batch.by_entry()
+        of_rows = [topic] * len(batch.positions) if batch.topics is None else batch.topics.to_pylist()
+        rows_of_entries = zip(of_entries.tolist(), keys.to_pylist(), strict=True)
+        places = ((int(batch.positions[at]), int(batch.times_ms[at]), key, of_rows[at]) for at, key in rows_of_entries)
         entries = [
             {"topic": of_row, "file": uri, "row": row, "timestamp_ms": time_ms, "key": key}
             for row, time_ms, key, of_row in itertools.islice(sorted(places), _SHOWN * len(mapping.keys))

@@ -309,7 +309,8 @@ class IndexService(Lookups[ItemT]):
         `__arrow_c_stream__`, or a dict of arrays. It has one row per entry. Its columns are topic, queue_id, key,
         offset, size (bytes), timestamp_ms, optionally topic_id, and the further columns of the schema. A time is epoch
         milliseconds, or a timestamp of Arrow, NumPy or Python (UTC if it has no zone). In place of key the batch may
-        have key_hash, and fingerprint if the schema has it, as `export` gives them.
+        have key_hash, and fingerprint if the schema has it, as `export` gives them. If key is a tuple of Arrow arrays,
+        the batch has one row per message, with an entry for each key that is not null.
 
         `source_position` becomes durable with the whole batch. The call is accepted whole or refused whole. After an
         error an Arrow stream is used up: give a new one. Errors and threads: see `put`.

@@ -264,9 +264,9 @@ class FileLinker:
             self._put_position(name, 1)
 
     def _topics_of(self, batch: RowBatch) -> pa.DictionaryArray | npt.NDArray[np.object_]:
-        """Return the topic of each entry. A topic is named before its first entry."""
+        """Return the topic of each row. A topic is named before its first entry."""
         if batch.topics is None:
-            return np.broadcast_to(np.array(self.topic, np.object_), len(batch.keys))
+            return np.broadcast_to(np.array(self.topic, np.object_), len(batch.positions))
         topics = batch.topics.cast(pa.string()).dictionary_encode()
         for topic in topics.dictionary.to_pylist():
             if topic not in self._topics:
@@ -426,13 +426,12 @@ class FileLinker:
         if batch.bad and not self.skip_bad:
             bad = batch.bad[0]
             raise InvalidArgument(f"{listed.uri}, {bad.where}: {bad.problem}; --skip-bad leaves such rows out")
-        entries = len(batch.keys)
-        topics = self._topics_of(batch)
+        entries, topics = batch.entries, self._topics_of(batch)
         if self._archiver is not None:
             self._archiver.add(topics if batch.topics is not None else pa.array(topics), listed.uri, batch, shift)
         columns = {
             "topic": topics,
-            "queue_id": np.broadcast_to(np.int64(self._queue_id), entries),
+            "queue_id": np.broadcast_to(np.int64(self._queue_id), len(batch.positions)),
             "key": batch.keys,
             "offset": batch.positions + shift,
             "size": batch.sizes,

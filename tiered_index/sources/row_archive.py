@@ -87,30 +87,29 @@ class RowArchiver:
         return max(segments.end(self.store), segments.state.expired.segments.get(self.store, 0))
 
     def add(self, topics: pa.DictionaryArray, uri: str, batch: RowBatch, shift: int) -> None:
-        """Let the rows of a batch wait. `topics` has that of each entry; `shift` is added to positions as offsets."""
-        begin = max(self._end, batch.begin + shift)
-        order = np.argsort(batch.positions, kind="stable")
-        order = order[batch.positions[order] + shift >= begin]
-        positions, firsts = np.unique(batch.positions[order], return_index=True)
+        """Let the rows of a batch wait. `topics` has that of each row; `shift` is added to positions as offsets."""
+        begin, (of_keys, keys) = max(self._end, batch.begin + shift), batch.by_entry()
+        order = np.argsort(batch.positions[of_keys], kind="stable")
+        order = order[batch.positions[of_keys[order]] + shift >= begin]
+        of_keys = of_keys[order]
+        positions, firsts = np.unique(batch.positions[of_keys], return_index=True)
+        rows = of_keys[firsts]
         if not self._parts:
             self._begin = begin
         self._end = max(self._end, batch.end + shift)
         if not len(positions):
             return
-        texts = pa.array(batch.texts(positions, batch.sizes[order][firsts]), pa.binary())
+        texts = pa.array(batch.texts(positions, batch.sizes[rows]), pa.binary())
         ends = np.append(firsts, len(order)).astype(np.int32)
-        of_rows = pa.array(order[firsts])
-        keys = pa.ListArray.from_arrays(
-            pa.array(ends), batch.keys.take(pa.array(order)).cast(pa.string()).combine_chunks()
-        )
+        in_order = keys.take(pa.array(order)).cast(pa.string()).combine_chunks()
         columns = {
-            "topic": topics.take(of_rows).cast(pa.string()),
+            "topic": topics.take(pa.array(rows)).cast(pa.string()),
             "file": pa.repeat(pa.scalar(uri, pa.string()), len(positions)),
             "row": pa.array(positions),
             "line": pa.nulls(len(positions), pa.int64()) if (of_text := batch.lines(positions)) is None else of_text,
             NUMBER: pa.array(positions + shift),
-            "timestamp": pa.array(batch.times_ms[order][firsts]).cast(SCHEMA.field("timestamp").type),
-            "keys": keys,
+            "timestamp": pa.array(batch.times_ms[rows]).cast(SCHEMA.field("timestamp").type),
+            "keys": pa.ListArray.from_arrays(pa.array(ends), in_order),
             "text": texts,
         }
         self._parts.append(pa.table(columns, schema=SCHEMA))

@@ -30,12 +30,11 @@ import pyarrow.csv
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import CorruptFile, InvalidArgument, listed
-from tiered_index.format.hashing import is_one_value
 from tiered_index.format.segment import Times, times_of
 from tiered_index.json_paths import FieldReader, Unclear, compiled_path, fields_of, key_texts, plain_path, searched
 from tiered_index.kernels import GzipFile, crc32, gzip_error
 from tiered_index.service.read.rows import check_topic
-from tiered_index.service.write.validation import milliseconds
+from tiered_index.service.write.validation import keys_of_rows, milliseconds
 from tiered_index.sources.arrow import FILE_MAGIC, STREAM_MAGIC, ArrowTable
 from tiered_index.sources.columns import MAX_ROW_BYTES, is_text, plain_text, times_ms
 from tiered_index.sources.messages import json_object
@@ -373,14 +372,16 @@ class BadRow:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows up to position `end` of a file. `keys`, `positions`, `sizes` and `times_ms` have a value for each entry.
+    """Rows up to position `end` of a file.
 
-    `topics` has one, too, if the topic is a field.
+    `positions`, `sizes`, `times_ms`, and `topics` if the topic is a field, have a value for each row with a key; a row
+    that was read by itself is there once for each key. `keys` are columns with at most one key for each of them: a row
+    has an entry for each key that is not null, and no key twice. `rows` also counts the `keyless`.
     """
 
     end: int
     rows: int
-    keys: pa.ChunkedArray
+    keys: tuple[pa.Array, ...]
     positions: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     times_ms: npt.NDArray[np.int64]
@@ -410,6 +411,17 @@ class RowBatch:
         return rows_as_json(run_ends_decoded(self.source).take(pa.array(places, pa.int64())))
 
     @property
+    def entries(self) -> int:
+        """The number of entries."""
+        return sum(len(column) - column.null_count for column in self.keys)
+
+    def by_entry(self) -> tuple[npt.NDArray[np.int64], pa.ChunkedArray]:
+        """Return, for each entry, the number of its row in `positions` (i64), and its key."""
+        keys, rows = keys_of_rows(self.keys)
+        every_row = np.arange(len(self.positions))
+        return np.tile(every_row, len(keys)) if rows is None else rows, pa.chunked_array(keys, _TEXT)
+
+    @property
     def times(self) -> Times | None:
         """The least and the greatest time of the entries."""
         return times_of(self.times_ms)
@@ -419,7 +431,7 @@ def _joined(
     keys: Sequence[pa.Array], positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64],
     times: npt.NDArray[np.int64], end: int, topics: pa.DictionaryArray | None,
 ) -> RowBatch:  # fmt: skip
-    """Return the batch of rows that have at most one key for each path. Memory: the entries once more."""
+    """Return the batch of rows that have at most one key for each path."""
     rows, parts = len(positions), list[pa.Array]()
     for number, column in enumerate(keys):
         for earlier in keys[:number]:
@@ -428,24 +440,14 @@ def _joined(
                 column = pc.if_else(same.fill_null(False), pa.scalar(None, _TEXT), column)
         parts.append(column)
     keyless = 0
-    if any(column.null_count for column in parts):
-        present = [pc.is_valid(column).to_numpy(zero_copy_only=False) for column in parts]
-        keyless = int(rows - np.logical_or.reduce(present).sum())
-        at = np.concatenate([np.flatnonzero(has_key) for has_key in present])
-        texts = pa.chunked_array([column.drop_null() for column in parts], _TEXT)
-        positions, sizes, times = positions[at], sizes[at], times[at]
-        topics = None if topics is None else topics.take(pa.array(at))
-    else:
-        texts = pa.chunked_array(parts, _TEXT)
-        positions, sizes, times = (_repeated(column, len(parts)) for column in (positions, sizes, times))
-        topics = None if topics is None else pa.concat_arrays([topics] * len(parts))
-    return RowBatch(end, rows, texts, positions, sizes, times, keyless, topics=topics)
-
-
-def _repeated(column: npt.NDArray[np.int64], times: int) -> npt.NDArray[np.int64]:
-    if is_one_value(column):
-        return np.broadcast_to(column[:1], times * len(column))
-    return np.concatenate([column] * times) if times > 1 else column
+    if all(column.null_count for column in parts):
+        has_key = np.logical_or.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in parts])
+        if keyless := rows - int(has_key.sum()):
+            mask = pa.array(has_key)
+            parts = [column.filter(mask) for column in parts]
+            positions, sizes, times = positions[has_key], sizes[has_key], times[has_key]
+            topics = None if topics is None else topics.filter(mask)
+    return RowBatch(end, rows, tuple(parts), positions, sizes, times, keyless, topics=topics)
 
 
 def _batch_of(
@@ -494,7 +496,7 @@ class _SingleRows:
         columns = np.array(self.places, np.int64).reshape(-1, 3)
         arrays = columns[:, 0], columns[:, 1], columns[:, 2]
         topics = None if mapping.topic is None else pa.array(self.topics, pa.string()).dictionary_encode()
-        keys, bad = pa.chunked_array([self.keys], _TEXT), tuple(self.bad)
+        keys, bad = (pa.array(self.keys, _TEXT),), tuple(self.bad)
         return RowBatch(end, self.rows, keys, *arrays, self.keyless, bad, topics)
 
 

@@ -260,8 +260,9 @@ def batch_columns(
 
     Columns: `topic`, `queue_id`, `key`, `offset`, `size`, `timestamp_ms`, optionally `topic_id`, and every caller
     column of the schema without a default. A topic is text, or dictionary-encoded; a time is an integer, or an Arrow
-    timestamp. In place of `key` there may be `key_hash` and, for a keyed schema, `fingerprint`. Raises
-    `InvalidArgument` naming the column and the first bad row.
+    timestamp. In place of `key` there may be `key_hash` and, for a keyed schema, `fingerprint`. A tuple of Arrow arrays
+    as `key` are columns of keys, with nulls: the other columns have a value for each row, which has an entry for each
+    of its keys. Raises `InvalidArgument` naming the column and the first bad row.
     """
     columns_by_name = as_mapping(batch)
     hashed = "key" not in columns_by_name and "key_hash" in columns_by_name
@@ -271,9 +272,18 @@ def batch_columns(
         raise InvalidArgument(f"column {missing[0]!r} is missing; a batch needs {names}")
     if unknown := [name for name in columns_by_name if name not in (*names, "topic_id")]:
         raise InvalidArgument(f"column {unknown[0]!r} is unknown; a batch has {names} and optionally 'topic_id'")
-    keys = None if hashed else _text_parts("key", columns_by_name["key"])
+    # the number of rows: of entries, unless rows have several keys
+    keys, rows, copies, count = None, None, 1, 0
+    if not hashed and has_columns_of_keys(batch_keys := columns_by_name["key"]):
+        copies, count = len(batch_keys), len(batch_keys[0])
+        if any(len(column) != count for column in batch_keys):
+            raise InvalidArgument("ragged batch: its columns of keys differ in their number of rows")
+        keys, rows = keys_of_rows([_text("key", column, nulls=True) for column in batch_keys])
+    elif not hashed:
+        keys = _text_parts("key", batch_keys)
+        count = sum(map(len, keys))
     topic_index, distinct = distinct_topics(columns_by_name["topic"])
-    count = len(topic_index) if keys is None else sum(map(len, keys))
+    count = len(topic_index) if hashed else count
     columns: Columns = {name: numbers_of(name, columns_by_name[name]) for name in key_names} if hashed else {}
     given_ids: list[tuple[int, str]] = []
     for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in columns_by_name else ())):
@@ -299,10 +309,14 @@ def batch_columns(
         else:
             columns["topic_id"] = ids[topic_index] if count else np.zeros(0, np.int64)
     columns["second"] = columns.pop("timestamp_ms") // 1000
-    # a copy, because the column may be on memory that the caller uses again after this call
-    columns["offset"] = columns["offset"].copy()
     for name in ("topic_id", "queue_id", "size"):
         columns[name] = _converted(columns[name], np.int32)
+    if rows is not None or copies > 1:
+        columns = {name: of_entries(values, rows, copies) for name, values in columns.items()}
+        topic_index = of_entries(topic_index, rows, copies)
+    else:
+        # a copy, because the column may be on memory that the caller uses again after this call
+        columns["offset"] = columns["offset"].copy()
     if keys is not None:
         parts = [
             hash_columns(distinct or ["-"], topic_index[begin : begin + len(part)], part, schema, rule)
@@ -315,6 +329,29 @@ def batch_columns(
         for name in key_names:
             columns[name] = columns[name].astype(np.uint32 if name == "fingerprint" else np.int32)
     return columns, given_ids
+
+
+def has_columns_of_keys(keys: Any) -> bool:
+    """Return whether the keys of a batch are columns of rows: a tuple of Arrow arrays."""
+    return isinstance(keys, tuple) and bool(keys) and all(isinstance(column, pa.Array) for column in keys)
+
+
+def keys_of_rows(columns: Sequence[pa.Array]) -> tuple[list[pa.Array], npt.NDArray[np.int64] | None]:
+    """Return the keys of rows (n) in several columns without nulls, and the number of the row of each key (i64).
+
+    None: each column has a key of every row.
+    """
+    if not any(column.null_count for column in columns):
+        return [*columns], None
+    rows = [np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) for column in columns]
+    return [column.drop_null() for column in columns], np.concatenate(rows)
+
+
+def of_entries(values: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None, copies: int) -> npt.NDArray[Any]:
+    """Return values of rows (n) as those of entries, which are in `rows`; None: all rows, `copies` times in turn."""
+    if is_one_value(values):
+        return np.broadcast_to(values[:1], len(values) * copies if rows is None else len(rows))
+    return np.tile(values, copies) if rows is None else values[rows]
 
 
 def _converted(column: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
@@ -416,8 +453,8 @@ def in_known_layout(array: Any) -> Any:
     return pa.LargeListArray.from_arrays(offsets, in_known_layout(pc.list_flatten(array)), known, mask=mask)
 
 
-def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
-    """Return `values` as one Arrow array without nulls."""
+def _arrow(name: str, values: Any, wanted: str, *, nulls: bool = False) -> pa.Array:
+    """Return `values` as one Arrow array, without nulls unless `nulls`."""
     if isinstance(values, str | bytes | set | frozenset | Mapping):
         raise InvalidArgument(f"column {name!r} must be a sequence of {wanted}, not a {type(values).__name__}")
     if isinstance(values, np.ndarray):
@@ -432,9 +469,9 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
         array = array.dictionary_decode()  # nulls may be in the dictionary, too
-    if array.null_count:
-        nulls = f"{array.null_count:,} null{'s' * (array.null_count > 1)}"
-        raise InvalidArgument(f"column {name!r} has {nulls}; a value ({wanted}) is needed in every row")
+    if array.null_count and not nulls:
+        counted = f"{array.null_count:,} null{'s' * (array.null_count > 1)}"
+        raise InvalidArgument(f"column {name!r} has {counted}; a value ({wanted}) is needed in every row")
     return array
 
 
@@ -450,10 +487,10 @@ def _text_parts(name: str, values: Any) -> list[Any]:
     return [_text(name, values)]
 
 
-def _text(name: str, values: Any) -> Any:
+def _text(name: str, values: Any, *, nulls: bool = False) -> Any:
     """Return a column of text as an Arrow array. Raises `InvalidArgument`."""
     try:
-        array = _arrow(name, values, "text")
+        array = _arrow(name, values, "text", nulls=nulls)
     except InvalidArgument as error:
         if not isinstance(error.__cause__, UnicodeEncodeError):
             raise
@@ -473,8 +510,10 @@ def _text(name: str, values: Any) -> Any:
 def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
     """Return the number of each row's topic, and the distinct topics. Raises `InvalidArgument`."""
     if isinstance(values, np.ndarray) and is_one_value(values):
-        index, names = distinct_topics(values[:1].copy())
-        return np.broadcast_to(index, len(values)), names
+        if type(values[0]) is not str:
+            index, names = distinct_topics(values[:1].copy())
+            return np.broadcast_to(index, len(values)), names
+        return np.broadcast_to(np.int64(0), len(values)), [check_topic(values[0])]
     text = _text("topic", values)
     encoded = text.dictionary_encode()
     # NumPy counts no unsigned numbers of 64 bits

@@ -116,7 +116,7 @@ class RowWriter(DataSourceArrowWriter):
                     times[place] = joined_times(times.get(place), rows.times)
                     columns = self._rows.columns(rows, segment.start - segment.position)
                     topics.update(columns["topic"].unique().to_pylist())
-                    if len(rows.keys):
+                    if rows.entries:
                         yield pa.RecordBatch.from_pydict(columns)
 
         written = write_tables(entries(), self._job)

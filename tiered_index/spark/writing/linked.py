@@ -103,18 +103,18 @@ class RowsOfFiles:
 
     def columns(self, batch: RowBatch, shift: int) -> dict[str, Any]:
         """Return the entries of rows; their offsets are their positions and `shift`."""
-        count = len(batch.keys)
-        topics: Any = batch.topics
+        rows, keys = batch.by_entry()
+        count, topics = len(rows), None if batch.topics is None else batch.topics.take(pa.array(rows))
         if topics is None:
             indices = pa.array(np.zeros(count, np.int32))
             topics = pa.DictionaryArray.from_arrays(indices, pa.array([self.topic], pa.string()))
         return {
             "topic": topics,
             "queue_id": pa.array(np.full(count, self.queue_id, np.int64)),
-            "key": batch.keys.combine_chunks(),
-            "offset": pa.array(batch.positions + shift),
-            "size": pa.array(batch.sizes),
-            "timestamp_ms": pa.array(batch.times_ms),
+            "key": keys.combine_chunks(),
+            "offset": pa.array(batch.positions[rows] + shift),
+            "size": pa.array(batch.sizes[rows]),
+            "timestamp_ms": pa.array(batch.times_ms[rows]),
         }
 
 
@@ -179,7 +179,7 @@ class LinkedPartsReader:
                     times, skipped = joined_times(times, batch.times), skipped + len(batch.bad)
                     bad += [(f"{segment.uri}, {row.where}", row.problem) for row in batch.bad[: _NAMED - len(bad)]]
                     columns = self.rows.columns(batch, 0)
-                    has_key = pa.repeat(True, len(batch.keys))
+                    has_key = pa.repeat(True, batch.entries)
                     cells = [columns["topic"], columns["timestamp_ms"], has_key]
                     yield pa.RecordBatch.from_arrays(cells, ["topic", "timestamp_ms", HAS_KEY])
                 lines = reading.lines
@@ -201,7 +201,7 @@ class LinkedPartsReader:
             assert end is not None
             for batch in file.reading(mapping, begin, end).batches(begin):
                 columns = self.rows.columns(batch, segment.start - segment.position)
-                columns[HAS_KEY] = pa.repeat(True, len(batch.keys))
+                columns[HAS_KEY] = pa.repeat(True, batch.entries)
                 yield pa.RecordBatch.from_arrays([columns[name] for name in names], list(names))
 
     def _send_points(
