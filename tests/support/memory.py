@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import pyarrow as pa
 
@@ -26,6 +27,8 @@ def arrow_memory() -> Iterator[pa.MemoryPool]:
     pool = pa.proxy_memory_pool(before)
     pa.set_memory_pool(pool)
     try:
-        yield pool
+        # Parquet files are read with the memory of the system
+        with mock.patch.object(pa, "system_memory_pool", lambda: pool):
+            yield pool
     finally:
         pa.set_memory_pool(before)

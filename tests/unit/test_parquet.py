@@ -177,3 +177,12 @@ def test_text_that_is_not_utf_8_is_damage(tmp_path, text, is_field):
     pq.write_table(pa.table({"name": column}), tmp_path / "a.parquet")
     with pytest.raises(CorruptFile, match="row group 0 can't be read from its row 0 on"):
         list(ParquetTable(LocalFile(tmp_path / "a.parquet")).read(["name"]))
+
+
+def test_a_file_is_read_with_memory_of_the_system_and_the_program_keeps_its_own(tmp_path):
+    table = pa.table({"key": [f"key-{number}" for number in range(100_000)]})
+    pq.write_table(table, tmp_path / "m.parquet", use_dictionary=False)
+    own, before = pa.default_memory_pool().backend_name, pa.system_memory_pool().bytes_allocated()
+    ((_, rows),) = parquet.ParquetTable(LocalFile(tmp_path / "m.parquet")).read(["key"])
+    assert pa.system_memory_pool().bytes_allocated() - before >= rows.nbytes // 2
+    assert pa.default_memory_pool().backend_name == own

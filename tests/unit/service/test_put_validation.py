@@ -267,6 +267,32 @@ def test_text_columns_come_in_many_forms(index):
     assert len(index.query("ä", "k")) == len(index.query("b", "k")) == len(forms)
 
 
+def test_rows_have_an_entry_for_each_of_their_keys(index, refusing):
+    several = pa.array(["a", "b", None, "d"]), pa.array(["x", None, None, "z"], pa.large_string())
+    rows = batch(4) | {"offset": [1, 2, 3, 4], "topic": ["t", "t", "t", "u"], "key": several}
+    assert index.put_batch(rows, "s", 1) == 5
+    whole = batch(2) | {"offset": np.array([5, 6]), "key": (pa.array(["m", "n"]), pa.array(["o", "p"]))}
+    assert index.put_batch(whole) == 4
+    whole["offset"][:] = 0
+    index.flush()
+    answers = {f"{topic} {key}": index.query(topic, key) for topic in "tu" for key in "abdxzmnop"}
+    assert {name: [item.offset for item in answer] for name, answer in answers.items() if len(answer)} == {
+        "t a": [1],
+        "t b": [2],
+        "t x": [1],
+        "u d": [4],
+        "u z": [4],
+        "t m": [5],
+        "t n": [6],
+        "t o": [5],
+        "t p": [6],
+    }
+    refused("ragged", refusing.put_batch, rows | {"key": (several[0], several[1][:3])})
+    refused("ragged", refusing.put_batch, rows | {"key": (several[0][:3], several[1][:3])})
+    refused("key", refusing.put_batch, rows | {"key": (several[0], pa.array([1, 2, 3, 4]))})
+    refused("key", refusing.put_batch, rows | {"key": (several[0], pa.array(["x", "", "y", "z"]))})
+
+
 def test_an_empty_batch_only_moves_its_position(index):
     for number, empty in enumerate(
         (batch(0), pa.RecordBatch.from_pydict(batch(1)).slice(0, 0), pa.Table.from_pydict(batch(1)).slice(0, 0))

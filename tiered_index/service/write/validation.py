@@ -351,7 +351,8 @@ def of_entries(values: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None, cop
     """Return values of rows (n) as those of entries, which are in `rows`; None: all rows, `copies` times in turn."""
     if is_one_value(values):
         return np.broadcast_to(values[:1], len(values) * copies if rows is None else len(rows))
-    return np.tile(values, copies) if rows is None else values[rows]
+    # faster than `np.tile`
+    return np.concatenate([values] * copies) if rows is None else values[rows]
 
 
 def _converted(column: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
