@@ -13,9 +13,10 @@ import pytest
 from tests.golden import codec, naive
 from tests.golden.codec import layout_of
 from tests.support.compacted_files import reader, rebuilt
+from tests.support.foreign_lookups import stored_ms
 from tiered_index.errors import CorruptFile
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, recognise
-from tiered_index.format.layout import ROCKETMQ
+from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE
 
 MIN_VALUE = -(2**31)
@@ -78,3 +79,25 @@ def test_recognised(case):
                 recognise(b"", b"", 0, case.name)
             continue
         assert recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), case.name) == FileKind(state, ROCKETMQ, False)
+
+
+@pytest.mark.parametrize("begin_ms", [1_700_000_000_000 + 100_000 * number for number in range(4)])
+def test_the_interval_comes_from_entries_because_java_recovery_destroys_the_header(begin_ms):
+    """Files that one RocketMQ service wrote. Their slots come from the files, not from a configuration."""
+    (meta,) = naive.lines("tiered_service/meta.json")
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, meta["slots"], meta["items"])
+    before, after = (
+        ForeignUnsealed(naive.raw(f"tiered_service/files/{begin_ms}.{state}.bin"), layout, state)
+        for state in ("unsealed", "after_recover")
+    )
+    assert (before.header.end_ms, after.header.end_ms) == (begin_ms + 99_500, begin_ms)
+    assert before.interval_ms == after.interval_ms == (begin_ms, begin_ms + 99_000)
+    data = naive.raw(f"tiered_service/files/{begin_ms}.compacted.bin")
+    file = ForeignCompacted.open(reader(data), len(data), "compacted")
+    assert (file.header.end_ms, file.layout.slots, file.header.slots_in_use) == (
+        begin_ms,
+        32,
+        int.from_bytes(data[20:24], "big"),
+    )
+    times = [time for items in file.items(reader(data)) for time in stored_ms(items, begin_ms).tolist()]
+    assert (min(times), max(times)) == before.interval_ms
