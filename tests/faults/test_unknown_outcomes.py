@@ -109,19 +109,6 @@ def test_a_root_knows_each_of_its_attempts_after_a_restart(waiting, storage, ope
     assert len(service.log_state.objects) == 1
 
 
-def test_the_place_of_the_attempts_is_never_too_small(tmp_path):
-    seen = SeenFile(Root(tmp_path, FaultDisk()))
-    tokens = [f"{number:016x}" for number in range(50)]
-    for token in tokens:
-        seen.note(10**15, "f" * 32, token)
-    last = SeenFile(Root(tmp_path, FaultDisk())).read()
-    assert last == seen.last
-    assert last.attempts == tokens[-16:]
-    assert seen.path.stat().st_size == 1024
-    seen.note(10**15 + 1, "e" * 32, "fresh")
-    assert seen.last.attempts == ["fresh"]
-
-
 def test_a_claim_notes_no_record_that_is_not_durable_yet(tmp_path):
     class Unsettled(MemoryStorage):
         def settle(self, name):

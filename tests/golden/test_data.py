@@ -16,8 +16,3 @@ def test_every_file_has_the_recorded_sha256():
     assert len(recorded) == 203
     for name, expected in recorded.items():
         assert hashlib.sha256(naive.raw(name)).hexdigest() == expected, name
-
-
-def test_large_files_are_stored_compressed():
-    files = [path for path in naive.DATA.rglob("*") if path.is_file() and path.name != "MANIFEST.json"]
-    assert not [path for path in files if path.suffix != ".gz" and path.stat().st_size > 20 * 1024]

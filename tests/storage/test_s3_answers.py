@@ -2,16 +2,14 @@
 
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.storage.conftest import WAYS
-from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
+from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import (
     InvalidArgument,
     ObjectExists,
@@ -117,21 +115,6 @@ def test_the_right_range_is_returned_and_the_connection_kept(s3, scripted):
     assert scripted.paths() == ["GET /bucket/pre/fix/object"] * 20
     # obstore may open a new connection if the last one returns a moment late
     assert scripted.connections < 10
-
-
-def test_boto3_compares_a_whole_object_with_its_checksum(s3, scripted):
-    answer = part(DATA, 10, 30)
-    answer.headers["x-amz-checksum-crc32"] = "AAAAAA=="
-    scripted.answers(answer)
-    assert s3.get_range("object", 10, 20) == DATA[10:30]
-    scripted.reset()
-    scripted.answers(Answer(200, DATA, {"x-amz-checksum-crc32": "AAAAAA=="}))
-    if s3.options.client is None:
-        assert s3.get("object") == DATA
-        return
-    with pytest.raises(StorageUnavailable, match="checksum"):
-        s3.get("object")
-    assert len(scripted.requests) == 3
 
 
 def test_a_range_beyond_the_end_is_the_callers_mistake(s3, scripted):
@@ -277,13 +260,6 @@ def test_an_error_page_that_breaks_off_is_unavailable(s3, scripted):
                 read(s3)
 
 
-def test_an_endpoint_that_only_redirects_is_reported(s3, scripted):
-    scripted.answers(Answer(301, b"", {"Location": "https://elsewhere.example/"}))
-    for call in (lambda: s3.get_range("object", 0, 1), lambda: s3.head("object")):
-        with pytest.raises(StorageMisconfigured, match="only redirects"):
-            call()
-
-
 def test_a_lost_connection_and_a_dead_server_are_unavailable(scripted, never):
     with socket.socket() as bound:  # to a port without a listener
         bound.bind(("127.0.0.1", 0))
@@ -365,29 +341,6 @@ def test_list_pages_skips_foreign_keys_and_is_lazy(s3, scripted):
 
 
 PAGE_OF_HTML = b"<html><head><title>Welcome</title></head><body/></html>"
-
-
-def test_parallel_reads_keep_their_connections_in_a_pool_of_their_size(s3, scripted):
-    readers = 16
-    barrier = threading.Barrier(readers)
-    options = replace(s3.options, max_pool_connections=readers)
-
-    def read(reader: int) -> None:
-        for n in range(10):
-            barrier.wait(30)
-            assert sized.get_range("object", reader + n, 64) == DATA[reader + n : reader + n + 64]
-
-    scripted.script = lambda request: part(DATA, *span_of(request))
-    with S3Storage("bucket", "", options) as sized, ThreadPoolExecutor(readers) as pool:
-        list(pool.map(read, range(readers)))
-    # boto3 and obstore have a pool each, and obstore may open a connection if the last one returns a moment late
-    assert scripted.connections <= 4 * readers
-    assert len(scripted.requests) == 10 * readers
-
-
-def span_of(request: Request) -> tuple[int, int]:
-    first, last = request.lowered["range"].removeprefix("bytes=").split("-")
-    return int(first), int(last) + 1
 
 
 @pytest.mark.parametrize(
