@@ -295,8 +295,7 @@ def test_unconfirmed_entries_are_not_promised_after_a_crash(life: States, operat
     assert life.service.durable_position("log") == 5
 
 
-@pytest.mark.parametrize("items", [4, 30])
-@pytest.mark.parametrize("already", [0, 3])
+@pytest.mark.parametrize(("items", "already"), [(4, 3), (30, 0)])
 def test_a_put_with_more_keys_than_a_file_is_indexed_whole(make: Make, items: int, already: int) -> None:
     life = make(items=items)
     for offset in range(already):
